@@ -1,0 +1,70 @@
+"""Names and facts of the dtypes we speak of. A dtype is its torch name without ``torch.``: ``"float32"``."""
+
+from __future__ import annotations
+
+ITEMSIZE: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes per element."""
+
+SHORT: dict[str, str] = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "i64": "int64",
+    "i32": "int32",
+    "i16": "int16",
+    "i8": "int8",
+    "u8": "uint8",
+    "bool": "bool",
+}
+"""Short names as directives write them, to full names."""
+
+TOLERANCE: dict[str, float] = {
+    "float64": 1e-10,
+    "float32": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 2e-2,
+    "float8_e4m3fn": 1e-1,
+    "float8_e5m2": 2e-1,
+}
+"""Largest relative L2 error that is ever accepted, whatever the reference's own error (DESIGN section 7)."""
+
+EPSILON: dict[str, float] = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float8_e4m3fn": 2.0**-3,
+    "float8_e5m2": 2.0**-2,
+}
+"""Machine epsilon: the spacing of numbers at 1."""
+
+
+def is_float(dtype: str) -> bool:
+    """Whether ``dtype`` is a floating point type."""
+    return dtype in EPSILON
+
+
+def is_half(dtype: str) -> bool:
+    """Whether ``dtype`` is narrower than float32, so arithmetic on it is done in float32."""
+    return is_float(dtype) and ITEMSIZE[dtype] < 4
+
+
+def compute_dtype(dtype: str) -> str:
+    """The dtype in which elementwise arithmetic on ``dtype`` is done (as PyTorch's own kernels do)."""
+    return "float32" if is_half(dtype) else dtype

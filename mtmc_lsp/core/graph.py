@@ -1,0 +1,225 @@
+"""The target's ATen graph for a workload, as our own plain value: what crosses back from the capture worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Union
+
+from mtmc_lsp.core.sizes import Size, product
+
+
+class InputKind(Enum):
+    """Where a graph input comes from."""
+
+    ARGUMENT = "argument"
+    """An argument of the target."""
+    PARAMETER = "parameter"
+    """A parameter of the module; its sizes follow from the constructor, so other shapes never vary it."""
+    BUFFER = "buffer"
+    """A buffer of the module, likewise."""
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """What is known of a tensor before it exists."""
+
+    shape: tuple[Size, ...]
+    """One size per dimension."""
+    dtype: str
+    """Torch's name, without ``torch.``."""
+    stride: tuple[Size, ...]
+    """Elements, one per dimension."""
+
+    @property
+    def numel(self) -> Size:
+        """Number of elements."""
+        return product(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the strides are those of a dense row-major tensor, for every value of the named sizes."""
+        return all(
+            own == dense or size == Size.of(1)
+            for size, own, dense in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
+        )
+
+
+def contiguous_stride(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Strides, in elements, of a dense row-major tensor of ``shape``."""
+    return tuple(product(shape[i + 1 :]) for i in range(len(shape)))
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The ``index``-th output of the node, or the input, called ``name``."""
+
+    name: str
+    index: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        return {"ref": self.name, "index": self.index}
+
+    @staticmethod
+    def from_json(data: object) -> Ref:
+        if not isinstance(data, dict) or "ref" not in data:
+            raise TypeError(f"not a reference: {data!r}")
+        return Ref(str(data["ref"]), int(data["index"]))
+
+
+Argument = Union[Ref, Size, bool, int, float, str, None, tuple["Argument", ...]]
+"""An argument of a node: a tensor, a size, a constant (dtypes and devices as strings), or a tuple of these."""
+
+
+def argument_to_json(value: Argument) -> object:
+    """``value`` as JSON data; a size is ``{"size": text}``, an infinite or NaN float ``{"float": text}``."""
+    if isinstance(value, Ref):
+        return value.to_json()
+    if isinstance(value, Size):
+        return {"size": str(value)}
+    if isinstance(value, tuple):
+        return [argument_to_json(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return {"float": str(value)}
+    return value
+
+
+def argument_from_json(data: object) -> Argument:
+    """The argument whose ``argument_to_json`` gave ``data``."""
+    if isinstance(data, dict):
+        if "ref" in data:
+            return Ref.from_json(data)
+        if "float" in data:
+            return float(data["float"])
+        return Size.parse(str(data["size"]))
+    if isinstance(data, list):
+        return tuple(argument_from_json(item) for item in data)
+    if data is None or isinstance(data, (bool, int, float, str)):
+        return data
+    raise TypeError(f"not an argument: {data!r}")
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """A tensor that the graph reads from outside."""
+
+    name: str
+    """Unique in the graph and a Python identifier: ``x``, ``norm_weight``."""
+    access: str
+    """Python for it inside the target's body: ``x``, ``self.norm.weight``."""
+    kind: InputKind
+    type: TensorType
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ATen operation."""
+
+    name: str
+    op: str
+    """ATen overload, ``aten.add.Tensor``."""
+    args: tuple[Argument, ...]
+    kwargs: Mapping[str, Argument]
+    outputs: tuple[TensorType, ...]
+    """One type per tensor that the operation returns; ``Ref(name, i)`` names the i-th."""
+    line: int = 0
+    """1-based line of the target's file that made this node; 0 when unknown."""
+    variable: str = ""
+    """The user's own name for the value, where an assignment on that line gives one to this node."""
+
+    def to_json(self) -> dict[str, object]:
+        from mtmc_lsp.core.jsonable import to_json
+
+        return {
+            "name": self.name,
+            "op": self.op,
+            "args": [argument_to_json(item) for item in self.args],
+            "kwargs": {key: argument_to_json(item) for key, item in self.kwargs.items()},
+            "outputs": to_json(self.outputs),
+            "line": self.line,
+            "variable": self.variable,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, object]) -> Node:
+        from mtmc_lsp.core.jsonable import from_json
+
+        args, kwargs, outputs = data["args"], data["kwargs"], data["outputs"]
+        assert isinstance(args, list) and isinstance(kwargs, dict) and isinstance(outputs, list)
+        return Node(
+            name=str(data["name"]),
+            op=str(data["op"]),
+            args=tuple(argument_from_json(item) for item in args),
+            kwargs={key: argument_from_json(item) for key, item in kwargs.items()},
+            outputs=tuple(from_json(TensorType, item) for item in outputs),
+            line=int(str(data["line"])),
+            variable=str(data["variable"]),
+        )
+
+    @property
+    def type(self) -> TensorType:
+        """The type of the first (mostly the only) output."""
+        return self.outputs[0]
+
+    def inputs(self) -> Iterator[Ref]:
+        """Every tensor that this node reads, in order, with repeats."""
+        for argument in (*self.args, *self.kwargs.values()):
+            yield from _refs(argument)
+
+
+def _refs(argument: Argument) -> Iterator[Ref]:
+    if isinstance(argument, Ref):
+        yield argument
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from _refs(item)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """The target writes ``value`` into the input called ``input`` before it returns."""
+
+    input: str
+    value: Ref
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A functional ATen graph: nodes in execution order, with symbolic sizes and the conditions they were derived under."""
+
+    inputs: tuple[GraphInput, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Ref | None, ...]
+    """What the target returns, flattened; ``None`` where it returns None."""
+    returns: str
+    """How the outputs are put together: ``tensor``, ``tuple`` or ``list``."""
+    sizes: Mapping[str, int]
+    """The value of every named size in the workload."""
+    mutations: tuple[Mutation, ...] = ()
+    conditions: tuple[str, ...] = ()
+    """Python conditions over named sizes (``s0 >= 2``, ``s0 % 8 == 0``) under which the graph holds."""
+    constants: Mapping[str, object] = field(default_factory=dict)
+    """Python values that are built into the graph, by their access: ``{"eps": 1e-6, "self.training": False}``.
+    The graph holds only while each still has this value; each is an int, float, bool, str, None or a list of these."""
+    fp32_matmul: str = "ieee"
+    """How the user's own fp32 matrix products run: ``ieee`` or ``tf32``."""
+
+    def type_of(self, ref: Ref) -> TensorType:
+        """The type of what ``ref`` names."""
+        for graph_input in self.inputs:
+            if graph_input.name == ref.name:
+                return graph_input.type
+        return self.node(ref.name).outputs[ref.index]
+
+    def node(self, name: str) -> Node:
+        """The node called ``name``.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)

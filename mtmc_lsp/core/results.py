@@ -1,0 +1,171 @@
+"""Verdicts, timings and compile reports: what measurement may claim (DESIGN section 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class CheckStatus(Enum):
+    """Outcome of one check."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    """``values``, ``dtype``, ``inputs-unchanged``, ..."""
+    status: CheckStatus
+    case: str = ""
+    """The case in words: ``s0=37, normal, seed 2``."""
+    detail: str = ""
+    """What was seen; for a failure enough to reproduce it."""
+
+
+class VerdictStatus(Enum):
+    """Outcome of a verification."""
+
+    CORRECT = "correct"
+    INCORRECT = "incorrect"
+    """A check failed."""
+    COMPILE_ERROR = "compile_error"
+    """The candidate does not import or compile."""
+    RUNTIME_ERROR = "runtime_error"
+    """The candidate raised, or did not launch its kernel."""
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of verifying a candidate against the user's own code."""
+
+    status: VerdictStatus
+    checks: tuple[Check, ...]
+    mode: str
+    """``gpu`` or ``interpreter`` (no GPU: Triton's interpreter on the CPU, reduced shapes)."""
+    error: float = 0.0
+    """Largest relative L2 error of the candidate against the float64 oracle, over the cases."""
+    reference_error: float = 0.0
+    """The user's own code's relative L2 error on that same case."""
+    reason: str = ""
+    """One sentence, where the status is not ``correct``."""
+    notes: tuple[str, ...] = ()
+    """What was reduced or left out: ``shapes reduced to s0=8 for the interpreter``."""
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether the candidate may be kept."""
+        return self.status is VerdictStatus.CORRECT
+
+
+class Speed(Enum):
+    """Verdict of a timing."""
+
+    FASTER = "FASTER"
+    SAME = "SAME"
+    SLOWER = "SLOWER"
+    AMBIGUOUS = "AMBIGUOUS"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A speedup with its bootstrap 95 % interval; above 1 is faster."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class BaselineTime:
+    """A baseline and how the candidate compares with it."""
+
+    name: str
+    """``eager``, ``compile`` or ``previous``."""
+    median_us: float
+    speedup: Ratio | None
+    """``None`` where the baseline could not be run."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Paired, interleaved measurement of a candidate against its baselines on one GPU."""
+
+    median_us: float
+    """The candidate's own median time, microseconds."""
+    baselines: tuple[BaselineTime, ...]
+    best: str
+    """Name of the fastest baseline."""
+    speed: Speed
+    """Against the best baseline."""
+    noise: Ratio
+    """The A/A control: the candidate against itself."""
+    samples: int
+    method: str
+    """How it was measured, in words."""
+    roofline: float
+    """Fraction of the roofline reached, 0 to 1."""
+    warm_us: float = 0.0
+    """Median with a warm L2."""
+    host_us: float = 0.0
+    """Median host wall time per call, for small kernels what the user feels."""
+
+    def against(self, name: str) -> Ratio | None:
+        """The speedup over the baseline called ``name``, if it ran."""
+        return next((b.speedup for b in self.baselines if b.name == name), None)
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """What the compiler says of one kernel, for one architecture. No time."""
+
+    kernel: str
+    arch: str
+    """``sm_90``, ``gfx942``."""
+    registers: int | None = None
+    spills: int | None = None
+    """Bytes of local memory per thread."""
+    shared_bytes: int = 0
+    occupancy: float | None = None
+    """Resident warps over the most an SM holds, 0 to 1."""
+    error: str = ""
+    """The compiler's message where it failed; empty when it compiled."""
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """Cross-compilation of every kernel of a candidate; needs no GPU."""
+
+    kernels: tuple[KernelReport, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether every kernel compiled for every architecture."""
+        return all(not kernel.error for kernel in self.kernels)
+
+
+@dataclass(frozen=True)
+class Device:
+    """The ceilings a roofline is drawn from, measured where there is a GPU, else from the data sheet."""
+
+    name: str
+    arch: str
+    sm_count: int
+    shared_bytes: int
+    """Shared memory that one block can use."""
+    l2_bytes: int
+    bandwidth: float
+    """Device memory, bytes per second, by a large copy, read plus written."""
+    flops: dict[str, float] = field(default_factory=dict)
+    """Peak operations per second: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``bf16x3``."""
+    launch_us: float = 4.0
+    """Device-side cost of one more kernel."""
+    measured: bool = False

@@ -1,0 +1,228 @@
+"""Symbolic tensor sizes: polynomials with integer coefficients over named sizes, such as ``s0*s1`` or ``64``.
+
+What is not a polynomial (a floor division, say) stands in as one opaque factor, written as Python.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import mul
+from typing import Union
+
+Monomial = tuple[str, ...]
+SizeLike = Union["Size", int]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size: the sum of ``coefficient * product(factors)`` over ``terms``, sorted so equal sizes compare equal."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    @staticmethod
+    def of(value: SizeLike) -> Size:
+        """``value`` itself, or the constant size."""
+        if isinstance(value, Size):
+            return value
+        return Size((((), value),)) if value else Size(())
+
+    @staticmethod
+    def symbol(name: str) -> Size:
+        """The size called ``name``."""
+        return Size((((name,), 1),))
+
+    @staticmethod
+    def parse(text: str) -> Size:
+        """Read Python arithmetic with ``+ - * // **`` and names.
+
+        Raises:
+            ValueError: the text uses anything else.
+        """
+        return _from_ast(ast.parse(text, mode="eval").body)
+
+    @staticmethod
+    def from_json(data: object) -> Size:
+        if isinstance(data, bool) or not isinstance(data, (int, str)):
+            raise TypeError(f"not a size: {data!r}")
+        return Size.of(data) if isinstance(data, int) else Size.parse(data)
+
+    def to_json(self) -> int | str:
+        return self.constant if self.is_constant else str(self)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no named size occurs."""
+        return all(not factors for factors, _ in self.terms)
+
+    @property
+    def constant(self) -> int:
+        """The value of a constant size.
+
+        Raises:
+            ValueError: a named size occurs.
+        """
+        if not self.is_constant:
+            raise ValueError(f"{self} is not constant")
+        return sum(coefficient for _, coefficient in self.terms)
+
+    @property
+    def is_symbol(self) -> bool:
+        """Whether this is one plain name."""
+        return (
+            len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1 and str(self).isidentifier()
+        )
+
+    def symbols(self) -> Iterator[str]:
+        """The names that occur, with repeats, opaque factors looked into."""
+        for factors, _ in self.terms:
+            for factor in factors:
+                for node in ast.walk(ast.parse(factor, mode="eval")):
+                    if isinstance(node, ast.Name):
+                        yield node.id
+
+    def value(self, sizes: Mapping[str, int]) -> int:
+        """The number this is when each name has its value in ``sizes``."""
+        total = 0
+        for factors, coefficient in self.terms:
+            total += coefficient * reduce(mul, (_evaluate(factor, sizes) for factor in factors), 1)
+        return total
+
+    def substitute(self, sizes: Mapping[str, Size]) -> Size:
+        """With each name that is in ``sizes`` replaced."""
+        return _from_ast(ast.parse(str(self), mode="eval").body, sizes)
+
+    def divide_exactly(self, other: SizeLike) -> Size | None:
+        """``self / other`` where every term divides, else ``None``; ``other`` must be one term."""
+        divisor = Size.of(other)
+        if len(divisor.terms) != 1:
+            return Size.of(1) if divisor == self and self.terms else None
+        factors, coefficient = divisor.terms[0]
+        quotient: list[tuple[Monomial, int]] = []
+        for own, own_coefficient in self.terms:
+            rest = list(own)
+            for factor in factors:
+                if factor not in rest:
+                    return None
+                rest.remove(factor)
+            if own_coefficient % coefficient:
+                return None
+            quotient.append((tuple(rest), own_coefficient // coefficient))
+        return _normal(quotient)
+
+    def __add__(self, other: SizeLike) -> Size:
+        return _normal([*self.terms, *Size.of(other).terms])
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Size:
+        return self * -1
+
+    def __sub__(self, other: SizeLike) -> Size:
+        return self + -Size.of(other)
+
+    def __rsub__(self, other: SizeLike) -> Size:
+        return Size.of(other) - self
+
+    def __mul__(self, other: SizeLike) -> Size:
+        return _normal(
+            [(tuple(sorted(a + b)), x * y) for a, x in self.terms for b, y in Size.of(other).terms],
+        )
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: SizeLike) -> Size:
+        divisor = Size.of(other)
+        if self.is_constant and divisor.is_constant:
+            return Size.of(self.constant // divisor.constant)
+        exact = self.divide_exactly(divisor)
+        return exact if exact is not None else Size.symbol(f"({self} // {divisor.as_factor()})")
+
+    def as_factor(self) -> str:
+        """The text, in brackets where it must be to stand in a product."""
+        text = str(self)
+        simple = len(self.terms) <= 1 and "*" not in text and not text.startswith("-")
+        return text if simple else f"({text})"
+
+    def __str__(self) -> str:
+        if not self.terms:
+            return "0"
+        parts = []
+        for factors, coefficient in self.terms:
+            names = " * ".join(factors)
+            if not factors:
+                parts.append(str(coefficient))
+            elif coefficient == 1:
+                parts.append(names)
+            elif coefficient == -1:
+                parts.append(f"-{names}")
+            else:
+                parts.append(f"{coefficient} * {names}")
+        return " + ".join(parts).replace("+ -", "- ")
+
+
+def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
+    """The product of ``sizes``; 1 for none."""
+    return reduce(mul, sizes, Size.of(1))
+
+
+def _normal(terms: list[tuple[Monomial, int]]) -> Size:
+    collected: dict[Monomial, int] = {}
+    for factors, coefficient in terms:
+        collected[factors] = collected.get(factors, 0) + coefficient
+    kept = [(factors, coefficient) for factors, coefficient in collected.items() if coefficient]
+    return Size(tuple(sorted(kept, key=lambda term: (-len(term[0]), term[0]))))
+
+
+def _evaluate(factor: str, sizes: Mapping[str, int]) -> int:
+    if factor in sizes:
+        return sizes[factor]
+    return _evaluate_ast(ast.parse(factor, mode="eval").body, sizes)
+
+
+def _evaluate_ast(node: ast.expr, sizes: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.Name):
+        return sizes[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate_ast(node.operand, sizes)
+    if isinstance(node, ast.BinOp):
+        left, right = _evaluate_ast(node.left, sizes), _evaluate_ast(node.right, sizes)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.FloorDiv):
+            return left // right
+        if isinstance(node.op, ast.Mod):
+            return left % right
+        if isinstance(node.op, ast.Pow):
+            return int(left**right)
+    raise ValueError(f"not a size: {ast.unparse(node)}")
+
+
+def _from_ast(node: ast.expr, sizes: Mapping[str, Size] | None = None) -> Size:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return Size.of(node.value)
+    if isinstance(node, ast.Name):
+        return (sizes or {}).get(node.id, Size.symbol(node.id))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_from_ast(node.operand, sizes)
+    if isinstance(node, ast.BinOp):
+        left, right = _from_ast(node.left, sizes), _from_ast(node.right, sizes)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.FloorDiv):
+            return left // right
+        if isinstance(node.op, ast.Pow) and right.is_constant and right.constant >= 0:
+            return product([left] * right.constant)
+    raise ValueError(f"not a size: {ast.unparse(node)}")
