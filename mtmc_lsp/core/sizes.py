@@ -138,7 +138,7 @@ class Size:
         if self.is_constant and divisor.is_constant:
             return Size.of(self.constant // divisor.constant)
         exact = self.divide_exactly(divisor)
-        return exact if exact is not None else Size.symbol(f"({self} // {divisor.as_factor()})")
+        return exact if exact is not None else Size.symbol(f"({self.as_factor()} // {divisor.as_factor()})")
 
     def as_factor(self) -> str:
         """The text, in brackets where it must be to stand in a product."""

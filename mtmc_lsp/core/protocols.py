@@ -1,0 +1,68 @@
+"""The narrow joints between the parts; each can be tested with a fake on the other side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.results import CompileReport, Device, Timing, Verdict
+from mtmc_lsp.core.run import Candidate, Step
+from mtmc_lsp.core.workload import Capture
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a planner looks at."""
+
+    capture: Capture
+    candidate: Candidate
+    """The last good version."""
+    history: tuple[Step, ...]
+    device: Device
+    measured: bool
+    """Whether steps are timed; without a GPU only predictions guide."""
+
+
+class CannotCode(Exception):
+    """The coder cannot express this action; the message says why, for people."""
+
+
+class Planner(Protocol):
+    """Decides what to optimise next."""
+
+    def propose(self, state: State) -> MacroAction | None:
+        """The next action, or ``None`` when nothing is worth trying; never one whose key is in the history."""
+
+
+class Coder(Protocol):
+    """Writes one action."""
+
+    def start(self, capture: Capture, source: str) -> Candidate:
+        """The root of a run: the user's own file, nothing generated."""
+
+    def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
+        """``candidate`` with ``action`` applied; the same arguments give the same candidate byte for byte.
+
+        Raises:
+            CannotCode: this coder cannot.
+        """
+
+
+class Measurer(Protocol):
+    """Checks and times candidates of one capture."""
+
+    def device(self) -> Device:
+        """The ceilings of the device that is measured on (or compiled for)."""
+
+    def verify(self, candidate: Candidate) -> Verdict:
+        """Whether the candidate computes what the user's own code computes."""
+
+    def compile(self, candidate: Candidate) -> CompileReport:
+        """What the compiler makes of each kernel, for each architecture asked for."""
+
+    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
+        """Paired timing against eager, ``torch.compile`` and the previous good version; ``None`` without a GPU."""
+
+    def close(self) -> None:
+        """End the worker processes."""

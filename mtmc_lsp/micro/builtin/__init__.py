@@ -1,0 +1,1 @@
+"""The built-in coder: graph + schedule to readable Triton, with no network."""

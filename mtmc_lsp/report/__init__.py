@@ -1,0 +1,1 @@
+"""Text, HTML and pictures of a run."""

@@ -1,0 +1,1 @@
+"""Drives macro, micro and measure; stores every step."""
