@@ -1,0 +1,185 @@
+"""Which loop axes a set of primitives shares.
+
+Every dimension of every primitive is tied to the dimensions it must equal: by broadcasting, permutation and reshaping.
+What is left after tying, split as finely as any reshape asks for, are the *atomic axes* of a kernel. Two operations can run
+in one kernel when they speak of the same axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.prims import ONE, Prim, PrimOp
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One atomic loop axis."""
+
+    id: int
+    size: Size
+
+
+class _Class:
+    """A set of dimensions known to be equal, perhaps split into finer ones."""
+
+    __slots__ = ("id", "parent", "parts", "size")
+
+    def __init__(self, number: int, size: Size) -> None:
+        self.id = number
+        self.size = size
+        self.parent: _Class | None = None
+        self.parts: list[_Class] | None = None
+
+    def root(self) -> _Class:
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+
+class AxisTable:
+    """Atomic axes of a set of primitives."""
+
+    def __init__(self, prims: Mapping[str, Prim], names: Iterable[str], extents: Mapping[str, int]) -> None:
+        """Tie the dimensions of the primitives ``names`` (and of what they read).
+
+        Args:
+            prims: all primitives of the program.
+            names: the primitives of the kernel, in execution order.
+            extents: value of each named size in the workload, only used to see which of two sizes is larger.
+        """
+        self._classes: list[_Class] = []
+        self._dims: dict[str, list[_Class | None]] = {}
+        self._extents = extents
+        members = list(names)
+        for name in members:
+            for each in (*prims[name].inputs, name):
+                if each not in self._dims:
+                    self._dims[each] = [self._new(size) if size != ONE else None for size in prims[each].shape]
+        for name in members:
+            self._tie(prims[name], prims)
+
+    def axes(self, name: str, dim: int) -> tuple[Axis, ...]:
+        """The atomic axes whose product is dimension ``dim``, outermost first; none for size 1."""
+        item = self._dims[name][dim]
+        return tuple(self._leaves(item)) if item is not None else ()
+
+    def all_axes(self, name: str) -> tuple[Axis, ...]:
+        """The atomic axes of every dimension of ``name``."""
+        return tuple(axis for dim in range(len(self._dims[name])) for axis in self.axes(name, dim))
+
+    def _leaves(self, item: _Class) -> list[Axis]:
+        node = item.root()
+        if node.parts is None:
+            return [Axis(node.id, node.size)]
+        return [axis for part in node.parts for axis in self._leaves(part)]
+
+    def _new(self, size: Size) -> _Class:
+        made = _Class(len(self._classes), size)
+        self._classes.append(made)
+        return made
+
+    def _tie(self, prim: Prim, prims: Mapping[str, Prim]) -> None:
+        out = self._dims[prim.name]
+        if prim.op in (PrimOp.POINTWISE, PrimOp.EXPAND):
+            for source in prim.inputs:
+                dims = self._dims[source]
+                for i, own in enumerate(dims, start=len(out) - len(dims)):
+                    self._same(own, out[i])
+        elif prim.op is PrimOp.PERMUTE:
+            order = prim.attrs["dims"]
+            assert isinstance(order, tuple)
+            for i, d in enumerate(order):
+                self._same(self._dims[prim.inputs[0]][d], out[i])
+        elif prim.op is PrimOp.RESHAPE:
+            self._reshape(self._dims[prim.inputs[0]], out)
+        elif prim.op is PrimOp.REDUCE:
+            for source in prim.inputs:
+                for own, other in zip(self._dims[source], out, strict=True):
+                    self._same(own, other)
+        elif prim.op is PrimOp.SCAN:
+            for own, other in zip(self._dims[prim.inputs[0]], out, strict=True):
+                self._same(own, other)
+        elif prim.op in (PrimOp.SLICE, PrimOp.CAT, PrimOp.PAD, PrimOp.FLIP, PrimOp.GATHER):
+            self._partial(prim, prims)
+        elif prim.op is PrimOp.MATMUL:
+            a, b = (self._dims[name] for name in prim.inputs)
+            for i in range(len(out) - 2):
+                self._same(a[i], out[i])
+                self._same(b[i], out[i])
+            self._same(a[-2], out[-2])
+            self._same(b[-1], out[-1])
+            self._same(a[-1], b[-2])
+
+    def _partial(self, prim: Prim, prims: Mapping[str, Prim]) -> None:
+        """Tie the dimensions that these operations leave alone; the others are index arithmetic."""
+        out = self._dims[prim.name]
+        touched = {
+            PrimOp.SLICE: lambda: (prim.attrs["dim"],),
+            PrimOp.CAT: lambda: (prim.attrs["dim"],),
+            PrimOp.GATHER: lambda: (prim.attrs["dim"],),
+            PrimOp.FLIP: lambda: prim.attrs["dims"],
+            PrimOp.PAD: lambda: range(len(out)),
+        }[prim.op]()
+        assert isinstance(touched, (tuple, range))
+        for position, source in enumerate(prim.inputs):
+            for i, own in enumerate(self._dims[source]):
+                index_operand = prim.op is PrimOp.GATHER and position == 1
+                if (
+                    i not in touched
+                    or index_operand
+                    or prims[source].shape[i] == prim.shape[i]
+                    and prim.op is PrimOp.PAD
+                ):
+                    self._same(own, out[i])
+
+    def _same(self, left: _Class | None, right: _Class | None) -> None:
+        if left is None or right is None:
+            return
+        a, b = left.root(), right.root()
+        if a is b:
+            return
+        if a.parts is not None and b.parts is not None:
+            self._reshape(list(a.parts), list(b.parts))
+            b.parent = a
+        elif a.parts is not None:
+            b.parent = a
+        else:
+            a.parent = b
+
+    def _reshape(self, source: list[_Class | None], target: list[_Class | None]) -> None:
+        """Walk both shapes from the left, splitting the larger of two dimensions by the smaller one.
+
+        Stops where neither divides the other: what follows stays untied, and only index arithmetic can relate it.
+        """
+        left = [item for item in reversed(source) if item is not None]
+        right = [item for item in reversed(target) if item is not None]
+        while left and right:
+            a, b = left.pop(), right.pop()
+            if a.size == b.size:
+                self._same(a, b)
+                continue
+            swap = self._extent(a.size) < self._extent(b.size)
+            if swap:
+                left, right, a, b = right, left, b, a
+            rest = a.size.divide_exactly(b.size)
+            if rest is None:
+                return
+            remainder = self._new(rest)
+            self._split(a, [b, remainder])
+            left.append(remainder)
+
+    def _split(self, whole: _Class, parts: list[_Class]) -> None:
+        root = whole.root()
+        if any(part.root() is root for part in parts):
+            return
+        if root.parts is None:
+            root.parts = list(parts)
+        else:
+            self._reshape(list(root.parts), list(parts))
+
+    def _extent(self, size: Size) -> int:
+        return size.value(self._extents)

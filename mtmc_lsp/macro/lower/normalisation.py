@@ -1,0 +1,132 @@
+"""Layer, RMS, group, instance and batch normalisation."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.dtypes import compute_dtype
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.lower import Call, rule
+from mtmc_lsp.macro.lower.reductions import centred_moments, count, scale_by_count
+from mtmc_lsp.macro.prims import Builder
+
+
+def normalise(b: Builder, x: str, dims: tuple[int, ...], eps: float) -> str:
+    """``(x - mean) * rsqrt(var + eps)`` over ``dims``; ``x`` already in the dtype to compute in."""
+    d = b.dtype(x)
+    mean, squares, n = centred_moments(b, x, dims)
+    inverse = b.pointwise("rsqrt", b.pointwise("add", scale_by_count(b, squares, n, d), eps, dtype=d), dtype=d)
+    return b.pointwise("mul", b.pointwise("sub", x, mean, dtype=d), inverse, dtype=d)
+
+
+def affine(b: Builder, x: str, weight: str | None, bias: str | None, dtype: str) -> str:
+    """``x * weight + bias``, each where given, then in ``dtype``."""
+    d = b.dtype(x)
+    if weight is not None:
+        x = b.pointwise("mul", x, weight, dtype=d)
+    if bias is not None:
+        x = b.pointwise("add", x, bias, dtype=d)
+    return b.cast(x, dtype)
+
+
+def per_channel(b: Builder, name: str | None, rank: int, channel: int = 1) -> str | None:
+    """A vector of one value per channel, shaped to broadcast."""
+    if name is None:
+        return None
+    return b.reshape(name, [b.shape(name)[0] if i == channel else 1 for i in range(rank)])
+
+
+@rule("layer_norm", "native_layer_norm")
+def layer_norm(c: Call) -> str:
+    if c.op == "native_layer_norm":
+        raise c.fail("with its statistics")
+    x, width = c.tensor(0), c.raw(1, "normalized_shape")
+    assert isinstance(width, tuple)
+    rank = len(c.b.shape(x))
+    dims = tuple(range(rank - len(width), rank))
+    wide = c.b.cast(x, compute_dtype(c.out.dtype))
+    value = normalise(c.b, wide, dims, c.number(4, "eps", 1e-5))
+    return affine(c.b, value, c.optional(2, "weight"), c.optional(3, "bias"), c.out.dtype)
+
+
+@rule("rms_norm")
+def rms_norm(c: Call) -> str:
+    x, width = c.tensor(0), c.raw(1, "normalized_shape")
+    assert isinstance(width, tuple)
+    rank = len(c.b.shape(x))
+    dims = tuple(range(rank - len(width), rank))
+    d = compute_dtype(c.out.dtype)
+    wide = c.b.cast(x, d)
+    # Without eps PyTorch takes the machine epsilon of the dtype in which it computes.
+    eps = c.number(3, "eps", 0.0) if c.has(3, "eps") else 1.1920928955078125e-07
+    square = c.b.reduce("sum", c.b.pointwise("square", wide, dtype=d), dims, d)
+    mean = scale_by_count(c.b, square, count(c.b.shape(x), dims), d)
+    inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", mean, eps, dtype=d), dtype=d)
+    return affine(c.b, c.b.pointwise("mul", wide, inverse, dtype=d), c.optional(2, "weight"), None, c.out.dtype)
+
+
+@rule("group_norm")
+def group_norm(c: Call) -> str:
+    x, groups = c.tensor(0), c.integer(1, "num_groups")
+    shape = c.b.shape(x)
+    channels = shape[1]
+    grouped = [shape[0], Size.of(groups), (channels // groups) * product(shape[2:])]
+    wide = c.b.reshape(c.b.cast(x, compute_dtype(c.out.dtype)), grouped)
+    value = c.b.reshape(normalise(c.b, wide, (2,), c.number(4, "eps", 1e-5)), shape)
+    weight = per_channel(c.b, c.optional(2, "weight"), len(shape))
+    bias = per_channel(c.b, c.optional(3, "bias"), len(shape))
+    return affine(c.b, value, weight, bias, c.out.dtype)
+
+
+@rule("instance_norm")
+def instance_norm(c: Call) -> str:
+    x = c.tensor(0)
+    if not c.flag(5, "use_input_stats", True):
+        raise c.fail("with running statistics")
+    shape = c.b.shape(x)
+    wide = c.b.cast(x, compute_dtype(c.out.dtype))
+    value = normalise(c.b, wide, tuple(range(2, len(shape))), c.number(7, "eps", 1e-5))
+    weight = per_channel(c.b, c.optional(1, "weight"), len(shape))
+    bias = per_channel(c.b, c.optional(2, "bias"), len(shape))
+    return affine(c.b, value, weight, bias, c.out.dtype)
+
+
+@rule("batch_norm", "_native_batch_norm_legit_no_training")
+def batch_norm(c: Call) -> str:
+    """With running statistics (evaluation): one scale and shift per channel."""
+    training = c.op == "batch_norm" and c.flag(5, "training")
+    if training or not c.has(3) or c.op != "batch_norm":
+        raise c.fail("with batch statistics")
+    x = c.tensor(0)
+    rank, d = len(c.b.shape(x)), compute_dtype(c.out.dtype)
+    mean, var = per_channel(c.b, c.tensor(3), rank), per_channel(c.b, c.tensor(4), rank)
+    assert mean is not None and var is not None
+    inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", var, c.number(7, "eps", 1e-5), dtype=d), dtype=d)
+    value = c.b.pointwise("mul", c.b.pointwise("sub", c.b.cast(x, d), mean, dtype=d), inverse, dtype=d)
+    weight, bias = per_channel(c.b, c.optional(1), rank), per_channel(c.b, c.optional(2), rank)
+    return affine(c.b, value, weight, bias, c.out.dtype)
+
+
+@rule("_native_batch_norm_legit_functional")
+def batch_norm_training(c: Call) -> tuple[str, ...]:
+    """Batch statistics, and the running ones moved towards them (the variance unbiased, as PyTorch does)."""
+    x = c.tensor(0)
+    shape, d = c.b.shape(x), compute_dtype(c.out.dtype)
+    if not c.flag(5, "training"):
+        raise c.fail("without batch statistics")
+    dims = tuple(i for i in range(len(shape)) if i != 1)
+    wide = c.b.cast(x, d)
+    mean, squares, n = centred_moments(c.b, wide, dims)
+    var = scale_by_count(c.b, squares, n, d)
+    inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", var, c.number(7, "eps", 1e-5), dtype=d), dtype=d)
+    value = c.b.pointwise("mul", c.b.pointwise("sub", wide, mean, dtype=d), inverse, dtype=d)
+    weight, bias = per_channel(c.b, c.optional(1), len(shape)), per_channel(c.b, c.optional(2), len(shape))
+    result = affine(c.b, value, weight, bias, c.out.dtype)
+    momentum = c.number(6, "momentum", 0.1)
+    unbiased = scale_by_count(c.b, squares, n - 1, d)
+
+    def moved(running: str, batch: str) -> str:
+        old = c.b.pointwise("mul", running, 1.0 - momentum, dtype=d)
+        new = c.b.pointwise("mul", c.b.reshape(batch, [shape[1]]), momentum, dtype=d)
+        return c.b.cast(c.b.pointwise("add", old, new, dtype=d), c.b.dtype(running))
+
+    saved = c.b.reshape(mean, [shape[1]]), c.b.reshape(inverse, [shape[1]])
+    return (result, *saved, moved(c.tensor(3), mean), moved(c.tensor(4), unbiased))

@@ -1,0 +1,199 @@
+"""Views, concatenation, padding and indexing."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.lower import Call, rule
+from mtmc_lsp.macro.prims import ONE, CannotLower, PrimOp
+
+
+@rule("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as")
+def reshape(c: Call) -> str:
+    return c.b.reshape(c.tensor(0), c.out.shape)
+
+
+@rule("permute", "transpose", "t", "movedim", "swapaxes", "numpy_T", "mT")
+def permute(c: Call) -> str:
+    x = c.tensor(0)
+    rank = len(c.b.shape(x))
+    order = list(range(rank))
+    if c.op == "permute":
+        order = [int(d) % rank for d in _ints(c, 1)]
+    elif c.op in ("transpose", "swapaxes"):
+        i, j = c.dim(1, "dim0", rank), c.dim(2, "dim1", rank)
+        order[i], order[j] = j, i
+    elif c.op == "mT":
+        order[-1], order[-2] = order[-2], order[-1]
+    elif c.op in ("t", "numpy_T"):
+        order.reverse()
+    else:
+        raise c.fail("movedim")
+    return c.b.permute(x, order)
+
+
+def _ints(c: Call, position: int) -> list[int]:
+    value = c.raw(position)
+    items = value if isinstance(value, tuple) else (value,)
+    result: list[int] = []
+    for item in items:
+        number = item.constant if isinstance(item, Size) and item.is_constant else item
+        if not isinstance(number, int):
+            raise c.fail("a symbolic list")
+        result.append(number)
+    return result
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def expand(c: Call) -> str:
+    return c.b.expand(c.tensor(0), c.out.shape)
+
+
+@rule("slice", "narrow")
+def slice_(c: Call) -> str:
+    x = c.tensor(0)
+    dim = c.dim(1, "dim", len(c.b.shape(x)))
+    start = c.raw(2, "start", 0)
+    start = 0 if start is None else start
+    step = c.integer(4, "step", 1) if c.op == "slice" else 1
+    if not isinstance(start, (int, Size)):
+        raise c.fail("a slice from a tensor")
+    begin = Size.of(start)
+    if begin.is_constant and begin.constant < 0:
+        begin = c.b.shape(x)[dim] + begin
+    return c.b.slice(x, dim, begin, c.out.shape[dim], step)
+
+
+@rule("select")
+def select(c: Call) -> str:
+    x = c.tensor(0)
+    dim = c.dim(1, "dim", len(c.b.shape(x)))
+    index = Size.of(c.integer(2, "index"))
+    if index.constant < 0:
+        index = c.b.shape(x)[dim] + index
+    return c.b.reshape(c.b.slice(x, dim, index, 1), c.out.shape)
+
+
+@rule("split", "split_with_sizes", "chunk", "tensor_split", "unbind")
+def split(c: Call) -> tuple[str, ...]:
+    x = c.tensor(0)
+    dim = c.dim(1 if c.op == "unbind" else 2, "dim", len(c.b.shape(x)))
+    pieces, start = [], Size.of(0)
+    for output in c.node.outputs:
+        length = ONE if c.op == "unbind" else output.shape[dim]
+        pieces.append(c.b.reshape(c.b.slice(x, dim, start, length), output.shape))
+        start = start + length
+    return tuple(pieces)
+
+
+@rule("cat", "concat", "stack")
+def cat(c: Call) -> str:
+    items = c.raw(0, "tensors")
+    assert isinstance(items, tuple)
+    names = [c.b.values[item.name, item.index] for item in items if isinstance(item, Ref)]
+    dim = c.dim(1, "dim", len(c.out.shape))
+    if c.op == "stack":
+        names = [c.b.reshape(n, [*c.b.shape(n)[:dim], 1, *c.b.shape(n)[dim:]]) for n in names]
+    names = [c.b.cast(name, c.out.dtype) for name in names]
+    return c.b.add(PrimOp.CAT, names, c.out.shape, c.out.dtype, dim=dim)
+
+
+@rule("constant_pad_nd", "pad")
+def pad(c: Call) -> str:
+    amounts = _ints(c, 1)
+    if c.op == "pad" and c.raw(2, "mode", "constant") != "constant":
+        raise c.fail("padding that is not constant")
+    rank = len(c.out.shape)
+    before = [0] * rank
+    for i in range(len(amounts) // 2):
+        before[rank - 1 - i] = amounts[2 * i]
+        if min(amounts[2 * i : 2 * i + 2]) < 0:
+            raise c.fail("negative padding")
+    value = c.number(2 if c.op == "constant_pad_nd" else 3, "value", 0.0) or 0.0
+    return c.b.add(PrimOp.PAD, (c.tensor(0),), c.out.shape, c.out.dtype, before=tuple(before), value=value)
+
+
+@rule("flip")
+def flip(c: Call) -> str:
+    x = c.tensor(0)
+    dims = c.dims(1, "dims", len(c.b.shape(x)))
+    return c.b.add(PrimOp.FLIP, (x,), c.b.shape(x), c.b.dtype(x), dims=dims)
+
+
+@rule("embedding")
+def embedding(c: Call) -> str:
+    """``weight[indices]``: a gather along dimension 0 with the index broadcast over the embedding dimension."""
+    weight, index = c.tensor(0), c.tensor(1)
+    return _take(c, weight, 0, index)
+
+
+@rule("index_select")
+def index_select(c: Call) -> str:
+    x = c.tensor(0)
+    return _take(c, x, c.dim(1, "dim", len(c.b.shape(x))), c.tensor(2))
+
+
+def _take(c: Call, x: str, dim: int, index: str) -> str:
+    """``x`` with dimension ``dim`` replaced by the dimensions of ``index``, each entry looked up in ``x``."""
+    shape, looked_up = c.b.shape(x), c.b.shape(index)
+    result = [*shape[:dim], *looked_up, *shape[dim + 1 :]]
+    spread = c.b.reshape(index, [*[1] * dim, *looked_up, *[1] * (len(shape) - dim - 1)])
+    # The gathered primitive has x's rank only where the index has one dimension; more are put together after.
+    flat_index = c.b.reshape(spread, [*[1] * dim, _numel(looked_up), *[1] * (len(shape) - dim - 1)])
+    flat = [*shape[:dim], _numel(looked_up), *shape[dim + 1 :]]
+    taken = c.b.add(PrimOp.GATHER, (x, flat_index), flat, c.out.dtype, dim=dim)
+    return c.b.reshape(taken, result)
+
+
+def _numel(shape: tuple[Size, ...]) -> Size:
+    total = Size.of(1)
+    for size in shape:
+        total = total * size
+    return total
+
+
+@rule("gather")
+def gather(c: Call) -> str:
+    x, index = c.tensor(0), c.tensor(2)
+    rank = len(c.b.shape(x))
+    dim = c.dim(1, "dim", rank)
+    for i, (own, other) in enumerate(zip(c.b.shape(x), c.b.shape(index), strict=True)):
+        if i != dim and own != other:
+            raise CannotLower("gather over part of the other dimensions")
+    return c.b.add(PrimOp.GATHER, (x, index), c.out.shape, c.out.dtype, dim=dim)
+
+
+@rule("index")
+def index(c: Call) -> str:
+    """``x[i]`` or ``x[:, i]`` with one integer index tensor."""
+    x = c.tensor(0)
+    items = c.raw(1)
+    assert isinstance(items, tuple)
+    used = [(dim, item) for dim, item in enumerate(items) if isinstance(item, Ref)]
+    if len(used) != 1:
+        raise c.fail("several index tensors")
+    dim, ref = used[0]
+    name = c.b.values[ref.name, ref.index]
+    if c.b.dtype(name) not in ("int64", "int32"):
+        raise c.fail("a mask as index")
+    size = c.b.shape(x)[dim]
+    negative = c.b.pointwise("lt", name, 0, dtype="bool", operand_dtype="int64")
+    if not size.is_constant:
+        raise c.fail("indexing, which may wrap, along a symbolic size")
+    wrapped = c.b.pointwise("add", name, size.constant, dtype=c.b.dtype(name))
+    return _take(c, x, dim, c.b.pointwise("where", negative, wrapped, name, dtype=c.b.dtype(name)))
+
+
+@rule("tril", "triu")
+def triangle(c: Call) -> str:
+    x, diagonal = c.tensor(0), c.integer(1, "diagonal")
+    shape = c.b.shape(x)
+    rank = len(shape)
+    rows = c.b.add(PrimOp.IOTA, (), [shape[-2], 1], "int64", dim=0, start=0, step=1)
+    columns = c.b.add(PrimOp.IOTA, (), [1, shape[-1]], "int64", dim=1, start=0, step=1)
+    offset = c.b.pointwise("sub", columns, rows, dtype="int64")
+    fn = "le" if c.op == "tril" else "ge"
+    keep = c.b.pointwise(fn, offset, diagonal, dtype="bool", operand_dtype="int64")
+    assert rank >= 2
+    zero: bool | float = False if c.out.dtype == "bool" else 0.0
+    return c.b.pointwise("where", keep, x, zero, dtype=c.out.dtype)

@@ -1,0 +1,208 @@
+"""The primitive form of a graph: every ATen operation as a few pointwise, view, reduction and product primitives.
+
+Legality and cost are decided on this form, and the built-in coder renders it. Each primitive keeps the ATen node it came
+from (``origin``), so regions are still spoken of in the user's own operations and lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mtmc_lsp.core.dtypes import is_float
+from mtmc_lsp.core.graph import Graph, Ref
+from mtmc_lsp.core.sizes import Size, SizeLike
+
+ONE = Size.of(1)
+
+
+class PrimOp(Enum):
+    """What a primitive does with its inputs."""
+
+    INPUT = "input"
+    """A graph input."""
+    OPAQUE = "opaque"
+    """The result of an ATen call that stays a torch call."""
+    CONSTANT = "constant"
+    """``attrs["value"]``, broadcast."""
+    IOTA = "iota"
+    """Its own index along ``attrs["dim"]``, times ``attrs["step"]`` plus ``attrs["start"]``."""
+    RANDOM = "random"
+    """Uniform in [0, 1) by Philox; ``attrs["stream"]`` numbers the random operations of the graph."""
+    POINTWISE = "pointwise"
+    """``attrs["fn"]`` of the broadcast inputs."""
+    RESHAPE = "reshape"
+    PERMUTE = "permute"
+    """``attrs["dims"][i]`` is the input dimension that becomes dimension i."""
+    EXPAND = "expand"
+    SLICE = "slice"
+    """``attrs``: ``dim``, ``start`` (Size), ``step`` (int)."""
+    FLIP = "flip"
+    """``attrs["dims"]``."""
+    CAT = "cat"
+    """``attrs["dim"]``."""
+    PAD = "pad"
+    """``attrs``: ``before`` (int per dimension) and ``value``."""
+    GATHER = "gather"
+    """Element of input 0 whose index along ``attrs["dim"]`` is input 1 (of the result's shape, broadcast)."""
+    REDUCE = "reduce"
+    """``attrs``: ``fn`` and ``dims``; reduced dimensions are kept with size 1."""
+    SCAN = "scan"
+    """``attrs``: ``fn`` and ``dim``: inclusive, along one dimension."""
+    MATMUL = "matmul"
+    """``[..., M, K] @ [..., K, N]`` with equal batch dimensions."""
+    ATTENTION = "attention"
+    """``softmax(q k^T * scale + mask) v``; inputs q, k, v and maybe mask; ``attrs``: ``scale``, ``causal``."""
+
+
+VIEW_OPS = frozenset(
+    {PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.SLICE, PrimOp.FLIP},
+)
+"""Primitives that move no data and compute nothing."""
+
+
+@dataclass(frozen=True)
+class Prim:
+    """One primitive."""
+
+    name: str
+    op: PrimOp
+    inputs: tuple[str, ...]
+    shape: tuple[Size, ...]
+    dtype: str
+    origin: str
+    """ATen node it came from; empty for graph inputs."""
+    attrs: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def fn(self) -> str:
+        """The function's name, for those that have one."""
+        return str(self.attrs.get("fn", ""))
+
+
+class CannotLower(Exception):
+    """An ATen operation that has no primitive form; it stays a torch call."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph in primitive form, in execution order."""
+
+    graph: Graph
+    prims: Mapping[str, Prim]
+    values: Mapping[tuple[str, int], str]
+    """``(node or input, output index)`` to the primitive that is its value."""
+    opaque: frozenset[str]
+    """ATen nodes that stay torch calls whatever the schedule."""
+
+    def of(self, ref: Ref) -> Prim:
+        """The primitive that ``ref`` names."""
+        return self.prims[self.values[ref.name, ref.index]]
+
+    def of_node(self, node: str) -> Iterator[Prim]:
+        """The primitives that came from the ATen node."""
+        return (prim for prim in self.prims.values() if prim.origin == node)
+
+
+class Builder:
+    """Adds primitives; used by the lowering rules."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.prims: dict[str, Prim] = {}
+        self.values: dict[tuple[str, int], str] = {}
+        self.origin = ""
+        self.streams = 0
+
+    def add(
+        self,
+        op: PrimOp,
+        inputs: Sequence[str],
+        shape: Sequence[SizeLike],
+        dtype: str,
+        **attrs: object,
+    ) -> str:
+        """Append a primitive; returns its name."""
+        name = f"p{len(self.prims)}"
+        sizes = tuple(Size.of(size) for size in shape)
+        self.prims[name] = Prim(name, op, tuple(inputs), sizes, dtype, self.origin, attrs)
+        return name
+
+    def shape(self, name: str) -> tuple[Size, ...]:
+        """Shape of a primitive."""
+        return self.prims[name].shape
+
+    def dtype(self, name: str) -> str:
+        """Dtype of a primitive."""
+        return self.prims[name].dtype
+
+    def constant(self, value: bool | int | float, dtype: str) -> str:
+        """A scalar."""
+        return self.add(PrimOp.CONSTANT, (), (), dtype, value=value)
+
+    def pointwise(self, fn: str, *operands: str | bool | int | float, dtype: str, **attrs: object) -> str:
+        """``fn`` of operands broadcast as in PyTorch; Python scalars become constants of ``dtype``."""
+        names = [self.constant(x, self._scalar_dtype(x, dtype)) if not isinstance(x, str) else x for x in operands]
+        shape = broadcast([self.shape(name) for name in names])
+        return self.add(PrimOp.POINTWISE, names, shape, dtype, fn=fn, **attrs)
+
+    @staticmethod
+    def _scalar_dtype(value: bool | int | float, dtype: str) -> str:
+        if isinstance(value, bool):
+            return "bool"
+        if isinstance(value, float) and not is_float(dtype):
+            return "float32"
+        return dtype if dtype != "bool" else ("float32" if isinstance(value, float) else "int64")
+
+    def cast(self, name: str, dtype: str) -> str:
+        """``name`` as ``dtype``; itself where it has that dtype."""
+        return name if self.dtype(name) == dtype else self.pointwise("cast", name, dtype=dtype)
+
+    def reduce(self, fn: str, name: str, dims: Sequence[int], dtype: str, *extra: str) -> str:
+        """Reduce ``dims``, kept with size 1."""
+        shape = [ONE if i in dims else size for i, size in enumerate(self.shape(name))]
+        return self.add(PrimOp.REDUCE, (name, *extra), shape, dtype, fn=fn, dims=tuple(sorted(dims)))
+
+    def reshape(self, name: str, shape: Sequence[SizeLike]) -> str:
+        """``name`` with another shape of the same number of elements."""
+        sizes = tuple(Size.of(size) for size in shape)
+        return name if sizes == self.shape(name) else self.add(PrimOp.RESHAPE, (name,), sizes, self.dtype(name))
+
+    def permute(self, name: str, dims: Sequence[int]) -> str:
+        """Dimensions reordered."""
+        if tuple(dims) == tuple(range(len(dims))):
+            return name
+        shape = [self.shape(name)[d] for d in dims]
+        return self.add(PrimOp.PERMUTE, (name,), shape, self.dtype(name), dims=tuple(dims))
+
+    def expand(self, name: str, shape: Sequence[SizeLike]) -> str:
+        """Broadcast to ``shape``."""
+        sizes = tuple(Size.of(size) for size in shape)
+        return name if sizes == self.shape(name) else self.add(PrimOp.EXPAND, (name,), sizes, self.dtype(name))
+
+    def slice(self, name: str, dim: int, start: SizeLike, length: SizeLike, step: int = 1) -> str:
+        """``length`` elements of ``dim`` from ``start`` on."""
+        shape = list(self.shape(name))
+        if Size.of(length) == shape[dim] and step == 1 and Size.of(start) == Size.of(0):
+            return name
+        shape[dim] = Size.of(length)
+        return self.add(PrimOp.SLICE, (name,), shape, self.dtype(name), dim=dim, start=Size.of(start), step=step)
+
+
+def broadcast(shapes: Sequence[tuple[Size, ...]]) -> tuple[Size, ...]:
+    """The shape that ``shapes`` broadcast to.
+
+    Raises:
+        CannotLower: two sizes are neither equal nor 1.
+    """
+    rank = max((len(shape) for shape in shapes), default=0)
+    result = [ONE] * rank
+    for shape in shapes:
+        for i, size in enumerate(shape, start=rank - len(shape)):
+            if size == ONE or size == result[i]:
+                continue
+            if result[i] != ONE:
+                raise CannotLower(f"sizes {result[i]} and {size} do not broadcast")
+            result[i] = size
+    return tuple(result)

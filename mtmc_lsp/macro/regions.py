@@ -1,0 +1,254 @@
+"""What a set of ATen nodes is as one kernel: what it reads and writes, and along which axes it loops and reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from mtmc_lsp.core.graph import Node, Ref
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.axes import Axis, AxisTable
+from mtmc_lsp.macro.prims import Prim, PrimOp, Program
+
+
+class CannotFuse(Exception):
+    """These nodes are not one kernel; the message says why, for people."""
+
+
+class RegionKind(Enum):
+    """The kernel shape that a region needs."""
+
+    MAP = "map"
+    """Elementwise over one set of axes."""
+    REDUCE = "reduce"
+    """Elementwise work around reductions that all run over the same axes."""
+    SCAN = "scan"
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+
+
+@dataclass(frozen=True)
+class Region:
+    """A set of ATen nodes as one kernel."""
+
+    nodes: tuple[str, ...]
+    prims: tuple[str, ...]
+    """The primitives that are computed, in execution order; those nobody needs are left out."""
+    inputs: tuple[str, ...]
+    """Primitives that are read from memory."""
+    outputs: tuple[Ref, ...]
+    """ATen values that are written to memory."""
+    kind: RegionKind
+    table: AxisTable
+    kept: tuple[Axis, ...]
+    """Axes of independent work, outermost first."""
+    reduced: tuple[Axis, ...]
+    """Axes that are reduced (or scanned) over, outermost first."""
+
+    @property
+    def rows(self) -> Size:
+        """Number of independent pieces of work."""
+        return product([axis.size for axis in self.kept])
+
+    @property
+    def columns(self) -> Size:
+        """Number of elements reduced for each."""
+        return product([axis.size for axis in self.reduced])
+
+
+def used_outside(program: Program, nodes: Iterable[str]) -> tuple[Ref, ...]:
+    """Values made by ``nodes`` that other nodes read or the target returns, in execution order."""
+    inside = set(nodes)
+    graph = program.graph
+    wanted: set[Ref] = {ref for ref in graph.outputs if ref is not None}
+    wanted |= {mutation.value for mutation in graph.mutations}
+    for node in graph.nodes:
+        if node.name not in inside:
+            wanted |= set(node.inputs())
+    return tuple(
+        Ref(node.name, i)
+        for node in graph.nodes
+        if node.name in inside
+        for i in range(len(node.outputs))
+        if Ref(node.name, i) in wanted
+    )
+
+
+def analyse(program: Program, nodes: Iterable[str]) -> Region:
+    """The region that ``nodes`` make.
+
+    Raises:
+        CannotFuse: they are not one kernel.
+    """
+    chosen = set(nodes)
+    ordered = tuple(node.name for node in program.graph.nodes if node.name in chosen)
+    stuck = [name for name in ordered if name in program.opaque]
+    if stuck:
+        raise CannotFuse(f"{program.graph.node(stuck[0]).op} stays a torch call")
+    _check_convex(program, chosen)
+    outputs = used_outside(program, ordered)
+    if not outputs:
+        raise CannotFuse("nothing of it is used")
+    prims, inputs = _needed(program, chosen, [program.of(ref).name for ref in outputs])
+    members = [program.prims[name] for name in prims]
+    table = AxisTable(program.prims, prims, program.graph.sizes)
+    kind = _kind(members)
+    if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
+        return _product_region(program, ordered, prims, inputs, outputs, kind, table)
+    reduced = _reduced_axes(members, table)
+    kept = _kept_axes(program, outputs, table, reduced, members)
+    _check_members(members, table, kept, reduced)
+    for ref in outputs:
+        axes = set(table.all_axes(program.of(ref).name))
+        if not set(kept) <= axes:
+            raise CannotFuse("its results do not have the same independent axes")
+        if axes & set(reduced) and not set(reduced) <= axes:
+            raise CannotFuse("a result has only part of the reduced axes")
+    return Region(ordered, prims, inputs, outputs, kind, table, kept, reduced)
+
+
+def _check_convex(program: Program, chosen: set[str]) -> None:
+    """No value may leave the region and come back: that needs the kernel to run twice."""
+    tainted: set[str] = set()
+    for node in program.graph.nodes:
+        sources = {ref.name for ref in node.inputs()}
+        if node.name in chosen:
+            if sources & tainted:
+                raise CannotFuse("a value would have to leave the kernel and come back")
+        elif sources & (chosen | tainted):
+            tainted.add(node.name)
+
+
+def _needed(program: Program, chosen: set[str], roots: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Primitives of the region that ``roots`` need, and those they read from outside."""
+    needed: set[str] = set()
+    outside: set[str] = set()
+    pending = list(roots)
+    while pending:
+        name = pending.pop()
+        if name in needed or name in outside:
+            continue
+        prim = program.prims[name]
+        if prim.op is PrimOp.INPUT or prim.origin not in chosen:
+            outside.add(name)
+            continue
+        needed.add(name)
+        pending.extend(prim.inputs)
+    order = list(program.prims)
+    position = {name: i for i, name in enumerate(order)}
+    return tuple(sorted(needed, key=position.__getitem__)), tuple(sorted(outside, key=position.__getitem__))
+
+
+def _kind(members: list[Prim]) -> RegionKind:
+    ops = [prim.op for prim in members]
+    heavy = [op for op in ops if op in (PrimOp.MATMUL, PrimOp.ATTENTION)]
+    if len(heavy) > 1:
+        raise CannotFuse("two matrix products")
+    if heavy:
+        if PrimOp.REDUCE in ops or PrimOp.SCAN in ops:
+            raise CannotFuse("a reduction beside a matrix product")
+        return RegionKind.MATMUL if heavy[0] is PrimOp.MATMUL else RegionKind.ATTENTION
+    if PrimOp.SCAN in ops:
+        if PrimOp.REDUCE in ops:
+            raise CannotFuse("a reduction beside a scan")
+        if ops.count(PrimOp.SCAN) > 1:
+            raise CannotFuse("two scans")
+        return RegionKind.SCAN
+    return RegionKind.REDUCE if PrimOp.REDUCE in ops else RegionKind.MAP
+
+
+def reduction_axes(prim: Prim, table: AxisTable) -> tuple[Axis, ...]:
+    """The axes that a reduction or scan runs over, outermost first."""
+    dims = prim.attrs["dims"] if prim.op is PrimOp.REDUCE else (prim.attrs["dim"],)
+    assert isinstance(dims, tuple)
+    return tuple(axis for dim in dims for axis in table.axes(prim.inputs[0], dim))
+
+
+def _reduced_axes(members: list[Prim], table: AxisTable) -> tuple[Axis, ...]:
+    found: tuple[Axis, ...] | None = None
+    for prim in members:
+        if prim.op in (PrimOp.REDUCE, PrimOp.SCAN):
+            axes = reduction_axes(prim, table)
+            if found is not None and set(axes) != set(found):
+                raise CannotFuse("two reductions over different axes")
+            found = axes if found is None else found
+    return found or ()
+
+
+def _kept_axes(
+    program: Program,
+    outputs: tuple[Ref, ...],
+    table: AxisTable,
+    reduced: tuple[Axis, ...],
+    members: list[Prim],
+) -> tuple[Axis, ...]:
+    """The independent axes, ordered so that the last one lies densest in memory."""
+    order: list[tuple[int, Axis]] = []
+    seen: set[Axis] = set()
+    sizes = program.graph.sizes
+    for ref in outputs:
+        prim, kind = program.of(ref), program.graph.type_of(ref)
+        for dim, stride in enumerate(kind.stride):
+            for place, axis in enumerate(reversed(table.axes(prim.name, dim))):
+                if axis not in seen and axis not in reduced:
+                    seen.add(axis)
+                    order.append((_weight(stride.value(sizes), place), axis))
+    for prim in members:
+        if prim.op in (PrimOp.REDUCE, PrimOp.SCAN):
+            for axis in table.all_axes(prim.inputs[0]):
+                if axis not in seen and axis not in reduced:
+                    raise CannotFuse("a reduction has axes that its result lacks")
+    return tuple(axis for _, axis in sorted(order, key=lambda item: -item[0]))
+
+
+def _weight(stride: int, place: int) -> int:
+    """Sort key: the memory stride of the dimension, then how far out the axis lies inside it."""
+    return stride * 1024 + place
+
+
+def _check_members(members: list[Prim], table: AxisTable, kept: tuple[Axis, ...], reduced: tuple[Axis, ...]) -> None:
+    """Every primitive that is computed with its own indices must speak of the kernel's axes alone."""
+    known = set(kept) | set(reduced)
+    for prim in members:
+        if prim.op is PrimOp.REDUCE and not set(table.all_axes(prim.inputs[0])) <= known:
+            raise CannotFuse("a reduction over part of a tensor")
+
+
+def _product_region(
+    program: Program,
+    nodes: tuple[str, ...],
+    prims: tuple[str, ...],
+    inputs: tuple[str, ...],
+    outputs: tuple[Ref, ...],
+    kind: RegionKind,
+    table: AxisTable,
+) -> Region:
+    """A region around one matrix product: its results must have exactly the product's axes."""
+    wanted = PrimOp.MATMUL if kind is RegionKind.MATMUL else PrimOp.ATTENTION
+    heavy = next(program.prims[name] for name in prims if program.prims[name].op is wanted)
+    kept = table.all_axes(heavy.name)
+    for ref in outputs:
+        if set(table.all_axes(program.of(ref).name)) != set(kept):
+            raise CannotFuse("a result does not have the product's axes")
+    depends = {heavy.name}
+    for name in prims:
+        prim = program.prims[name]
+        if depends & set(prim.inputs):
+            depends.add(name)
+            if prim.op not in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND):
+                raise CannotFuse("what follows the product is not elementwise")
+    reduced = table.axes(heavy.inputs[0], -1) if kind is RegionKind.MATMUL else ()
+    return Region(nodes, prims, inputs, outputs, kind, table, kept, reduced)
+
+
+def lines_of(program: Program, nodes: Iterable[str]) -> tuple[int, int]:
+    """First and last source line of ``nodes``; (0, 0) when unknown."""
+    wanted = set(nodes)
+    lines = [node.line for node in program.graph.nodes if node.name in wanted and node.line]
+    return (min(lines), max(lines)) if lines else (0, 0)
+
+
+def nodes_by_name(program: Program) -> dict[str, Node]:
+    """Every ATen node by its name."""
+    return {node.name: node for node in program.graph.nodes}

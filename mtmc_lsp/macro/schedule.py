@@ -1,0 +1,48 @@
+"""The schedule: which ATen nodes form which kernel, and how each kernel runs. Small, typed, serialisable.
+
+A macro action is a function ``schedule -> schedule``; the built-in coder renders ``graph + schedule`` as source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel: the nodes it computes and how."""
+
+    nodes: tuple[str, ...]
+    """ATen nodes, in execution order."""
+    config: Mapping[str, int | str | bool] = field(default_factory=dict)
+    """Choices by name, see :mod:`mtmc_lsp.macro.configs`: tiles, warps, stages, loop, precision, ..."""
+
+    @property
+    def key(self) -> str:
+        """Names the kernel among the others: its last node."""
+        return self.nodes[-1]
+
+    def with_config(self, **changes: int | str | bool) -> KernelPlan:
+        """The same kernel run otherwise."""
+        return replace(self, config={**self.config, **changes})
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every kernel; nodes in none of them stay torch calls."""
+
+    kernels: tuple[KernelPlan, ...] = ()
+
+    def kernel_of(self, node: str) -> KernelPlan | None:
+        """The kernel that computes ``node``, if any."""
+        return next((kernel for kernel in self.kernels if node in kernel.nodes), None)
+
+    def with_kernel(self, plan: KernelPlan) -> Schedule:
+        """With ``plan`` in place of every kernel that shares a node with it."""
+        kept = tuple(kernel for kernel in self.kernels if not set(kernel.nodes) & set(plan.nodes))
+        return Schedule((*kept, plan))
+
+    def without(self, key: str) -> Schedule:
+        """With the kernel called ``key`` given back to torch."""
+        return Schedule(tuple(kernel for kernel in self.kernels if kernel.key != key))

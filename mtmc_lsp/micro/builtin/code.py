@@ -1,0 +1,71 @@
+"""Snippets of Triton with what must be known of them: precedence, dtype, and which tile axes they vary along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ATOM, UNARY, PRODUCT, SUM, BITS, COMPARE = 100, 80, 70, 60, 50, 40
+"""Precedences, as in Python; only their order matters."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """An expression in a kernel."""
+
+    text: str
+    dtype: str
+    """Torch's name of the dtype that the expression has inside the kernel (halves are computed in float32)."""
+    rows: bool = False
+    """Whether it varies along the tile's rows."""
+    cols: bool = False
+    """Whether it varies along the tile's columns."""
+    precedence: int = ATOM
+
+    def at(self, precedence: int) -> str:
+        """The text, in brackets where it binds less tightly than ``precedence``."""
+        return self.text if self.precedence >= precedence else f"({self.text})"
+
+
+def literal(value: object) -> str:
+    """A Python number as Triton source."""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        if value != value:
+            return 'float("nan")'
+        if value in (float("inf"), float("-inf")):
+            return 'float("inf")' if value > 0 else '-float("inf")'
+    return repr(value)
+
+
+TRITON_DTYPES = {
+    "float64": "tl.float64",
+    "float32": "tl.float32",
+    "float16": "tl.float16",
+    "bfloat16": "tl.bfloat16",
+    "float8_e4m3fn": "tl.float8e4nv",
+    "float8_e5m2": "tl.float8e5",
+    "int64": "tl.int64",
+    "int32": "tl.int32",
+    "int16": "tl.int16",
+    "int8": "tl.int8",
+    "uint8": "tl.uint8",
+    "bool": "tl.int1",
+}
+"""Torch dtype to its name in a kernel."""
+
+POINTER_TYPES = {
+    "float64": "*fp64",
+    "float32": "*fp32",
+    "float16": "*fp16",
+    "bfloat16": "*bf16",
+    "float8_e4m3fn": "*fp8e4nv",
+    "float8_e5m2": "*fp8e5",
+    "int64": "*i64",
+    "int32": "*i32",
+    "int16": "*i16",
+    "int8": "*i8",
+    "uint8": "*u8",
+    "bool": "*i1",
+}
+"""Torch dtype to Triton's signature type of a pointer to it."""

@@ -1,0 +1,91 @@
+"""A finished kernel: its source and how the launcher calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.micro.builtin.expressions import Parameters
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One ``@triton.jit`` function."""
+
+    name: str
+    source: str
+    """From the decorator to the last line, newline at the end."""
+    tensors: tuple[tuple[str, str], ...]
+    """``(parameter, primitive)`` for each pointer that is read; the primitive is ``seed`` for the random seed."""
+    outputs: tuple[tuple[str, Ref], ...]
+    """``(parameter, graph value)`` for each pointer that is written."""
+    sizes: tuple[tuple[str, Size], ...]
+    """``(parameter, size)``; constant ones are ``tl.constexpr``."""
+    constexprs: Mapping[str, int | bool | str]
+    grid: tuple[str, ...]
+    """Python over the launcher's names, one entry per grid dimension."""
+    grid_sizes: tuple[Size, ...]
+    """Sizes that the grid speaks of; the launcher makes ``n_rows`` and the like of them."""
+    num_warps: int
+    num_stages: int
+    dynamic: Mapping[str, str] = field(default_factory=dict)
+    """Constexpr parameters that the launcher computes: name to Python, such as ``triton.next_power_of_2(n_cols)``."""
+    limits: tuple[str, ...] = ()
+    """Conditions over named sizes that the guard must check for this kernel."""
+
+
+def assemble(
+    name: str,
+    parameters: Parameters,
+    constexprs: Mapping[str, int | bool | str],
+    docstring: str,
+    body: list[str],
+    *,
+    grid: tuple[str, ...],
+    grid_sizes: tuple[Size, ...],
+    num_warps: int,
+    num_stages: int,
+    dynamic: Mapping[str, str] | None = None,
+    limits: tuple[str, ...] = (),
+) -> Kernel:
+    """Put header, docstring and body together; parameters come in the order pointers, outputs, sizes, constexprs."""
+    tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
+    outputs = tuple((pointer, ref) for ref, pointer in parameters.outputs.items())
+    sizes = tuple(parameters.used_sizes.items())
+    plain = [n for n, size in sizes if not size.is_constant]
+    fixed = [n for n, size in sizes if size.is_constant]
+    header = [*(p for p, _ in tensors), *(p for p, _ in outputs), *plain]
+    header += [f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {}))]
+    lines = ["@triton.jit", *_signature(name, header), *_docstring(docstring)]
+    lines += [f"    {line}" if line else "" for line in body]
+    ordered = tuple((n, s) for n, s in sizes if not s.is_constant) + tuple((n, s) for n, s in sizes if s.is_constant)
+    return Kernel(
+        name=name,
+        source="\n".join(lines) + "\n",
+        tensors=tensors,
+        outputs=outputs,
+        sizes=ordered,
+        constexprs=constexprs,
+        grid=grid,
+        grid_sizes=grid_sizes,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        dynamic=dynamic or {},
+        limits=limits,
+    )
+
+
+def _signature(name: str, header: list[str]) -> list[str]:
+    one_line = f"def {name}({', '.join(header)}):"
+    if len(one_line) <= 100:
+        return [one_line]
+    return [f"def {name}(", *(f"    {item}," for item in header), "):"]
+
+
+def _docstring(text: str) -> list[str]:
+    lines = text.split("\n")
+    if len(lines) == 1:
+        return [f'    """{lines[0]}"""']
+    return [f'    """{lines[0]}', *(f"    {line}" if line else "" for line in lines[1:]), '    """']

@@ -1,0 +1,47 @@
+"""Names in generated code, taken from the user's own variables and operations."""
+
+from __future__ import annotations
+
+import keyword
+import re
+
+from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.macro.prims import Program
+
+RESERVED = frozenset(
+    "tl triton torch row rows cols start offsets pid grid BLOCK ROWS n_rows n_cols row_mask col_mask seed_ptr range self".split()
+)
+
+
+class Names:
+    """Hands out names that are unique in their scope."""
+
+    def __init__(self, taken: frozenset[str] = RESERVED) -> None:
+        self._taken = set(taken)
+
+    def unique(self, wanted: str) -> str:
+        """``wanted``, or with a number behind where it is taken."""
+        base = identifier(wanted)
+        name, number = base, 2
+        while name in self._taken or keyword.iskeyword(name):
+            name, number = f"{base}_{number}", number + 1
+        self._taken.add(name)
+        return name
+
+
+def identifier(text: str) -> str:
+    """``text`` as a Python identifier."""
+    name = re.sub(r"\W+", "_", text).strip("_")
+    return name if name and not name[0].isdigit() else f"v{name}"
+
+
+def value_name(program: Program, ref: Ref) -> str:
+    """The user's name for a value where there is one, else one made of the operation."""
+    for item in program.graph.inputs:
+        if item.name == ref.name:
+            return item.name
+    node = program.graph.node(ref.name)
+    if node.variable:
+        return node.variable if len(node.outputs) == 1 else f"{node.variable}_{ref.index}"
+    name = node.op.split(".")[1].strip("_")
+    return name if len(node.outputs) == 1 else f"{name}_{ref.index}"

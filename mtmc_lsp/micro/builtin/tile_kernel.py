@@ -1,0 +1,527 @@
+"""Kernels over a tile of rows and columns: elementwise maps, reductions along the columns, and scans.
+
+``rows`` are independent; ``columns`` are what is reduced (or, for a map, the axis that lies densest in memory). A reduction
+either holds a whole row of columns at once, or loops over blocks of columns, once per level of reductions that need each
+other's results and once more to write what still varies along the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mtmc_lsp.core.dtypes import compute_dtype, is_float
+from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.prims import Prim, PrimOp, Program
+from mtmc_lsp.macro.regions import Region, RegionKind
+from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.expressions import Expressions, Group, Mask, Parameters
+from mtmc_lsp.micro.builtin.index import Index
+from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
+
+Config = Mapping[str, "int | str | bool"]
+LOWEST = "-3.4028234663852886e38"
+"""Start of a running maximum of float32: finite, so the difference to an infinite value stays defined."""
+
+
+def write_tile_kernel(program: Program, region: Region, config: Config, name: str, docstring: str) -> Kernel:
+    """Render a map, reduce or scan region.
+
+    Raises:
+        CannotCode: something in it has no Triton form.
+    """
+    # A first pass with every axis apart shows which neighbouring axes all accesses walk as one.
+    probe = _TileWriter(program, region, config, [[axis] for axis in region.kept], [[axis] for axis in region.reduced])
+    probe.write()
+    kept = _merge(region.kept, probe.accesses)
+    reduced = _merge(region.reduced, probe.accesses)
+    writer = _TileWriter(program, region, config, kept, reduced)
+    body = writer.write()
+    return writer.finish(name, docstring, body)
+
+
+def _merge(axes: Sequence[Axis], accesses: Sequence[Index]) -> list[list[Axis]]:
+    """Join each axis to its outer neighbour where every access steps over it as over one dense axis."""
+    groups: list[list[Axis]] = []
+    for axis in axes:
+        if groups and all(_dense(groups[-1][-1], axis, access) for access in accesses):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups
+
+
+def _dense(outer: Axis, inner: Axis, access: Index) -> bool:
+    steps = {variable.id: coefficient for variable, coefficient in access.terms if not variable.code}
+    zero = Size.of(0)
+    return steps.get(outer.id, zero) == steps.get(inner.id, zero) * inner.size
+
+
+class _TileWriter:
+    def __init__(
+        self,
+        program: Program,
+        region: Region,
+        config: Config,
+        kept: list[list[Axis]],
+        reduced: list[list[Axis]],
+    ) -> None:
+        self.program = program
+        self.region = region
+        self.config = config
+        self.is_map = region.kind is RegionKind.MAP
+        if self.is_map:
+            kept, reduced = kept[:-1], kept[-1:]
+        self.n_rows = product([axis.size for group in kept for axis in group])
+        self.n_cols = product([axis.size for group in reduced for axis in group])
+        self.has_rows = bool(kept)
+        self.rows_per_program = int(config.get("rows", 1)) if self.has_rows else 1
+        self.block = int(config.get("block", 1024))
+        self.loop = bool(config.get("loop", False)) and not self.is_map
+        self.loop = self.loop or region.kind is RegionKind.SCAN
+        self.parameters = Parameters(program)
+        self.lines: list[str] = []
+        self.body: list[str] | None = None
+        self.known: dict[str, Code] = {}
+        self.axis = 1 if self.rows_per_program > 1 else 0
+        self.row_groups, self.col_groups = kept, reduced
+        self.row_masked = self.rows_per_program > 1 and not _divides(self.rows_per_program, self.n_rows)
+        self.col_masked = self._columns_need_mask()
+        self.masks = [Mask("row_mask", True, False)] * self.row_masked + [
+            Mask("col_mask", False, True)
+        ] * self.col_masked
+        groups = self._declare_rows() + self._column_groups()
+        self.tile = Expressions(program, region, self.parameters, groups, self.masks, self._emit, self._provide)
+
+    @property
+    def accesses(self) -> list[Index]:
+        return self.tile.accesses
+
+    # Structure ---------------------------------------------------------------------------------------------------
+
+    def _columns_need_mask(self) -> bool:
+        if not self.n_cols.is_constant:
+            return True
+        return self.n_cols.constant % self._static_block() != 0
+
+    def _static_block(self) -> int:
+        """Columns of a tile: all of them, rounded up to a power of two, where nothing loops."""
+        if self.loop or self.is_map:
+            return self.block
+        return _next_power_of_two(self.n_cols.constant) if self.n_cols.is_constant else self.block
+
+    def _emit(self, text: str, cols: bool) -> None:
+        (self.body if cols and self.body is not None else self.lines).append(text)
+
+    def _declare_rows(self) -> list[Group]:
+        if not self.has_rows:
+            return []
+        count = self.rows_per_program
+        vector = count > 1
+        single = len(self.row_groups) == 1
+        name = "rows" if vector else "row"
+        if vector:
+            text = "tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]"
+        else:
+            text = "tl.program_id(0).to(tl.int64)"
+        self.lines.append(f"{name} = {text}")
+        if self.row_masked:
+            self.lines.append(f"row_mask = {name} < {self._named_size(self.n_rows, 'n_rows')}")
+        if single:
+            return [Group(tuple(self.row_groups[0]), name, rows=vector)]
+        return self._take_apart(name, self.row_groups, rows=vector, cols=False)
+
+    def _take_apart(self, name: str, groups: list[list[Axis]], *, rows: bool, cols: bool) -> list[Group]:
+        """One variable per group out of a flat index, innermost first."""
+        result: list[Group] = []
+        flat, last = name, len(groups) - 1
+        for number, axes in enumerate(reversed(groups)):
+            own = self.parameters.names.unique(_axis_name(axes, len(groups) - 1 - number))
+            size = self.parameters.size(product([axis.size for axis in axes])).at(80)
+            if number == last:
+                self._emit(f"{own} = {flat}", cols)
+            else:
+                self._emit(f"{own} = {flat} % {size}", cols)
+                rest = self.parameters.names.unique(f"{name}_outer") if number + 1 < last else ""
+                if rest:
+                    self._emit(f"{rest} = {flat} // {size}", cols)
+                    flat = rest
+                else:
+                    flat = f"{flat} // {size}"
+            result.append(Group(tuple(axes), own, rows=rows, cols=cols))
+        return list(reversed(result))
+
+    def _column_groups(self) -> list[Group]:
+        """Names for the column variables; their statements come with :meth:`_declare_columns`."""
+        if not self.col_groups:
+            return []
+        if len(self.col_groups) == 1:
+            return [Group(tuple(self.col_groups[0]), "cols", cols=True)]
+        return [
+            Group(tuple(axes), self.parameters.names.unique(_axis_name(axes, len(self.row_groups) + i)), cols=True)
+            for i, axes in enumerate(self.col_groups)
+        ]
+
+    def _declare_columns(self, start: str) -> None:
+        wide = "[None, :]" if self.rows_per_program > 1 else ""
+        if not self.col_groups:
+            return
+        self._emit(f"cols = {start}tl.arange(0, BLOCK){wide}", True)
+        if self.col_masked:
+            self._emit(f"col_mask = cols < {self._named_size(self.n_cols, 'n_cols')}", True)
+        if len(self.col_groups) > 1:
+            flat = "cols"
+            groups = [group for group in self.tile.groups if group.cols]
+            for number, group in enumerate(reversed(groups)):
+                size = self.parameters.size(product([axis.size for axis in group.axes])).at(80)
+                last = number == len(groups) - 1
+                self._emit(f"{group.name} = {flat}" if last else f"{group.name} = {flat} % {size}", True)
+                flat = f"{flat} // {size}" if flat == "cols" else f"({flat}) // {size}"
+
+    def _named_size(self, size: Size, name: str) -> str:
+        self.parameters.name_size(size, name)
+        return self.parameters.size(size).text
+
+    # Writing -----------------------------------------------------------------------------------------------------
+
+    def write(self) -> list[str]:
+        """The body's lines."""
+        if self.is_map:
+            offset = ""
+            if self.col_groups:
+                wide = ".to(tl.int64)" if not self.has_rows else ""
+                offset = f"tl.program_id({1 if self.has_rows else 0}){wide} * BLOCK + "
+            self._declare_columns(offset)
+            self._store_all(self.region.outputs)
+            return self.lines
+        self._named_size(self.n_cols, "n_cols")
+        if not self.loop:
+            self._declare_columns("")
+            self._store_all(self.region.outputs)
+            return self.lines
+        if self.region.kind is RegionKind.SCAN:
+            self._write_scan()
+        else:
+            self._write_loops()
+        return self.lines
+
+    def _store_all(self, outputs: Sequence[Ref]) -> None:
+        for ref in outputs:
+            self._store(ref)
+
+    def _store(self, ref: Ref) -> None:
+        prim = self.program.of(ref)
+        at = self.tile.own_index(prim.name)
+        value = self.tile.value(prim.name, at)
+        pointer = self.parameters.output(ref)
+        offset = self.tile.offset(self.program.graph.type_of(ref), at)
+        mask = self.tile.mask_argument(offset, None)
+        self._emit(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})", offset.cols)
+
+    def _open_loop(self) -> None:
+        self.body = []
+        self._declare_columns("start + ")
+
+    def _close_loop(self) -> None:
+        assert self.body is not None
+        bound = self._named_size(self.n_cols, "n_cols")
+        self.lines.append(f"for start in range(0, {bound}, BLOCK):")
+        self.lines += [f"    {line}" for line in self.body]
+        self.body = None
+        self.tile.cache = {key: code for key, code in self.tile.cache.items() if not code.cols}
+
+    def _write_loops(self) -> None:
+        levels = self._levels()
+        for level in sorted(set(levels.values())):
+            self._open_loop()
+            accumulators = [self._accumulate(self.program.prims[name]) for name, own in levels.items() if own == level]
+            self._close_loop()
+            for prim, names in accumulators:
+                self._finish_reduction(prim, names)
+        full = [ref for ref in self.region.outputs if self._varies_along_columns(ref)]
+        if full:
+            self._open_loop()
+            self._store_all(full)
+            self._close_loop()
+        self._store_all([ref for ref in self.region.outputs if ref not in full])
+
+    def _varies_along_columns(self, ref: Ref) -> bool:
+        return bool(set(self.region.table.all_axes(self.program.of(ref).name)) & set(self.region.reduced))
+
+    def _levels(self) -> dict[str, int]:
+        """Reductions by how many loops must come before theirs."""
+        level: dict[str, int] = {}
+        own: dict[str, int] = {}
+        for name in self.region.prims:
+            prim = self.program.prims[name]
+            below = max((level.get(source, 0) for source in prim.inputs), default=0)
+            if prim.op is PrimOp.REDUCE:
+                # A sum of exponentials runs in the loop of its maximum (online softmax).
+                own[name] = level.get(prim.inputs[0], 0) + 1 if prim.fn == "sum_exp" else below + 1
+                level[name] = own[name]
+            else:
+                level[name] = below
+        return own
+
+    # Reductions --------------------------------------------------------------------------------------------------
+
+    def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        if prim.op is not PrimOp.REDUCE and prim.op is not PrimOp.SCAN:
+            raise CannotCode(f"{prim.op.value} inside an elementwise kernel")
+        own = self.tile.own_index(prim.name)
+        if any(a != b for a, b in zip(at, own, strict=True)):
+            raise CannotCode("a reduction's result is read at another place than its own")
+        if prim.name not in self.known:
+            if self.loop:
+                raise CannotCode("a reduction is read before its loop has ended")
+            self._reduce_now(prim)
+        return self.known[prim.name]
+
+    def _operand(self, prim: Prim, neutral: str) -> str:
+        """The reduced value over the whole tile, with ``neutral`` where the tile sticks out."""
+        source = prim.inputs[0]
+        code = self.tile.value(source, self.tile.own_index(source))
+        if prim.fn in ("any", "all"):
+            code = Code(f"{code.at(100)}.to(tl.int32)", "int32", code.rows, code.cols)
+        elif not prim.fn.startswith("arg"):
+            code = self.tile.cast(code, prim.dtype)
+        text = code.text
+        if not code.cols or (self.rows_per_program > 1 and not code.rows):
+            shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
+            text = (
+                f"tl.broadcast_to({text}, {shape})"
+                if code.cols or code.rows
+                else f"tl.full({shape}, {text}, {TRITON_DTYPES[code.dtype]})"
+            )
+        if self.col_masked and not (neutral == "0.0" and self._zero_outside(source)):
+            text = f"tl.where(col_mask, {text}, {neutral})"
+        return text
+
+    def _zero_outside(self, name: str) -> bool:
+        """Whether the value is certainly 0 in columns beyond the last: what was loaded there is 0."""
+        prim = self.program.prims[name]
+        axes = set(self.region.table.all_axes(name))
+        if name in self.region.inputs:
+            return bool(axes & set(self.region.reduced))
+        if prim.op in (PrimOp.RESHAPE, PrimOp.PERMUTE):
+            return self._zero_outside(prim.inputs[0])
+        if prim.op is PrimOp.POINTWISE and prim.fn in ("cast", "square", "abs", "neg", "relu", "mul", "add", "sub"):
+            return all(self._zero_outside(source) for source in prim.inputs)
+        return False
+
+    def _neutral(self, prim: Prim) -> str:
+        floating = is_float(self.program.prims[prim.inputs[0]].dtype)
+        if prim.fn in ("sum", "sum_exp", "any"):
+            return "0.0" if is_float(prim.dtype) else "0"
+        if prim.fn in ("prod", "all"):
+            return "1.0" if is_float(prim.dtype) else "1"
+        if prim.fn in ("max", "argmax"):
+            return '-float("inf")' if floating else str(-(2**63) if self._wide(prim) else -(2**31))
+        return 'float("inf")' if floating else str(2**63 - 1 if self._wide(prim) else 2**31 - 1)
+
+    def _wide(self, prim: Prim) -> bool:
+        return self.program.prims[prim.inputs[0]].dtype == "int64"
+
+    def _result_name(self, prim: Prim) -> str:
+        source = self.program.prims[prim.inputs[0]]
+        base = next((n.variable for n in self.program.graph.nodes if n.name == source.origin and n.variable), "")
+        word = {"sum_exp": "total", "sum": "sum", "max": "max", "min": "min"}.get(prim.fn, prim.fn)
+        return self.parameters.names.unique(f"{base}_{word}" if base and prim.fn != "sum_exp" else f"row_{word}")
+
+    def _set(self, prim: Prim, text: str, dtype: str) -> None:
+        name = self._result_name(prim)
+        self._emit(f"{name} = {text}", False)
+        self.known[prim.name] = Code(name, dtype, rows=self.rows_per_program > 1)
+
+    def _across(self, call: str, value: str, extra: str = "") -> str:
+        keep = ", keep_dims=True" if self.rows_per_program > 1 else ""
+        return f"{call}({value}, axis={self.axis}{extra}{keep})"
+
+    def _collapse(self, prim: Prim, value: str) -> str:
+        """Reduce a tile along its columns."""
+        fn = prim.fn
+        if fn in ("sum", "sum_exp"):
+            return self._across("tl.sum", value)
+        if fn in ("any", "all"):
+            return self._across("tl.max" if fn == "any" else "tl.min", value) + " != 0"
+        if fn in ("argmax", "argmin"):
+            return self._across(f"tl.{fn}", value)
+        keep = ", keep_dims=True" if self.rows_per_program > 1 else ""
+        if fn == "prod":
+            return f"tl.reduce({value}, {self.axis}, _multiply{keep})"
+        if is_float(prim.dtype) and not self._only_for_softmax(prim):
+            return f"tl.reduce({value}, {self.axis}, _{fn}_nan{keep})"
+        return self._across(f"tl.{fn}", value)
+
+    def _only_for_softmax(self, prim: Prim) -> bool:
+        """Whether a maximum only shifts exponentials, where a NaN shows up in the sum anyway."""
+        return any(
+            self.program.prims[name].fn == "sum_exp" and prim.name in self.program.prims[name].inputs
+            for name in self.region.prims
+        )
+
+    def _reduce_now(self, prim: Prim) -> None:
+        if prim.fn == "sum_exp":
+            top = self._provide(self.program.prims[prim.inputs[1]], self.tile.own_index(prim.inputs[1]))
+            source = prim.inputs[0]
+            value = self.tile.value(source, self.tile.own_index(source))
+            text = f"tl.exp({value.at(60)} - {top.text})"
+            text = f"tl.where(col_mask, {text}, 0.0)" if self.col_masked else text
+            self._set(prim, self._across("tl.sum", text), prim.dtype)
+            return
+        value_text = self._operand(prim, self._neutral(prim))
+        result = self._collapse(prim, value_text)
+        dtype = compute_dtype(prim.dtype)
+        if prim.fn.startswith("arg"):
+            result += ".to(tl.int64)"
+        self._set(prim, result, dtype)
+
+    def _accumulate(self, prim: Prim) -> tuple[Prim, tuple[str, ...]]:
+        """Statements that add one block of columns to running values, one per lane; returns their names."""
+        names = self.parameters.names
+        shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
+        kind = TRITON_DTYPES["int32" if prim.fn in ("any", "all") else compute_dtype(prim.dtype)]
+        if prim.fn == "sum_exp":
+            return prim, self._accumulate_online(prim, shape)
+        neutral = self._neutral(prim)
+        value = self._operand(prim, neutral)
+        if prim.fn.startswith("arg"):
+            source_kind = TRITON_DTYPES[compute_dtype(self.program.prims[prim.inputs[0]].dtype)]
+            best, where = names.unique("best"), names.unique("best_at")
+            self.lines.append(f"{best} = tl.full({shape}, {neutral}, {source_kind})")
+            self.lines.append(f"{where} = tl.zeros({shape}, tl.int32)")
+            candidate = names.unique("candidate")
+            better = ">" if prim.fn == "argmax" else "<"
+            self._emit(f"{candidate} = {value}", True)
+            self._emit(f"{where} = tl.where({candidate} {better} {best}, cols, {where})", True)
+            self._emit(f"{best} = tl.where({candidate} {better} {best}, {candidate}, {best})", True)
+            return prim, (best, where)
+        total = names.unique("running")
+        self.lines.append(f"{total} = tl.full({shape}, {neutral}, {kind})")
+        if prim.fn == "sum":
+            self._emit(f"{total} += {value}", True)
+        elif prim.fn == "prod":
+            self._emit(f"{total} *= {value}", True)
+        else:
+            name = "maximum" if prim.fn in ("max", "any") else "minimum"
+            nan = ", propagate_nan=tl.PropagateNan.ALL" if kind.startswith("tl.float") else ""
+            self._emit(f"{total} = tl.{name}({total}, {value}{nan})", True)
+        return prim, (total,)
+
+    def _accumulate_online(self, prim: Prim, shape: str) -> tuple[str, ...]:
+        """Running maximum and sum of exponentials below it, per lane (arXiv 1805.02867)."""
+        top, total, higher = (self.parameters.names.unique(n) for n in ("lane_max", "lane_total", "new_max"))
+        self.lines.append(f"{top} = tl.full({shape}, {LOWEST}, tl.float32)")
+        self.lines.append(f"{total} = tl.zeros({shape}, tl.float32)")
+        source = prim.inputs[0]
+        value = self.tile.value(source, self.tile.own_index(source)).text
+        if self.col_masked:
+            value = f'tl.where(col_mask, {value}, -float("inf"))'
+        if not value.isidentifier():
+            name = self.parameters.names.unique("value")
+            self._emit(f"{name} = {value}", True)
+            value = name
+        self._emit(f"{higher} = tl.maximum({top}, {value})", True)
+        self._emit(f"{total} = {total} * tl.exp({top} - {higher}) + tl.exp({value} - {higher})", True)
+        self._emit(f"{top} = {higher}", True)
+        return top, total
+
+    def _finish_reduction(self, prim: Prim, names: tuple[str, ...]) -> None:
+        if prim.fn == "sum_exp":
+            top = self.known[prim.inputs[1]]
+            self._set(prim, self._across("tl.sum", f"{names[1]} * tl.exp({names[0]} - {top.text})"), prim.dtype)
+        elif prim.fn.startswith("arg"):
+            best = self.parameters.names.unique("extreme")
+            self._emit(f"{best} = {self._across('tl.max' if prim.fn == 'argmax' else 'tl.min', names[0])}", False)
+            first = self._across("tl.min", f"tl.where({names[0]} == {best}, {names[1]}, 2147483647)")
+            self._set(prim, f"{first}.to(tl.int64)", "int64")
+        else:
+            self._set(prim, self._collapse(prim, names[0]), compute_dtype(prim.dtype))
+
+    # Scans -------------------------------------------------------------------------------------------------------
+
+    def _write_scan(self) -> None:
+        """Block after block of columns, carrying the running total of each row."""
+        prim = next(p for p in map(self.program.prims.__getitem__, self.region.prims) if p.op is PrimOp.SCAN)
+        carry = self.parameters.names.unique("carry")
+        is_sum = prim.fn == "sum"
+        neutral = ("0.0" if is_sum else "1.0") if is_float(prim.dtype) else ("0" if is_sum else "1")
+        kind = TRITON_DTYPES[compute_dtype(prim.dtype)]
+        shape = "[ROWS, 1]" if self.rows_per_program > 1 else "[1]"
+        self.lines.append(f"{carry} = tl.full({shape}, {neutral}, {kind})")
+        self._open_loop()
+        value = self.parameters.names.unique("value")
+        self._emit(f"{value} = {self._operand(prim, neutral)}", True)
+        scanned = self.parameters.names.unique("scanned")
+        call = "tl.cumsum" if is_sum else "tl.cumprod"
+        sign = "+" if is_sum else "*"
+        self._emit(f"{scanned} = {call}({value}, axis={self.axis}) {sign} {carry}", True)
+        self.known[prim.name] = Code(scanned, compute_dtype(prim.dtype), self.rows_per_program > 1, True)
+        self._store_all(self.region.outputs)
+        total = (
+            f"tl.sum({value}, axis={self.axis}, keep_dims=True)"
+            if is_sum
+            else f"tl.reduce({value}, {self.axis}, _multiply, keep_dims=True)"
+        )
+        self._emit(f"{carry} {sign}= {total}", True)
+        self._close_loop()
+
+    # Finishing ---------------------------------------------------------------------------------------------------
+
+    def finish(self, name: str, docstring: str, body: list[str]) -> Kernel:
+        """The kernel with its launch."""
+        constexprs: dict[str, int | bool | str] = {}
+        dynamic: dict[str, str] = {}
+        limits: tuple[str, ...] = ()
+        sizes: list[Size] = []
+        grid: list[str] = []
+        if self.has_rows:
+            grid.append(_cdiv("n_rows", "ROWS" if self.rows_per_program > 1 else "", self.rows_per_program))
+            sizes.append(self.n_rows)
+        if self.rows_per_program > 1:
+            constexprs["ROWS"] = self.rows_per_program
+        if self.is_map and self.col_groups:
+            grid.append(_cdiv("n_cols", "BLOCK", self.block))
+        if not grid:
+            grid.append("1")
+        if self.loop or self.is_map or self.n_cols.is_constant:
+            constexprs["BLOCK"] = self._static_block()
+        else:
+            dynamic["BLOCK"] = "triton.next_power_of_2(n_cols)"
+            limits = (f"{self.n_cols} <= {int(self.config.get('max_block', 65536))}",)
+        sizes.append(self.n_cols)
+        if not self.col_groups:
+            constexprs.pop("BLOCK", None)
+        return assemble(
+            name,
+            self.parameters,
+            constexprs,
+            docstring,
+            body,
+            grid=tuple(grid),
+            grid_sizes=tuple(sizes),
+            num_warps=int(self.config.get("warps", 4)),
+            num_stages=int(self.config.get("stages", 2)),
+            dynamic=dynamic,
+            limits=limits,
+        )
+
+
+def _cdiv(name: str, _constant: str, block: int) -> str:
+    return name if block == 1 else f"triton.cdiv({name}, {block})"
+
+
+def _divides(block: int, size: Size) -> bool:
+    return size.is_constant and size.constant % block == 0
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _axis_name(axes: Sequence[Axis], position: int) -> str:
+    """A loop variable's name: the user's name of the size where there is one, in lower case."""
+    size = product([axis.size for axis in axes])
+    return f"{str(size).lower()}_index" if size.is_symbol else f"i{position}"
