@@ -6,7 +6,7 @@ and any load that is asked for twice is made once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_float, is_half
@@ -31,6 +31,8 @@ class Group:
     name: str
     rows: bool = False
     cols: bool = False
+    declaration: str = ""
+    """What the variable is, where it must be set before it is first used: ``row // 4``."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ class Mask:
 class Parameters:
     """A kernel's parameters, in the order in which they are first needed."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, buffers: Mapping[str, TensorType]) -> None:
+        """Start with no parameters; ``buffers`` has the type of every primitive that lies in memory."""
         self.program = program
+        self.buffers = buffers
         self.names = Names()
         self.tensors: dict[str, str] = {}
         """Primitive (or ``seed``) to the pointer's name."""
@@ -110,6 +114,7 @@ class Expressions:
         region: Region,
         parameters: Parameters,
         groups: Sequence[Group],
+        flat: Sequence[Group],
         masks: Sequence[Mask],
         emit: Callable[[str, bool], None],
         provide: Callable[[Prim, tuple[Index, ...]], Code],
@@ -118,6 +123,7 @@ class Expressions:
 
         Args:
             groups: the loop variables; every axis of the region that is used must be in one of them.
+            flat: variables that run over several groups at once, used where an access walks all of them as one.
             masks: conditions that loads along rows or columns need.
             emit: takes a statement and whether it varies along columns.
             provide: gives the value of reductions, scans and products, which depend on the kernel's structure.
@@ -126,6 +132,8 @@ class Expressions:
         self.region = region
         self.parameters = parameters
         self.groups = tuple(groups)
+        self.flat = tuple(flat)
+        self.declared: set[str] = set()
         self.masks = list(masks)
         self.emit = emit
         self.provide = provide
@@ -157,10 +165,15 @@ class Expressions:
         self.accesses.append(index)
         parts: list[Code] = []
         rest = dict(index.terms)
+        for group in self.flat:
+            own = {axis: c for axis in group.axes for v, c in rest.items() if v.id == axis.id and not v.code}
+            if own and _walks_as_one(group, own):
+                rest = {v: c for v, c in rest.items() if v.code or all(v.id != axis.id for axis in group.axes)}
+                parts.append(self._product(Code(group.name, "int64", group.rows, group.cols), own[group.axes[-1]]))
         for group in self.groups:
-            own = [(axis, rest.pop(v)) for axis in group.axes for v in list(rest) if v.id == axis.id and not v.code]
+            own = {axis: rest.pop(v) for axis in group.axes for v in list(rest) if v.id == axis.id and not v.code}
             if own:
-                parts.append(self._group_term(group, dict(own)))
+                parts.append(self._group_term(group, own))
         for variable, coefficient in rest.items():
             parts.append(self._product(Code(variable.code, "int64", variable.rows, variable.cols), coefficient))
         if index.constant.terms or not parts:
@@ -168,16 +181,14 @@ class Expressions:
         rows, cols = any(p.rows for p in parts), any(p.cols for p in parts)
         if len(parts) == 1:
             return parts[0]
-        return Code(" + ".join(p.at(SUM) for p in parts), "int64", rows, cols, SUM)
+        return Code(" + ".join(p.at(SUM) for p in parts).replace("+ -", "- "), "int64", rows, cols, SUM)
 
     def _group_term(self, group: Group, coefficients: dict[Axis, Size]) -> Code:
-        inner = coefficients.get(group.axes[-1], Size.of(0))
-        expected, whole = inner, True
-        for axis in reversed(group.axes):
-            whole = whole and coefficients.get(axis, Size.of(0)) == expected
-            expected = expected * axis.size
-        if whole:
-            return self._product(Code(group.name, "int64", group.rows, group.cols), inner)
+        if group.declaration and group.name not in self.declared:
+            self.declared.add(group.name)
+            self.emit(f"{group.name} = {group.declaration}", group.cols)
+        if _walks_as_one(group, coefficients):
+            return self._product(Code(group.name, "int64", group.rows, group.cols), coefficients[group.axes[-1]])
         # Coefficients that do not follow one another: take the variable apart.
         parts, below = [], Size.of(1)
         for axis in reversed(group.axes):
@@ -328,9 +339,8 @@ class Expressions:
     # Memory ------------------------------------------------------------------------------------------------------
 
     def _load(self, prim: Prim, at: tuple[Index, ...]) -> Code:
-        ref = self.parameters.ref(prim)
         pointer = self.parameters.tensor(prim.name)
-        offset = self.offset(self.program.graph.type_of(ref), at)
+        offset = self.offset(self.parameters.buffers[prim.name], at)
         text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)})"
         if is_half(prim.dtype):
             text += ".to(tl.float32)"
@@ -477,6 +487,18 @@ class Expressions:
         pointer = "seed_ptr" if stream == 0 else f"seed_ptr + {stream}"
         # 32-bit counters, whatever the type of the offsets: one stream of random bits for every shape of the tile.
         return Code(f"tl.rand(tl.load({pointer}), ({code.text}).to(tl.int32))", "float32", code.rows, code.cols)
+
+
+def _walks_as_one(group: Group, coefficients: Mapping[Axis, Size]) -> bool:
+    """Whether an access steps over the group's axes as over one dense axis."""
+    expected = coefficients.get(group.axes[-1])
+    if expected is None:
+        return False
+    for axis in reversed(group.axes):
+        if coefficients.get(axis) != expected:
+            return False
+        expected = expected * axis.size
+    return True
 
 
 def _tied(table: AxisTable, name: str, source: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
-from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
@@ -26,18 +26,26 @@ LOWEST = "-3.4028234663852886e38"
 """Start of a running maximum of float32: finite, so the difference to an infinite value stays defined."""
 
 
-def write_tile_kernel(program: Program, region: Region, config: Config, name: str, docstring: str) -> Kernel:
+def write_tile_kernel(
+    program: Program,
+    region: Region,
+    buffers: Mapping[str, TensorType],
+    config: Config,
+    name: str,
+    docstring: str,
+) -> Kernel:
     """Render a map, reduce or scan region.
 
     Raises:
         CannotCode: something in it has no Triton form.
     """
     # A first pass with every axis apart shows which neighbouring axes all accesses walk as one.
-    probe = _TileWriter(program, region, config, [[axis] for axis in region.kept], [[axis] for axis in region.reduced])
+    apart = [[axis] for axis in region.kept], [[axis] for axis in region.reduced]
+    probe = _TileWriter(program, region, buffers, config, *apart)
     probe.write()
     kept = _merge(region.kept, probe.accesses)
     reduced = _merge(region.reduced, probe.accesses)
-    writer = _TileWriter(program, region, config, kept, reduced)
+    writer = _TileWriter(program, region, buffers, config, kept, reduced)
     body = writer.write()
     return writer.finish(name, docstring, body)
 
@@ -64,6 +72,7 @@ class _TileWriter:
         self,
         program: Program,
         region: Region,
+        buffers: Mapping[str, TensorType],
         config: Config,
         kept: list[list[Axis]],
         reduced: list[list[Axis]],
@@ -81,7 +90,7 @@ class _TileWriter:
         self.block = int(config.get("block", 1024))
         self.loop = bool(config.get("loop", False)) and not self.is_map
         self.loop = self.loop or region.kind is RegionKind.SCAN
-        self.parameters = Parameters(program)
+        self.parameters = Parameters(program, buffers)
         self.lines: list[str] = []
         self.body: list[str] | None = None
         self.known: dict[str, Code] = {}
@@ -92,8 +101,18 @@ class _TileWriter:
         self.masks = [Mask("row_mask", True, False)] * self.row_masked + [
             Mask("col_mask", False, True)
         ] * self.col_masked
-        groups = self._declare_rows() + self._column_groups()
-        self.tile = Expressions(program, region, self.parameters, groups, self.masks, self._emit, self._provide)
+        groups, flat = self._row_variables()
+        column_groups, flat_columns = self._column_variables()
+        self.tile = Expressions(
+            program,
+            region,
+            self.parameters,
+            [*groups, *column_groups],
+            [*flat, *flat_columns],
+            self.masks,
+            self._emit,
+            self._provide,
+        )
 
     @property
     def accesses(self) -> list[Index]:
@@ -115,54 +134,40 @@ class _TileWriter:
     def _emit(self, text: str, cols: bool) -> None:
         (self.body if cols and self.body is not None else self.lines).append(text)
 
-    def _declare_rows(self) -> list[Group]:
+    def _row_variables(self) -> tuple[list[Group], list[Group]]:
+        """Set the row index (or vector of them); gives the variables taken out of it, and itself."""
         if not self.has_rows:
-            return []
-        count = self.rows_per_program
-        vector = count > 1
-        single = len(self.row_groups) == 1
+            return [], []
+        vector = self.rows_per_program > 1
         name = "rows" if vector else "row"
-        if vector:
-            text = "tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]"
-        else:
-            text = "tl.program_id(0).to(tl.int64)"
-        self.lines.append(f"{name} = {text}")
+        text = "tl.program_id(0).to(tl.int64)"
+        self.lines.append(f"{name} = {text} * ROWS + tl.arange(0, ROWS)[:, None]" if vector else f"{name} = {text}")
         if self.row_masked:
             self.lines.append(f"row_mask = {name} < {self._named_size(self.n_rows, 'n_rows')}")
-        if single:
-            return [Group(tuple(self.row_groups[0]), name, rows=vector)]
-        return self._take_apart(name, self.row_groups, rows=vector, cols=False)
+        whole = Group(tuple(axis for group in self.row_groups for axis in group), name, rows=vector)
+        return self._taken_apart(whole, self.row_groups, 0), [whole]
 
-    def _take_apart(self, name: str, groups: list[list[Axis]], *, rows: bool, cols: bool) -> list[Group]:
-        """One variable per group out of a flat index, innermost first."""
-        result: list[Group] = []
-        flat, last = name, len(groups) - 1
-        for number, axes in enumerate(reversed(groups)):
-            own = self.parameters.names.unique(_axis_name(axes, len(groups) - 1 - number))
-            size = self.parameters.size(product([axis.size for axis in axes])).at(80)
-            if number == last:
-                self._emit(f"{own} = {flat}", cols)
-            else:
-                self._emit(f"{own} = {flat} % {size}", cols)
-                rest = self.parameters.names.unique(f"{name}_outer") if number + 1 < last else ""
-                if rest:
-                    self._emit(f"{rest} = {flat} // {size}", cols)
-                    flat = rest
-                else:
-                    flat = f"{flat} // {size}"
-            result.append(Group(tuple(axes), own, rows=rows, cols=cols))
-        return list(reversed(result))
-
-    def _column_groups(self) -> list[Group]:
-        """Names for the column variables; their statements come with :meth:`_declare_columns`."""
+    def _column_variables(self) -> tuple[list[Group], list[Group]]:
+        """The variables taken out of the column vector, and itself; :meth:`_declare_columns` sets it."""
         if not self.col_groups:
-            return []
-        if len(self.col_groups) == 1:
-            return [Group(tuple(self.col_groups[0]), "cols", cols=True)]
-        return [
-            Group(tuple(axes), self.parameters.names.unique(_axis_name(axes, len(self.row_groups) + i)), cols=True)
-            for i, axes in enumerate(self.col_groups)
-        ]
+            return [], []
+        whole = Group(tuple(axis for group in self.col_groups for axis in group), "cols", cols=True)
+        return self._taken_apart(whole, self.col_groups, len(self.row_groups)), [whole]
+
+    def _taken_apart(self, whole: Group, groups: list[list[Axis]], first: int) -> list[Group]:
+        if len(groups) == 1:
+            return [whole]
+        result: list[Group] = []
+        below = Size.of(1)
+        for number, axes in reversed(list(enumerate(groups))):
+            size = product([axis.size for axis in axes])
+            text = whole.name if below == Size.of(1) else f"{whole.name} // {self.parameters.size(below).at(80)}"
+            if number:
+                text += f" % {self.parameters.size(size).at(80)}"
+            name = self.parameters.names.unique(_axis_name(axes, first + number))
+            result.append(Group(tuple(axes), name, whole.rows, whole.cols, text))
+            below = below * size
+        return list(reversed(result))
 
     def _declare_columns(self, start: str) -> None:
         wide = "[None, :]" if self.rows_per_program > 1 else ""
@@ -171,14 +176,6 @@ class _TileWriter:
         self._emit(f"cols = {start}tl.arange(0, BLOCK){wide}", True)
         if self.col_masked:
             self._emit(f"col_mask = cols < {self._named_size(self.n_cols, 'n_cols')}", True)
-        if len(self.col_groups) > 1:
-            flat = "cols"
-            groups = [group for group in self.tile.groups if group.cols]
-            for number, group in enumerate(reversed(groups)):
-                size = self.parameters.size(product([axis.size for axis in group.axes])).at(80)
-                last = number == len(groups) - 1
-                self._emit(f"{group.name} = {flat}" if last else f"{group.name} = {flat} % {size}", True)
-                flat = f"{flat} // {size}" if flat == "cols" else f"({flat}) // {size}"
 
     def _named_size(self, size: Size, name: str) -> str:
         self.parameters.name_size(size, name)
@@ -231,12 +228,15 @@ class _TileWriter:
         self.lines += [f"    {line}" for line in self.body]
         self.body = None
         self.tile.cache = {key: code for key, code in self.tile.cache.items() if not code.cols}
+        self.tile.declared -= {group.name for group in self.tile.groups if group.cols}
 
     def _write_loops(self) -> None:
         levels = self._levels()
         for level in sorted(set(levels.values())):
             self._open_loop()
-            accumulators = [self._accumulate(self.program.prims[name]) for name, own in levels.items() if own == level]
+            wanted = [self.program.prims[name] for name, own in levels.items() if own == level]
+            paired = {prim.inputs[1] for prim in wanted if prim.fn == "sum_exp"}
+            accumulators = [self._accumulate(prim) for prim in wanted if prim.name not in paired]
             self._close_loop()
             for prim, names in accumulators:
                 self._finish_reduction(prim, names)
@@ -430,6 +430,8 @@ class _TileWriter:
 
     def _finish_reduction(self, prim: Prim, names: tuple[str, ...]) -> None:
         if prim.fn == "sum_exp":
+            if prim.inputs[1] not in self.known:
+                self._set(self.program.prims[prim.inputs[1]], self._across("tl.max", names[0]), prim.dtype)
             top = self.known[prim.inputs[1]]
             self._set(prim, self._across("tl.sum", f"{names[1]} * tl.exp({names[0]} - {top.text})"), prim.dtype)
         elif prim.fn.startswith("arg"):

@@ -1,0 +1,178 @@
+"""The built-in coder: applies a macro action to the schedule and renders graph + schedule as a new version of the file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
+from mtmc_lsp.core.workload import Capture, TargetKind
+from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
+from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.regions import Region, RegionKind
+from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
+from mtmc_lsp.micro.builtin.guard import write_guard
+from mtmc_lsp.micro.builtin.kernel import Kernel
+from mtmc_lsp.micro.builtin.launcher import Launcher, Unit, units
+from mtmc_lsp.micro.builtin.naming import identifier, value_name
+from mtmc_lsp.micro.builtin.tile_kernel import write_tile_kernel
+from mtmc_lsp.source.compose import compose, strip_generated
+
+IMPORTS = ("import torch", "import triton", "import triton.language as tl")
+
+
+class BuiltinCoder:
+    """Writes Triton with no network; the same capture, candidate and action give the same candidate byte for byte."""
+
+    def start(self, capture: Capture, source: str) -> Candidate:
+        """The user's own file, nothing generated."""
+        plain = strip_generated(source.encode(), capture.workload.target.qualname).decode()
+        return Candidate(_content_id(plain), None, None, plain, None, to_json(Schedule()))
+
+    def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
+        """``candidate`` with ``action`` applied.
+
+        Raises:
+            CannotCode: the action is not legal here, or has no Triton form.
+        """
+        program = lower(capture.graph)
+        schedule = from_json(Schedule, candidate.schedule)
+        try:
+            changed = apply_action(program, schedule, action)
+        except IllegalAction as reason:
+            raise CannotCode(str(reason)) from None
+        target = capture.workload.target
+        plain = strip_generated(candidate.source.encode(), target.qualname)
+        code, launches = render(capture, program, changed, plain.decode())
+        text = compose(plain, target, code).decode()
+        return Candidate(_content_id(text), candidate.id, action, text, code, to_json(changed), launches)
+
+
+def _content_id(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def render(
+    capture: Capture, program: Program, schedule: Schedule, source: str
+) -> tuple[GeneratedCode, tuple[KernelLaunch, ...]]:
+    """Generated code for a schedule, and how its kernels are launched."""
+    graph = program.graph
+    if any(ref is None for ref in graph.outputs):
+        raise CannotCode("the target returns None beside tensors")
+    schedule = _with_random_kernels(program, schedule)
+    base = _base_name(capture.workload.target.qualname, source)
+    launcher = Launcher(program)
+    kernels: list[Kernel] = []
+    lines = source.splitlines()
+    todo = units(program, schedule)
+    several = sum(1 for unit in todo if unit.plan is not None) > 1
+    for unit in todo:
+        if unit.plan is None or unit.region is None:
+            launcher.torch_call(graph.node(unit.nodes[0]))
+            continue
+        kernel = _write_kernel(
+            program, unit, unit.region, unit.plan, launcher, _kernel_name(program, unit, base, several), lines
+        )
+        launcher.launch(kernel)
+        kernels.append(kernel)
+    block = _block(capture, program, base, kernels, launcher)
+    return GeneratedCode(IMPORTS, block, _dispatch(capture, base)), tuple(launcher.launches)
+
+
+def _with_random_kernels(program: Program, schedule: Schedule) -> Schedule:
+    """Every random operation runs in a kernel, so that all draw from the launcher's one seed."""
+    for prim in program.prims.values():
+        if prim.op is PrimOp.RANDOM and schedule.kernels and schedule.kernel_of(prim.origin) is None:
+            schedule = Schedule((*schedule.kernels, KernelPlan((prim.origin,))))
+    return schedule
+
+
+def _write_kernel(
+    program: Program,
+    unit: Unit,
+    region: Region,
+    plan: KernelPlan,
+    launcher: Launcher,
+    name: str,
+    lines: list[str],
+) -> Kernel:
+    if region.kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
+        raise CannotCode(f"a {region.kind.value} kernel")
+    missing = [prim for prim in region.inputs if prim not in launcher.buffers]
+    if missing:
+        raise CannotCode(f"{program.prims[missing[0]].origin} is not in memory")
+    return write_tile_kernel(program, region, launcher.buffers, plan.config, name, _docstring(program, region, lines))
+
+
+def _docstring(program: Program, region: Region, lines: list[str]) -> str:
+    """The user's own lines that the kernel computes, and what is saved."""
+    numbers = sorted({program.graph.node(name).line for name in region.nodes} - {0})
+    quoted = [lines[n - 1].strip() for n in numbers if 0 < n <= len(lines)]
+    results = ", ".join(value_name(program, ref) for ref in region.outputs)
+    inner = len(region.nodes) - len(region.outputs)
+    saved = "; nothing between is written to memory" if inner > 0 else ""
+    passes = (
+        "One pass over memory"
+        if region.kind is RegionKind.MAP
+        else "Each row is read, reduced and written by one program"
+    )
+    head = f"{results}, in one kernel."
+    body = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
+    return f"{head}\n\n{body}\n{passes}{saved}.".replace('"""', "'''").replace("\\", "\\\\")
+
+
+def _base_name(qualname: str, source: str) -> str:
+    """Snake-case stem of the generated names, free in the user's file."""
+    parts = [part for part in qualname.split(".") if part != "forward"]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
+    base = identifier(words)
+    while any(re.search(rf"\b{base}_{suffix}\b", source) for suffix in ("fits", "triton", "kernel")):
+        base += "_mtmc"
+    return base
+
+
+def _kernel_name(program: Program, unit: Unit, base: str, several: bool) -> str:
+    assert unit.region is not None
+    return f"{base}_{identifier(value_name(program, unit.region.outputs[-1]))}_kernel" if several else f"{base}_kernel"
+
+
+def _block(capture: Capture, program: Program, base: str, kernels: list[Kernel], launcher: Launcher) -> str:
+    graph = capture.graph
+    access = {item.name: item.access for item in graph.inputs}
+    limits = tuple(dict.fromkeys(limit for kernel in kernels for limit in kernel.limits))
+    guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits)
+    what = f"``{capture.workload.target.qualname}`` by Triton kernels."
+    sources = [kernel.source for kernel in kernels]
+    helpers = _helpers("\n".join(sources))
+    return "\n\n".join([*helpers, *sources, guard, launcher.finish(f"{base}_triton", what)])
+
+
+def _helpers(text: str) -> list[str]:
+    """Sources of the helper functions that are called, including by one another."""
+    found = helpers_used(text)
+    while True:
+        more = [name for name in helpers_used(text + "".join(HELPERS[n] for n in found)) if name not in found]
+        if not more:
+            return [HELPERS[name] for name in HELPERS if name in found]
+        found += more
+
+
+def _guard_parameters(capture: Capture) -> list[str]:
+    target = capture.workload.target
+    own = [] if target.kind is TargetKind.FUNCTION else ["self"]
+    return [*own, *(argument.name for argument in capture.arguments)]
+
+
+def _dispatch(capture: Capture, base: str) -> str:
+    graph = capture.graph
+    call = f"{base}_triton({', '.join(item.access for item in graph.inputs)})"
+    if graph.returns == "list":
+        call = f"list({call})"
+    elif graph.returns == "tuple" and len(graph.outputs) == 1:
+        call = f"({call},)"
+    return f"if {base}_fits({', '.join(_guard_parameters(capture))}):\n    return {call}\n"

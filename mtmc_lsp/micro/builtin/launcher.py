@@ -1,0 +1,299 @@
+"""The launcher: the Python function that allocates, launches the kernels and makes the torch calls that remain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mtmc_lsp.core.graph import Node, Ref, TensorType
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.regions import CannotFuse, Region, analyse
+from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.micro.builtin.code import POINTER_TYPES
+from mtmc_lsp.micro.builtin.guard import bindings, size_text
+from mtmc_lsp.micro.builtin.kernel import Kernel
+from mtmc_lsp.micro.builtin.naming import Names, value_name
+from mtmc_lsp.micro.builtin.torch_calls import torch_call
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One thing the launcher does: run a kernel, or make one torch call."""
+
+    nodes: tuple[str, ...]
+    plan: KernelPlan | None = None
+    region: Region | None = None
+
+
+def units(program: Program, schedule: Schedule) -> list[Unit]:
+    """Kernels and torch calls in an order in which every value is made before it is read.
+
+    Raises:
+        CannotCode: a kernel of the schedule is none, or two kernels wait for each other.
+    """
+    made: dict[str, Unit] = {}
+    for plan in schedule.kernels:
+        try:
+            unit = Unit(plan.nodes, plan, analyse(program, plan.nodes))
+        except CannotFuse as reason:
+            raise CannotCode(str(reason)) from None
+        for name in plan.nodes:
+            made[name] = unit
+    pending: list[Unit] = []
+    for node in program.graph.nodes:
+        unit = made.setdefault(node.name, Unit((node.name,)))
+        if unit not in pending:
+            pending.append(unit)
+    needed = _live_nodes(program, made)
+    pending = [unit for unit in pending if set(unit.nodes) & needed]
+    done = {item.name for item in program.graph.inputs}
+    ordered: list[Unit] = []
+    while pending:
+        ready = next((unit for unit in pending if _sources(program, unit) <= done), None)
+        if ready is None:
+            raise CannotCode("two kernels wait for each other's results")
+        pending.remove(ready)
+        ordered.append(ready)
+        done |= set(ready.nodes)
+    return ordered
+
+
+def _sources(program: Program, unit: Unit) -> set[str]:
+    nodes = {node.name: node for node in program.graph.nodes}
+    return {ref.name for name in unit.nodes for ref in nodes[name].inputs()} - set(unit.nodes)
+
+
+def _live_nodes(program: Program, made: dict[str, Unit]) -> set[str]:
+    """Nodes whose values are returned, mutate an input, or are read by such."""
+    graph = program.graph
+    nodes = {node.name: node for node in graph.nodes}
+    pending = [ref.name for ref in graph.outputs if ref] + [mutation.value.name for mutation in graph.mutations]
+    live: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in live or name not in nodes:
+            continue
+        live.add(name)
+        for inner in made[name].nodes:
+            live.add(inner)
+            pending += [ref.name for ref in nodes[inner].inputs()]
+    return live
+
+
+@dataclass
+class Launcher:
+    """Collects the launcher's statements while the kernels are written."""
+
+    program: Program
+    names: Names = field(
+        default_factory=lambda: Names(frozenset({"torch", "triton", "tl", "seed", "n_rows", "n_cols"}))
+    )
+    lines: list[str] = field(default_factory=list)
+    variables: dict[Ref, str] = field(default_factory=dict)
+    """The variable that holds each value that lies in memory."""
+    buffers: dict[str, TensorType] = field(default_factory=dict)
+    """The type of each primitive that lies in memory."""
+    holders: dict[str, str] = field(default_factory=dict)
+    """The variable that holds each primitive that lies in memory."""
+    launches: list[KernelLaunch] = field(default_factory=list)
+    uses_seed: bool = False
+
+    def __post_init__(self) -> None:
+        for item in self.program.graph.inputs:
+            variable = self.names.unique(item.name)
+            self._place(Ref(item.name), variable, item.type)
+        graph = self.program.graph
+        self.input_names = {item.name: self.variables[Ref(item.name)] for item in graph.inputs}
+        self._sizes = {symbol: binding.text for symbol, binding in bindings(graph, self.input_names).items()}
+        self._size_names: dict[str, str] = {}
+
+    def _place(self, ref: Ref, variable: str, kind: TensorType) -> None:
+        self.variables[ref] = variable
+        prim = self.program.of(ref).name
+        self.holders.setdefault(prim, variable)
+        self.buffers.setdefault(prim, kind)
+
+    def size(self, size: Size) -> str:
+        """A size as Python; every named size in it becomes a local variable."""
+        for symbol in size.symbols():
+            if symbol not in self._size_names:
+                self._size_names[symbol] = self.names.unique(symbol)
+        return size_text(size, self._size_names)
+
+    def torch_call(self, node: Node) -> None:
+        """Emit an ATen node as a torch call."""
+        for ref in node.inputs():
+            if ref not in self.variables:
+                raise CannotCode(f"{node.op} reads a value that no kernel writes")
+        for argument in (*node.args, *node.kwargs.values()):
+            for size in _sizes_in(argument):
+                self.size(size)
+        text = torch_call(node, self.variables, self._size_names)
+        wanted = [self.names.unique(value_name(self.program, Ref(node.name, i))) for i in range(len(node.outputs))]
+        dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
+        if len(wanted) == 1:
+            # Kernels read the result as dense rows; where torch chose another layout this makes it so.
+            self.lines.append(f"{wanted[0]} = {text}{'.contiguous()' if dense and _may_be_strided(node) else ''}")
+        else:
+            self.lines.append(f"{', '.join(wanted)} = {text}")
+        for i, (name, kind) in enumerate(zip(wanted, node.outputs, strict=True)):
+            self._place(Ref(node.name, i), name, kind)
+
+    def allocate(self, ref: Ref) -> str:
+        """A new buffer for a value; returns its variable."""
+        kind = self.program.graph.type_of(ref)
+        name = self.names.unique(value_name(self.program, ref))
+        twin = next(
+            (
+                item
+                for item in self.program.graph.inputs
+                if item.type.shape == kind.shape and item.type.is_contiguous and kind.is_contiguous
+            ),
+            None,
+        )
+        if twin is not None:
+            dtype = "" if twin.type.dtype == kind.dtype else f", dtype=torch.{kind.dtype}"
+            self.lines.append(f"{name} = torch.empty_like({self.input_names[twin.name]}{dtype})")
+        else:
+            shape = _tuple([self.size(size) for size in kind.shape])
+            first = self.input_names[self.program.graph.inputs[0].name]
+            where = f"dtype=torch.{kind.dtype}, device={first}.device"
+            if kind.is_contiguous:
+                self.lines.append(f"{name} = torch.empty({shape}, {where})")
+            else:
+                stride = _tuple([self.size(size) for size in kind.stride])
+                self.lines.append(f"{name} = torch.empty_strided({shape}, {stride}, {where})")
+        self._place(ref, name, kind)
+        return name
+
+    def launch(self, kernel: Kernel) -> None:
+        """Emit allocation of the outputs and the launch."""
+        if any(prim == "seed" for _, prim in kernel.tensors):
+            self.uses_seed = True
+        arguments = [("seed" if prim == "seed" else self.holders[prim]) for _, prim in kernel.tensors]
+        arguments += [self.allocate(ref) for _, ref in kernel.outputs]
+        local = {}
+        used = f"{kernel.grid} {kernel.dynamic}"
+        for name, size in zip(("n_rows", "n_cols")[-len(kernel.grid_sizes) :], kernel.grid_sizes, strict=True):
+            text = self.size(size)
+            passed = any(param == name for param, _ in kernel.sizes)
+            if re.search(rf"\b{name}\b", used) or passed:
+                self.lines.append(f"{name} = {text}")
+                local[size] = name
+        keywords = []
+        for param, size in kernel.sizes:
+            text = local.get(size) or self.size(size)
+            if size.is_constant:
+                keywords.append(f"{param}={text}")
+            else:
+                arguments.append(text)
+        keywords += [f"{name}={value!r}" for name, value in kernel.constexprs.items()]
+        keywords += [f"{name}={text}" for name, text in kernel.dynamic.items()]
+        keywords += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        grid = _tuple(list(kernel.grid))
+        head = f"torch.library.wrap_triton({kernel.name})[{grid}]("
+        one_line = head + ", ".join([*arguments, *keywords]) + ")"
+        if len(one_line) <= 110:
+            self.lines.append(one_line)
+        else:
+            self.lines += [head, f"    {', '.join(arguments)},", f"    {', '.join(keywords)},", ")"]
+        self.launches.append(self._signature(kernel))
+
+    def _signature(self, kernel: Kernel) -> KernelLaunch:
+        sizes = self.program.graph.sizes
+        signature: dict[str, str] = {}
+        divisible: list[str] = []
+        for param, prim in kernel.tensors:
+            dtype = "int64" if prim == "seed" else self.buffers[prim].dtype
+            signature[param] = POINTER_TYPES[dtype]
+            divisible.append(param)
+        for param, ref in kernel.outputs:
+            signature[param] = POINTER_TYPES[self.program.graph.type_of(ref).dtype]
+            divisible.append(param)
+        constexprs: dict[str, object] = dict(kernel.constexprs)
+        for param, size in kernel.sizes:
+            number = size.value(sizes)
+            if size.is_constant:
+                constexprs[param] = number
+            else:
+                signature[param] = "i32" if number < 2**31 else "i64"
+                if number % 16 == 0:
+                    divisible.append(param)
+        for param, text in kernel.dynamic.items():
+            constexprs[param] = _evaluate_dynamic(text, kernel, sizes)
+        return KernelLaunch(
+            kernel.name,
+            signature,
+            constexprs,
+            kernel.num_warps,
+            kernel.num_stages,
+            tuple(divisible),
+        )
+
+    def finish(self, name: str, what: str) -> str:
+        """The launcher's source."""
+        graph = self.program.graph
+        returned = [self.variables[ref] for ref in graph.outputs if ref is not None]
+        for mutation in graph.mutations:
+            self.lines.append(f"{self.input_names[mutation.input]}.copy_({self.variables[mutation.value]})")
+        mutated = [self.input_names[mutation.input] for mutation in graph.mutations]
+        prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in self._size_names.items()]
+        if self.uses_seed:
+            count = sum(1 for prim in self.program.prims.values() if prim.op.value == "random")
+            first = self.input_names[graph.inputs[0].name]
+            prelude.append(f"seed = torch.randint(2**31 - 1, ({count},), device={first}.device)")
+        result = "torch.Tensor" if len(returned) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(returned))}]"
+        head = f"def {name}({', '.join(f'{n}: torch.Tensor' for n in self.input_names.values())}) -> {result}:"
+        if len(head) > 110:
+            params = "".join(f"    {n}: torch.Tensor,\n" for n in self.input_names.values())
+            head = f"def {name}(\n{params}) -> {result}:"
+        mutates = "{" + ", ".join(repr(m) for m in mutated) + "}" if mutated else "()"
+        lines = []
+        if self._returns_fresh_tensors(returned):
+            # An operator of its own for torch.compile, torch.export and CUDA graphs.
+            lines.append(
+                f"@torch.library.triton_op(f\"{{__name__.replace('.', '_')}}::{name}\", mutates_args={mutates})",
+            )
+        lines += [head, f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
+        lines.append(f"    return {', '.join(returned)}")
+        return "\n".join(lines) + "\n"
+
+    def _returns_fresh_tensors(self, returned: list[str]) -> bool:
+        """An operator may not return its inputs, nor one tensor twice."""
+        return len(set(returned)) == len(returned) and not set(returned) & set(self.input_names.values())
+
+
+def _evaluate_dynamic(text: str, kernel: Kernel, sizes: object) -> int:
+    assert isinstance(sizes, dict) or hasattr(sizes, "keys")
+    n_cols = kernel.grid_sizes[-1].value(sizes)  # type: ignore[arg-type]
+    assert text == "triton.next_power_of_2(n_cols)"
+    return 1 << max(0, n_cols - 1).bit_length()
+
+
+def _sizes_in(argument: object) -> Sequence[Size]:
+    if isinstance(argument, Size):
+        return [argument]
+    if isinstance(argument, tuple):
+        return [size for item in argument for size in _sizes_in(item)]
+    return []
+
+
+def _is_view(node: Node) -> bool:
+    return node.op.split(".")[1] in (
+        "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk".split()
+    )
+
+
+def _may_be_strided(node: Node) -> bool:
+    """Operations whose result may come in another memory format than the capture saw (channels last)."""
+    return node.op.split(".")[1].startswith(
+        ("conv", "_conv", "max_pool", "avg_pool", "adaptive", "upsample", "_to_copy")
+    )
+
+
+def _tuple(items: list[str]) -> str:
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"

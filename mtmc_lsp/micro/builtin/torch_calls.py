@@ -1,0 +1,68 @@
+"""ATen nodes as the Python call a person would write, for what stays with torch."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.graph import Argument, Node, Ref
+from mtmc_lsp.core.sizes import Size
+
+PLAIN = frozenset(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul bmm mm addmm baddbmm cat stack softmax "
+    "log_softmax relu sigmoid tanh exp layer_norm group_norm batch_norm max_pool1d max_pool2d max_pool3d cumsum cumprod "
+    "where gather index_select einsum flip tril triu topk sort argsort gelu_ mean sum amax amin permute transpose t".split()
+)
+"""Operations that ``torch.<name>`` calls with ATen's own positional arguments."""
+
+FUNCTIONAL = {
+    "linear": "torch.nn.functional.linear",
+    "scaled_dot_product_attention": "torch.nn.functional.scaled_dot_product_attention",
+    "gelu": "torch.nn.functional.gelu",
+    "silu": "torch.nn.functional.silu",
+    "avg_pool2d": "torch.nn.functional.avg_pool2d",
+}
+METHODS = frozenset("view reshape permute transpose unsqueeze squeeze expand contiguous".split())
+"""View operations, written as methods."""
+
+
+def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str]) -> str:
+    """The call, as Python over the launcher's variables.
+
+    Args:
+        names: the variable that holds each value.
+        size_text: Python for each named size.
+    """
+    name, overload = node.op.split(".")[1], node.op.split(".")[2]
+    args = [argument_text(item, names, size_text) for item in node.args]
+    kwargs = [f"{key}={argument_text(item, names, size_text, key)}" for key, item in node.kwargs.items()]
+    if name in METHODS and args:
+        return f"{args[0]}.{name}({', '.join([*args[1:], *kwargs])})"
+    if name in FUNCTIONAL and (overload == "default"):
+        return f"{FUNCTIONAL[name]}({', '.join([*args, *kwargs])})"
+    if name in PLAIN:
+        return f"torch.{name}({', '.join([*args, *kwargs])})"
+    return f"torch.ops.{node.op}({', '.join([*args, *kwargs])})"
+
+
+def argument_text(value: Argument, names: dict[Ref, str], size_text: dict[str, str], key: str = "") -> str:
+    """One argument as Python."""
+    if isinstance(value, Ref):
+        return names[value]
+    if isinstance(value, Size):
+        return size_python(value, size_text)
+    if isinstance(value, tuple):
+        return f"[{', '.join(argument_text(item, names, size_text) for item in value)}]"
+    if isinstance(value, str) and key == "dtype":
+        return f"torch.{value}"
+    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def size_python(size: Size, size_text: dict[str, str]) -> str:
+    """A size as Python, with each named size replaced by its text."""
+    text = str(size)
+    for name in sorted(set(size.symbols()), key=len, reverse=True):
+        replacement = size_text.get(name, name)
+        if replacement != name:
+            text = str(size.substitute({name: Size.symbol(replacement)}))
+            size = size.substitute({name: Size.symbol(replacement)})
+    return text
