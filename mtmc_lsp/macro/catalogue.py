@@ -20,7 +20,7 @@ def apply_action(program: Program, schedule: Schedule, action: MacroAction) -> S
     Raises:
         IllegalAction: it does not apply.
     """
-    if action.kind is ActionKind.FUSE:
+    if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
         return _fuse(program, schedule, action)
     plan = next((kernel for kernel in schedule.kernels if set(action.region) & set(kernel.nodes)), None)
     if plan is None:

@@ -1,0 +1,133 @@
+"""An analytic model of time: bytes over bandwidth, operations over peak, and launches. Estimates, never measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
+from mtmc_lsp.core.results import Device
+from mtmc_lsp.core.sizes import product
+from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.regions import Region, RegionKind
+
+VIEWS = frozenset(
+    "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
+    "_unsafe_view narrow".split()
+)
+"""ATen operations that only make another view of a tensor (a reshape may copy; the model neglects it)."""
+
+PASSES = {"layer_norm": 2, "group_norm": 3, "batch_norm": 3, "instance_norm": 3, "softmax": 2, "log_softmax": 2}
+"""How many times PyTorch's own kernel reads or writes the tensor, where it is more than once each."""
+
+TRITON_EFFICIENCY = 0.9
+"""Share of the copy bandwidth that a fused kernel is expected to reach."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted cost of one unit of work."""
+
+    bytes: float
+    flops: float
+    us: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.bytes + other.bytes, self.flops + other.flops, self.us + other.us)
+
+
+ZERO = Cost(0.0, 0.0, 0.0)
+
+
+def tensor_bytes(kind: TensorType, sizes: Mapping[str, int]) -> float:
+    """Bytes of a tensor, broadcast (stride 0) dimensions counted once."""
+    total = ITEMSIZE[kind.dtype]
+    for size, stride in zip(kind.shape, kind.stride, strict=True):
+        if stride.terms:
+            total *= size.value(sizes)
+    return float(total)
+
+
+def matmul_flops(program: Program, node: str) -> float:
+    """Operations of the matrix products (and attentions) that an ATen node holds."""
+    sizes = program.graph.sizes
+    total = 0.0
+    for prim in program.of_node(node):
+        if prim.op is PrimOp.MATMUL:
+            k = program.prims[prim.inputs[0]].shape[-1]
+            total += 2.0 * (product(prim.shape) * k).value(sizes)
+        elif prim.op is PrimOp.ATTENTION:
+            q, kv = program.prims[prim.inputs[0]].shape, program.prims[prim.inputs[1]].shape
+            both = (product(q[:-1]) * kv[-2]).value(sizes)
+            pairs = 2.0 * both * (q[-1].value(sizes) + prim.shape[-1].value(sizes))
+            total += pairs * (0.5 if prim.attrs.get("causal") else 1.0)
+    return total
+
+
+def peak(device: Device, dtype: str, mode: str) -> float:
+    """Operations per second for products of ``dtype`` in precision ``mode``."""
+    if dtype in ("float16", "bfloat16"):
+        return device.flops.get("bf16" if dtype == "bfloat16" else "fp16", 5e14)
+    if dtype == "float32":
+        return device.flops.get({"ieee": "fp32", "tf32": "tf32"}.get(mode, mode), 5e13)
+    return device.flops.get("fp64", 2e13)
+
+
+def _time(bytes_moved: float, flops: float, device: Device, rate: float, efficiency: float) -> float:
+    memory = bytes_moved / (device.bandwidth * efficiency)
+    return (max(memory, flops / rate if flops else 0.0)) * 1e6
+
+
+def torch_cost(program: Program, node: Node, device: Device) -> Cost:
+    """One ATen node as PyTorch's own kernel runs it."""
+    graph = program.graph
+    name = node.op.split(".")[1]
+    if name in VIEWS:
+        return ZERO
+    read = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in dict.fromkeys(node.inputs()))
+    written = sum(tensor_bytes(kind, graph.sizes) for kind in node.outputs)
+    flops = matmul_flops(program, node.name)
+    moved = read * max(1, PASSES.get(name, 2) - 1) + written
+    rate = peak(device, node.outputs[0].dtype, graph.fp32_matmul)
+    launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
+    return Cost(moved, flops, _time(moved, flops, device, rate, 0.85) + device.launch_us * launches)
+
+
+def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
+    """A region as one kernel."""
+    graph = program.graph
+    values = {prim: Ref(name, index) for (name, index), prim in reversed(list(program.values.items()))}
+    reads = 0.0
+    passes = 1
+    if config.get("loop"):
+        passes = 2 if region.kind is RegionKind.REDUCE and _fits_in_l2(region, graph, device) is False else 1
+    for prim in region.inputs:
+        if prim in values:
+            reads += tensor_bytes(graph.type_of(values[prim]), graph.sizes)
+    written = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in region.outputs)
+    flops = sum(matmul_flops(program, node) for node in region.nodes)
+    dtype = program.of(region.outputs[0]).dtype
+    for prim in region.prims:
+        if program.prims[prim].op in (PrimOp.MATMUL, PrimOp.ATTENTION):
+            dtype = program.prims[program.prims[prim].inputs[0]].dtype
+    rate = peak(device, dtype, str(config.get("precision", "ieee"))) * 0.8
+    moved = reads * passes + written
+    efficiency = TRITON_EFFICIENCY * _parallelism(region, config, graph, device)
+    return Cost(moved, flops, _time(moved, flops, device, rate, efficiency) + device.launch_us)
+
+
+def _fits_in_l2(region: Region, graph: Graph, device: Device) -> bool:
+    """Whether the rows in flight stay in the L2 cache between the passes over them."""
+    row = 4.0 * region.columns.value(graph.sizes)
+    in_flight = min(region.rows.value(graph.sizes), 4 * device.sm_count)
+    return row * in_flight < 0.5 * device.l2_bytes
+
+
+def _parallelism(region: Region, config: Mapping[str, object], graph: Graph, device: Device) -> float:
+    """Share of the device that the grid keeps busy: a reduction has one program per group of rows."""
+    if region.kind not in (RegionKind.REDUCE, RegionKind.SCAN):
+        return 1.0
+    rows = int(str(config.get("rows", 1)))
+    programs = -(-region.rows.value(graph.sizes) // rows)
+    return min(1.0, programs / (2.0 * device.sm_count))

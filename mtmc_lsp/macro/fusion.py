@@ -1,0 +1,187 @@
+"""Which nodes to put into one kernel: grow from each node to its neighbours while the model predicts a gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mtmc_lsp.core.results import Device
+from mtmc_lsp.macro.configs import default_config
+from mtmc_lsp.macro.cost import VIEWS, ZERO, Cost, kernel_cost, torch_cost
+from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.regions import CannotFuse, Region, RegionKind, analyse
+from mtmc_lsp.macro.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A region worth making one kernel, with the model's cost of it before and after."""
+
+    nodes: frozenset[str]
+    region: Region
+    config: dict[str, int | str | bool]
+    before: Cost
+    after: Cost
+
+    @property
+    def saved_us(self) -> float:
+        """Predicted gain."""
+        return self.before.us - self.after.us
+
+
+class FusionSearch:
+    """Finds the fusions of a program in a schedule."""
+
+    def __init__(self, program: Program, schedule: Schedule, device: Device, precision: str) -> None:
+        """``precision``: the mode that new fp32 matrix products are given."""
+        self.program = program
+        self.schedule = schedule
+        self.device = device
+        self.precision = precision
+        self._regions: dict[frozenset[str], Region | None] = {}
+        self._order = {node.name: i for i, node in enumerate(program.graph.nodes)}
+        self._nodes = {node.name: node for node in program.graph.nodes}
+        self._readers: dict[str, set[str]] = {name: set() for name in self._nodes}
+        for node in program.graph.nodes:
+            for ref in node.inputs():
+                if ref.name in self._readers:
+                    self._readers[ref.name].add(node.name)
+
+    def best(self) -> list[Fusion]:
+        """Disjoint fusions, largest predicted gain first."""
+        found: list[Fusion] = []
+        for seed in self._seeds():
+            fusion = self._grow(seed)
+            if fusion is not None and fusion.saved_us > 0:
+                found.append(fusion)
+        found.sort(key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
+        chosen: list[Fusion] = []
+        for fusion in found:
+            if not any(fusion.nodes & other.nodes for other in chosen):
+                chosen.append(fusion)
+        return chosen
+
+    def _seeds(self) -> list[frozenset[str]]:
+        seeds = [frozenset(kernel.nodes) for kernel in self.schedule.kernels]
+        taken = {name for seed in seeds for name in seed}
+        for name, node in self._nodes.items():
+            if name not in taken and name not in self.program.opaque and node.op.split(".")[1] not in VIEWS:
+                seeds.append(frozenset({name}))
+        return seeds
+
+    def _unit_of(self, name: str) -> frozenset[str]:
+        kernel = self.schedule.kernel_of(name)
+        return frozenset(kernel.nodes) if kernel else frozenset({name})
+
+    def _neighbours(self, nodes: frozenset[str]) -> list[str]:
+        near: set[str] = set()
+        for name in nodes:
+            near |= {ref.name for ref in self._nodes[name].inputs() if ref.name in self._nodes}
+            near |= self._readers[name]
+        return sorted(near - nodes - self.program.opaque, key=self._order.__getitem__)
+
+    def _grow(self, seed: frozenset[str]) -> Fusion | None:
+        nodes = seed
+        if self._region(nodes) is None:
+            return None
+        changed = True
+        while changed:
+            changed = False
+            for name in self._neighbours(nodes):
+                larger = self._closed(nodes | self._unit_of(name))
+                if larger == nodes or self._region(larger) is None:
+                    continue
+                if self._cost(larger).us <= self._cost(nodes).us + self._apart(larger - nodes).us:
+                    nodes, changed = larger, True
+                    break
+        trimmed = self._without_idle_views(nodes)
+        if trimmed == seed and self.schedule.kernel_of(next(iter(seed))) is not None:
+            return None
+        region = self._region(trimmed)
+        if region is None or not self._computes(region):
+            return None
+        return Fusion(trimmed, region, self._config(region), self._apart(trimmed), self._cost(trimmed))
+
+    def _closed(self, nodes: frozenset[str]) -> frozenset[str]:
+        """With every view that lies between members, and with the nodes on paths that leave and come back."""
+        result = set(nodes)
+        changed = True
+        while changed:
+            changed = False
+            for name in self._order:
+                if name in result:
+                    continue
+                from_inside = any(ref.name in result for ref in self._nodes[name].inputs())
+                to_inside = bool(self._readers[name] & result)
+                if from_inside and to_inside:
+                    result |= self._unit_of(name)
+                    changed = True
+        return frozenset(result)
+
+    def _without_idle_views(self, nodes: frozenset[str]) -> frozenset[str]:
+        """Views at the very end of a region that only leave it stay views of the result."""
+        result = set(nodes)
+        for name in sorted(nodes, key=self._order.__getitem__, reverse=True):
+            node = self._nodes[name]
+            is_view = node.op.split(".")[1] in VIEWS
+            read_inside = bool(self._readers[name] & result)
+            made_outside = all(ref.name not in result for ref in node.inputs())
+            if is_view and not read_inside and made_outside:
+                result.discard(name)
+        return frozenset(result)
+
+    def _computes(self, region: Region) -> bool:
+        return any(self._nodes[name].op.split(".")[1] not in VIEWS for name in region.nodes)
+
+    def _region(self, nodes: frozenset[str]) -> Region | None:
+        if nodes not in self._regions:
+            try:
+                self._regions[nodes] = analyse(self.program, nodes)
+            except CannotFuse:
+                self._regions[nodes] = None
+        return self._regions[nodes]
+
+    def _config(self, region: Region) -> dict[str, int | str | bool]:
+        for kernel in self.schedule.kernels:
+            if set(kernel.nodes) <= set(region.nodes) and self._kind_of(kernel.nodes) is region.kind and kernel.config:
+                return dict(kernel.config)
+        config = default_config(self.program, region)
+        if region.kind is RegionKind.MATMUL and config["precision"] == "ieee":
+            config["precision"] = self.precision
+        return config
+
+    def _kind_of(self, nodes: Iterable[str]) -> RegionKind | None:
+        region = self._region(frozenset(nodes))
+        return region.kind if region else None
+
+    def _cost(self, nodes: frozenset[str]) -> Cost:
+        """Of the nodes as one kernel, or as torch calls where that is cheaper and they are no kernel yet."""
+        region = self._region(nodes)
+        assert region is not None
+        kernel = kernel_cost(self.program, region, self._config(region), self.device)
+        return kernel
+
+    def _apart(self, nodes: Iterable[str]) -> Cost:
+        """Of the nodes as the schedule has them now."""
+        total = ZERO
+        counted: set[frozenset[str]] = set()
+        for name in sorted(nodes, key=self._order.__getitem__):
+            unit = self._unit_of(name)
+            if unit in counted:
+                continue
+            counted.add(unit)
+            kernel = self.schedule.kernel_of(name)
+            region = self._region(unit) if kernel else None
+            if kernel and region:
+                total = total + kernel_cost(self.program, region, kernel.config, self.device)
+            else:
+                total = total + torch_cost(self.program, self._nodes[name], self.device)
+        return total
+
+
+def has_fp32_product(program: Program, region: Region) -> bool:
+    """Whether the region holds a float32 matrix product."""
+    return any(
+        program.prims[name].op is PrimOp.MATMUL and program.prims[program.prims[name].inputs[0]].dtype == "float32"
+        for name in region.prims
+    )
