@@ -11,6 +11,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
+from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
@@ -20,9 +21,17 @@ from mtmc_lsp.micro.builtin.guard import write_guard
 from mtmc_lsp.micro.builtin.kernel import Kernel
 from mtmc_lsp.micro.builtin.launcher import Launcher, Unit, units
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
+from mtmc_lsp.micro.builtin.product_kernel import write_product_kernels
 from mtmc_lsp.micro.builtin.tile_kernel import write_tile_kernel
 from mtmc_lsp.source.compose import compose, strip_generated
 
+HOW = {
+    RegionKind.MAP: "One pass over memory",
+    RegionKind.REDUCE: "Each row is read, reduced and written by one program",
+    RegionKind.SCAN: "Each row is scanned by one program, a block of columns at a time",
+    RegionKind.MATMUL: "Each program makes one tile of the product; what surrounds the product is done on the tile in registers",
+    RegionKind.ATTENTION: "Each program keeps a block of queries and walks the keys; the scores never go to memory",
+}
 IMPORTS = ("import torch", "import triton", "import triton.language as tl")
 
 
@@ -75,11 +84,10 @@ def render(
         if unit.plan is None or unit.region is None:
             launcher.torch_call(graph.node(unit.nodes[0]))
             continue
-        kernel = _write_kernel(
-            program, unit, unit.region, unit.plan, launcher, _kernel_name(program, unit, base, several), lines
-        )
-        launcher.launch(kernel)
-        kernels.append(kernel)
+        name = _kernel_name(program, unit, base, several)
+        for kernel in _write_kernels(program, unit.region, unit.plan, launcher, name, lines):
+            launcher.launch(kernel)
+            kernels.append(kernel)
     block = _block(capture, program, base, kernels, launcher)
     return GeneratedCode(IMPORTS, block, _dispatch(capture, base)), tuple(launcher.launches)
 
@@ -92,21 +100,24 @@ def _with_random_kernels(program: Program, schedule: Schedule) -> Schedule:
     return schedule
 
 
-def _write_kernel(
+def _write_kernels(
     program: Program,
-    unit: Unit,
     region: Region,
     plan: KernelPlan,
     launcher: Launcher,
     name: str,
     lines: list[str],
-) -> Kernel:
-    if region.kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
-        raise CannotCode(f"a {region.kind.value} kernel")
+) -> list[Kernel]:
     missing = [prim for prim in region.inputs if prim not in launcher.buffers]
     if missing:
         raise CannotCode(f"{program.prims[missing[0]].origin} is not in memory")
-    return write_tile_kernel(program, region, launcher.buffers, plan.config, name, _docstring(program, region, lines))
+    docstring = _docstring(program, region, lines)
+    config = plan.config or default_config(program, region)
+    if region.kind is RegionKind.MATMUL:
+        return write_product_kernels(program, region, launcher.buffers, config, name, docstring)
+    if region.kind is RegionKind.ATTENTION:
+        raise CannotCode("an attention kernel")
+    return [write_tile_kernel(program, region, launcher.buffers, config, name, docstring)]
 
 
 def _docstring(program: Program, region: Region, lines: list[str]) -> str:
@@ -116,11 +127,7 @@ def _docstring(program: Program, region: Region, lines: list[str]) -> str:
     results = ", ".join(value_name(program, ref) for ref in region.outputs)
     inner = len(region.nodes) - len(region.outputs)
     saved = "; nothing between is written to memory" if inner > 0 else ""
-    passes = (
-        "One pass over memory"
-        if region.kind is RegionKind.MAP
-        else "Each row is read, reduced and written by one program"
-    )
+    passes = HOW[region.kind]
     head = f"{results}, in one kernel."
     body = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
     return f"{head}\n\n{body}\n{passes}{saved}.".replace('"""', "'''").replace("\\", "\\\\")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mtmc_lsp.core.dtypes import compute_dtype, is_float, is_half
 from mtmc_lsp.core.graph import Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
 from mtmc_lsp.macro.prims import ONE, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
@@ -31,8 +31,11 @@ class Group:
     name: str
     rows: bool = False
     cols: bool = False
-    declaration: str = ""
-    """What the variable is, where it must be set before it is first used: ``row // 4``."""
+    taken_from: str = ""
+    """The flat variable it is taken out of, where it must be set before it is first used."""
+    below: Size = ONE
+    """Product of the sizes of the groups inside this one."""
+    outermost: bool = True
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,20 @@ class Mask:
     text: str
     rows: bool
     cols: bool
+
+
+def taken_apart(whole: Group, groups: Sequence[Sequence[Axis]], names: Names, first: int) -> list[Group]:
+    """One variable per group of axes out of a flat one; the flat one itself where there is only one group."""
+    if len(groups) == 1:
+        return [whole]
+    result: list[Group] = []
+    below = ONE
+    for number, axes in reversed(list(enumerate(groups))):
+        size = product([axis.size for axis in axes])
+        name = names.unique(f"{str(size).lower()}_index" if size.is_symbol else f"i{first + number}")
+        result.append(Group(tuple(axes), name, whole.rows, whole.cols, whole.name, below, number == 0))
+        below = below * size
+    return list(reversed(result))
 
 
 class Parameters:
@@ -93,16 +110,26 @@ class Parameters:
             return Code(self.sizes[size], "int64")
         if size.is_constant:
             return Code(str(size.constant), "int64")
-        for known, name in self.sizes.items():
-            if not known.is_constant:
-                rest = size.divide_exactly(known)
-                if rest is not None and rest.is_constant:
-                    self.used_sizes[name] = known
-                    return Code(f"{rest.constant} * {name}", "int64", precedence=PRODUCT)
+        factors, rest = self._named_factors(size)
+        if factors and rest.is_constant:
+            for name in factors:
+                self.used_sizes[name] = next(known for known, own in self.sizes.items() if own == name)
+            head = [] if rest == ONE else [str(rest.constant)]
+            return Code(" * ".join([*head, *factors]), "int64", precedence=PRODUCT)
         for symbol in size.symbols():
             self.used_sizes[symbol] = Size.symbol(symbol)
         several = len(size.terms) > 1
         return Code(str(size), "int64", precedence=SUM if several else (PRODUCT if "*" in str(size) else ATOM))
+
+    def _named_factors(self, size: Size) -> tuple[list[str], Size]:
+        """The named sizes whose product ``size`` is, and what is left."""
+        found: list[str] = []
+        for known, name in sorted(self.sizes.items(), key=lambda item: -len(str(item[0]))):
+            rest = size.divide_exactly(known) if not known.is_constant else None
+            if rest is not None:
+                found.append(name)
+                size = rest
+        return found, size
 
 
 class Expressions:
@@ -118,6 +145,8 @@ class Expressions:
         masks: Sequence[Mask],
         emit: Callable[[str, bool], None],
         provide: Callable[[Prim, tuple[Index, ...]], Code],
+        *,
+        widen: bool = True,
     ) -> None:
         """Prepare one tile.
 
@@ -127,6 +156,7 @@ class Expressions:
             masks: conditions that loads along rows or columns need.
             emit: takes a statement and whether it varies along columns.
             provide: gives the value of reductions, scans and products, which depend on the kernel's structure.
+            widen: whether half-precision values become float32 as they are loaded.
         """
         self.program = program
         self.region = region
@@ -134,6 +164,7 @@ class Expressions:
         self.groups = tuple(groups)
         self.flat = tuple(flat)
         self.declared: set[str] = set()
+        self._widen = widen
         self.masks = list(masks)
         self.emit = emit
         self.provide = provide
@@ -184,9 +215,9 @@ class Expressions:
         return Code(" + ".join(p.at(SUM) for p in parts).replace("+ -", "- "), "int64", rows, cols, SUM)
 
     def _group_term(self, group: Group, coefficients: dict[Axis, Size]) -> Code:
-        if group.declaration and group.name not in self.declared:
+        if group.taken_from and group.name not in self.declared:
             self.declared.add(group.name)
-            self.emit(f"{group.name} = {group.declaration}", group.cols)
+            self.emit(f"{group.name} = {self._taken_out(group)}", group.cols)
         if _walks_as_one(group, coefficients):
             return self._product(Code(group.name, "int64", group.rows, group.cols), coefficients[group.axes[-1]])
         # Coefficients that do not follow one another: take the variable apart.
@@ -204,6 +235,15 @@ class Expressions:
                 parts.append(self._product(Code(f"({text})", "int64", group.rows, group.cols), coefficient))
             below = below * axis.size
         return Code(" + ".join(p.at(SUM) for p in parts), "int64", group.rows, group.cols, SUM)
+
+    def _taken_out(self, group: Group) -> str:
+        text = group.taken_from
+        if group.below != ONE:
+            text += f" // {self.parameters.size(group.below).at(UNARY)}"
+        if not group.outermost:
+            size = product([axis.size for axis in group.axes])
+            text += f" % {self.parameters.size(size).at(UNARY)}"
+        return text
 
     def _product(self, factor: Code, coefficient: Size) -> Code:
         if coefficient == ONE:
@@ -342,9 +382,9 @@ class Expressions:
         pointer = self.parameters.tensor(prim.name)
         offset = self.offset(self.parameters.buffers[prim.name], at)
         text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)})"
-        if is_half(prim.dtype):
+        if is_half(prim.dtype) and self._widen:
             text += ".to(tl.float32)"
-        code = Code(text, compute_dtype(prim.dtype), offset.rows, offset.cols)
+        code = Code(text, compute_dtype(prim.dtype) if self._widen else prim.dtype, offset.rows, offset.cols)
         wanted = pointer.removesuffix("_ptr")
         return self._assign(code, wanted)
 

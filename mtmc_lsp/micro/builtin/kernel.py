@@ -11,6 +11,15 @@ from mtmc_lsp.micro.builtin.expressions import Parameters
 
 
 @dataclass(frozen=True)
+class Scratch:
+    """A buffer that one kernel of a region writes for the next."""
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One ``@triton.jit`` function."""
 
@@ -26,14 +35,16 @@ class Kernel:
     constexprs: Mapping[str, int | bool | str]
     grid: tuple[str, ...]
     """Python over the launcher's names, one entry per grid dimension."""
-    grid_sizes: tuple[Size, ...]
-    """Sizes that the grid speaks of; the launcher makes ``n_rows`` and the like of them."""
+    grid_sizes: Mapping[str, Size]
+    """Names that the grid speaks of, such as ``n_rows``, and the sizes they stand for."""
     num_warps: int
     num_stages: int
     dynamic: Mapping[str, str] = field(default_factory=dict)
     """Constexpr parameters that the launcher computes: name to Python, such as ``triton.next_power_of_2(n_cols)``."""
     limits: tuple[str, ...] = ()
     """Conditions over named sizes that the guard must check for this kernel."""
+    scratch_written: tuple[tuple[str, Scratch], ...] = ()
+    scratch_read: tuple[tuple[str, Scratch], ...] = ()
 
 
 def assemble(
@@ -44,11 +55,13 @@ def assemble(
     body: list[str],
     *,
     grid: tuple[str, ...],
-    grid_sizes: tuple[Size, ...],
+    grid_sizes: Mapping[str, Size],
     num_warps: int,
     num_stages: int,
     dynamic: Mapping[str, str] | None = None,
     limits: tuple[str, ...] = (),
+    scratch_written: tuple[tuple[str, Scratch], ...] = (),
+    scratch_read: tuple[tuple[str, Scratch], ...] = (),
 ) -> Kernel:
     """Put header, docstring and body together; parameters come in the order pointers, outputs, sizes, constexprs."""
     tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
@@ -56,7 +69,7 @@ def assemble(
     sizes = tuple(parameters.used_sizes.items())
     plain = [n for n, size in sizes if not size.is_constant]
     fixed = [n for n, size in sizes if size.is_constant]
-    header = [*(p for p, _ in tensors), *(p for p, _ in outputs), *plain]
+    header = [p for group in (tensors, scratch_read, outputs, scratch_written) for p, _ in group] + plain
     header += [f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {}))]
     lines = ["@triton.jit", *_signature(name, header), *_docstring(docstring)]
     lines += [f"    {line}" if line else "" for line in body]
@@ -74,6 +87,8 @@ def assemble(
         num_stages=num_stages,
         dynamic=dynamic or {},
         limits=limits,
+        scratch_written=scratch_written,
+        scratch_read=scratch_read,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.core.graph import Node, Ref, TensorType
@@ -15,7 +15,7 @@ from mtmc_lsp.macro.regions import CannotFuse, Region, analyse
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.micro.builtin.code import POINTER_TYPES
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
-from mtmc_lsp.micro.builtin.kernel import Kernel
+from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
 from mtmc_lsp.micro.builtin.torch_calls import torch_call
 
@@ -110,6 +110,7 @@ class Launcher:
         self.input_names = {item.name: self.variables[Ref(item.name)] for item in graph.inputs}
         self._sizes = {symbol: binding.text for symbol, binding in bindings(graph, self.input_names).items()}
         self._size_names: dict[str, str] = {}
+        self._scratch: dict[Scratch, str] = {}
 
     def _place(self, ref: Ref, variable: str, kind: TensorType) -> None:
         self.variables[ref] = variable
@@ -170,15 +171,25 @@ class Launcher:
         self._place(ref, name, kind)
         return name
 
+    def _allocate_scratch(self, scratch: Scratch) -> str:
+        name = self.names.unique(scratch.name)
+        first = self.input_names[self.program.graph.inputs[0].name]
+        shape = _tuple([self.size(size) for size in scratch.shape])
+        self.lines.append(f"{name} = torch.empty({shape}, dtype=torch.{scratch.dtype}, device={first}.device)")
+        self._scratch[scratch] = name
+        return name
+
     def launch(self, kernel: Kernel) -> None:
         """Emit allocation of the outputs and the launch."""
         if any(prim == "seed" for _, prim in kernel.tensors):
             self.uses_seed = True
         arguments = [("seed" if prim == "seed" else self.holders[prim]) for _, prim in kernel.tensors]
+        arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
         arguments += [self.allocate(ref) for _, ref in kernel.outputs]
+        arguments += [self._allocate_scratch(scratch) for _, scratch in kernel.scratch_written]
         local = {}
         used = f"{kernel.grid} {kernel.dynamic}"
-        for name, size in zip(("n_rows", "n_cols")[-len(kernel.grid_sizes) :], kernel.grid_sizes, strict=True):
+        for name, size in kernel.grid_sizes.items():
             text = self.size(size)
             passed = any(param == name for param, _ in kernel.sizes)
             if re.search(rf"\b{name}\b", used) or passed:
@@ -215,6 +226,9 @@ class Launcher:
             signature[param] = POINTER_TYPES[self.program.graph.type_of(ref).dtype]
             divisible.append(param)
         constexprs: dict[str, object] = dict(kernel.constexprs)
+        for param, scratch in (*kernel.scratch_read, *kernel.scratch_written):
+            signature[param] = POINTER_TYPES[scratch.dtype]
+            divisible.append(param)
         for param, size in kernel.sizes:
             number = size.value(sizes)
             if size.is_constant:
@@ -267,11 +281,11 @@ class Launcher:
         return len(set(returned)) == len(returned) and not set(returned) & set(self.input_names.values())
 
 
-def _evaluate_dynamic(text: str, kernel: Kernel, sizes: object) -> int:
-    assert isinstance(sizes, dict) or hasattr(sizes, "keys")
-    n_cols = kernel.grid_sizes[-1].value(sizes)  # type: ignore[arg-type]
-    assert text == "triton.next_power_of_2(n_cols)"
-    return 1 << max(0, n_cols - 1).bit_length()
+def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> int:
+    """The workload's value of a constexpr that the launcher computes."""
+    if text != "triton.next_power_of_2(n_cols)":
+        raise AssertionError(text)
+    return 1 << max(0, kernel.grid_sizes["n_cols"].value(sizes) - 1).bit_length()
 
 
 def _sizes_in(argument: object) -> Sequence[Size]:

@@ -17,7 +17,7 @@ from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
-from mtmc_lsp.micro.builtin.expressions import Expressions, Group, Mask, Parameters
+from mtmc_lsp.micro.builtin.expressions import Expressions, Group, Mask, Parameters, taken_apart
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
 
@@ -43,14 +43,14 @@ def write_tile_kernel(
     apart = [[axis] for axis in region.kept], [[axis] for axis in region.reduced]
     probe = _TileWriter(program, region, buffers, config, *apart)
     probe.write()
-    kept = _merge(region.kept, probe.accesses)
-    reduced = _merge(region.reduced, probe.accesses)
+    kept = merge_axes(region.kept, probe.accesses)
+    reduced = merge_axes(region.reduced, probe.accesses)
     writer = _TileWriter(program, region, buffers, config, kept, reduced)
     body = writer.write()
     return writer.finish(name, docstring, body)
 
 
-def _merge(axes: Sequence[Axis], accesses: Sequence[Index]) -> list[list[Axis]]:
+def merge_axes(axes: Sequence[Axis], accesses: Sequence[Index]) -> list[list[Axis]]:
     """Join each axis to its outer neighbour where every access steps over it as over one dense axis."""
     groups: list[list[Axis]] = []
     for axis in axes:
@@ -145,29 +145,14 @@ class _TileWriter:
         if self.row_masked:
             self.lines.append(f"row_mask = {name} < {self._named_size(self.n_rows, 'n_rows')}")
         whole = Group(tuple(axis for group in self.row_groups for axis in group), name, rows=vector)
-        return self._taken_apart(whole, self.row_groups, 0), [whole]
+        return taken_apart(whole, self.row_groups, self.parameters.names, 0), [whole]
 
     def _column_variables(self) -> tuple[list[Group], list[Group]]:
         """The variables taken out of the column vector, and itself; :meth:`_declare_columns` sets it."""
         if not self.col_groups:
             return [], []
         whole = Group(tuple(axis for group in self.col_groups for axis in group), "cols", cols=True)
-        return self._taken_apart(whole, self.col_groups, len(self.row_groups)), [whole]
-
-    def _taken_apart(self, whole: Group, groups: list[list[Axis]], first: int) -> list[Group]:
-        if len(groups) == 1:
-            return [whole]
-        result: list[Group] = []
-        below = Size.of(1)
-        for number, axes in reversed(list(enumerate(groups))):
-            size = product([axis.size for axis in axes])
-            text = whole.name if below == Size.of(1) else f"{whole.name} // {self.parameters.size(below).at(80)}"
-            if number:
-                text += f" % {self.parameters.size(size).at(80)}"
-            name = self.parameters.names.unique(_axis_name(axes, first + number))
-            result.append(Group(tuple(axes), name, whole.rows, whole.cols, text))
-            below = below * size
-        return list(reversed(result))
+        return taken_apart(whole, self.col_groups, self.parameters.names, len(self.row_groups)), [whole]
 
     def _declare_columns(self, start: str) -> None:
         wide = "[None, :]" if self.rows_per_program > 1 else ""
@@ -477,11 +462,11 @@ class _TileWriter:
         constexprs: dict[str, int | bool | str] = {}
         dynamic: dict[str, str] = {}
         limits: tuple[str, ...] = ()
-        sizes: list[Size] = []
+        sizes: dict[str, Size] = {"n_cols": self.n_cols}
         grid: list[str] = []
         if self.has_rows:
             grid.append(_cdiv("n_rows", "ROWS" if self.rows_per_program > 1 else "", self.rows_per_program))
-            sizes.append(self.n_rows)
+            sizes["n_rows"] = self.n_rows
         if self.rows_per_program > 1:
             constexprs["ROWS"] = self.rows_per_program
         if self.is_map and self.col_groups:
@@ -493,7 +478,6 @@ class _TileWriter:
         else:
             dynamic["BLOCK"] = "triton.next_power_of_2(n_cols)"
             limits = (f"{self.n_cols} <= {int(self.config.get('max_block', 65536))}",)
-        sizes.append(self.n_cols)
         if not self.col_groups:
             constexprs.pop("BLOCK", None)
         return assemble(
@@ -503,7 +487,7 @@ class _TileWriter:
             docstring,
             body,
             grid=tuple(grid),
-            grid_sizes=tuple(sizes),
+            grid_sizes=sizes,
             num_warps=int(self.config.get("warps", 4)),
             num_stages=int(self.config.get("stages", 2)),
             dynamic=dynamic,
@@ -521,9 +505,3 @@ def _divides(block: int, size: Size) -> bool:
 
 def _next_power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
-
-
-def _axis_name(axes: Sequence[Axis], position: int) -> str:
-    """A loop variable's name: the user's name of the size where there is one, in lower case."""
-    size = product([axis.size for axis in axes])
-    return f"{str(size).lower()}_index" if size.is_symbol else f"i{position}"

@@ -1,0 +1,431 @@
+"""Matrix-product kernels: elementwise work on the operands as they are read and on the result before it is written.
+
+Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32``, and ``bf16x3``, in which a first kernel
+splits each operand into two bfloat16 halves (x = high + low) and the product walks K three times on tensor cores, as
+low*high + high*low + high*high, summed in float32 (after Ootomo & Yokota, arXiv 2203.03341).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, Program
+from mtmc_lsp.macro.regions import Region
+from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.expressions import Expressions, Group, Mask, Parameters, taken_apart
+from mtmc_lsp.micro.builtin.index import Index
+from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
+from mtmc_lsp.micro.builtin.tile_kernel import merge_axes
+
+Config = Mapping[str, "int | str | bool"]
+SPLIT_TILE = 64
+"""Rows and columns of one tile of the kernel that splits an operand."""
+
+
+def write_product_kernels(
+    program: Program,
+    region: Region,
+    buffers: Mapping[str, TensorType],
+    config: Config,
+    name: str,
+    docstring: str,
+) -> list[Kernel]:
+    """Render a matmul region: the product's kernel, after those that split its operands where the precision asks for it.
+
+    Raises:
+        CannotCode: something in it has no Triton form.
+    """
+    axes = _ProductAxes(program, region)
+    if config.get("precision") != "bf16x3":
+        return [_ProductWriter(axes, buffers, config, None).kernel(name, docstring)]
+    names = [_operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
+    if names[0] == names[1]:
+        names = [f"{names[0]}_left", f"{names[0]}_right"]
+    halves = [Scratch(f"{names[i]}_halves", axes.halves_shape(i), "bfloat16") for i in (0, 1)]
+    kernels = [_write_split(axes, buffers, side, halves[side], f"{name}_split_{names[side]}") for side in (0, 1)]
+    kernels.append(_ProductWriter(axes, buffers, config, halves).kernel(name, docstring))
+    return kernels
+
+
+def _operand_name(program: Program, region: Region, prim: str) -> str:
+    """The user's name of an operand that is read as it lies in memory."""
+    while prim not in region.inputs:
+        inner = program.prims[prim]
+        if inner.op not in VIEW_OPS:
+            return ""
+        prim = inner.inputs[0]
+    for item in program.graph.inputs:
+        if program.values[item.name, 0] == prim:
+            return item.name
+    return ""
+
+
+class _ProductAxes:
+    """The axes of the product: batch, rows (m), columns (n) and the contracted ones (k)."""
+
+    def __init__(self, program: Program, region: Region) -> None:
+        self.program = program
+        self.region = region
+        self.prim: Prim = next(p for p in map(program.prims.__getitem__, region.prims) if p.op is PrimOp.MATMUL)
+        table, rank = region.table, len(self.prim.shape)
+        self.m, self.n = table.axes(self.prim.name, rank - 2), table.axes(self.prim.name, rank - 1)
+        self.k = table.axes(self.prim.inputs[0], len(program.prims[self.prim.inputs[0]].shape) - 1)
+        self.batch = tuple(axis for dim in range(rank - 2) for axis in table.axes(self.prim.name, dim))
+        if set(self.m) & set(self.n) or set(self.batch) & (set(self.m) | set(self.n)):
+            raise CannotCode("a product of a tensor with itself along one axis")
+
+    @property
+    def sizes(self) -> dict[str, Size]:
+        """``M``, ``N`` and ``K``."""
+        return {
+            name: product([axis.size for axis in axes])
+            for name, axes in zip("MNK", (self.m, self.n, self.k), strict=True)
+        }
+
+    @property
+    def n_batch(self) -> Size:
+        return product([axis.size for axis in self.batch])
+
+    def halves_shape(self, side: int) -> tuple[Size, ...]:
+        """High halves, then low halves, each with K dense."""
+        rows = self.sizes["MN"[side]]
+        return (Size.of(2), self.n_batch * rows, self.sizes["K"])
+
+    def is_plain(self, side: int) -> bool:
+        """Whether the operand is read just as it lies in memory, in a half precision that tensor cores take."""
+        prim = self.program.prims[self.prim.inputs[side]]
+        if not is_half(prim.dtype):
+            return False
+        name = prim.name
+        while name not in self.region.inputs:
+            inner = self.program.prims[name]
+            if inner.op not in VIEW_OPS:
+                return False
+            name = inner.inputs[0]
+        return True
+
+
+class _Tile:
+    """One operand's (or the result's) tile: its expressions, written into a list of lines."""
+
+    def __init__(
+        self,
+        axes: _ProductAxes,
+        parameters: Parameters,
+        rows: tuple[tuple[Axis, ...], str],
+        cols: tuple[tuple[Axis, ...], str],
+        masks: Sequence[Mask],
+        lines: list[str],
+        *,
+        known: Code | None = None,
+        widen: bool = True,
+        apart: bool = False,
+        accesses: Sequence[Index] = (),
+    ) -> None:
+        self.lines = lines
+        self.axes = axes
+        self.known = known
+        groups: list[Group] = []
+        flat: list[Group] = []
+        for (own, name), is_rows in ((rows, True), (cols, False)):
+            if not own:
+                continue
+            whole = Group(own, name, rows=is_rows, cols=not is_rows)
+            pieces = [[axis] for axis in own] if apart else merge_axes(own, accesses)
+            groups += taken_apart(whole, pieces, parameters.names, 0)
+            flat.append(whole)
+        if axes.batch:
+            whole = Group(axes.batch, "batch")
+            pieces = [[axis] for axis in axes.batch] if apart else merge_axes(axes.batch, accesses)
+            groups += taken_apart(whole, pieces, parameters.names, 10)
+            flat.append(whole)
+        self.expressions = Expressions(
+            axes.program,
+            axes.region,
+            parameters,
+            groups,
+            flat,
+            masks,
+            lambda text, cols: self.lines.append(text),
+            self._provide,
+            widen=widen,
+        )
+
+    def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        if prim is self.axes.prim and self.known is not None:
+            return self.known
+        raise CannotCode(f"{prim.op.value} beside a matrix product")
+
+    def value(self, prim: str) -> Code:
+        return self.expressions.value(prim, self.expressions.own_index(prim))
+
+
+def _accesses(axes: _ProductAxes, buffers: Mapping[str, TensorType], side: int) -> list[Index]:
+    """How an operand is read, with every axis apart: shows which axes run as one."""
+    rows = (axes.m, axes.n)[side]
+    probe = _Tile(axes, Parameters(axes.program, buffers), (rows, "r"), (axes.k, "k"), [], [], apart=True)
+    probe.value(axes.prim.inputs[side])
+    return probe.expressions.accesses
+
+
+def _int32_limit(size: Size) -> str:
+    return f"{size} < 2147483648"
+
+
+def _mask_needed(size: Size, block: int) -> bool:
+    return not (size.is_constant and size.constant % block == 0)
+
+
+def _write_split(
+    axes: _ProductAxes,
+    buffers: Mapping[str, TensorType],
+    side: int,
+    halves: Scratch,
+    name: str,
+) -> Kernel:
+    """The kernel that writes an operand's high and low halves, with K dense."""
+    parameters = Parameters(axes.program, buffers)
+    row_name = "MN"[side].lower()
+    rows = (axes.m, axes.n)[side]
+    n_rows, k_size = axes.sizes["MN"[side]], axes.sizes["K"]
+    pointer = parameters.names.unique(f"{halves.name}_ptr")
+    size_m, size_k = parameters.name_size(n_rows, "MN"[side]), parameters.name_size(k_size, "K")
+    lines = [
+        f"{row_name} = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]",
+        "k = (tl.program_id(1) * TILE + tl.arange(0, TILE))[None, :]",
+    ]
+    if axes.batch:
+        lines.append("batch = tl.program_id(2).to(tl.int64)")
+    inside = f"({row_name} < {parameters.size(n_rows).text}) & (k < {parameters.size(k_size).text})"
+    lines.append(f"inside = {inside}")
+    masks = [Mask("inside", True, True)]
+    tile = _Tile(
+        axes, parameters, (rows, row_name), (axes.k, "k"), masks, lines, accesses=_accesses(axes, buffers, side)
+    )
+    value = tile.value(axes.prim.inputs[side])
+    source = value.text
+    if not source.isidentifier():
+        source = parameters.names.unique("value")
+        lines.append(f"{source} = {value.text}")
+    batch = f"batch * {size_m} * {size_k} + " if axes.batch else ""
+    total = parameters.size(axes.n_batch * n_rows * k_size)
+    lines += [
+        f"high = {source}.to(tl.bfloat16)",
+        f"low = ({source} - high.to(tl.float32)).to(tl.bfloat16)",
+        f"place = {pointer} + {batch}{row_name} * {size_k} + k",
+        "tl.store(place, high, mask=inside)",
+        f"tl.store(place + {total.at(60)}, low, mask=inside)",
+    ]
+    grid = ["triton.cdiv(%s, %d)" % (f"rows_{row_name}", SPLIT_TILE), f"triton.cdiv(depth, {SPLIT_TILE})"]
+    sizes = {f"rows_{row_name}": n_rows, "depth": k_size}
+    if axes.batch:
+        grid.append("n_batch")
+        sizes["n_batch"] = axes.n_batch
+    what = (
+        f"The operand {halves.name.removesuffix('_halves')} as the sum of two bfloat16 halves, each with K dense.\n\n"
+        "high holds the leading 8 bits of each significand, low the next 8, so high + low has 16 of the 24."
+    )
+    return assemble(
+        name,
+        parameters,
+        {"TILE": SPLIT_TILE},
+        what,
+        lines,
+        grid=tuple(grid),
+        grid_sizes=sizes,
+        num_warps=4,
+        num_stages=2,
+        limits=(_int32_limit(Size.of(2) * axes.n_batch * n_rows * k_size),),
+        scratch_written=((pointer, halves),),
+    )
+
+
+class _ProductWriter:
+    """Writes the kernel of the product itself."""
+
+    def __init__(
+        self,
+        axes: _ProductAxes,
+        buffers: Mapping[str, TensorType],
+        config: Config,
+        halves: list[Scratch] | None,
+    ) -> None:
+        self.axes = axes
+        self.buffers = buffers
+        self.config = config
+        self.halves = halves
+        self.parameters = Parameters(axes.program, buffers)
+        self.lines: list[str] = []
+        for name, size in axes.sizes.items():
+            self.parameters.name_size(size, name)
+        self.scratch = (
+            [self.parameters.names.unique(f"{half.name}_ptr") for half in halves] if halves is not None else []
+        )
+
+    def _size(self, name: str) -> str:
+        return self.parameters.size(self.axes.sizes[name]).text
+
+    def kernel(self, name: str, docstring: str) -> Kernel:
+        """The finished kernel."""
+        self._program_order()
+        self.lines.append("acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)")
+        if self.halves is not None:
+            self._loop_over_halves()
+        else:
+            self._loop()
+        self._epilogue()
+        blocks = {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
+        grid = [f"triton.cdiv(n_m, {blocks['BLOCK_M']}) * triton.cdiv(n_n, {blocks['BLOCK_N']})"]
+        sizes = {"n_m": self.axes.sizes["M"], "n_n": self.axes.sizes["N"]}
+        if self.axes.batch:
+            grid.append("n_batch")
+            sizes["n_batch"] = self.axes.n_batch
+        return assemble(
+            name,
+            self.parameters,
+            blocks,
+            docstring,
+            self.lines,
+            grid=tuple(grid),
+            grid_sizes=sizes,
+            num_warps=int(self.config["warps"]),
+            num_stages=int(self.config["stages"]),
+            limits=self._limits(),
+            scratch_read=tuple(zip(self.scratch, self.halves, strict=True)) if self.halves else (),
+        )
+
+    def _limits(self) -> tuple[str, ...]:
+        """Offsets inside one matrix are 32-bit, so each matrix must be smaller than that."""
+        m, n, k = (self.axes.sizes[name] for name in "MNK")
+        return tuple(_int32_limit(size) for size in (m * k, n * k, m * n) if not size.is_constant)
+
+    def _program_order(self) -> None:
+        m, n = self._size("M"), self._size("N")
+        self.lines += [
+            "# Programs that share operands run near each other, so the operands stay in the L2 cache.",
+            "pid = tl.program_id(0)",
+            f"blocks_m = tl.cdiv({m}, BLOCK_M)",
+            f"blocks_n = tl.cdiv({n}, BLOCK_N)",
+            "first_m = pid // (GROUP_M * blocks_n) * GROUP_M",
+            "group_m = min(blocks_m - first_m, GROUP_M)",
+            "m = ((first_m + pid % group_m) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]",
+            "n = (pid % (GROUP_M * blocks_n) // group_m * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]",
+        ]
+        if self.axes.batch:
+            self.lines.append("batch = tl.program_id(1).to(tl.int64)")
+        for name, block in (("m", "block_m"), ("n", "block_n")):
+            if _mask_needed(self.axes.sizes[name.upper()], int(self.config[block])):
+                self.lines.append(f"{name}_mask = {name} < {self._size(name.upper())}")
+
+    def _mask(self, name: str, block: str, *, rows: bool) -> list[Mask]:
+        if not _mask_needed(self.axes.sizes[name.upper()], int(self.config[block])):
+            return []
+        return [Mask(f"{name}_mask", rows, not rows)]
+
+    def _loop(self) -> None:
+        """One block of K after the other, operands read (and computed) in place."""
+        operand = self.axes.program.prims[self.axes.prim.inputs[0]]
+        body = ["k = start + tl.arange(0, BLOCK_K)"]
+        masked = _mask_needed(self.axes.sizes["K"], int(self.config["block_k"]))
+        k_row, k_column = "k[None, :]", "k[:, None]"
+        masks_a, masks_b = self._mask("m", "block_m", rows=True), self._mask("n", "block_n", rows=False)
+        if masked:
+            masks_a = [*masks_a, Mask(f"({k_row} < {self._size('K')})", False, True)]
+            masks_b = [Mask(f"({k_column} < {self._size('K')})", True, False), *masks_b]
+        a = self._operand(0, (self.axes.m, "m"), (self.axes.k, k_row), masks_a, body)
+        b = self._operand(1, (self.axes.k, k_column), (self.axes.n, "n"), masks_b, body)
+        if is_half(operand.dtype) or operand.dtype == "float64":
+            dot = f"acc = tl.dot({a}, {b}, acc)"
+        else:
+            dot = f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config["precision"]}")'
+        self.lines.append(f"for start in range(0, {self._size('K')}, BLOCK_K):")
+        self.lines += [f"    {line}" for line in [*body, dot]]
+
+    def _operand(
+        self,
+        side: int,
+        rows: tuple[tuple[Axis, ...], str],
+        cols: tuple[tuple[Axis, ...], str],
+        masks: list[Mask],
+        body: list[str],
+    ) -> str:
+        plain = self.axes.is_plain(side)
+        tile = _Tile(
+            self.axes,
+            self.parameters,
+            rows,
+            cols,
+            masks,
+            body,
+            widen=not plain,
+            accesses=_accesses(self.axes, self.buffers, side),
+        )
+        name = self.axes.prim.inputs[side]
+        value = tile.value(name)
+        dtype = self.axes.program.prims[name].dtype
+        return value.text if plain or not is_half(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
+
+    def _loop_over_halves(self) -> None:
+        """K three times: low*high, high*low, high*high; the small terms first, so that little of them is rounded away."""
+        a, b = self.scratch
+        tile_a, tile_b = (self.parameters.names.unique(f"{name.removesuffix('_halves_ptr')}_part") for name in (a, b))
+        k, m, n = self._size("K"), self._size("M"), self._size("N")
+        size_a = self.parameters.size(self.axes.n_batch * self.axes.sizes["M"] * self.axes.sizes["K"]).at(60)
+        size_b = self.parameters.size(self.axes.n_batch * self.axes.sizes["N"] * self.axes.sizes["K"]).at(60)
+        masked = _mask_needed(self.axes.sizes["K"], int(self.config["block_k"]))
+        batch_a = f"batch * {m} * {k} + " if self.axes.batch else ""
+        batch_b = f"batch * {n} * {k} + " if self.axes.batch else ""
+        masks_a = [m.text for m in self._mask("m", "block_m", rows=True)] + (
+            ["(k[None, :] < %s)" % k] if masked else []
+        )
+        masks_b = (["(k[:, None] < %s)" % k] if masked else []) + [
+            m.text for m in self._mask("n", "block_n", rows=False)
+        ]
+        mask_a = f", mask={' & '.join(masks_a)}, other=0.0" if masks_a else ""
+        mask_b = f", mask={' & '.join(masks_b)}, other=0.0" if masks_b else ""
+        self.lines += [
+            f"steps = tl.cdiv({k}, BLOCK_K)",
+            "for step in range(0, 3 * steps):",
+            "    part = step // steps",
+            "    k = step % steps * BLOCK_K + tl.arange(0, BLOCK_K)",
+            f"    low_a = tl.where(part == 0, {size_a}, 0)",
+            f"    low_b = tl.where(part == 1, {size_b}, 0)",
+            f"    {tile_a} = tl.load({a} + low_a + {batch_a}m * {k} + k[None, :]{mask_a})",
+            f"    {tile_b} = tl.load({b} + low_b + {batch_b}n * {k} + k[:, None]{mask_b})",
+            f"    acc = tl.dot({tile_a}, {tile_b}, acc)",
+        ]
+
+    def _epilogue(self) -> None:
+        masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)
+        known = Code("acc", "float32", True, True)
+        accesses: list[Index] = []
+        for final in (False, True):
+            lines: list[str] = self.lines if final else []
+            parameters = self.parameters if final else Parameters(self.axes.program, self.buffers)
+            tile = _Tile(
+                self.axes,
+                parameters,
+                (self.axes.m, "m"),
+                (self.axes.n, "n"),
+                masks,
+                lines,
+                known=known,
+                apart=not final,
+                accesses=accesses,
+            )
+            for ref in self.axes.region.outputs:
+                self._store(tile, parameters, ref, lines)
+            accesses = tile.expressions.accesses
+
+    def _store(self, tile: _Tile, parameters: Parameters, ref: Ref, lines: list[str]) -> None:
+        prim = self.axes.program.of(ref)
+        value = tile.value(prim.name)
+        at = tile.expressions.own_index(prim.name)
+        offset = tile.expressions.offset(self.axes.program.graph.type_of(ref), at)
+        mask = tile.expressions.mask_argument(offset, None)
+        lines.append(f"tl.store({Expressions.address(parameters.output(ref), offset)}, {value.text}{mask})")
