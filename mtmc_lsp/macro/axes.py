@@ -117,14 +117,10 @@ class AxisTable:
     def _partial(self, prim: Prim, prims: Mapping[str, Prim]) -> None:
         """Tie the dimensions that these operations leave alone; the others are index arithmetic."""
         out = self._dims[prim.name]
-        touched = {
-            PrimOp.SLICE: lambda: (prim.attrs["dim"],),
-            PrimOp.CAT: lambda: (prim.attrs["dim"],),
-            PrimOp.GATHER: lambda: (prim.attrs["dim"],),
-            PrimOp.FLIP: lambda: prim.attrs["dims"],
-            PrimOp.PAD: lambda: range(len(out)),
-        }[prim.op]()
-        assert isinstance(touched, (tuple, range))
+        dim, dims = prim.attrs.get("dim"), prim.attrs.get("dims")
+        touched: set[object] = {dim} if dims is None else set(dims if isinstance(dims, tuple) else ())
+        if prim.op is PrimOp.PAD:
+            touched = set(range(len(out)))
         for position, source in enumerate(prim.inputs):
             for i, own in enumerate(self._dims[source]):
                 index_operand = prim.op is PrimOp.GATHER and position == 1

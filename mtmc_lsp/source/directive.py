@@ -67,7 +67,7 @@ def parse_directive(text: bytes, target: Target, path: str) -> Workload | None:
     if not words.tensors:
         return None
     parameters = parameters_of(text, target)
-    return _workload(words, parameters, target, path, WorkloadSource.DIRECTIVE)
+    return _workload(words, parameters, _constructor(text, target), target, path, WorkloadSource.DIRECTIVE)
 
 
 def workload_from_annotations(text: bytes, target: Target, path: str) -> Workload | None:
@@ -95,7 +95,7 @@ def workload_from_annotations(text: bytes, target: Target, path: str) -> Workloa
     for name in sorted(names - given):
         words.constants[name] = (DEFAULT_SIZE, words.line)
         assumed.append(f"size {name} is assumed to be {DEFAULT_SIZE}; set it with `# mtmc: {name}=...`")
-    workload = _workload(words, parameters, target, path, WorkloadSource.ANNOTATIONS)
+    workload = _workload(words, parameters, _constructor(text, target), target, path, WorkloadSource.ANNOTATIONS)
     return replace(workload, assumed=tuple(assumed))
 
 
@@ -114,6 +114,10 @@ def suggest_directive(text: bytes, target: Target) -> str:
         init = [f"{p.name}={_guess(p)}" for p in constructor_parameters(text, target) if not p.has_default]
         words += ["init:", *init] if init else []
     return "# mtmc: " + " ".join(words)
+
+
+def _constructor(text: bytes, target: Target) -> set[str]:
+    return {p.name for p in constructor_parameters(text, target)} if target.class_name else set()
 
 
 def _guess(parameter: Parameter) -> str:
@@ -236,10 +240,19 @@ def _bad(message: str, path: str, line: int, remedy: str = EXAMPLE) -> RequestEr
 
 
 def _workload(
-    words: _Words, parameters: list[Parameter], target: Target, path: str, source: WorkloadSource
+    words: _Words,
+    parameters: list[Parameter],
+    constructor: set[str],
+    target: Target,
+    path: str,
+    source: WorkloadSource,
 ) -> Workload:
     names = {parameter.name for parameter in parameters}
+    # A named size may also stand behind `init:`, as long as the constructor has no parameter of that name.
+    needed = {symbol for spec, _ in words.tensors.values() for size in spec.shape for symbol in size.symbols()}
+    late = {n: v for n, v in words.init.items() if isinstance(v, int) and n in needed and n not in constructor}
     sizes = {n: v for n, (v, _) in words.constants.items() if n not in names and isinstance(v, int)}
+    sizes.update(late)
     arguments: list[ArgumentSpec] = []
     for parameter in parameters:
         if parameter.name in words.tensors:
@@ -257,7 +270,7 @@ def _workload(
     if unknown:
         expected = ", ".join(p.name for p in parameters)
         raise _bad(f"{target.qualname} has no parameter {unknown[0][0]!r}: it has {expected}", path, unknown[0][1])
-    init = [ArgumentSpec(name, None, value) for name, value in words.init.items()]
+    init = [ArgumentSpec(name, None, value) for name, value in words.init.items() if name not in late]
     init += [ArgumentSpec(name, spec) for name, spec in words.init_tensors.items()]
     return Workload(target, source, tuple(arguments), tuple(init), sizes, words.device, words.line)
 

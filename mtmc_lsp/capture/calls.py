@@ -1,0 +1,140 @@
+"""How the target is called: resolving it in its module, building instances, making example tensors."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.errors import Location, MtmcError, OutOfMemory, RequestError, TargetRaises
+from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+
+
+@dataclass(frozen=True)
+class Call:
+    """A target with its arguments, ready to run."""
+
+    function: Any
+    """Bound: called with the arguments alone."""
+    instance: torch.nn.Module | None
+    names: tuple[str, ...]
+    """Parameter names of ``values``."""
+    values: tuple[Any, ...]
+    keyword: frozenset[str]
+    """Parameters that must be passed by name."""
+
+    def run(self, values: Sequence[Any] | None = None) -> Any:
+        """Call the target, with other values where given."""
+        pairs = list(zip(self.names, self.values if values is None else values, strict=True))
+        positional = [value for name, value in pairs if name not in self.keyword]
+        return self.function(*positional, **{name: value for name, value in pairs if name in self.keyword})
+
+
+def resolve(module: ModuleType, qualname: str) -> Any:
+    """The object called ``qualname`` in the module."""
+    item: Any = module
+    for part in qualname.split("."):
+        item = getattr(item, part)
+    return item
+
+
+def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: int) -> torch.Tensor:
+    """A random tensor as the workload describes it."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = [size.value(sizes) for size in spec.shape]
+    tensor = random_values(shape, spec.dtype, generator, spec.low, spec.high).to(device)
+    if spec.stride is not None:
+        laid = torch.empty_strided(shape, [s.value(sizes) for s in spec.stride], dtype=tensor.dtype, device=device)
+        tensor = laid.copy_(tensor)
+    return tensor.requires_grad_(spec.requires_grad)
+
+
+def random_values(
+    shape: Sequence[int], dtype: str, generator: torch.Generator, low: float | None, high: float | None
+) -> torch.Tensor:
+    """Normal floats (uniform where a range is given), integers of the range (0 or 1 without one), random bools."""
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point:
+        if low is not None and high is not None:
+            return (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
+        return torch.randn(shape, generator=generator).to(kind)
+    if kind is torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    first, last = int(low or 0), int(high if high is not None else 1)
+    return torch.randint(first, last + 1, shape, generator=generator).to(kind)
+
+
+def build_call(module: ModuleType, workload: Workload, device: str, sizes: Mapping[str, int], seed: int = 0) -> Call:
+    """The target of ``module`` with the workload's arguments, made with ``sizes``."""
+    target = workload.target
+    torch.manual_seed(seed)
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    init_positional: list[Any] = []
+    init_named: dict[str, Any] = {}
+    if workload.source is WorkloadSource.GET_INPUTS:
+        init = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+        if len(init) == 2 and isinstance(init[0], (list, tuple)) and isinstance(init[1], dict):
+            init_positional, init_named = list(init[0]), dict(init[1])
+        else:
+            init_positional = list(init)
+        positional = list(module.get_inputs())
+    else:
+        named = _values(workload.arguments, sizes, device, seed)
+        init_named = _values(workload.init_arguments, sizes, device, seed + 1000)
+    instance = None
+    function = resolve(module, target.qualname)
+    if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
+        instance = resolve(module, target.class_name)(*init_positional, **init_named).to(device)
+        instance.eval()
+        function = (
+            instance.forward
+            if target.kind is TargetKind.MODULE
+            else getattr(instance, target.qualname.rpartition(".")[2])
+        )
+    positional = [value.to(device) if isinstance(value, torch.Tensor) else value for value in positional]
+    return _bound(function, instance, positional, named)
+
+
+def _values(arguments: Sequence[ArgumentSpec], sizes: Mapping[str, int], device: str, seed: int) -> dict[str, Any]:
+    return {
+        spec.name: make_tensor(spec.tensor, sizes, device, seed + i) if spec.tensor is not None else spec.constant
+        for i, spec in enumerate(arguments)
+    }
+
+
+def _bound(function: Any, instance: torch.nn.Module | None, positional: list[Any], named: dict[str, Any]) -> Call:
+    """Fill in defaults, so every value that the graph is built from is known by name."""
+    signature = inspect.signature(function)
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise RequestError(f"the target takes *{parameter.name}", remedy="Name each argument.")
+    bound = signature.bind(*positional, **named)
+    bound.apply_defaults()
+    names = tuple(bound.arguments)
+    keyword = frozenset(n for n in names if signature.parameters[n].kind is inspect.Parameter.KEYWORD_ONLY)
+    return Call(function, instance, names, tuple(bound.arguments.values()), keyword)
+
+
+def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:
+    """What the user's own code raised, placed at the last line of their file that was running."""
+    if isinstance(error, MtmcError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return OutOfMemory(
+            f"{target.qualname} does not fit in memory on this workload",
+            where=Location(target.path, target.start_line),
+            remedy="Make the sizes in the workload smaller.",
+        )
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
+    line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
+    return TargetRaises(
+        f"{target.qualname} raises {type(error).__name__} {doing}: {error}",
+        where=Location(target.path, line),
+        remedy="Check the workload's shapes, dtypes and constants against what the code expects.",
+    )

@@ -1,0 +1,354 @@
+"""Export a call as a functional ATen graph with named sizes and source lines, as our own plain value."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.fx.proxy
+from torch.export import Dim, export
+from torch.export.graph_signature import OutputKind
+
+from mtmc_lsp.core.errors import Location, TargetUnsupported
+from mtmc_lsp.core.graph import Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.workload import Target
+
+LINE_MARK = "mtmc-line "
+ATTEMPTS = 6
+"""Exports tried while sizes that divisions speak of are made constant."""
+
+
+@dataclass(frozen=True)
+class InputTensor:
+    """A tensor that the target reads, in the order in which the export takes them."""
+
+    name: str
+    access: str
+    kind: InputKind
+    value: torch.Tensor
+    size_names: tuple[str, ...] = ()
+    """The workload's names of its dimensions, empty where a dimension is a number."""
+
+
+class _Flat(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """The target as a function of tensors alone."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self._function(*tensors)
+
+
+@contextlib.contextmanager
+def _recording_lines(path: str) -> Iterator[None]:
+    """While exporting, every node remembers the innermost line of the user's file that made it.
+
+    Export's own stack traces keep only frames called ``forward``; a node's ``stack_trace`` survives decomposition, so the
+    line travels in it.
+    """
+    original = torch.fx.proxy.TracerBase.create_node
+
+    def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
+        node = original(self, *args, **kwargs)
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename == path:
+                node.meta["stack_trace"] = f"{LINE_MARK}{frame.f_lineno}"
+                break
+            frame = frame.f_back
+        return node
+
+    torch.fx.proxy.TracerBase.create_node = create_node
+    try:
+        yield
+    finally:
+        torch.fx.proxy.TracerBase.create_node = original
+
+
+def export_graph(
+    function: Any,
+    inputs: Sequence[InputTensor],
+    target: Target,
+    variables: Mapping[int, str],
+) -> tuple[Graph, tuple[str, ...]]:
+    """The graph of ``function`` over ``inputs``, and notes on what was fixed.
+
+    Args:
+        function: takes the input tensors in order.
+        variables: line to the user's variable assigned there.
+
+    Raises:
+        TargetUnsupported: it cannot be exported; names file and line where that is known.
+    """
+    fixed: set[tuple[int, int]] = set()
+    for _ in range(ATTEMPTS):
+        program = _export(function, inputs, fixed, target)
+        reader = _Reader(program, inputs, variables, target)
+        awkward = reader.awkward_symbols()
+        if not awkward:
+            return reader.read(), ()
+        fixed |= {place for place, symbols in reader.symbols_at.items() if symbols & awkward}
+    fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
+    reader = _Reader(_export(function, inputs, fixed, target), inputs, variables, target)
+    return reader.read(), ("the graph holds for the workload's sizes alone",)
+
+
+def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, int]], target: Target) -> Any:
+    shapes = tuple(
+        {
+            d: Dim.STATIC if item.kind is not InputKind.ARGUMENT or (i, d) in fixed else Dim.AUTO
+            for d in range(item.value.dim())
+        }
+        for i, item in enumerate(inputs)
+    )
+    tensors = tuple(item.value for item in inputs)
+    with _recording_lines(target.path), torch.no_grad():
+        try:
+            exported = export(_Flat(function), tensors, dynamic_shapes=(shapes,), strict=False)
+            return exported.run_decompositions({})
+        except Exception as error:
+            raise _export_error(error, target) from error
+
+
+def _export_error(error: Exception, target: Target) -> TargetUnsupported:
+    """What stopped the export, at the user's line."""
+    import traceback
+
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
+    line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
+    text = f"{type(error).__name__}: {error}"
+    where = Location(target.path, line)
+    if "data-dependent" in text or "DataDependent" in text or "_local_scalar_dense" in text:
+        return TargetUnsupported(
+            f"{target.qualname} decides by the values of a tensor, so it is no single graph",
+            where=where,
+            remedy="Write the choice with torch.where, or optimise the functions that it chooses between.",
+        )
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return TargetUnsupported(
+        f"{target.qualname} cannot be exported as a graph: {first}",
+        where=where,
+        remedy="Move this part into a function of its own and optimise the rest.",
+    )
+
+
+class _Reader:
+    """Turns an exported program into our graph."""
+
+    def __init__(
+        self, program: Any, inputs: Sequence[InputTensor], variables: Mapping[int, str], target: Target
+    ) -> None:
+        self.program = program
+        self.inputs = inputs
+        self.variables = variables
+        self.target = target
+        self.placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+        if len(self.placeholders) != len(inputs):
+            raise TargetUnsupported(
+                f"{target.qualname} uses a tensor that is neither an argument nor a parameter",
+                where=Location(target.path, target.start_line),
+                remedy="Pass it as an argument, or register it as a buffer of the module.",
+            )
+        self.symbols_at: dict[tuple[int, int], set[str]] = {}
+        self.names: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}
+        self._name_symbols()
+
+    def _name_symbols(self) -> None:
+        taken = {item.name for item in self.inputs}
+        numbered = 0
+        for i, (node, item) in enumerate(zip(self.placeholders, self.inputs, strict=True)):
+            value = node.meta["val"]
+            for d, size in enumerate(value.shape):
+                symbols = _symbols(size)
+                self.symbols_at[i, d] = symbols
+                for symbol in sorted(symbols):
+                    if symbol in self.names:
+                        continue
+                    wanted = item.size_names[d] if d < len(item.size_names) else ""
+                    if not wanted or wanted in taken or len(symbols) != 1:
+                        wanted, numbered = f"s{numbered}", numbered + 1
+                    taken.add(wanted)
+                    self.names[symbol] = wanted
+                if isinstance(size, torch.SymInt) and len(symbols) == 1 and str(size.node.expr) in symbols:
+                    self.sizes.setdefault(self.names[next(iter(symbols))], int(item.value.shape[d]))
+
+    def awkward_symbols(self) -> set[str]:
+        """Symbols in sizes or guards that are no polynomials: divisions, remainders, maxima."""
+        found: set[str] = set()
+        for node in self.program.graph.nodes:
+            value = node.meta.get("val")
+            for item in value if isinstance(value, (tuple, list)) else [value]:
+                for size in (*item.shape, *item.stride()) if isinstance(item, torch.Tensor) else [item]:
+                    if isinstance(size, torch.SymInt) and not _is_polynomial(str(size.node.expr)):
+                        found |= _symbols(size)
+        for guard in self._guards():
+            text = str(guard)
+            if not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Max(", "Min(", "Piecewise")):
+                found |= {str(symbol) for symbol in guard.free_symbols}
+        # Only symbols of the inputs can be made constant.
+        return found & set(self.names)
+
+    def _guards(self) -> list[Any]:
+        for node in self.placeholders:
+            mode = getattr(node.meta["val"], "fake_mode", None)
+            if mode is not None and mode.shape_env is not None:
+                return [guard.expr for guard in mode.shape_env.guards]
+        return []
+
+    def size(self, value: Any) -> Size:
+        """A dimension as our size."""
+        if isinstance(value, int):
+            return Size.of(value)
+        parsed = Size.parse(str(value.node.expr))
+        return parsed.substitute({symbol: Size.symbol(name) for symbol, name in self.names.items()})
+
+    def type(self, value: torch.Tensor) -> TensorType:
+        """A fake tensor's type."""
+        return TensorType(
+            tuple(self.size(s) for s in value.shape),
+            str(value.dtype).removeprefix("torch."),
+            tuple(self.size(s) for s in value.stride()),
+        )
+
+    def read(self) -> Graph:
+        """The graph."""
+        references: dict[str, Argument] = {}
+        for node, item in zip(self.placeholders, self.inputs, strict=True):
+            references[node.name] = Ref(item.name)
+        nodes: list[Node] = []
+        returned: Sequence[Any] = ()
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                made = self._node(node, references)
+                if made is not None:
+                    nodes.append(made)
+            elif node.op == "output":
+                returned = node.args[0]
+            elif node.op == "get_attr":
+                raise TargetUnsupported(
+                    f"{self.target.qualname} uses a constant tensor of its own",
+                    where=Location(self.target.path, self._line(node) or self.target.start_line),
+                    remedy="Pass it as an argument, or register it as a buffer of the module.",
+                )
+        outputs, mutations = self._results(returned, references)
+        inputs = [
+            GraphInput(item.name, item.access, item.kind, self.type(node.meta["val"]), item.value.requires_grad)
+            for node, item in zip(self.placeholders, self.inputs, strict=True)
+        ]
+        return Graph(
+            inputs=tuple(inputs),
+            nodes=tuple(self._with_variables(nodes)),
+            outputs=outputs,
+            returns="tensor",
+            sizes=self.sizes,
+            mutations=mutations,
+            conditions=self._conditions(),
+        )
+
+    def _results(
+        self, returned: Sequence[Any], references: Mapping[str, Argument]
+    ) -> tuple[tuple[Ref | None, ...], tuple[Mutation, ...]]:
+        outputs: list[Ref | None] = []
+        mutations: list[Mutation] = []
+        by_placeholder = {node.name: item.name for node, item in zip(self.placeholders, self.inputs, strict=True)}
+        for spec, node in zip(self.program.graph_signature.output_specs, returned, strict=True):
+            value = references[node.name] if isinstance(node, torch.fx.Node) else None
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                assert isinstance(value, Ref)
+                mutations.append(Mutation(by_placeholder[spec.target], value))
+            elif value is None or isinstance(value, Ref):
+                outputs.append(value)
+            else:
+                raise TargetUnsupported(
+                    f"{self.target.qualname} returns a number beside tensors",
+                    where=Location(self.target.path, self.target.start_line),
+                    remedy="Return tensors only.",
+                )
+        return tuple(outputs), tuple(mutations)
+
+    def _node(self, node: torch.fx.Node, references: dict[str, Argument]) -> Node | None:
+        value = node.meta.get("val")
+        if node.target is operator.getitem:
+            source = references[node.args[0].name]
+            assert isinstance(source, Ref) and isinstance(node.args[1], int)
+            references[node.name] = Ref(source.name, node.args[1])
+            return None
+        if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+            references[node.name] = self.size(value)
+            return None
+        if value is None or isinstance(value, (bool, float, torch.SymBool, torch.SymFloat)):
+            # Assertions on sizes: the graph's conditions say the same.
+            references[node.name] = None
+            return None
+        tensors = [item for item in (value if isinstance(value, (tuple, list)) else [value])]
+        references[node.name] = Ref(node.name)
+        return Node(
+            name=node.name,
+            op=str(node.target),
+            args=tuple(self._argument(item, references) for item in node.args),
+            kwargs={
+                key: self._argument(item, references)
+                for key, item in node.kwargs.items()
+                if key not in ("pin_memory", "layout") and item is not None
+            },
+            outputs=tuple(self.type(item) for item in tensors if isinstance(item, torch.Tensor)),
+            line=self._line(node),
+        )
+
+    def _argument(self, value: Any, references: Mapping[str, Argument]) -> Argument:
+        if isinstance(value, torch.fx.Node):
+            return references[value.name]
+        if isinstance(value, torch.SymInt):
+            return self.size(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(self._argument(item, references) for item in value)
+        if isinstance(value, torch.dtype):
+            return str(value).removeprefix("torch.")
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        return str(value)
+
+    @staticmethod
+    def _line(node: torch.fx.Node) -> int:
+        trace = node.meta.get("stack_trace") or ""
+        return int(trace.removeprefix(LINE_MARK)) if trace.startswith(LINE_MARK) else 0
+
+    def _with_variables(self, nodes: list[Node]) -> list[Node]:
+        """Give the last node of each assignment's line the name it is assigned to."""
+        last = {node.line: i for i, node in enumerate(nodes) if node.line}
+        return [
+            replace(node, variable=self.variables.get(node.line, "")) if last.get(node.line) == i else node
+            for i, node in enumerate(nodes)
+        ]
+
+    def _conditions(self) -> tuple[str, ...]:
+        """Guards that say more than that sizes differ or are at least 2 (the kernels hold for size 1 too)."""
+        found: list[str] = []
+        for guard in self._guards():
+            text = str(guard)
+            if text.startswith(("Ne(", "Eq(")) or any(
+                text.endswith(end) for end in (">= 2", "> 1", ">= 1", "> 0", ">= 0")
+            ):
+                continue
+            if any(operator_ in text for operator_ in ("<", ">")) and not any(c in text for c in "(&|"):
+                for symbol, name in self.names.items():
+                    text = text.replace(symbol, name)
+                found.append(text)
+        return tuple(dict.fromkeys(found))
+
+
+def _symbols(size: Any) -> set[str]:
+    return {str(symbol) for symbol in size.node.expr.free_symbols} if isinstance(size, torch.SymInt) else set()
+
+
+def _is_polynomial(text: str) -> bool:
+    return not any(word in text for word in ("//", "Mod", "Max", "Min", "Piecewise", "floor", "ceil", "/"))

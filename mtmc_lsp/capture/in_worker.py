@@ -1,0 +1,355 @@
+"""The capture command, run in a worker: from a workload to its graph and eager facts."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.calls import Call, build_call, user_error
+from mtmc_lsp.capture.exporting import InputTensor, export_graph
+from mtmc_lsp.capture.loading import load_user_module, module_name
+from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
+from mtmc_lsp.core.graph import Graph, InputKind
+from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
+
+EAGER_LIMIT_ELEMENTS = 1 << 23
+"""Above this many input elements the CPU does not run the target in capture: verification runs it, on reduced sizes."""
+
+RANDOM_OPS = ("dropout", "rand", "bernoulli", "normal", "multinomial", "exponential")
+
+
+def capture(request: dict[str, Any]) -> dict[str, Any]:
+    """``{"workload": ..., "variables": {line: name}}`` to a :class:`Capture`."""
+    workload = from_json(Workload, request["workload"])
+    variables = {int(line): name for line, name in request["variables"].items()}
+    device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
+    from pathlib import Path
+
+    module = _load(workload.target)
+    call = _build(module, workload, device)
+    inputs = _inputs(call, workload)
+    _check_inputs(inputs, workload.target)
+    elements = sum(item.value.numel() for item in inputs)
+    structure = "tensor"
+    if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
+        structure = _run_eagerly(call, inputs, workload.target)
+    reads: dict[str, object] = {}
+    with _recording_attribute_reads(call.instance, reads):
+        graph, notes = export_graph(_flat_function(call, inputs), inputs, workload.target, variables)
+        structure = _structure(call, inputs) or structure
+    constants = _constants(call, reads, workload.target)
+    graph = replace(graph, constants=constants, returns=structure, fp32_matmul=_fp32_matmul())
+    graph = _without_unused_inputs(graph)
+    _check_graph(graph, workload.target)
+    result = Capture(
+        workload=replace(workload, assumed=(*workload.assumed, *notes)),
+        graph=graph,
+        arguments=_arguments(call, inputs),
+        environment=environment(),
+        flops=0.0,
+        bytes=_bytes(graph),
+        module_name=module_name(Path(workload.target.path)),
+        variable_sizes=_variable_sizes(graph),
+        uses_random=any(word in node.op for node in graph.nodes for word in RANDOM_OPS),
+    )
+    data: dict[str, Any] = to_json(result)
+    return data
+
+
+def _load(target: Target) -> Any:
+    try:
+        return load_user_module(target.path)
+    except SyntaxError as error:
+        where = Location(error.filename or target.path, error.lineno or 0)
+        raise SourceSyntaxError(f"the file does not parse: {error.msg}", where=where, remedy="Mend it first.") from None
+    except Exception as error:
+        raise user_error(error, target, "when its file is imported") from error
+
+
+def _build(module: Any, workload: Workload, device: str) -> Call:
+    try:
+        return build_call(module, workload, device, workload.sizes)
+    except TypeError as error:
+        raise RequestError(
+            f"the workload does not fit {workload.target.qualname}: {error}",
+            where=Location(workload.target.path, workload.line or workload.target.start_line),
+            remedy="Give every argument without a default, and constructor arguments after `init:`.",
+        ) from error
+    except Exception as error:
+        raise user_error(error, workload.target, "while its inputs are made") from error
+
+
+def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
+    """Arguments, then parameters, then buffers; a parameter's name is its access without ``self.``."""
+    specs = {spec.name: spec.tensor for spec in workload.arguments if spec.tensor is not None}
+    result: list[InputTensor] = []
+    for name, value in zip(call.names, call.values, strict=True):
+        if isinstance(value, torch.Tensor):
+            spec = specs.get(name)
+            names = tuple(str(s) if s.is_symbol else "" for s in spec.shape) if spec else ()
+            result.append(InputTensor(name, name, InputKind.ARGUMENT, value.detach(), names))
+    taken = {item.name for item in result}
+    if call.instance is not None:
+        tensors = [(n, p, InputKind.PARAMETER) for n, p in call.instance.named_parameters()]
+        tensors += [(n, b, InputKind.BUFFER) for n, b in call.instance.named_buffers()]
+        for full, value, kind in tensors:
+            name = full.replace(".", "_")
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            access = "self." + ".".join(part if not part.isdigit() else f"[{part}]" for part in full.split("."))
+            result.append(InputTensor(name, access.replace(".[", "["), kind, value.detach()))
+    return result
+
+
+def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
+    where = Location(target.path, target.start_line)
+    if not inputs:
+        raise TargetUnsupported(
+            f"{target.qualname} takes no tensor", where=where, remedy="Choose a function of tensors."
+        )
+    for item in inputs:
+        if str(item.value.dtype).removeprefix("torch.") not in ITEMSIZE:
+            raise TargetUnsupported(f"{item.access} has dtype {item.value.dtype}, which is not supported", where=where)
+
+
+def _values(call: Call, inputs: list[InputTensor], tensors: tuple[torch.Tensor, ...]) -> list[Any]:
+    by_name = {
+        item.name: tensor for item, tensor in zip(inputs, tensors, strict=True) if item.kind is InputKind.ARGUMENT
+    }
+    return [by_name.get(name, value) for name, value in zip(call.names, call.values, strict=True)]
+
+
+class _Bound(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """Gives functional_call a ``forward`` that is the target's method."""
+
+    def __init__(self, instance: torch.nn.Module, call: Call) -> None:
+        super().__init__()
+        self.instance = instance
+        self.__dict__["call"] = call
+
+    def forward(self, values: list[Any]) -> Any:
+        return self.__dict__["call"].run(values)
+
+
+def _flat_function(call: Call, inputs: list[InputTensor]) -> Any:
+    """The target as a function of the input tensors alone, parameters included."""
+    parameters = [item for item in inputs if item.kind is not InputKind.ARGUMENT]
+    names = []
+    if call.instance is not None:
+        names = [n for n, _ in call.instance.named_parameters()] + [n for n, _ in call.instance.named_buffers()]
+
+    def flat(*tensors: torch.Tensor) -> Any:
+        values = _values(call, inputs, tensors)
+        if call.instance is None or not parameters:
+            return call.run(values)
+        given = tensors[len(inputs) - len(parameters) :]
+        replaced = {f"instance.{name}": tensor for name, tensor in zip(names, given, strict=True)}
+        return torch.func.functional_call(_Bound(call.instance, call), replaced, (values,))
+
+    return flat
+
+
+def _run_eagerly(call: Call, inputs: list[InputTensor], target: Target) -> str:
+    """Run the target twice: it must not raise, must return tensors, and must return the same again."""
+    runs = []
+    try:
+        for _ in range(2):
+            torch.manual_seed(0)
+            tensors = tuple(item.value.clone(memory_format=torch.preserve_format) for item in inputs)
+            with torch.no_grad():
+                runs.append(_flat_function(call, inputs)(*tensors))
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except Exception as error:
+        raise user_error(error, target, "on the workload's inputs") from error
+    structure = _structure_of(runs[0], target)
+    first, second = (_tensors_of(run) for run in runs)
+    for a, b in zip(first, second, strict=True):
+        if a is not None and b is not None and not _nearly_same(a, b):
+            raise TargetUnsupported(
+                f"{target.qualname} gives different results for the same inputs and seed, so nothing can be verified",
+                where=Location(target.path, target.start_line),
+                remedy="Draw random numbers from torch's generator, and keep no state between calls.",
+            )
+    return structure
+
+
+def _nearly_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal but for the reordering of atomic sums."""
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    difference = torch.linalg.vector_norm(torch.nan_to_num(a.double() - b.double()))
+    return bool(difference <= 1e-3 * torch.linalg.vector_norm(torch.nan_to_num(a.double())) + 1e-30)
+
+
+def _tensors_of(value: Any) -> list[torch.Tensor | None]:
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+def _structure_of(value: Any, target: Target) -> str:
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if type(value) in (tuple, list) and all(item is None or isinstance(item, torch.Tensor) for item in value):
+        if any(item is not None for item in value):
+            return type(value).__name__
+    kind = "nothing" if value is None else f"a {type(value).__name__}"
+    raise TargetUnsupported(
+        f"{target.qualname} returns {kind}; there is nothing to verify",
+        where=Location(target.path, target.start_line),
+        remedy="Return a tensor, or a tuple or list of tensors.",
+    )
+
+
+def _structure(call: Call, inputs: list[InputTensor]) -> str:
+    """The structure of the result, found on tensors without data, for targets that were not run."""
+    if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
+        return ""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.no_grad():
+        tensors = tuple(mode.from_tensor(item.value) for item in inputs)
+        value = _flat_function(call, inputs)(*tensors)
+    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+@contextlib.contextmanager
+def _recording_attribute_reads(instance: torch.nn.Module | None, reads: dict[str, object]) -> Iterator[None]:
+    """Note every plain Python value that the modules read from themselves: the graph holds only for these values."""
+    if instance is None:
+        yield
+        return
+    originals = {name: (module, type(module)) for name, module in instance.named_modules()}
+    for name, (module, kind) in originals.items():
+        access = "self." + name if name else "self"
+        access = ".".join(part if not part.isdigit() else f"[{part}]" for part in access.split(".")).replace(".[", "[")
+        module.__class__ = _recording_class(kind, access, reads)
+    try:
+        yield
+    finally:
+        for module, kind in originals.values():
+            module.__class__ = kind
+
+
+def _recording_class(kind: type, access: str, reads: dict[str, object]) -> type:
+    def __getattribute__(self: Any, name: str) -> Any:
+        value = kind.__getattribute__(self, name)
+        if not name.startswith("_") and isinstance(value, (bool, int, float, str, tuple, type(None))):
+            own = object.__getattribute__(self, "__dict__")
+            if name in own and name not in ("dump_patches", "call_super_init"):
+                plain = list(value) if isinstance(value, tuple) else value
+                if not isinstance(plain, list) or all(isinstance(item, (bool, int, float, str)) for item in plain):
+                    reads[f"{access}.{name}"] = plain
+        return value
+
+    recorder: type = type(kind.__name__, (kind,), {"__getattribute__": __getattribute__, "__module__": kind.__module__})
+    return recorder
+
+
+def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:
+    constants: dict[str, object] = {}
+    for name, value in zip(call.names, call.values, strict=True):
+        if isinstance(value, torch.Tensor):
+            continue
+        if isinstance(value, (tuple, list)) and all(isinstance(item, (bool, int, float, str)) for item in value):
+            value = list(value)
+        if not (value is None or isinstance(value, (bool, int, float, str, list))):
+            raise TargetUnsupported(
+                f"argument {name!r} of {target.qualname} is a {type(value).__name__}",
+                where=Location(target.path, target.start_line),
+                remedy="Pass tensors and plain Python values only.",
+            )
+        constants[name] = value
+    return {**constants, **reads}
+
+
+def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument, ...]:
+    arguments = []
+    tensors = {item.name for item in inputs}
+    for name, value in zip(call.names, call.values, strict=True):
+        keyword = name in call.keyword
+        if name in tensors and isinstance(value, torch.Tensor):
+            low = high = None
+            if not value.is_floating_point() and value.dtype is not torch.bool and value.numel():
+                low, high = float(value.min()), float(value.max())
+            arguments.append(CapturedArgument(name, name, None, keyword, low, high))
+        else:
+            plain = list(value) if isinstance(value, tuple) else value
+            arguments.append(CapturedArgument(name, None, plain, keyword))
+    return tuple(arguments)
+
+
+def _without_unused_inputs(graph: Graph) -> Graph:
+    used = {ref.name for node in graph.nodes for ref in node.inputs()}
+    used |= {ref.name for ref in graph.outputs if ref is not None} | {m.input for m in graph.mutations}
+    return replace(graph, inputs=tuple(item for item in graph.inputs if item.name in used))
+
+
+def _check_graph(graph: Graph, target: Target) -> None:
+    if not graph.nodes:
+        raise TargetUnsupported(
+            f"{target.qualname} does no tensor work",
+            where=Location(target.path, target.start_line),
+            remedy="Choose another.",
+        )
+
+
+def _variable_sizes(graph: Graph) -> tuple[str, ...]:
+    pinned = {
+        name
+        for item in graph.inputs
+        if item.kind is not InputKind.ARGUMENT
+        for size in item.type.shape
+        for name in size.symbols()
+    }
+    return tuple(name for name in graph.sizes if name not in pinned)
+
+
+def _bytes(graph: Graph) -> float:
+    types = [item.type for item in graph.inputs]
+    types += [graph.type_of(ref) for ref in dict.fromkeys(graph.outputs) if ref is not None]
+    return float(sum(kind.numel.value(graph.sizes) * ITEMSIZE[kind.dtype] for kind in types))
+
+
+def _fp32_matmul() -> str:
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def environment() -> Environment:
+    """The interpreter's versions and its GPU."""
+    try:
+        import triton
+
+        triton_version = str(triton.__version__)
+    except ImportError:
+        triton_version = ""
+    gpu = capability = driver = ""
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_name()
+        major, minor = torch.cuda.get_device_capability()
+        capability = f"sm_{major}{minor}"
+        driver = _driver()
+    return Environment(platform.python_version(), str(torch.__version__), triton_version, gpu, capability, driver)
+
+
+def _driver() -> str:
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""

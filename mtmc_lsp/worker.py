@@ -1,0 +1,90 @@
+"""Entry point of a worker process, run by its path under the user's interpreter.
+
+Reads requests from standard input, answers on the pipe given by ``--answers``. Makes the package ``mtmc_lsp`` importable from
+where this file lies, without putting anything else of our environment on the user's path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+COMMANDS = {
+    "capture.capture": "mtmc_lsp.capture.in_worker:capture",
+    "measure.prepare": "mtmc_lsp.measure.in_worker:prepare",
+    "measure.reference": "mtmc_lsp.measure.in_worker:reference",
+    "measure.candidate": "mtmc_lsp.measure.in_worker:candidate",
+    "measure.compile": "mtmc_lsp.measure.in_compiler:compile_launches",
+    "measure.time": "mtmc_lsp.measure.in_timer:time_candidate",
+    "measure.quick": "mtmc_lsp.measure.in_timer:quick",
+    "measure.device": "mtmc_lsp.measure.in_timer:device",
+}
+"""Command to ``module:function``; each takes and returns a JSON object."""
+
+
+def _register_package() -> None:
+    folder = Path(__file__).resolve().parent
+    spec = importlib.util.spec_from_file_location(
+        "mtmc_lsp", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mtmc_lsp"] = module
+    spec.loader.exec_module(module)
+
+
+def _limit_memory(size: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
+def _answer(line: str) -> dict[str, Any]:
+    from mtmc_lsp.core.errors import MtmcError, OutOfMemory
+
+    message = json.loads(line)
+    module, _, function = COMMANDS[message["command"]].partition(":")
+    try:
+        handler = getattr(importlib.import_module(module), function)
+        return {"result": handler(message["request"])}
+    except MtmcError as error:
+        return {"error": error.to_json()}
+    except MemoryError:
+        return {"error": OutOfMemory("out of memory", remedy="Make the sizes in the workload smaller.").to_json()}
+    except Exception as error:
+        # A bug of ours: the whole trace goes to the log, its end to the user.
+        traceback.print_exc()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = (
+            f"internal error in {message['command']}: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        )
+        return {"error": MtmcError(text).to_json()}
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--answers", type=int, required=True)
+    parser.add_argument("--memory", type=int)
+    options = parser.parse_args()
+    # The folder of this file is first on the path of a script; the user's own modules must not find ours there.
+    sys.path.pop(0)
+    _register_package()
+    if options.memory:
+        _limit_memory(options.memory)
+    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    # User code that reads standard input gets nothing instead of our requests.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for line in requests:
+        os.write(options.answers, (json.dumps(_answer(line)) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
