@@ -18,7 +18,7 @@ from typing import Any
 
 COMMANDS = {
     "capture.capture": "mtmc_lsp.capture.in_worker:capture",
-    "measure.prepare": "mtmc_lsp.measure.in_worker:prepare",
+    "measure.compare": "mtmc_lsp.measure.in_worker:compare",
     "measure.reference": "mtmc_lsp.measure.in_worker:reference",
     "measure.candidate": "mtmc_lsp.measure.in_worker:candidate",
     "measure.compile": "mtmc_lsp.measure.in_compiler:compile_launches",

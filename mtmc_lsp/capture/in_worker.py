@@ -241,7 +241,7 @@ def _recording_attribute_reads(instance: torch.nn.Module | None, reads: dict[str
 
 def _recording_class(kind: type, access: str, reads: dict[str, object]) -> type:
     def __getattribute__(self: Any, name: str) -> Any:
-        value = kind.__getattribute__(self, name)
+        value = super(type(self), self).__getattribute__(name)
         if not name.startswith("_") and isinstance(value, (bool, int, float, str, tuple, type(None))):
             own = object.__getattribute__(self, "__dict__")
             if name in own and name not in ("dump_patches", "call_super_init"):

@@ -1,0 +1,139 @@
+"""Tensors for a verification case, and modules that hold them. Runs in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.calls import Call, build_call, random_values
+from mtmc_lsp.core.graph import GraphInput, InputKind
+from mtmc_lsp.core.workload import Capture, WorkloadSource
+
+SCALES = {"large": 1e3, "tiny": 1e-3}
+
+
+def make_inputs(
+    capture: Capture, call: Call, sizes: Mapping[str, int], distribution: str, seed: int, device: str, widened: bool
+) -> dict[str, torch.Tensor]:
+    """Every graph input's value for a case, by name.
+
+    Args:
+        call: the user's own, whose parameters are the starting point.
+        widened: whether bfloat16 is replaced by float32 (the interpreter computes bfloat16 wrongly).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ranges = {a.input: (a.low, a.high) for a in capture.arguments if a.input}
+    specs = {s.name: s.tensor for s in capture.workload.arguments if s.tensor is not None}
+    given = dict(zip(call.names, call.values, strict=True))
+    result: dict[str, torch.Tensor] = {}
+    for item in capture.graph.inputs:
+        if item.kind is not InputKind.ARGUMENT:
+            result[item.name] = _varied(_read(call.instance, item.access), generator).to(device)
+            continue
+        if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
+            result[item.name] = given[item.name].detach().clone()
+            continue
+        spec = specs.get(item.name)
+        low, high = ranges.get(item.name, (None, None))
+        if spec is not None and spec.low is not None:
+            low, high = spec.low, spec.high
+        value = _values(item, sizes, distribution, generator, low, high, widened)
+        result[item.name] = value.to(device) if value.device.type != device else value
+    return result
+
+
+def _values(
+    item: GraphInput,
+    sizes: Mapping[str, int],
+    distribution: str,
+    generator: torch.Generator,
+    low: float | None,
+    high: float | None,
+    widened: bool,
+) -> torch.Tensor:
+    dtype = "float32" if widened and item.type.dtype == "bfloat16" else item.type.dtype
+    shape = [size.value(sizes) for size in item.type.shape]
+    value = random_values(shape, dtype, generator, low, high)
+    if value.is_floating_point() and low is None:
+        if distribution == "uniform":
+            value = torch.rand(shape, generator=generator).to(value.dtype)
+        elif distribution == "constant":
+            value = torch.full(shape, 0.5 + torch.rand((), generator=generator).item(), dtype=value.dtype)
+        else:
+            value = value * SCALES.get(distribution, 1.0)
+    strides = [size.value(sizes) for size in item.type.stride]
+    if list(value.stride()) != strides and value.numel():
+        value = torch.empty_strided(shape, strides, dtype=value.dtype).copy_(value)
+    return value
+
+
+def _varied(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A parameter moved away from its initial value: ones and zeros hide mistakes. Non-negative ones stay positive."""
+    value = value.detach().cpu()
+    if not value.is_floating_point():
+        return value.clone()
+    noise = torch.rand(value.shape, generator=generator)
+    if bool((value >= 0).all()):
+        return (value * (0.75 + 0.5 * noise) + 0.05 * noise).to(value.dtype)
+    return (value + 0.1 * value.abs().mean() * (noise - 0.5)).to(value.dtype)
+
+
+def _owner(instance: Any, access: str) -> tuple[Any, str]:
+    owner = instance
+    parts = access.replace("[", ".").replace("]", "").split(".")[1:]
+    for part in parts[:-1]:
+        owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+    return owner, parts[-1]
+
+
+def _read(instance: Any, access: str) -> torch.Tensor:
+    owner, name = _owner(instance, access)
+    value = owner[int(name)] if name.isdigit() else getattr(owner, name)
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def prepared_call(
+    module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str
+) -> tuple[Call, list[Any]]:
+    """The target of ``module`` holding the case's parameters, and the arguments to call it with."""
+    call = build_call(module, capture.workload, device, _tiny_sizes(capture))
+    if call.instance is not None:
+        floats = [t for t in inputs.values() if t.is_floating_point()]
+        if floats and any(t.dtype is torch.float64 for t in floats):
+            call.instance.double()
+        for item in capture.graph.inputs:
+            if item.kind is not InputKind.ARGUMENT:
+                _place(call.instance, item.access, inputs[item.name])
+    values = [
+        inputs[argument.input] if argument.input else _constant(argument.constant, call, argument.name)
+        for argument in capture.arguments
+        if argument.input is None or argument.input in inputs
+    ]
+    if len(values) != len(call.names):
+        # An argument that the graph does not use is passed as the workload made it.
+        by_name = dict(zip(call.names, call.values, strict=True))
+        values = [inputs.get(name, by_name[name]) for name in call.names]
+    return call, values
+
+
+def _constant(value: object, call: Call, name: str) -> Any:
+    original = dict(zip(call.names, call.values, strict=True)).get(name)
+    return tuple(value) if isinstance(original, tuple) and isinstance(value, list) else value
+
+
+def _place(instance: Any, access: str, value: torch.Tensor) -> None:
+    owner, name = _owner(instance, access)
+    if name.isdigit():
+        owner[int(name)].data = value
+    elif name in owner._parameters:
+        owner._parameters[name] = torch.nn.Parameter(value, requires_grad=value.is_floating_point())
+    else:
+        owner._buffers[name] = value
+
+
+def _tiny_sizes(capture: Capture) -> dict[str, int]:
+    """Sizes for the throw-away arguments that a call is built with; the case's own replace them."""
+    return {name: min(value, 4) for name, value in capture.workload.sizes.items()}

@@ -1,0 +1,86 @@
+"""The float64 oracle: the user's own code with every float computed in float64. Runs in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+NARROW = (torch.float16, torch.bfloat16, torch.float32)
+CASTS = {"float", "half", "bfloat16"}
+
+
+class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """Casts to narrower floats become casts to float64, and so do the dtypes of new tensors."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "")
+        if name in CASTS and isinstance(args[0], torch.Tensor):
+            return args[0].to(torch.float64)
+        if kwargs.get("dtype") in NARROW:
+            kwargs["dtype"] = torch.float64
+        args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
+        return function(*args, **kwargs)
+
+
+class SharedRandomMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """Dropout keeps exactly the elements that generated kernels keep: Philox of a seed, by flat element index."""
+
+    def __init__(self, seeds: list[int]) -> None:
+        super().__init__()
+        self._seeds = list(seeds)
+        self._next = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if getattr(function, "__name__", "") == "dropout" and function is not torch.nn.functional.dropout:
+            x = args[0]
+            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+            training = args[2] if len(args) > 2 else kwargs.get("train", kwargs.get("training", True))
+            if training and p > 0:
+                seed = self._seeds[self._next]
+                self._next += 1
+                keep = uniform(seed, x.numel(), x.device).view(x.shape) >= p
+                return torch.where(keep, x * (1.0 / (1.0 - p) if p < 1 else 0.0), torch.zeros_like(x))
+        return function(*args, **kwargs)
+
+
+def draw_seeds(seed: int, count: int, device: str) -> list[int]:
+    """The seeds that a generated launcher draws after ``torch.manual_seed(seed)``."""
+    torch.manual_seed(seed)
+    return [int(s) for s in torch.randint(2**31 - 1, (count,), device=device).tolist()]
+
+
+def uniform(seed: int, count: int, device: Any) -> torch.Tensor:
+    """``tl.rand(seed, 0..count-1)``: Philox 4x32-10 (Salmon et al., SC 2011), first word, as float32 in [0, 1)."""
+    mask = 0xFFFFFFFF
+    c0 = torch.arange(count, dtype=torch.int64, device=device) & mask
+    c1 = torch.zeros_like(c0)
+    c2, c3 = c1.clone(), c1.clone()
+    k0, k1 = seed & mask, (seed >> 32) & mask
+    for _ in range(10):
+        high_a, low_a = _multiply(0xD2511F53, c0)
+        high_b, low_b = _multiply(0xCD9E8D57, c2)
+        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    signed = torch.where(c0 >= 2**31, c0 - 2**32, c0)
+    folded = torch.where(signed < 0, -signed - 1, signed)
+    return folded.to(torch.float32) * 4.6566127342e-10
+
+
+def _multiply(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of a 64-bit product, in pieces that int64 holds."""
+    a_high, a_low = a >> 16, a & 0xFFFF
+    b_high, b_low = b >> 16, b & 0xFFFF
+    low = a_low * b_low
+    middle = a_high * b_low + (low >> 16)
+    carry = a_low * b_high + (middle & 0xFFFF)
+    high = a_high * b_high + (middle >> 16) + (carry >> 16)
+    return high & 0xFFFFFFFF, ((carry & 0xFFFF) << 16) | (low & 0xFFFF)
