@@ -12,7 +12,8 @@ import torch
 
 from mtmc_lsp.capture.calls import Call, build_call, user_error
 from mtmc_lsp.capture.exporting import InputTensor, export_graph
-from mtmc_lsp.capture.loading import load_user_module, module_name
+from mtmc_lsp.capture.loading import load_user_module
+from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind

@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,11 @@ def _compiled(capture: Capture) -> tuple[Callable[[], Any] | None, str]:
         call, values = prepared_call(module, capture, inputs, "cuda")
         try:
             function = torch.compile(call.function)
-            run = lambda: type(call)(function, call.instance, call.names, call.values, call.keyword).run(values)  # noqa: E731
+            compiled = replace(call, function=function)
+
+            def run() -> Any:
+                return compiled.run(values)
+
             with torch.no_grad():
                 for _ in range(3):
                     run()
@@ -93,7 +98,7 @@ def _sample(run: Callable[[], Any], flush: torch.Tensor) -> tuple[float, float]:
     host = time.perf_counter() - began
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1e3, host * 1e6
+    return float(start.elapsed_time(end)) * 1e3, host * 1e6
 
 
 def _measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[tuple[float, float]]]:
@@ -189,7 +194,7 @@ def _warm(run: Callable[[], Any]) -> float:
         run()
         end.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
+        times.append(float(start.elapsed_time(end)) * 1e3)
     return statistics.median(times)
 
 
@@ -235,11 +240,11 @@ def device(request: dict[str, Any]) -> dict[str, Any]:
     flops: dict[str, float] = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
         a, b = (torch.randn(4096, 4096, device="cuda", dtype=dtype) for _ in range(2))
-        flops[name] = 2 * 4096**3 / (min(_cold(lambda a=a, b=b: a @ b) for _ in range(5)) * 1e-6)
+        flops[name] = _product_rate(a, b)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     a, b = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
-    flops["tf32"] = 2 * 4096**3 / (min(_cold(lambda: a @ b) for _ in range(5)) * 1e-6)
+    flops["tf32"] = _product_rate(a, b)
     torch.set_float32_matmul_precision(before)
     flops["bf16x3"] = flops["bf16"] / 3
     result = Device(
@@ -254,6 +259,11 @@ def device(request: dict[str, Any]) -> dict[str, Any]:
     )
     data: dict[str, Any] = to_json(result)
     return data
+
+
+def _product_rate(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Operations per second of the library's product."""
+    return 2.0 * float(a.shape[0]) ** 3 / (min(_cold(lambda: a @ b) for _ in range(5)) * 1e-6)
 
 
 def _cold(run: Callable[[], Any]) -> float:

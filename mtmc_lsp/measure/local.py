@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.capture.loading import project_root
+from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import (

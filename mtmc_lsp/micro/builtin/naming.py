@@ -43,5 +43,7 @@ def value_name(program: Program, ref: Ref) -> str:
     node = program.graph.node(ref.name)
     if node.variable:
         return node.variable if len(node.outputs) == 1 else f"{node.variable}_{ref.index}"
+    if ref in program.graph.outputs:
+        return "out" if len(program.graph.outputs) == 1 else f"out_{program.graph.outputs.index(ref)}"
     name = node.op.split(".")[1].strip("_")
     return name if len(node.outputs) == 1 else f"{name}_{ref.index}"

@@ -22,6 +22,9 @@ from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
 
 Config = Mapping[str, "int | str | bool"]
+MOST_ELEMENTS = 65536
+"""Elements of the largest tile that a program holds; longer rows run the original code."""
+
 LOWEST = "-3.4028234663852886e38"
 """Start of a running maximum of float32: finite, so the difference to an infinite value stays defined."""
 
@@ -477,7 +480,7 @@ class _TileWriter:
             constexprs["BLOCK"] = self._static_block()
         else:
             dynamic["BLOCK"] = "triton.next_power_of_2(n_cols)"
-            limits = (f"{self.n_cols} <= {int(self.config.get('max_block', 65536))}",)
+            limits = (f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}",)
         if not self.col_groups:
             constexprs.pop("BLOCK", None)
         return assemble(
