@@ -165,7 +165,7 @@ class Device:
     bandwidth: float
     """Device memory, bytes per second, by a large copy, read plus written."""
     flops: dict[str, float] = field(default_factory=dict)
-    """Peak operations per second: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``bf16x3``."""
+    """Peak operations per second: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp16x3``."""
     launch_us: float = 4.0
     """Device-side cost of one more kernel."""
     measured: bool = False

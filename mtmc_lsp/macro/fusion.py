@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
@@ -32,13 +32,25 @@ class Fusion:
 class FusionSearch:
     """Finds the fusions of a program in a schedule."""
 
-    def __init__(self, program: Program, schedule: Schedule, device: Device, precision: str) -> None:
-        """``precision``: the mode that new fp32 matrix products are given."""
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        device: Device,
+        precision: str,
+        refused: Collection[frozenset[str]] = (),
+    ) -> None:
+        """Prepare a search.
+
+        Args:
+            precision: the mode that new fp32 matrix products are given.
+            refused: sets of nodes that were tried as one kernel and came to nothing.
+        """
         self.program = program
         self.schedule = schedule
         self.device = device
         self.precision = precision
-        self._regions: dict[frozenset[str], Region | None] = {}
+        self._regions: dict[frozenset[str], Region | None] = dict.fromkeys(refused)
         self._order = {node.name: i for i, node in enumerate(program.graph.nodes)}
         self._nodes = {node.name: node for node in program.graph.nodes}
         self._readers: dict[str, set[str]] = {name: set() for name in self._nodes}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.protocols import State
@@ -14,8 +16,11 @@ from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import Region, RegionKind, analyse, lines_of
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 
-SPLIT = "bf16x3"
-"""The precision mode for fp32 products: operands split into two bfloat16 halves before the product."""
+SPLIT = "fp16x3"
+"""The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
+
+PRECISIONS = (SPLIT, "ieee")
+"""Modes for fp32 products, fastest first."""
 
 
 class RooflinePlanner:
@@ -34,20 +39,24 @@ class RooflinePlanner:
         program = lower(state.capture.graph)
         schedule = from_json(Schedule, state.candidate.schedule)
         tried = {step.action.key for step in state.history}
-        refused = {step.action.region for step in state.history if step.status is not StepStatus.ACCEPTED}
         actions = [*self._fusions(program, schedule, state), *self._tunings(program, schedule, state)]
-        fresh = [a for a in actions if a.key not in tried and not (a.kind is ActionKind.FUSE and a.region in refused)]
+        fresh = [action for action in actions if action.key not in tried]
         return sorted(fresh, key=lambda action: (-action.expected.saved_us, action.key))
 
     def _fusions(self, program: Program, schedule: Schedule, state: State) -> list[MacroAction]:
-        precision = "ieee" if self._strict else SPLIT
-        failed = {
-            step.action.region
-            for step in state.history
-            if step.status is not StepStatus.ACCEPTED and step.action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE)
-        }
-        search = FusionSearch(program, schedule, state.device, precision)
-        return [self._fuse_action(program, fusion) for fusion in search.best() if fusion.region.nodes not in failed]
+        refused: dict[str, set[frozenset[str]]] = {mode: set() for mode in PRECISIONS}
+        for step in state.history:
+            config = step.action.params.get("config")
+            if step.status is not StepStatus.ACCEPTED and step.action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
+                mode = config.get("precision") if isinstance(config, Mapping) else None
+                for name in [mode] if mode in refused else PRECISIONS:
+                    refused[str(name)].add(frozenset(step.action.region))
+        actions: list[MacroAction] = []
+        for mode in PRECISIONS[1:] if self._strict else PRECISIONS:
+            search = FusionSearch(program, schedule, state.device, mode, refused[mode])
+            taken = {name for action in actions for name in action.region}
+            actions += [self._fuse_action(program, f) for f in search.best() if not f.nodes & taken]
+        return actions
 
     def _fuse_action(self, program: Program, fusion: Fusion) -> MacroAction:
         region, lines = fusion.region, lines_of(program, fusion.region.nodes)
@@ -56,7 +65,7 @@ class RooflinePlanner:
         saved = fusion.before.bytes - fusion.after.bytes
         if split:
             why = (
-                "Each fp32 operand is split into a high and a low bfloat16 half, and three tensor-core products of halves "
+                "Each fp32 operand is scaled and split into a high and a low float16 half, and three tensor-core products of halves "
                 "are summed in fp32: several times the rate of fp32 units at a few times their error"
             )
         elif len(region.nodes) == 1:

@@ -246,7 +246,7 @@ def device(request: dict[str, Any]) -> dict[str, Any]:
     a, b = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
     flops["tf32"] = _product_rate(a, b)
     torch.set_float32_matmul_precision(before)
-    flops["bf16x3"] = flops["bf16"] / 3
+    flops["fp16x3"] = flops["fp16"] / 3
     result = Device(
         name=torch.cuda.get_device_name(),
         arch=f"sm_{properties.major}{properties.minor}",

@@ -56,7 +56,8 @@ class LocalMeasurer:
         self._archs = archs
         self.measured = bool(capture.environment.gpu) and capture.workload.device == "cuda"
         self._seed = secrets.randbelow(2**31) if seed is None else seed
-        self._widened = not self.measured and any("bfloat16" == k.type.dtype for k in capture.graph.inputs)
+        # bfloat16 may also occur inside kernels only, so its replacement does not depend on the inputs.
+        self._widened = not self.measured
         cwd = str(project_root(Path(capture.workload.target.path)))
         environment = {} if self.measured else {"TRITON_INTERPRET": "1"}
         self._reference = Worker(python, cwd=cwd, env=environment)
@@ -174,7 +175,7 @@ class LocalMeasurer:
             shown = ", ".join(f"{k}={v}" for k, v in (cases[0].sizes if cases else {}).items())
             if cases and dict(cases[0].sizes) != dict(self._capture.graph.sizes):
                 notes.append(f"sizes reduced to {shown} for Triton's interpreter")
-            if self._widened:
+            if any(item.type.dtype == "bfloat16" for item in self._capture.graph.inputs):
                 notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
         return tuple(notes)
 

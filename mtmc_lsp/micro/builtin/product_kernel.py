@@ -1,13 +1,15 @@
 """Matrix-product kernels: elementwise work on the operands as they are read and on the result before it is written.
 
-Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32``, and ``bf16x3``, in which a first kernel
-splits each operand into two bfloat16 halves (x = high + low) and the product walks K three times on tensor cores, as
-low*high + high*low + high*high, summed in float32 (after Ootomo & Yokota, arXiv 2203.03341).
+Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32``, and ``fp16x3``, in which a first kernel
+scales each row of an operand by a power of two and splits it into two float16 halves (x = high + low, 22 of the 24 bits), and
+the product walks K three times on tensor cores, as low*high + high*low + high*high, summed in float32 (after Ootomo & Yokota,
+arXiv 2203.03341).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_half
 from mtmc_lsp.core.graph import Ref, TensorType
@@ -23,8 +25,18 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.tile_kernel import merge_axes
 
 Config = Mapping[str, "int | str | bool"]
-SPLIT_TILE = 64
-"""Rows and columns of one tile of the kernel that splits an operand."""
+SPLIT_ROWS, SPLIT_DEPTH = 16, 128
+"""Rows of a program that splits an operand, and how much of K it takes at a time."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The buffers of a split operand."""
+
+    values: Scratch
+    """High halves, then low ones."""
+    scale: Scratch
+    """What each row of halves must be multiplied by to give the operand."""
 
 
 def write_product_kernels(
@@ -41,12 +53,18 @@ def write_product_kernels(
         CannotCode: something in it has no Triton form.
     """
     axes = _ProductAxes(program, region)
-    if config.get("precision") != "bf16x3":
+    if config.get("precision") != "fp16x3":
         return [_ProductWriter(axes, buffers, config, None).kernel(name, docstring)]
     names = [_operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
-    halves = [Scratch(f"{names[i]}_halves", axes.halves_shape(i), "bfloat16") for i in (0, 1)]
+    halves = [
+        Halves(
+            Scratch(f"{names[i]}_halves", axes.halves_shape(i), "float16"),
+            Scratch(f"{names[i]}_scale", (axes.n_batch * axes.sizes["MN"[i]],), "float32"),
+        )
+        for i in (0, 1)
+    ]
     kernels = [_write_split(axes, buffers, side, halves[side], f"{name}_split_{names[side]}") for side in (0, 1)]
     kernels.append(_ProductWriter(axes, buffers, config, halves).kernel(name, docstring))
     return kernels
@@ -185,55 +203,58 @@ def _write_split(
     axes: _ProductAxes,
     buffers: Mapping[str, TensorType],
     side: int,
-    halves: Scratch,
+    halves: Halves,
     name: str,
 ) -> Kernel:
-    """The kernel that writes an operand's high and low halves, with K dense."""
+    """The kernel that writes an operand's scaled high and low halves, with K dense, and each row's scale."""
     parameters = Parameters(axes.program, buffers)
-    row_name = "MN"[side].lower()
-    rows = (axes.m, axes.n)[side]
-    n_rows, k_size = axes.sizes["MN"[side]], axes.sizes["K"]
-    pointer = parameters.names.unique(f"{halves.name}_ptr")
-    size_m, size_k = parameters.name_size(n_rows, "MN"[side]), parameters.name_size(k_size, "K")
-    lines = [
-        f"{row_name} = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]",
-        "k = (tl.program_id(1) * TILE + tl.arange(0, TILE))[None, :]",
-    ]
+    size_name = "MN"[side]
+    row = size_name.lower()
+    n_rows, k_size = axes.sizes[size_name], axes.sizes["K"]
+    values_ptr = parameters.names.unique(f"{halves.values.name}_ptr")
+    scale_ptr = parameters.names.unique(f"{halves.scale.name}_ptr")
+    parameters.name_size(n_rows, size_name)
+    parameters.name_size(k_size, "K")
+    rows_text, k_text = parameters.size(n_rows).text, parameters.size(k_size).text
+    lines = [f"{row} = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]"]
     if axes.batch:
-        lines.append("batch = tl.program_id(2).to(tl.int64)")
-    inside = f"({row_name} < {parameters.size(n_rows).text}) & (k < {parameters.size(k_size).text})"
-    lines.append(f"inside = {inside}")
-    masks = [Mask("inside", True, True)]
-    tile = _Tile(
-        axes, parameters, (rows, row_name), (axes.k, "k"), masks, lines, accesses=_accesses(axes, buffers, side)
-    )
-    value = tile.value(axes.prim.inputs[side])
-    source = value.text
-    if not source.isidentifier():
-        source = parameters.names.unique("value")
-        lines.append(f"{source} = {value.text}")
-    batch = f"batch * {size_m} * {size_k} + " if axes.batch else ""
+        lines.append("batch = tl.program_id(1).to(tl.int64)")
+    lines.append("largest = tl.zeros([ROWS, DEPTH], tl.float32)")
+    body, source = _split_body(axes, buffers, parameters, side, row, rows_text, k_text)
+    lines.append(f"for start in range(0, {k_text}, DEPTH):")
+    lines += [f"    {line}" for line in [*body, f"largest = tl.maximum(largest, tl.abs({source}))"]]
+    batch = f"batch * {rows_text} * {k_text} + " if axes.batch else ""
+    batch_row = f"batch * {rows_text} + " if axes.batch else ""
     total = parameters.size(axes.n_batch * n_rows * k_size)
     lines += [
-        f"high = {source}.to(tl.bfloat16)",
-        f"low = ({source} - high.to(tl.float32)).to(tl.bfloat16)",
-        f"place = {pointer} + {batch}{row_name} * {size_k} + k",
+        "# A power of two brings the row's largest element between 64 and 128; it rounds nothing.",
+        "exponent = tl.ceil(tl.log2(tl.maximum(tl.max(largest, axis=1, keep_dims=True), 1e-30)))",
+        f"tl.store({scale_ptr} + {batch_row}{row}, tl.exp2(exponent - 7.0), mask={row} < {rows_text})",
+        "factor = tl.exp2(7.0 - exponent)",
+        f"for start in range(0, {k_text}, DEPTH):",
+    ]
+    second = [
+        *body,
+        f"scaled = {source} * factor",
+        "high = scaled.to(tl.float16)",
+        "low = (scaled - high.to(tl.float32)).to(tl.float16)",
+        f"place = {values_ptr} + {batch}{row} * {k_text} + k",
         "tl.store(place, high, mask=inside)",
         f"tl.store(place + {total.at(60)}, low, mask=inside)",
     ]
-    grid = ["triton.cdiv(%s, %d)" % (f"rows_{row_name}", SPLIT_TILE), f"triton.cdiv(depth, {SPLIT_TILE})"]
-    sizes = {f"rows_{row_name}": n_rows, "depth": k_size}
+    lines += [f"    {line}" for line in second]
+    grid, sizes = [f"triton.cdiv(rows_{row}, {SPLIT_ROWS})"], {f"rows_{row}": n_rows}
     if axes.batch:
         grid.append("n_batch")
         sizes["n_batch"] = axes.n_batch
     what = (
-        f"The operand {halves.name.removesuffix('_halves')} as the sum of two bfloat16 halves, each with K dense.\n\n"
-        "high holds the leading 8 bits of each significand, low the next 8, so high + low has 16 of the 24."
+        f"The operand {halves.values.name.removesuffix('_halves')} as the sum of two float16 halves, each with K dense.\n\n"
+        "high holds the leading 11 bits of each scaled significand, low the next 11."
     )
     return assemble(
         name,
         parameters,
-        {"TILE": SPLIT_TILE},
+        {"ROWS": SPLIT_ROWS, "DEPTH": SPLIT_DEPTH},
         what,
         lines,
         grid=tuple(grid),
@@ -241,8 +262,34 @@ def _write_split(
         num_warps=4,
         num_stages=2,
         limits=(_int32_limit(Size.of(2) * axes.n_batch * n_rows * k_size),),
-        scratch_written=((pointer, halves),),
+        scratch_written=((values_ptr, halves.values), (scale_ptr, halves.scale)),
     )
+
+
+def _split_body(
+    axes: _ProductAxes,
+    buffers: Mapping[str, TensorType],
+    parameters: Parameters,
+    side: int,
+    row: str,
+    rows_text: str,
+    k_text: str,
+) -> tuple[list[str], str]:
+    """Statements that make one tile of the operand, and the variable that holds it."""
+    body = [
+        "k = (start + tl.arange(0, DEPTH))[None, :]",
+        f"inside = ({row} < {rows_text}) & (k < {k_text})",
+    ]
+    rows = (axes.m, axes.n)[side]
+    accesses = _accesses(axes, buffers, side)
+    tile = _Tile(axes, parameters, (rows, row), (axes.k, "k"), [Mask("inside", True, True)], body, accesses=accesses)
+    value = tile.value(axes.prim.inputs[side])
+    if value.text.isidentifier():
+        return body, value.text
+    name = parameters.names.unique("value")
+    # What lies outside is no part of the row: its size must not count.
+    body.append(f"{name} = tl.where(inside, {value.text}, 0.0)")
+    return body, name
 
 
 class _ProductWriter:
@@ -253,7 +300,7 @@ class _ProductWriter:
         axes: _ProductAxes,
         buffers: Mapping[str, TensorType],
         config: Config,
-        halves: list[Scratch] | None,
+        halves: list[Halves] | None,
     ) -> None:
         self.axes = axes
         self.buffers = buffers
@@ -264,8 +311,10 @@ class _ProductWriter:
         for name, size in axes.sizes.items():
             self.parameters.name_size(size, name)
         self.scratch = (
-            [self.parameters.names.unique(f"{half.name}_ptr") for half in halves] if halves is not None else []
+            [self.parameters.names.unique(f"{half.values.name}_ptr") for half in halves] if halves is not None else []
         )
+
+        self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in halves or []]
 
     def _size(self, name: str) -> str:
         return self.parameters.size(self.axes.sizes[name]).text
@@ -296,8 +345,13 @@ class _ProductWriter:
             num_warps=int(self.config["warps"]),
             num_stages=int(self.config["stages"]),
             limits=self._limits(),
-            scratch_read=tuple(zip(self.scratch, self.halves, strict=True)) if self.halves else (),
+            scratch_read=self._scratch_read(),
         )
+
+    def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
+        halves = self.halves or []
+        values = tuple((pointer, half.values) for pointer, half in zip(self.scratch, halves, strict=True))
+        return values + tuple((pointer, half.scale) for pointer, half in zip(self.scales, halves, strict=True))
 
     def _limits(self) -> tuple[str, ...]:
         """Offsets inside one matrix are 32-bit, so each matrix must be smaller than that."""
@@ -378,6 +432,9 @@ class _ProductWriter:
         size_a = self.parameters.size(self.axes.n_batch * self.axes.sizes["M"] * self.axes.sizes["K"]).at(60)
         size_b = self.parameters.size(self.axes.n_batch * self.axes.sizes["N"] * self.axes.sizes["K"]).at(60)
         masked = _mask_needed(self.axes.sizes["K"], int(self.config["block_k"]))
+        batch_m, batch_n = (f"batch * {m} + ", f"batch * {n} + ") if self.axes.batch else ("", "")
+        mask_m = ", mask=m_mask, other=0.0" if self._mask("m", "block_m", rows=True) else ""
+        mask_n = ", mask=n_mask, other=0.0" if self._mask("n", "block_n", rows=False) else ""
         batch_a = f"batch * {m} * {k} + " if self.axes.batch else ""
         batch_b = f"batch * {n} * {k} + " if self.axes.batch else ""
         masks_a = [m.text for m in self._mask("m", "block_m", rows=True)] + (
@@ -398,6 +455,8 @@ class _ProductWriter:
             f"    {tile_a} = tl.load({a} + low_a + {batch_a}m * {k} + k[None, :]{mask_a})",
             f"    {tile_b} = tl.load({b} + low_b + {batch_b}n * {k} + k[:, None]{mask_b})",
             f"    acc = tl.dot({tile_a}, {tile_b}, acc)",
+            f"acc *= tl.load({self.scales[0]} + {batch_m}m{mask_m})",
+            f"acc *= tl.load({self.scales[1]} + {batch_n}n{mask_n})",
         ]
 
     def _epilogue(self) -> None:
