@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -102,11 +103,16 @@ def export_graph(
 
 
 def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, int]], target: Target) -> Any:
+    named = any(name for item in inputs for name in item.size_names)
+
+    def is_static(i: int, d: int) -> bool:
+        item = inputs[i]
+        # Where the workload names some sizes, those that it gives as numbers are constants.
+        literal = named and d < len(item.size_names) and not item.size_names[d]
+        return item.kind is not InputKind.ARGUMENT or literal or (i, d) in fixed
+
     shapes = tuple(
-        {
-            d: Dim.STATIC if item.kind is not InputKind.ARGUMENT or (i, d) in fixed else Dim.AUTO
-            for d in range(item.value.dim())
-        }
+        {d: Dim.STATIC if is_static(i, d) else Dim.AUTO for d in range(item.value.dim())}
         for i, item in enumerate(inputs)
     )
     tensors = tuple(item.value for item in inputs)
@@ -192,7 +198,8 @@ class _Reader:
                         found |= _symbols(size)
         for guard in self._guards():
             text = str(guard)
-            if not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Max(", "Min(", "Piecewise")):
+            # Comparisons with Max(1, size) only ask whether a tensor is dense; sizes of at least 1 satisfy them.
+            if not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Piecewise")):
                 found |= {str(symbol) for symbol in guard.free_symbols}
         # Only symbols of the inputs can be made constant.
         return found & set(self.names)
@@ -340,9 +347,9 @@ class _Reader:
             ):
                 continue
             if any(operator_ in text for operator_ in ("<", ">")) and not any(c in text for c in "(&|"):
-                for symbol, name in self.names.items():
-                    text = text.replace(symbol, name)
-                found.append(text)
+                own = {str(symbol): self.names.get(str(symbol), "") for symbol in guard.free_symbols}
+                if all(name in self.sizes for name in own.values()):
+                    found.append(re.sub(r"[A-Za-z_]\w*", lambda word: own.get(word.group(), word.group()), text))
         return tuple(dict.fromkeys(found))
 
 

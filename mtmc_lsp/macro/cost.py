@@ -57,11 +57,6 @@ def matmul_flops(program: Program, node: str) -> float:
         if prim.op is PrimOp.MATMUL:
             k = program.prims[prim.inputs[0]].shape[-1]
             total += 2.0 * (product(prim.shape) * k).value(sizes)
-        elif prim.op is PrimOp.ATTENTION:
-            q, kv = program.prims[prim.inputs[0]].shape, program.prims[prim.inputs[1]].shape
-            both = (product(q[:-1]) * kv[-2]).value(sizes)
-            pairs = 2.0 * both * (q[-1].value(sizes) + prim.shape[-1].value(sizes))
-            total += pairs * (0.5 if prim.attrs.get("causal") else 1.0)
     return total
 
 
@@ -109,7 +104,7 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     flops = sum(matmul_flops(program, node) for node in region.nodes)
     dtype = program.of(region.outputs[0]).dtype
     for prim in region.prims:
-        if program.prims[prim].op in (PrimOp.MATMUL, PrimOp.ATTENTION):
+        if program.prims[prim].op is PrimOp.MATMUL:
             dtype = program.prims[program.prims[prim].inputs[0]].dtype
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * 0.8
     moved = reads * passes + written

@@ -52,8 +52,6 @@ class PrimOp(Enum):
     """``attrs``: ``fn`` and ``dim``: inclusive, along one dimension."""
     MATMUL = "matmul"
     """``[..., M, K] @ [..., K, N]`` with equal batch dimensions."""
-    ATTENTION = "attention"
-    """``softmax(q k^T * scale + mask) v``; inputs q, k, v and maybe mask; ``attrs``: ``scale``, ``causal``."""
 
 
 VIEW_OPS = frozenset(

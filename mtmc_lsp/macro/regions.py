@@ -142,13 +142,14 @@ def _needed(program: Program, chosen: set[str], roots: list[str]) -> tuple[tuple
 
 def _kind(members: list[Prim]) -> RegionKind:
     ops = [prim.op for prim in members]
-    heavy = [op for op in ops if op in (PrimOp.MATMUL, PrimOp.ATTENTION)]
-    if len(heavy) > 1:
+    if attention_form(members) is not None:
+        return RegionKind.ATTENTION
+    if ops.count(PrimOp.MATMUL) > 1:
         raise CannotFuse("two matrix products")
-    if heavy:
+    if PrimOp.MATMUL in ops:
         if PrimOp.REDUCE in ops or PrimOp.SCAN in ops:
             raise CannotFuse("a reduction beside a matrix product")
-        return RegionKind.MATMUL if heavy[0] is PrimOp.MATMUL else RegionKind.ATTENTION
+        return RegionKind.MATMUL
     if PrimOp.SCAN in ops:
         if PrimOp.REDUCE in ops:
             raise CannotFuse("a reduction beside a scan")
@@ -156,6 +157,68 @@ def _kind(members: list[Prim]) -> RegionKind:
             raise CannotFuse("two scans")
         return RegionKind.SCAN
     return RegionKind.REDUCE if PrimOp.REDUCE in ops else RegionKind.MAP
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """``softmax(f(q @ k)) @ v`` with an elementwise ``f``, whoever wrote it."""
+
+    scores: Prim
+    """The first product."""
+    logits: str
+    """What the softmax is of: ``f`` of the scores."""
+    weights: str
+    """The left operand of the second product."""
+    result: Prim
+    """The second product."""
+
+
+def attention_form(members: list[Prim]) -> AttentionForm | None:
+    """The attention that the primitives are, if they are one."""
+    own = {prim.name: prim for prim in members}
+    products = [prim for prim in members if prim.op is PrimOp.MATMUL]
+    reductions = sorted(prim.fn for prim in members if prim.op is PrimOp.REDUCE)
+    if len(products) != 2 or reductions != ["max", "sum_exp"] or any(p.op is PrimOp.SCAN for p in members):
+        return None
+    scores, result = products
+    quotient = _skip_casts(own, result.inputs[0])
+    if quotient is None or quotient.fn != "div":
+        return None
+    power, total = own.get(quotient.inputs[0]), own.get(quotient.inputs[1])
+    if power is None or total is None or power.fn != "exp" or total.fn != "sum_exp":
+        return None
+    shifted = own.get(power.inputs[0])
+    if shifted is None or shifted.fn != "sub" or shifted.inputs != total.inputs:
+        return None
+    rank = len(own[total.name].shape)
+    if total.attrs["dims"] != (rank - 1,) or not _elementwise_from(own, total.inputs[0], scores):
+        return None
+    return AttentionForm(scores, total.inputs[0], result.inputs[0], result)
+
+
+def _skip_casts(own: dict[str, Prim], name: str) -> Prim | None:
+    prim = own.get(name)
+    while prim is not None and (prim.fn == "cast" or (prim.op is PrimOp.RESHAPE and _only_ones_differ(own, prim))):
+        prim = own.get(prim.inputs[0])
+    return prim
+
+
+def _only_ones_differ(own: dict[str, Prim], prim: Prim) -> bool:
+    source = own.get(prim.inputs[0])
+    one = Size.of(1)
+    return source is not None and [s for s in source.shape if s != one] == [s for s in prim.shape if s != one]
+
+
+def _elementwise_from(own: dict[str, Prim], name: str, scores: Prim) -> bool:
+    """Whether a value depends on the scores through elementwise work alone."""
+    prim = own.get(name)
+    if prim is None:
+        return True
+    if prim is scores:
+        return True
+    if prim.op in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.EXPAND, PrimOp.CONSTANT, PrimOp.IOTA, PrimOp.PERMUTE):
+        return all(_elementwise_from(own, source, scores) for source in prim.inputs)
+    return False
 
 
 def reduction_axes(prim: Prim, table: AxisTable) -> tuple[Axis, ...]:
@@ -225,8 +288,8 @@ def _product_region(
     table: AxisTable,
 ) -> Region:
     """A region around one matrix product: its results must have exactly the product's axes."""
-    wanted = PrimOp.MATMUL if kind is RegionKind.MATMUL else PrimOp.ATTENTION
-    heavy = next(program.prims[name] for name in prims if program.prims[name].op is wanted)
+    # Of an attention's two products the second gives the result.
+    heavy = [program.prims[name] for name in prims if program.prims[name].op is PrimOp.MATMUL][-1]
     kept = table.all_axes(heavy.name)
     for ref in outputs:
         if set(table.all_axes(program.of(ref).name)) != set(kept):
@@ -238,7 +301,7 @@ def _product_region(
             depends.add(name)
             if prim.op not in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND):
                 raise CannotFuse("what follows the product is not elementwise")
-    reduced = table.axes(heavy.inputs[0], -1) if kind is RegionKind.MATMUL else ()
+    reduced = table.axes(heavy.inputs[0], -1)
     return Region(nodes, prims, inputs, outputs, kind, table, kept, reduced)
 
 

@@ -82,7 +82,13 @@ def reduced_sizes(capture: Capture) -> dict[str, int]:
     return sizes
 
 
-def _too_large(graph: Graph, sizes: Mapping[str, int]) -> bool:
+def is_interpretable(capture: Capture) -> bool:
+    """Whether the interpreter can run the target in reasonable time once its variable sizes are reduced."""
+    sizes = reduced_sizes(capture)
+    return not _too_large(capture.graph, sizes, slack=30.0)
+
+
+def _too_large(graph: Graph, sizes: Mapping[str, int], slack: float = 1.0) -> bool:
     variable = set(sizes)
     elements = sum(
         item.type.numel.value(sizes)
@@ -90,7 +96,8 @@ def _too_large(graph: Graph, sizes: Mapping[str, int]) -> bool:
         if item.kind is InputKind.ARGUMENT or set(_names(item.type.shape)) & variable
     )
     made = sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs)
-    return elements + made / 4 > INTERPRETER_ELEMENTS or product_work(graph, sizes) > INTERPRETER_PRODUCT
+    too_many = elements + made / 4 > slack * INTERPRETER_ELEMENTS
+    return too_many or product_work(graph, sizes) > slack * INTERPRETER_PRODUCT
 
 
 def _names(shape: tuple[Size, ...]) -> list[str]:

@@ -25,7 +25,7 @@ from mtmc_lsp.core.results import (
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.cases import Case, verification_cases
+from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
 from mtmc_lsp.measure.devices import bound_us, data_sheet
 
 RUN_SECONDS = 120.0
@@ -89,6 +89,9 @@ class LocalMeasurer:
         """Run the candidate on every case, in a process of its own, and compare with the oracle."""
         checks: list[Check] = []
         worst = (0.0, 0.0)
+        if not self.measured and not is_interpretable(self._capture):
+            reason = "the sizes that cannot vary are too large for Triton's interpreter; verify on a GPU"
+            return Verdict(VerdictStatus.TIMEOUT, (), "interpreter", reason=reason)
         mode = "gpu" if self.measured else "interpreter"
         launched = 0
         for number, case in enumerate(self._cases()):

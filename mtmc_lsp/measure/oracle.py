@@ -40,10 +40,10 @@ class SharedRandomMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if getattr(function, "__name__", "") == "dropout" and function is not torch.nn.functional.dropout:
+        if getattr(function, "__name__", "") == "dropout":
             x = args[0]
             p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-            training = args[2] if len(args) > 2 else kwargs.get("train", kwargs.get("training", True))
+            training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
             if training and p > 0:
                 seed = self._seeds[self._next]
                 self._next += 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
+from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
+from mtmc_lsp.macro.lower.reductions import softmax_statistics
 from mtmc_lsp.macro.prims import Builder, CannotLower, PrimOp, broadcast
 
 
@@ -86,13 +86,34 @@ def attention(c: Call) -> str:
     scale = float(scale_argument) if isinstance(scale_argument, (int, float)) else 1.0 / math.sqrt(q_shape[-1].constant)
     batch = q_shape[:-2]
     k, v = (_same_heads(c, x, batch) for x in (k, v))
-    inputs: Sequence[str] = (q, k, v)
+    d = compute_dtype(c.out.dtype)
+    rank = len(q_shape)
+    swapped = c.b.permute(k, (*range(rank - 2), rank - 1, rank - 2))
+    scores = matmul(c.b, q, swapped, c.out.dtype)
+    scores = c.b.pointwise("mul", scores, scale, dtype=d)
+    scores = _masked_scores(c, scores, d)
+    top, total = softmax_statistics(c.b, scores, (rank - 1,))
+    weights = c.b.pointwise("exp", c.b.pointwise("sub", scores, top, dtype=d), dtype=d)
+    weights = c.b.cast(c.b.pointwise("div", weights, total, dtype=d), c.out.dtype)
+    return matmul(c.b, weights, v, c.out.dtype)
+
+
+def _masked_scores(c: Call, scores: str, d: str) -> str:
+    """The scores with the mask added, or -inf where a boolean mask or causality forbids."""
+    shape = c.b.shape(scores)
+    never = float("-inf")
     mask = c.optional(3, "attn_mask")
     if mask is not None:
-        inputs = (q, k, v, c.b.expand(mask, [*batch, q_shape[-2], shapes[1][-2]]))
-    shape = [*q_shape[:-1], shapes[2][-1]]
-    causal = c.flag(5, "is_causal")
-    return c.b.add(PrimOp.ATTENTION, inputs, shape, c.out.dtype, scale=scale, causal=causal)
+        if c.b.dtype(mask) == "bool":
+            scores = c.b.pointwise("where", mask, scores, never, dtype=d)
+        else:
+            scores = c.b.pointwise("add", scores, mask, dtype=d)
+    if c.flag(5, "is_causal"):
+        rows = c.b.add(PrimOp.IOTA, (), [shape[-2], 1], "int64", dim=0, start=0, step=1)
+        columns = c.b.add(PrimOp.IOTA, (), [1, shape[-1]], "int64", dim=1, start=0, step=1)
+        allowed = c.b.pointwise("le", columns, rows, dtype="bool", operand_dtype="int64")
+        scores = c.b.pointwise("where", allowed, scores, never, dtype=d)
+    return scores
 
 
 def _same_heads(c: Call, name: str, batch: tuple[Size, ...]) -> str:

@@ -16,6 +16,7 @@ from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.guard import write_guard
 from mtmc_lsp.micro.builtin.kernel import Kernel
@@ -116,7 +117,7 @@ def _write_kernels(
     if region.kind is RegionKind.MATMUL:
         return write_product_kernels(program, region, launcher.buffers, config, name, docstring)
     if region.kind is RegionKind.ATTENTION:
-        raise CannotCode("an attention kernel")
+        return [write_attention_kernel(program, region, launcher.buffers, config, name, docstring)]
     return [write_tile_kernel(program, region, launcher.buffers, config, name, docstring)]
 
 

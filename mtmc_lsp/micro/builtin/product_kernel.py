@@ -52,7 +52,7 @@ def write_product_kernels(
     Raises:
         CannotCode: something in it has no Triton form.
     """
-    axes = _ProductAxes(program, region)
+    axes = ProductAxes(program, region)
     if config.get("precision") != "fp16x3":
         return [_ProductWriter(axes, buffers, config, None).kernel(name, docstring)]
     names = [_operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
@@ -83,13 +83,15 @@ def _operand_name(program: Program, region: Region, prim: str) -> str:
     return ""
 
 
-class _ProductAxes:
+class ProductAxes:
     """The axes of the product: batch, rows (m), columns (n) and the contracted ones (k)."""
 
-    def __init__(self, program: Program, region: Region) -> None:
+    def __init__(self, program: Program, region: Region, product_prim: Prim | None = None) -> None:
         self.program = program
         self.region = region
-        self.prim: Prim = next(p for p in map(program.prims.__getitem__, region.prims) if p.op is PrimOp.MATMUL)
+        self.prim: Prim = product_prim or next(
+            p for p in map(program.prims.__getitem__, region.prims) if p.op is PrimOp.MATMUL
+        )
         table, rank = region.table, len(self.prim.shape)
         self.m, self.n = table.axes(self.prim.name, rank - 2), table.axes(self.prim.name, rank - 1)
         self.k = table.axes(self.prim.inputs[0], len(program.prims[self.prim.inputs[0]].shape) - 1)
@@ -128,26 +130,26 @@ class _ProductAxes:
         return True
 
 
-class _Tile:
+class Tile:
     """One operand's (or the result's) tile: its expressions, written into a list of lines."""
 
     def __init__(
         self,
-        axes: _ProductAxes,
+        axes: ProductAxes,
         parameters: Parameters,
         rows: tuple[tuple[Axis, ...], str],
         cols: tuple[tuple[Axis, ...], str],
         masks: Sequence[Mask],
         lines: list[str],
         *,
-        known: Code | None = None,
+        known: Mapping[str, Code] | None = None,
         widen: bool = True,
         apart: bool = False,
         accesses: Sequence[Index] = (),
     ) -> None:
         self.lines = lines
         self.axes = axes
-        self.known = known
+        self.known = known or {}
         groups: list[Group] = []
         flat: list[Group] = []
         for (own, name), is_rows in ((rows, True), (cols, False)):
@@ -175,32 +177,32 @@ class _Tile:
         )
 
     def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
-        if prim is self.axes.prim and self.known is not None:
-            return self.known
+        if prim.name in self.known:
+            return self.known[prim.name]
         raise CannotCode(f"{prim.op.value} beside a matrix product")
 
     def value(self, prim: str) -> Code:
         return self.expressions.value(prim, self.expressions.own_index(prim))
 
 
-def _accesses(axes: _ProductAxes, buffers: Mapping[str, TensorType], side: int) -> list[Index]:
+def operand_accesses(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> list[Index]:
     """How an operand is read, with every axis apart: shows which axes run as one."""
     rows = (axes.m, axes.n)[side]
-    probe = _Tile(axes, Parameters(axes.program, buffers), (rows, "r"), (axes.k, "k"), [], [], apart=True)
+    probe = Tile(axes, Parameters(axes.program, buffers), (rows, "r"), (axes.k, "k"), [], [], apart=True)
     probe.value(axes.prim.inputs[side])
     return probe.expressions.accesses
 
 
-def _int32_limit(size: Size) -> str:
+def int32_limit(size: Size) -> str:
     return f"{size} < 2147483648"
 
 
-def _mask_needed(size: Size, block: int) -> bool:
+def mask_needed(size: Size, block: int) -> bool:
     return not (size.is_constant and size.constant % block == 0)
 
 
 def _write_split(
-    axes: _ProductAxes,
+    axes: ProductAxes,
     buffers: Mapping[str, TensorType],
     side: int,
     halves: Halves,
@@ -261,13 +263,13 @@ def _write_split(
         grid_sizes=sizes,
         num_warps=4,
         num_stages=2,
-        limits=(_int32_limit(Size.of(2) * axes.n_batch * n_rows * k_size),),
+        limits=(int32_limit(Size.of(2) * axes.n_batch * n_rows * k_size),),
         scratch_written=((values_ptr, halves.values), (scale_ptr, halves.scale)),
     )
 
 
 def _split_body(
-    axes: _ProductAxes,
+    axes: ProductAxes,
     buffers: Mapping[str, TensorType],
     parameters: Parameters,
     side: int,
@@ -281,8 +283,8 @@ def _split_body(
         f"inside = ({row} < {rows_text}) & (k < {k_text})",
     ]
     rows = (axes.m, axes.n)[side]
-    accesses = _accesses(axes, buffers, side)
-    tile = _Tile(axes, parameters, (rows, row), (axes.k, "k"), [Mask("inside", True, True)], body, accesses=accesses)
+    accesses = operand_accesses(axes, buffers, side)
+    tile = Tile(axes, parameters, (rows, row), (axes.k, "k"), [Mask("inside", True, True)], body, accesses=accesses)
     value = tile.value(axes.prim.inputs[side])
     if value.text.isidentifier():
         return body, value.text
@@ -297,7 +299,7 @@ class _ProductWriter:
 
     def __init__(
         self,
-        axes: _ProductAxes,
+        axes: ProductAxes,
         buffers: Mapping[str, TensorType],
         config: Config,
         halves: list[Halves] | None,
@@ -356,7 +358,7 @@ class _ProductWriter:
     def _limits(self) -> tuple[str, ...]:
         """Offsets inside one matrix are 32-bit, so each matrix must be smaller than that."""
         m, n, k = (self.axes.sizes[name] for name in "MNK")
-        return tuple(_int32_limit(size) for size in (m * k, n * k, m * n) if not size.is_constant)
+        return tuple(int32_limit(size) for size in (m * k, n * k, m * n) if not size.is_constant)
 
     def _program_order(self) -> None:
         m, n = self._size("M"), self._size("N")
@@ -373,11 +375,11 @@ class _ProductWriter:
         if self.axes.batch:
             self.lines.append("batch = tl.program_id(1).to(tl.int64)")
         for name, block in (("m", "block_m"), ("n", "block_n")):
-            if _mask_needed(self.axes.sizes[name.upper()], int(self.config[block])):
+            if mask_needed(self.axes.sizes[name.upper()], int(self.config[block])):
                 self.lines.append(f"{name}_mask = {name} < {self._size(name.upper())}")
 
     def _mask(self, name: str, block: str, *, rows: bool) -> list[Mask]:
-        if not _mask_needed(self.axes.sizes[name.upper()], int(self.config[block])):
+        if not mask_needed(self.axes.sizes[name.upper()], int(self.config[block])):
             return []
         return [Mask(f"{name}_mask", rows, not rows)]
 
@@ -385,7 +387,7 @@ class _ProductWriter:
         """One block of K after the other, operands read (and computed) in place."""
         operand = self.axes.program.prims[self.axes.prim.inputs[0]]
         body = ["k = start + tl.arange(0, BLOCK_K)"]
-        masked = _mask_needed(self.axes.sizes["K"], int(self.config["block_k"]))
+        masked = mask_needed(self.axes.sizes["K"], int(self.config["block_k"]))
         k_row, k_column = "k[None, :]", "k[:, None]"
         masks_a, masks_b = self._mask("m", "block_m", rows=True), self._mask("n", "block_n", rows=False)
         if masked:
@@ -409,7 +411,7 @@ class _ProductWriter:
         body: list[str],
     ) -> str:
         plain = self.axes.is_plain(side)
-        tile = _Tile(
+        tile = Tile(
             self.axes,
             self.parameters,
             rows,
@@ -417,7 +419,7 @@ class _ProductWriter:
             masks,
             body,
             widen=not plain,
-            accesses=_accesses(self.axes, self.buffers, side),
+            accesses=operand_accesses(self.axes, self.buffers, side),
         )
         name = self.axes.prim.inputs[side]
         value = tile.value(name)
@@ -431,7 +433,7 @@ class _ProductWriter:
         k, m, n = self._size("K"), self._size("M"), self._size("N")
         size_a = self.parameters.size(self.axes.n_batch * self.axes.sizes["M"] * self.axes.sizes["K"]).at(60)
         size_b = self.parameters.size(self.axes.n_batch * self.axes.sizes["N"] * self.axes.sizes["K"]).at(60)
-        masked = _mask_needed(self.axes.sizes["K"], int(self.config["block_k"]))
+        masked = mask_needed(self.axes.sizes["K"], int(self.config["block_k"]))
         batch_m, batch_n = (f"batch * {m} + ", f"batch * {n} + ") if self.axes.batch else ("", "")
         mask_m = ", mask=m_mask, other=0.0" if self._mask("m", "block_m", rows=True) else ""
         mask_n = ", mask=n_mask, other=0.0" if self._mask("n", "block_n", rows=False) else ""
@@ -461,12 +463,12 @@ class _ProductWriter:
 
     def _epilogue(self) -> None:
         masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)
-        known = Code("acc", "float32", True, True)
+        known = {self.axes.prim.name: Code("acc", "float32", True, True)}
         accesses: list[Index] = []
         for final in (False, True):
             lines: list[str] = self.lines if final else []
             parameters = self.parameters if final else Parameters(self.axes.program, self.buffers)
-            tile = _Tile(
+            tile = Tile(
                 self.axes,
                 parameters,
                 (self.axes.m, "m"),
@@ -481,7 +483,7 @@ class _ProductWriter:
                 self._store(tile, parameters, ref, lines)
             accesses = tile.expressions.accesses
 
-    def _store(self, tile: _Tile, parameters: Parameters, ref: Ref, lines: list[str]) -> None:
+    def _store(self, tile: Tile, parameters: Parameters, ref: Ref, lines: list[str]) -> None:
         prim = self.axes.program.of(ref)
         value = tile.value(prim.name)
         at = tile.expressions.own_index(prim.name)

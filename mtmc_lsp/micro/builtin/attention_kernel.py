@@ -1,0 +1,259 @@
+"""Attention in one pass: a block of queries stays in registers while keys and values go by.
+
+The running maximum and sum follow the online softmax (Milakov & Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135).
+Whatever is done elementwise to the scores before the softmax (scale, mask, bias, causality) is done on the tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
+from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.expressions import Expressions, Mask, Parameters
+from mtmc_lsp.micro.builtin.index import Index
+from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
+from mtmc_lsp.micro.builtin.product_kernel import ProductAxes, Tile, mask_needed
+from mtmc_lsp.micro.builtin.tile_kernel import LOWEST
+
+Config = Mapping[str, "int | str | bool"]
+LOG2E = 1.4426950408889634
+LARGEST_HEAD = 256
+"""Head sizes above this do not fit in registers."""
+
+Side = tuple[tuple[Axis, ...], str]
+
+
+def write_attention_kernel(
+    program: Program,
+    region: Region,
+    buffers: Mapping[str, TensorType],
+    config: Config,
+    name: str,
+    docstring: str,
+) -> Kernel:
+    """Render an attention region.
+
+    Raises:
+        CannotCode: something in it has no Triton form.
+    """
+    form = attention_form([program.prims[prim] for prim in region.prims])
+    if form is None:
+        raise CannotCode("this is no attention")
+    return _AttentionWriter(program, region, buffers, config, form).kernel(name, docstring)
+
+
+class _AttentionWriter:
+    def __init__(
+        self, program: Program, region: Region, buffers: Mapping[str, TensorType], config: Config, form: AttentionForm
+    ) -> None:
+        self.program = program
+        self.buffers = buffers
+        self.config = config
+        self.form = form
+        self.scores = ProductAxes(program, region, form.scores)
+        self.result = ProductAxes(program, region, form.result)
+        if self.scores.n != self.result.k or self.scores.m != self.result.m:
+            raise CannotCode("the second product does not follow the first")
+        self.batch = tuple(dict.fromkeys((*self.result.batch, *self.scores.batch)))
+        self.parameters = Parameters(program, buffers)
+        self.lines: list[str] = []
+        self.limits: list[str] = []
+        self.head, self.width = (self._constant(axes) for axes in (self.scores.k, self.result.n))
+        self.parameters.name_size(product([a.size for a in self.scores.m]), "n_queries")
+        self.parameters.name_size(product([a.size for a in self.scores.n]), "n_keys")
+
+    def _constant(self, axes: tuple[Axis, ...]) -> int:
+        """A head size as a number; where it is a named size, the kernel is for the workload's value alone."""
+        size = product([axis.size for axis in axes])
+        number = size.value(self.program.graph.sizes)
+        if number > LARGEST_HEAD:
+            raise CannotCode(f"a head size of {number}")
+        if not size.is_constant:
+            self.limits.append(f"{size} == {number}")
+        return number
+
+    def _size(self, axes: tuple[Axis, ...]) -> Size:
+        return product([axis.size for axis in axes])
+
+    def kernel(self, name: str, docstring: str) -> Kernel:
+        """The finished kernel."""
+        block_m, block_n = int(self.config["block_m"]), int(self.config["block_n"])
+        blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
+        head_block, width_block = (max(16, 1 << (n - 1).bit_length()) for n in (self.head, self.width))
+        blocks["HEAD"] = head_block
+        blocks["WIDTH"] = width_block
+        queries, keys = self._size(self.scores.m), self._size(self.scores.n)
+        n_queries, n_keys = self.parameters.size(queries).text, self.parameters.size(keys).text
+        self.lines.append("m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]")
+        if self.batch:
+            self.lines.append("batch = tl.program_id(1).to(tl.int64)")
+        m_masks: list[Mask] = []
+        if mask_needed(queries, block_m):
+            self.lines.append(f"m_mask = m < {n_queries}")
+            m_masks = [Mask("m_mask", True, False)]
+        self.lines += ["head = tl.arange(0, HEAD)", "width = tl.arange(0, WIDTH)[None, :]"]
+        head_row, head_column = (
+            self._edge("head[None, :]", self.head, head_block),
+            self._edge("head[:, None]", self.head, head_block),
+        )
+        q = self._operand(self.scores, 0, (self.scores.m, "m"), (self.scores.k, "head[None, :]"),
+                          [*m_masks, *self._masks(head_row, rows=False)], self.lines)  # fmt: skip
+        self.lines += [
+            f"row_max = tl.full([BLOCK_M, 1], {LOWEST}, tl.float32)",
+            "row_total = tl.zeros([BLOCK_M, 1], tl.float32)",
+            "acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)",
+        ]
+        body = ["n = start + tl.arange(0, BLOCK_N)"]
+        masked = mask_needed(keys, block_n)
+        n_row = f"(n[None, :] < {n_keys})" if masked else ""
+        n_column = f"(n[:, None] < {n_keys})" if masked else ""
+        k = self._operand(self.scores, 1, (self.scores.k, "head[:, None]"), (self.scores.n, "n[None, :]"),
+                          [*self._masks(head_column, rows=True), *self._masks(n_row, rows=False)], body)  # fmt: skip
+        precision = "" if is_half(self._dtype(self.scores)) else ', input_precision="ieee"'
+        body.append(f"scores = tl.dot({q}, {k}{precision})")
+        known = {self.form.scores.name: Code("scores", "float32", True, True)}
+        logits = self._tile(
+            (self.scores.m, "m"),
+            (self.scores.n, "n[None, :]"),
+            [*m_masks, *self._masks(n_row, rows=False)],
+            body,
+            known,
+            self.form.logits,
+        )
+        body += self._softmax(logits, n_row)
+        v = self._operand(self.result, 1, (self.result.k, "n[:, None]"), (self.result.n, "width"),
+                          [*self._masks(n_column, rows=True), *self._masks(self._edge("width", self.width, width_block), rows=False)],
+                          body)  # fmt: skip
+        dtype = self._dtype(self.result)
+        weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_half(dtype) else "weights"
+        body.append(f"acc = tl.dot({weights}, {v}, acc * shrink{precision})")
+        self.lines.append(f"for start in range(0, {n_keys}, BLOCK_N):")
+        self.lines += [f"    {line}" for line in body]
+        self.lines.append("acc = acc / row_total")
+        self._store(m_masks, width_block)
+        grid, sizes = [f"triton.cdiv(n_q, {block_m})"], {"n_q": queries}
+        if self.batch:
+            grid.append("n_batch")
+            sizes["n_batch"] = self._size(self.batch)
+            if not self._size(self.batch).is_constant:
+                self.limits.append(f"{self._size(self.batch)} <= 65535")
+        return assemble(
+            name,
+            self.parameters,
+            blocks,
+            docstring,
+            self.lines,
+            grid=tuple(grid),
+            grid_sizes=sizes,
+            num_warps=int(self.config["warps"]),
+            num_stages=int(self.config["stages"]),
+            limits=tuple(self.limits),
+        )
+
+    def _dtype(self, axes: ProductAxes) -> str:
+        return self.program.prims[axes.prim.inputs[1]].dtype
+
+    @staticmethod
+    def _edge(name: str, size: int, block: int) -> str:
+        return f"({name} < {size})" if size != block else ""
+
+    @staticmethod
+    def _masks(text: str, *, rows: bool) -> list[Mask]:
+        return [Mask(text, rows, not rows)] if text else []
+
+    def _operand(
+        self, axes: ProductAxes, side: int, rows: Side, cols: Side, masks: list[Mask], lines: list[str]
+    ) -> str:
+        """A tile of an operand, in the dtype of the product."""
+        plain = axes.is_plain(side)
+        name = axes.prim.inputs[side]
+        code = self._tile(rows, cols, masks, lines, {}, name, widen=not plain)
+        dtype = self.program.prims[name].dtype
+        if plain or not is_half(dtype):
+            return code.text
+        variable = self.parameters.names.unique("operand")
+        lines.append(f"{variable} = {code.at(100)}.to({TRITON_DTYPES[dtype]})")
+        return variable
+
+    def _tile(
+        self,
+        rows: Side,
+        cols: Side,
+        masks: list[Mask],
+        lines: list[str],
+        known: Mapping[str, Code],
+        prim: str,
+        *,
+        widen: bool = True,
+    ) -> Code:
+        """Evaluate a primitive over a tile, first with all axes apart to see which run as one."""
+        accesses: list[Index] = []
+        for final in (False, True):
+            tile = self._make_tile(rows, cols, masks, lines if final else [], known, accesses, final, widen=widen)
+            code = tile.value(prim)
+            accesses = tile.expressions.accesses
+        return code
+
+    def _make_tile(
+        self,
+        rows: Side,
+        cols: Side,
+        masks: list[Mask],
+        lines: list[str],
+        known: Mapping[str, Code],
+        accesses: list[Index],
+        final: bool,
+        *,
+        widen: bool,
+    ) -> Tile:
+        parameters = self.parameters if final else Parameters(self.program, self.buffers)
+        return Tile(
+            self.result,
+            parameters,
+            rows,
+            cols,
+            masks,
+            lines,
+            known=known,
+            apart=not final,
+            accesses=accesses,
+            widen=widen,
+        )
+
+    def _softmax(self, logits: Code, n_row: str) -> list[str]:
+        value = f"{logits.at(70)} * {LOG2E}"
+        if n_row:
+            value = f'tl.where({n_row[1:-1]}, {value}, -float("inf"))'
+        return [
+            "# In powers of two, which the hardware computes directly.",
+            f"logits = {value}",
+            "new_max = tl.maximum(row_max, tl.max(logits, axis=1, keep_dims=True))",
+            "weights = tl.exp2(logits - new_max)",
+            "shrink = tl.exp2(row_max - new_max)",
+            "row_total = row_total * shrink + tl.sum(weights, axis=1, keep_dims=True)",
+            "row_max = new_max",
+        ]
+
+    def _store(self, m_masks: list[Mask], width_block: int) -> None:
+        masks = [*m_masks, *self._masks(self._edge("width", self.width, width_block), rows=False)]
+        known = {self.form.result.name: Code("acc", "float32", True, True)}
+        rows, cols = (self.result.m, "m"), (self.result.n, "width")
+        accesses: list[Index] = []
+        for final in (False, True):
+            lines: list[str] = self.lines if final else []
+            tile = self._make_tile(rows, cols, masks, lines, known, accesses, final, widen=True)
+            for ref in self.result.region.outputs:
+                prim = self.program.of(ref)
+                value = tile.value(prim.name)
+                offset = tile.expressions.offset(self.program.graph.type_of(ref), tile.expressions.own_index(prim.name))
+                pointer = tile.expressions.parameters.output(ref)
+                mask = tile.expressions.mask_argument(offset, None)
+                lines.append(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})")
+            accesses = tile.expressions.accesses
