@@ -47,7 +47,8 @@ def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: i
     """A random tensor as the workload describes it."""
     generator = torch.Generator().manual_seed(seed)
     shape = [size.value(sizes) for size in spec.shape]
-    tensor = random_values(shape, spec.dtype, generator, spec.low, spec.high).to(device)
+    high = spec.high if spec.high_size is None else float(spec.high_size.value(sizes))
+    tensor = random_values(shape, spec.dtype, generator, spec.low, high).to(device)
     if spec.stride is not None:
         laid = torch.empty_strided(shape, [s.value(sizes) for s in spec.stride], dtype=tensor.dtype, device=device)
         tensor = laid.copy_(tensor)

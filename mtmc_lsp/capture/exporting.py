@@ -103,13 +103,15 @@ def export_graph(
 
 
 def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, int]], target: Target) -> Any:
+    # On a GPU a module's own sizes are constants of its kernels. The interpreter needs smaller ones than that.
+    free_parameters = all(item.value.device.type == "cpu" for item in inputs)
     named = any(name for item in inputs for name in item.size_names)
 
     def is_static(i: int, d: int) -> bool:
         item = inputs[i]
         # Where the workload names some sizes, those that it gives as numbers are constants.
         literal = named and d < len(item.size_names) and not item.size_names[d]
-        return item.kind is not InputKind.ARGUMENT or literal or (i, d) in fixed
+        return (item.kind is not InputKind.ARGUMENT and not free_parameters) or literal or (i, d) in fixed
 
     shapes = tuple(
         {d: Dim.STATIC if is_static(i, d) else Dim.AUTO for d in range(item.value.dim())}

@@ -57,7 +57,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         flops=0.0,
         bytes=_bytes(graph),
         module_name=module_name(Path(workload.target.path)),
-        variable_sizes=_variable_sizes(graph),
+        variable_sizes=_variable_sizes(graph, _arguments(call, inputs), workload),
         uses_random=any(word in node.op for node in graph.nodes for word in RANDOM_OPS),
     )
     data: dict[str, Any] = to_json(result)
@@ -303,14 +303,13 @@ def _check_graph(graph: Graph, target: Target) -> None:
         )
 
 
-def _variable_sizes(graph: Graph) -> tuple[str, ...]:
-    pinned = {
-        name
-        for item in graph.inputs
-        if item.kind is not InputKind.ARGUMENT
-        for size in item.type.shape
-        for name in size.symbols()
-    }
+def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workload: Workload) -> tuple[str, ...]:
+    """Sizes that may be given other values: not a parameter's, and not one that a tensor of indices may point into."""
+    pinned: set[str] = set()
+    tied = {spec.name for spec in workload.arguments if spec.tensor is not None and spec.tensor.high_size is not None}
+    for argument in arguments:
+        if argument.high is not None and argument.high > 1 and argument.name not in tied:
+            pinned |= {name for name, value in graph.sizes.items() if value > argument.high}
     return tuple(name for name in graph.sizes if name not in pinned)
 
 

@@ -64,9 +64,10 @@ class TensorSpec:
     low: float | None = None
     """Smallest value; with ``high`` the values are uniform between (integers: both included)."""
     high: float | None = None
+    """Without a range floats are normal and integers 0 or 1."""
     requires_grad: bool = False
-    like: str = "normal"
-    """Distribution where no range is given: ``normal`` for floats; integers default to 0 or 1."""
+    high_size: Size | None = None
+    """The largest value where it follows a named size: an index into a dimension."""
 
 
 @dataclass(frozen=True)

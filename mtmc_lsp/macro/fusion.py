@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.macro.configs import default_config
-from mtmc_lsp.macro.cost import VIEWS, ZERO, Cost, kernel_cost, torch_cost
+from mtmc_lsp.macro.cost import VIEWS, ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import CannotFuse, Region, RegionKind, analyse
 from mtmc_lsp.macro.schedule import Schedule
@@ -92,6 +92,40 @@ class FusionSearch:
             near |= self._readers[name]
         return sorted(near - nodes - self.program.opaque, key=self._order.__getitem__)
 
+    def _additions(self, nodes: frozenset[str]) -> list[frozenset[str]]:
+        """What may be added at once: one neighbour, or the products on both sides of a softmax with their views."""
+        near = self._neighbours(nodes)
+        products = [name for name in self._around(nodes) if matmul_flops(self.program, name)]
+        both = [frozenset(products) | self._views_of(products)] if len(products) == 2 else []
+        return [self._unit_of(name) for name in near] + both
+
+    def _around(self, nodes: frozenset[str]) -> list[str]:
+        """Neighbours, seen through views."""
+        seen = set(nodes)
+        found: list[str] = []
+        pending = self._neighbours(nodes)
+        while pending:
+            name = pending.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if self._nodes[name].op.split(".")[1] in VIEWS:
+                pending += self._neighbours(frozenset({name}))
+            else:
+                found.append(name)
+        return sorted(found, key=self._order.__getitem__)
+
+    def _views_of(self, names: Collection[str]) -> frozenset[str]:
+        """Views that the named nodes read."""
+        found: set[str] = set()
+        pending = [ref.name for name in names for ref in self._nodes[name].inputs()]
+        while pending:
+            name = pending.pop()
+            if name in self._nodes and name not in found and self._nodes[name].op.split(".")[1] in VIEWS:
+                found.add(name)
+                pending += [ref.name for ref in self._nodes[name].inputs()]
+        return frozenset(found)
+
     def _grow(self, seed: frozenset[str]) -> Fusion | None:
         nodes = seed
         if self._region(nodes) is None:
@@ -99,8 +133,8 @@ class FusionSearch:
         changed = True
         while changed:
             changed = False
-            for name in self._neighbours(nodes):
-                larger = self._closed(nodes | self._unit_of(name))
+            for added in self._additions(nodes):
+                larger = self._closed(nodes | added)
                 if larger == nodes or self._region(larger) is None:
                     continue
                 if self._cost(larger).us <= self._cost(nodes).us + self._apart(larger - nodes).us:

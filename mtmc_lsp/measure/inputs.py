@@ -39,6 +39,8 @@ def make_inputs(
         low, high = ranges.get(item.name, (None, None))
         if spec is not None and spec.low is not None:
             low, high = spec.low, spec.high
+            if spec.high_size is not None:
+                high = float(spec.high_size.value({**capture.workload.sizes, **sizes}))
         value = _values(item, sizes, distribution, generator, low, high, widened)
         result[item.name] = value.to(device) if value.device.type != device else value
     return result

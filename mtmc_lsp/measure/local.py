@@ -135,6 +135,8 @@ class LocalMeasurer:
                 try:
                     self._reference.call("measure.reference", request, RUN_SECONDS)
                 except MtmcError:
+                    # A failed kernel leaves the process's GPU context unusable.
+                    self._reference.close()
                     # The user's own code does not take these sizes; the first case is the workload itself.
                     if not self._prepared:
                         raise

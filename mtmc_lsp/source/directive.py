@@ -286,7 +286,10 @@ def _with_range(
         )
     except (ValueError, SyntaxError, KeyError):
         raise _bad(f"cannot read the range {bounds[0]}..{bounds[1]}", path, line) from None
-    return replace(spec, low=float(low), high=float(high))
+    follows = None
+    if re.search(r"[A-Za-z_]", bounds[1]) and not re.fullmatch(r"-?\d+\.\d*(e-?\d+)?", bounds[1]):
+        follows = Size.parse(bounds[1])
+    return replace(spec, low=float(low), high=float(high), high_size=follows)
 
 
 def _check_sizes(spec: TensorSpec, sizes: dict[str, int], path: str, line: int) -> None:

@@ -6,7 +6,7 @@ import math
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
-from mtmc_lsp.macro.lower.reductions import softmax_statistics
+from mtmc_lsp.macro.lower.reductions import rounded, softmax_statistics
 from mtmc_lsp.macro.prims import Builder, CannotLower, PrimOp, broadcast
 
 
@@ -92,6 +92,7 @@ def attention(c: Call) -> str:
     scores = matmul(c.b, q, swapped, c.out.dtype)
     scores = c.b.pointwise("mul", scores, scale, dtype=d)
     scores = _masked_scores(c, scores, d)
+    scores = rounded(c.b, scores)
     top, total = softmax_statistics(c.b, scores, (rank - 1,))
     weights = c.b.pointwise("exp", c.b.pointwise("sub", scores, top, dtype=d), dtype=d)
     weights = c.b.cast(c.b.pointwise("div", weights, total, dtype=d), c.out.dtype)

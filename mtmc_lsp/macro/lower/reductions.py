@@ -117,13 +117,23 @@ def centred_moments(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, str
 def logsumexp(c: Call) -> str:
     x = c.tensor(0)
     d = compute_dtype(c.out.dtype)
-    top, total = softmax_statistics(c.b, c.b.cast(x, d), c.dims(1, "dim", rank_of(c, x)))
+    top, total = softmax_statistics(c.b, rounded(c.b, c.b.cast(x, d)), c.dims(1, "dim", rank_of(c, x)))
     return finish(c, c.b.pointwise("add", c.b.pointwise("log", total, dtype=d), top, dtype=d))
+
+
+def rounded(b: Builder, x: str) -> str:
+    """``x`` rounded before a maximum is subtracted from it.
+
+    Otherwise the compiler may fuse a product into the subtraction: then the maximum minus itself is not 0.
+    """
+    prim = b.prims[x]
+    computed = prim.op is PrimOp.POINTWISE and prim.fn not in ("cast", "rounded")
+    return b.pointwise("rounded", x, dtype=b.dtype(x)) if computed else x
 
 
 def softmax_statistics(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, str]:
     """Maximum and sum of exponentials below it; the pair can be found in one pass (online softmax, arXiv 1805.02867)."""
-    top = b.reduce("max", x, dims, b.dtype(x), *())
+    top = b.reduce("max", x, dims, b.dtype(x))
     return top, b.reduce("sum_exp", x, dims, b.dtype(x), top)
 
 
@@ -133,7 +143,7 @@ def softmax(c: Call) -> str:
     if not rank_of(c, x):
         raise c.fail("softmax of a scalar")
     d = compute_dtype(c.out.dtype)
-    x = c.b.cast(x, d)
+    x = rounded(c.b, c.b.cast(x, d))
     top, total = softmax_statistics(c.b, x, (c.dim(1, "dim", rank_of(c, x)),))
     shifted = c.b.pointwise("sub", x, top, dtype=d)
     if "log" in c.op:
@@ -228,7 +238,7 @@ def cross_entropy(c: Call) -> str:
     reduction, ignore = c.integer(3, "reduction", 1), c.integer(4, "ignore_index", -100)
     smoothing = c.number(5, "label_smoothing", 0.0)
     d, dim = compute_dtype(c.out.dtype), 1 if len(shape) > 1 else 0
-    wide = c.b.cast(x, d)
+    wide = rounded(c.b, c.b.cast(x, d))
     top, total = softmax_statistics(c.b, wide, (dim,))
     log_total = c.b.pointwise("add", c.b.pointwise("log", total, dtype=d), top, dtype=d)
     spread = c.b.reshape(target, [ONE if i == dim else size for i, size in enumerate(shape)])

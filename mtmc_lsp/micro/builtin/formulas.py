@@ -174,6 +174,8 @@ FORMULAS: dict[str, Formula] = {
     ),
     "pow": _power,
     "square": _square,
+    # A select between a product and a difference keeps the compiler from fusing them.
+    "rounded": _text('tl.where({0} == {0}, {0}, float("nan"))'),
     "maximum": _extremum("maximum"),
     "minimum": _extremum("minimum"),
     "where": lambda x, attrs, dtype: (f"tl.where({x[0].text}, {x[1].text}, {x[2].text})", ATOM),
@@ -254,7 +256,7 @@ FORMULAS: dict[str, Formula] = {
 """Function name to the expression it becomes; the operands already have the dtype the function computes in."""
 
 REPEATS_OPERAND = frozenset(
-    "square silu gelu gelu_tanh mish hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign tan "
+    "square rounded silu gelu gelu_tanh mish hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign tan "
     "sinh cosh hardshrink softshrink smooth_l1_loss huber_loss kl_div kl_div_log bce_logits remainder floor_div fmod pow "
     "trunc_div".split()
 )

@@ -266,18 +266,21 @@ class Launcher:
             params = "".join(f"    {n}: torch.Tensor,\n" for n in self.input_names.values())
             head = f"def {name}(\n{params}) -> {result}:"
         mutates = "{" + ", ".join(repr(m) for m in mutated) + "}" if mutated else "()"
-        lines = []
-        if self._returns_fresh_tensors(returned):
-            # An operator of its own for torch.compile, torch.export and CUDA graphs.
-            lines.append(
-                f"@torch.library.triton_op(f\"{{__name__.replace('.', '_')}}::{name}\", mutates_args={mutates})",
-            )
-        lines += [head, f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
+        lines = [head, f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
         lines.append(f"    return {', '.join(returned)}")
+        if self.is_operator():
+            operator = f"f\"{{__name__.replace('.', '_')}}::{name}\""
+            lines += [
+                "",
+                "",
+                "# The same as an operator, which torch.compile and torch.export do not look into.",
+                f"{name}_op = torch.library.triton_op({operator}, {name}, mutates_args={mutates})",
+            ]
         return "\n".join(lines) + "\n"
 
-    def _returns_fresh_tensors(self, returned: list[str]) -> bool:
+    def is_operator(self) -> bool:
         """An operator may not return its inputs, nor one tensor twice."""
+        returned = [self.variables[ref] for ref in self.program.graph.outputs if ref is not None]
         return len(set(returned)) == len(returned) and not set(returned) & set(self.input_names.values())
 
 

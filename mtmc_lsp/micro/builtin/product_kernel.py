@@ -27,6 +27,8 @@ from mtmc_lsp.micro.builtin.tile_kernel import merge_axes
 Config = Mapping[str, "int | str | bool"]
 SPLIT_ROWS, SPLIT_DEPTH = 16, 128
 """Rows of a program that splits an operand, and how much of K it takes at a time."""
+LEAST_SPLIT = 32
+"""Rows of a product from which on its operands are split."""
 
 
 @dataclass(frozen=True)
@@ -358,7 +360,11 @@ class _ProductWriter:
     def _limits(self) -> tuple[str, ...]:
         """Offsets inside one matrix are 32-bit, so each matrix must be smaller than that."""
         m, n, k = (self.axes.sizes[name] for name in "MNK")
-        return tuple(int32_limit(size) for size in (m * k, n * k, m * n) if not size.is_constant)
+        limits = [int32_limit(size) for size in (m * k, n * k, m * n) if not size.is_constant]
+        if self.halves is not None:
+            # Splitting pays where each half is used many times; with few rows the library's product is also more exact.
+            limits += [f"{m} >= {LEAST_SPLIT}"] if not m.is_constant else []
+        return tuple(limits)
 
     def _program_order(self) -> None:
         m, n = self._size("M"), self._size("N")
