@@ -30,7 +30,8 @@ def make_inputs(
     result: dict[str, torch.Tensor] = {}
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
-            result[item.name] = _varied(_read(call.instance, item.access), generator).to(device)
+            shape = [size.value(sizes) for size in item.type.shape]
+            result[item.name] = _varied(_read(call.instance, item.access), shape, generator).to(device)
             continue
         if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
             result[item.name] = given[item.name].detach().clone()
@@ -71,13 +72,21 @@ def _values(
     return value
 
 
-def _varied(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A parameter moved away from its initial value: ones and zeros hide mistakes. Non-negative ones stay positive."""
+def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """A parameter moved away from its initial value: ones and zeros hide mistakes. Non-negative ones stay positive.
+
+    Where the case gives it another shape, it is drawn anew with the same spread.
+    """
     value = value.detach().cpu()
     if not value.is_floating_point():
-        return value.clone()
-    noise = torch.rand(value.shape, generator=generator)
-    if bool((value >= 0).all()):
+        return value.clone() if list(value.shape) == shape else value.flatten()[:1].expand(shape).clone()
+    positive = bool((value >= 0).all())
+    if list(value.shape) != shape:
+        spread = float(value.float().std()) if value.numel() > 1 else 0.1
+        value = (float(value.float().mean()) + spread * torch.randn(shape, generator=generator)).to(value.dtype)
+        value = value.abs() if positive else value
+    noise = torch.rand(shape, generator=generator)
+    if positive:
         return (value * (0.75 + 0.5 * noise) + 0.05 * noise).to(value.dtype)
     return (value + 0.1 * value.abs().mean() * (noise - 0.5)).to(value.dtype)
 
