@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 
-# mtmc: x=f32[B,128,H,W] B=16 H=64 W=64 init: channels=128 groups=32
+# mtmc: x=f32[B,128,H,W] B=32 H=64 W=64 init: channels=128 groups=32
 class ConvBlock(nn.Module):
     def __init__(self, channels: int, groups: int):
         super().__init__()
