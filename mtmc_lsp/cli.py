@@ -1,35 +1,77 @@
-"""``mtmc``: optimise, plan, list runs, export and check the environment from a terminal."""
+"""``mtmc``: optimise, plan, list runs, export and check the environment from a terminal.
+
+Every command answers on standard output (one JSON document with ``--json``) and tells its progress on standard error.
+Exit codes: 0 done, 1 the answer is no, 2 the request is wrong, 3 the environment is not able.
+"""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from mtmc_lsp import __version__
-from mtmc_lsp.core.errors import Location, MtmcError, RequestError
-from mtmc_lsp.core.run import SCHEMA, RunResult, RunStatus
+from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
+
+if TYPE_CHECKING:
+    from mtmc_lsp.core.settings import Settings
+    from mtmc_lsp.search.session import Opened
+    from mtmc_lsp.search.store import RunRecord, Store
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells give it."""
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Turn PyTorch functions into verified Triton kernels."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Turn PyTorch functions into verified Triton kernels, step by step.",
 )
 
+# typer reads these at run time, on Python 3.10 too.
 Spec = Annotated[str, typer.Argument(metavar="FILE::NAME", help="The function, method, module or kernel.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 Python = Annotated[str, typer.Option("--python", help="The interpreter that your code runs under.")]
 Arch = Annotated[
-    Optional[str], typer.Option("--arch", help="Compile for these, comma-separated, where there is no GPU.")
+    Optional[str],  # noqa: UP045
+    typer.Option("--arch", help="Compile for these, comma-separated, where there is no GPU."),
 ]
+Budget = Annotated[Optional[float], typer.Option("--budget", help="Most seconds for the run.")]  # noqa: UP045
+Out = Annotated[Optional[Path], typer.Option("--out", help="Where to write it; else standard output.")]  # noqa: UP045
 
 
 def main() -> None:
     """Entry point of ``mtmc``."""
-    app()
+    as_json = "--json" in sys.argv
+    try:
+        code = app(standalone_mode=False)
+    except MtmcError as error:
+        code = _fail(error, as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted; steps that were done are stored: go on with --resume", file=sys.stderr)
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone, as `head` is; nothing more can be said.
+        sys.stderr.close()
+        code = 0
+    except Exception as error:
+        # typer and click each bring their own class for a wrong command line; both can format it.
+        if not hasattr(error, "format_message"):
+            raise
+        text = error.format_message()
+        code = _fail(RequestError(text, remedy="See `mtmc --help`."), as_json) if text else RequestError.exit_code
+    sys.exit(code)
+
+
+def _fail(error: MtmcError, as_json: bool) -> int:
+    if as_json:
+        from mtmc_lsp.report.documents import error_document
+
+        print(error_document(error))
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
 
 
 def _version(wanted: bool) -> None:
@@ -39,24 +81,12 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
-    """Turn PyTorch functions into verified Triton kernels."""
-
-
-def _guarded(as_json: bool, work: Callable[[], int]) -> None:
-    """Run a command; a user's error is printed as the contract says, and gives the exit code."""
-    try:
-        code = work()
-    except MtmcError as error:
-        if as_json:
-            print(json.dumps({"schema": SCHEMA, "error": error.to_json()}))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        code = error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted; what was done is stored: go on with --resume", file=sys.stderr)
-        code = 130
-    raise typer.Exit(code)
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Turn PyTorch functions into verified Triton kernels, step by step."""
 
 
 def _choice(option: str, value: str, known: tuple[str, ...]) -> None:
@@ -64,190 +94,170 @@ def _choice(option: str, value: str, known: tuple[str, ...]) -> None:
         raise RequestError(f"--{option} {value} does not exist", remedy=f"There is {' and '.join(known)}.")
 
 
-def _request(spec: str, python: str, arch: str | None, **changes: Any) -> Any:
-    from mtmc_lsp.core.settings import read_settings
-    from mtmc_lsp.search.session import parse_request
+def _settings(folder: Path, arch: str | None = None, budget: float | None = None) -> Settings:
+    from mtmc_lsp.core.settings import changed, read_settings
 
-    settings = read_settings(Path(spec.partition("::")[0]).resolve().parent)
-    if arch:
-        settings = replace(settings, archs=tuple(arch.split(",")))
-    settings = replace(settings, **{name: value for name, value in changes.items() if value is not None})
-    return parse_request(spec, settings, python)
+    archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
+    return changed(read_settings(folder), archs=archs, budget_seconds=budget)
+
+
+def _open(spec: str, python: str, arch: str | None, budget: float | None = None) -> Opened:
+    from mtmc_lsp.search.session import open_target, parse_request
+
+    settings = _settings(Path(spec.partition("::")[0]).absolute().parent, arch, budget)
+    return open_target(parse_request(spec, settings, python))
+
+
+def _project_store() -> Store:
+    from mtmc_lsp.search.session import open_store
+
+    return open_store(Path.cwd() / "x.py")
 
 
 @app.command()
 def optimize(
-    spec: Spec,
-    planner: Annotated[str, typer.Option(help="Who chooses the next step.")] = "roofline",
-    coder: Annotated[str, typer.Option(help="Who writes it.")] = "builtin",
-    search: Annotated[str, typer.Option(help="How the space is searched.")] = "greedy",
-    budget: Annotated[Optional[float], typer.Option(help="Most seconds for the run.")] = None,
+    spec: Annotated[
+        str, typer.Argument(metavar="FILE::NAME", help="What to optimise; with --resume a run's id, or nothing.")
+    ] = "",
+    planner: Annotated[str, typer.Option(help="Who chooses the next step: roofline.")] = "roofline",
+    coder: Annotated[str, typer.Option(help="Who writes it: builtin.")] = "builtin",
+    search: Annotated[str, typer.Option(help="How steps are tried: greedy.")] = "greedy",
+    budget: Budget = None,
     arch: Arch = None,
     python: Python = "",
     apply: Annotated[bool, typer.Option("--apply", help="Write the accepted steps into the file.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the target's unfinished run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was not finished.")] = False,
     diff: Annotated[bool, typer.Option(help="Show each step's diff.")] = True,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Optimise a target step by step; every step is verified, and timed where there is a GPU."""
+    from mtmc_lsp.report import text
+    from mtmc_lsp.report.documents import run_document
+    from mtmc_lsp.search import session
+    from mtmc_lsp.search.greedy import Events
 
-    def work() -> int:
-        from rich.console import Console
-
-        from mtmc_lsp.core.jsonable import to_json
-        from mtmc_lsp.report.text import show_action, show_result, show_step
-        from mtmc_lsp.search import session
-        from mtmc_lsp.search.greedy import Events
-
-        _choice("planner", planner, ("roofline",))
-        _choice("coder", coder, ("builtin",))
-        _choice("search", search, ("greedy",))
-        opened = session.open_target(_request(spec, python, arch, budget_seconds=budget))
-        console = Console(stderr=as_json)
-        with console.status("capturing the target") as status:
+    _choice("planner", planner, ("roofline",))
+    _choice("coder", coder, ("builtin",))
+    _choice("search", search, ("greedy",))
+    opened, record = _opened_run(spec, resume, lambda name: _open(name, python, arch, budget))
+    out = text.console(stderr=as_json)
+    with session.open_store(opened.request.path) as store:
+        with text.console(stderr=True).status("capturing the target") as status:
             capture = session.capture_target(opened)
-            store = session.open_store(opened)
-            if not as_json:
-                _show_head(console, opened.target.qualname, capture)
+            text.show_head(out, capture)
             events = Events(
-                on_action=lambda index, action: show_action(console, index, action),
-                on_stage=lambda text: status.update(text),
-                on_step=lambda step: show_step(console, step, diff=diff and not as_json),
+                on_action=lambda index, action: text.show_action(out, index, action),
+                on_stage=status.update,
+                on_step=lambda step: text.show_step(out, step, diff=diff and not as_json),
+                on_replayed=lambda step: text.show_replayed(out, step),
             )
-            result = session.optimize(opened, capture, store, events, resume=resume)
-        show_result(console, result)
-        if apply:
-            backup = session.apply(opened, result)
-            console.print(f"  written to {opened.request.path}; the text before is kept in {backup}" if backup else "")
-        store.close()
-        if as_json:
-            print(json.dumps(to_json(result)))
-        return 0 if result.status in (RunStatus.IMPROVED, RunStatus.UNMEASURED) else 1
-
-    _guarded(as_json, work)
+            result = session.optimize(opened, capture, store, events, resumed=record)
+        text.show_result(out, result)
+    backup = session.apply(opened, result) if apply else None
+    if backup is not None:
+        out.print(f"  written to {opened.request.path}; the text before is in {backup}")
+    if as_json:
+        print(run_document(result))
+    return 0 if result.status in session.KEPT else 1
 
 
-def _show_head(console: Any, name: str, capture: Any) -> None:
-    env = capture.environment
-    device = env.gpu or "no CUDA GPU: steps are verified by Triton's interpreter and not timed"
-    sizes = ", ".join(f"{k}={v}" for k, v in capture.graph.sizes.items())
-    console.print(f"[bold]{name}[/bold]  {len(capture.graph.nodes)} operations, {sizes}")
-    console.print(
-        f"  {device}; torch {env.torch}, triton {env.triton}; workload from {capture.workload.source.value}",
-        style="dim",
-    )
+def _opened_run(spec: str, resume: bool, open_spec: Callable[[str], Opened]) -> tuple[Opened, RunRecord | None]:
+    """The target, and the run to go on with."""
+    from mtmc_lsp.search.session import open_store, unfinished
+
+    if not resume:
+        if not spec:
+            raise RequestError("what is to be optimised?", remedy="Write FILE::NAME, as in model.py::Block.forward.")
+        return open_spec(spec), None
+    if "::" in spec:
+        opened = open_spec(spec)
+        with open_store(opened.request.path) as store:
+            return opened, unfinished(store, opened=opened)
+    with _project_store() as store:
+        record = unfinished(store, run=spec)
+    return open_spec(f"{record.path}::{record.qualname}"), record
 
 
 @app.command()
-def plan(spec: Spec, arch: Arch = None, python: Python = "", as_json: AsJson = False) -> None:
-    """Show what would be tried first, best first, with reasons; nothing is written."""
+def plan(spec: Spec, arch: Arch = None, python: Python = "", as_json: AsJson = False) -> int:
+    """Show what could be tried first, best first, with reasons; nothing is written."""
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.text import console, show_plan
+    from mtmc_lsp.search import session
 
-    def work() -> int:
-        from rich.console import Console
-        from rich.table import Table
-
-        from mtmc_lsp.core.jsonable import to_json
-        from mtmc_lsp.search import session
-
-        opened = session.open_target(_request(spec, python, arch))
+    opened = _open(spec, python, arch)
+    with console(stderr=True).status("capturing the target"):
         capture = session.capture_target(opened)
-        actions = session.plan(opened, capture)
-        if as_json:
-            print(json.dumps({"schema": SCHEMA, "target": to_json(opened.target), "actions": to_json(tuple(actions))}))
-        else:
-            table = Table("step", "why", "predicted gain", box=None, padding=(0, 2))
-            for action in actions:
-                table.add_row(action.text, action.rationale, f"{action.expected.saved_us:.0f} us (estimate)")
-            Console().print(table)
-        return 0 if actions else 1
-
-    _guarded(as_json, work)
+        actions, device = session.plan(opened, capture)
+    if as_json:
+        print(document(target=opened.target, device=device, actions=actions))
+    else:
+        show_plan(console(), actions, device)
+    return 0 if actions else 1
 
 
 @app.command()
-def runs(as_json: AsJson = False) -> None:
+def runs(as_json: AsJson = False) -> int:
     """List the project's runs, newest first."""
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.text import console, runs_table
 
-    def work() -> int:
-        import datetime
-
-        from rich.console import Console
-        from rich.table import Table
-
-        from mtmc_lsp.capture.loading_paths import project_root
-        from mtmc_lsp.core.jsonable import to_json
-        from mtmc_lsp.search.store import Store
-
-        store = Store(project_root(Path.cwd() / "x") / ".mtmc")
+    with _project_store() as store:
         records = store.runs()
-        store.close()
-        if as_json:
-            print(json.dumps({"schema": SCHEMA, "runs": to_json(tuple(records))}))
-            return 0
-        table = Table("run", "target", "status", "steps", "started", box=None, padding=(0, 2))
-        for record in records:
-            started = datetime.datetime.fromtimestamp(record.started).strftime("%Y-%m-%d %H:%M")
-            name = f"{Path(record.path).name}::{record.qualname}"
-            table.add_row(record.id, name, record.status.value, str(record.steps), started)
-        Console().print(table)
-        return 0
-
-    _guarded(as_json, work)
+    if as_json:
+        print(document(runs=records))
+    elif records:
+        console().print(runs_table(records))
+    else:
+        print("no runs yet: start one with `mtmc optimize FILE::NAME`")
+    return 0
 
 
 @app.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run's id, see `mtmc runs`.")],
-    format: Annotated[str, typer.Option("--format", help="The form of the file.")] = "kernelbench",
-    out: Annotated[Optional[Path], typer.Option("--out", help="Where to write it; standard output by default.")] = None,
+    form: Annotated[str, typer.Option("--format", help="The form of the file: kernelbench.")] = "kernelbench",
+    out: Out = None,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Write a run's last good version as a self-contained file."""
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.search.export import kernelbench
 
-    def work() -> int:
-        from mtmc_lsp.capture.loading_paths import project_root
-        from mtmc_lsp.search.export import kernelbench
-        from mtmc_lsp.search.store import Store
-
-        _choice("format", format, ("kernelbench",))
-        store = Store(project_root(Path.cwd() / "x") / ".mtmc")
-        result = _finished(store.result(run), run)
-        store.close()
-        text = kernelbench(result)
-        if out is not None:
-            out.write_text(text, encoding="utf-8")
-        if as_json:
-            print(json.dumps({"schema": SCHEMA, "format": format, "path": str(out) if out else None, "source": text}))
-        elif out is None:
-            print(text, end="")
-        return 0
-
-    _guarded(as_json, work)
-
-
-def _finished(result: RunResult | None, run: str) -> RunResult:
+    _choice("format", form, ("kernelbench",))
+    with _project_store() as store:
+        result = store.result(run)
     if result is None:
-        raise RequestError(f"no finished run {run!r}", where=Location(str(Path.cwd())), remedy="See `mtmc runs`.")
-    return result
+        raise RequestError(
+            f"there is no finished run {run!r}", where=Location(str(store.folder)), remedy="See `mtmc runs`."
+        )
+    source = kernelbench(result)
+    if out is not None:
+        try:
+            out.write_text(source, encoding="utf-8", newline="")
+        except OSError as error:
+            raise RequestError(
+                f"cannot be written: {error.strerror}", where=Location(str(out)), remedy="Choose another file."
+            ) from None
+    if as_json:
+        print(document(run=run, format=form, path=str(out) if out else None, source=source))
+    elif out is None:
+        sys.stdout.write(source)
+    return 0
 
 
 @app.command()
-def doctor(python: Python = "", as_json: AsJson = False) -> None:
+def doctor(python: Python = "", as_json: AsJson = False) -> int:
     """Check what the tool needs, and say what to do about what is missing."""
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.text import console, findings_table
+    from mtmc_lsp.search.doctor import check_environment
 
-    def work() -> int:
-        from mtmc_lsp.search.doctor import check_environment
-
+    with console(stderr=True).status("looking at the environment"):
         findings = check_environment(python)
-        if as_json:
-            from mtmc_lsp.core.jsonable import to_json
-
-            print(json.dumps({"schema": SCHEMA, "findings": to_json(tuple(findings))}))
-        else:
-            for finding in findings:
-                print(f"{'ok ' if finding.ok else 'NO '} {finding.name}: {finding.detail}")
-                if not finding.ok and finding.remedy:
-                    print(f"     {finding.remedy}")
-        return 0 if all(finding.ok or not finding.required for finding in findings) else 3
-
-    _guarded(as_json, work)
+    if as_json:
+        print(document(findings=findings))
+    else:
+        console().print(findings_table(findings))
+    able = all(finding.ok or not finding.required for finding in findings)
+    return 0 if able else EnvironmentNotAble.exit_code

@@ -30,7 +30,14 @@ EXAMPLES = {
 def optimise(name: str, budget: float) -> dict[str, object]:
     """Run the command line on one example; gives its JSON document."""
     command = [sys.executable, "-c", "from mtmc_lsp.cli import main; main()", "optimize"]
-    command += [f"{ROOT / 'examples' / name}.py::{EXAMPLES[name]}", "--json", "--budget", str(budget), "--python", sys.executable]
+    command += [
+        f"{ROOT / 'examples' / name}.py::{EXAMPLES[name]}",
+        "--json",
+        "--budget",
+        str(budget),
+        "--python",
+        sys.executable,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     try:
         document: dict[str, object] = json.loads(done.stdout)
@@ -52,7 +59,11 @@ def line(name: str, document: dict, seconds: float) -> str:
     us = f"{timed[-1]:9.1f} us" if timed else "-"
     roofline = document["final"]["roofline"]
     share = f"{roofline:.0%}" if roofline else "-"
-    return f"{name:30} {document['status']:10} {us:>12}  " + "  ".join(f"{r:22}" for r in ratios) + f" {share:>5} {seconds:6.1f} s"
+    return (
+        f"{name:30} {document['status']:10} {us:>12}  "
+        + "  ".join(f"{r:22}" for r in ratios)
+        + f" {share:>5} {seconds:6.1f} s"
+    )
 
 
 def main() -> None:
@@ -63,7 +74,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=60.0)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    rows = [f"{'example':30} {'status':10} {'time':>12}  {'vs eager':22}  {'vs compile':22}  {'vs best':22} roof   wall"]
+    rows = [
+        f"{'example':30} {'status':10} {'time':>12}  {'vs eager':22}  {'vs compile':22}  {'vs best':22} roof   wall"
+    ]
     print(rows[0], flush=True)
     with (options.folder / "examples.jsonl").open("w") as stream:
         for name in options.names or EXAMPLES:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +28,27 @@ class Settings:
     max_steps: int = 24
     """Most steps that a run tries."""
 
+    def __post_init__(self) -> None:
+        for name, check in CHECKS.items():
+            wrong = check(getattr(self, name))
+            if wrong:
+                raise ValueError(f"{name}: {wrong}")
 
-CHOICES = {"precision": ("budget", "strict")}
+
+def _wrong_archs(archs: tuple[str, ...]) -> str:
+    bad = [arch for arch in archs if not re.fullmatch(r"sm_\d{2,3}a?|gfx[0-9a-f]{3,4}", arch)]
+    if bad or not archs:
+        return f"{bad[0] if bad else 'nothing'!r} is no architecture; write names like sm_90 or gfx942"
+    return ""
+
+
+CHECKS: dict[str, typing.Callable[[Any], str]] = {
+    "archs": _wrong_archs,
+    "precision": lambda value: "" if value in ("budget", "strict") else f"{value!r} is neither budget nor strict",
+    "budget_seconds": lambda value: "" if value > 0 else f"{value:g} is no time to work in; it must be above 0",
+    "max_steps": lambda value: "" if value > 0 else f"{value} is no number of steps; it must be above 0",
+}
+"""Setting to what is wrong with a value of it; empty where nothing is."""
 
 
 def read_settings(folder: Path) -> Settings:
@@ -38,39 +59,58 @@ def read_settings(folder: Path) -> Settings:
     """
     for place in (folder, *folder.parents):
         file = place / "pyproject.toml"
-        if file.exists():
-            return _from_table(_load(file).get("tool", {}).get("mtmc", {}), file)
+        if file.is_file():
+            return _from_file(file)
     return Settings()
 
 
-def _load(file: Path) -> dict[str, Any]:
-    import sys
+def changed(settings: Settings, **values: Any) -> Settings:
+    """``settings`` with the given values, where they are not ``None``.
 
+    Raises:
+        RequestError: a value is not allowed.
+    """
+    try:
+        return dataclasses.replace(settings, **{name: value for name, value in values.items() if value is not None})
+    except ValueError as error:
+        raise RequestError(str(error), remedy="Change the option.") from None
+
+
+def _from_file(file: Path) -> Settings:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise RequestError(f"cannot be read: {error}", where=Location(str(file)), remedy="Mend the TOML.") from None
-
-
-def _from_table(table: dict[str, Any], file: Path) -> Settings:
+        text = file.read_text(encoding="utf-8")
+        table = tomllib.loads(text).get("tool", {}).get("mtmc", {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RequestError(f"cannot be read: {error}", where=Location(str(file)), remedy="Mend it.") from None
+    if not isinstance(table, dict):
+        raise RequestError("tool.mtmc is no table", where=Location(str(file)), remedy="Write [tool.mtmc].")
     hints = typing.get_type_hints(Settings)
     values: dict[str, Any] = {}
     for key, value in table.items():
+        where = Location(str(file), _line_of(text, key))
         name = key.replace("-", "_")
         if name not in hints:
             known = ", ".join(field.name for field in dataclasses.fields(Settings))
-            raise RequestError(
-                f"no setting {key!r} in [tool.mtmc]", where=Location(str(file)), remedy=f"There are {known}."
-            )
-        values[name] = _checked(name, value, hints[name], file)
+            raise RequestError(f"no setting {key!r} in [tool.mtmc]", where=where, remedy=f"There are {known}.")
+        values[name] = _checked(name, value, hints[name], where)
+    if "/" in values.get("python", ""):
+        values["python"] = str(file.parent / Path(values["python"]).expanduser())
     return Settings(**values)
 
 
-def _checked(name: str, value: Any, kind: Any, file: Path) -> Any:
+def _line_of(text: str, key: str) -> int:
+    """The line that sets ``key``, after the table's header where there is one."""
+    header = re.search(r"^[ \t]*\[tool\.mtmc\]", text, re.MULTILINE)
+    start = header.end() if header else 0
+    found = re.compile(rf"^[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*=", re.MULTILINE).search(text, start)
+    return text.count("\n", 0, found.start()) + 1 if found else 0
+
+
+def _checked(name: str, value: Any, kind: Any, where: Location) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if typing.get_origin(kind) is tuple:
@@ -78,9 +118,10 @@ def _checked(name: str, value: Any, kind: Any, file: Path) -> Any:
         value = tuple(value) if fits else value
     else:
         fits = type(value) is kind
-    if not fits or (name in CHOICES and value not in CHOICES[name]):
-        allowed = " or ".join(CHOICES.get(name, (getattr(kind, "__name__", "a list of strings"),)))
-        raise RequestError(
-            f"{name} in [tool.mtmc] cannot be {value!r}", where=Location(str(file)), remedy=f"It must be {allowed}."
-        )
+    if not fits:
+        wanted = {str: "a string", float: "a number", int: "a whole number"}.get(kind, "a list of strings")
+        raise RequestError(f"{name} in [tool.mtmc] cannot be {value!r}", where=where, remedy=f"It must be {wanted}.")
+    wrong = CHECKS[name](value) if name in CHECKS else ""
+    if wrong:
+        raise RequestError(f"{name} in [tool.mtmc]: {wrong}", where=where, remedy="Change the value.")
     return value

@@ -1,4 +1,4 @@
-"""Which inputs a candidate is verified on: sizes, distributions and seeds."""
+"""Which inputs a candidate is verified on: sizes, distributions, seeds, and calls that its guard must refuse."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.core.workload import Capture, WorkloadSource
 
 INTERPRETER_ELEMENTS = 60_000
 """Elements of all inputs that one interpreted run may have, about a second of it."""
-
 INTERPRETER_PRODUCT = 2.0e6
 """Multiply-adds that one interpreted run may have."""
+LARGER_BYTES = 8.0e9
+"""Workloads that move more than this are not verified on larger sizes as well: they may not fit."""
+CPU_WORK = 2.0e11
+"""Most operations for which the user's code is also run on the CPU, to see that the guard sends it there."""
+
+VALUES = "values"
+"""The kernel's own ground: the guard should hold."""
+FLOAT64 = "float64"
+"""The same call in double precision: outside most guards, so the user's own code should run."""
+AUTOGRAD = "autograd"
+"""The same call with gradients asked for: they must be those of the user's own code."""
+ON_CPU = "cpu"
+"""The same call on CPU tensors while a GPU is there."""
 
 
 @dataclass(frozen=True)
@@ -23,41 +36,61 @@ class Case:
 
     sizes: Mapping[str, int]
     distribution: str
-    """``normal``, ``uniform``, ``large``, ``tiny``, ``constant``, or ``given`` (the file's own ``get_inputs``)."""
+    """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, or ``given`` (the file's own ``get_inputs``)."""
     seed: int
+    kind: str = VALUES
+    """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""
 
     @property
     def label(self) -> str:
         """The case in words."""
         sizes = ", ".join(f"{name}={value}" for name, value in self.sizes.items())
-        return f"{sizes + ', ' if sizes else ''}{self.distribution}, seed {self.seed}"
+        kind = "" if self.kind == VALUES else f"{self.kind}, "
+        return f"{sizes + ', ' if sizes else ''}{kind}{self.distribution}, seed {self.seed}"
 
 
 def verification_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
     """The cases for a capture; the interpreter gets sizes that it can run.
 
-    The sizes are the workload's own, ones that no tile divides, and small ones, 1 included; the distributions go round.
+    The first is the workload itself (reduced for the interpreter). Then sizes that no tile divides, small ones with 1 and 0
+    among them, larger ones; the distributions go round. Last come calls that the guard has to refuse or get right.
     """
     graph = capture.graph
-    base = dict(graph.sizes)
-    if interpreted:
-        base = reduced_sizes(capture)
+    base = reduced_sizes(capture) if interpreted else dict(graph.sizes)
     variable = [name for name in capture.variable_sizes if name in base]
-    odd = {**base, **{name: _odd(base[name], i) for i, name in enumerate(variable)}}
-    small = {**base, **{name: 1 + i % 3 for i, name in enumerate(variable)}}
-    plans = [
-        (base, "normal"),
-        (odd, "normal"),
-        (small, "normal"),
-        (odd, "uniform"),
-        (base, "large"),
-        (odd, "tiny"),
-        (odd, "constant"),
-    ]
+    given = capture.workload.source is WorkloadSource.GET_INPUTS and not interpreted
+    plans: list[tuple[dict[str, int], str]] = [(base, "given")] if given else []
     if not variable:
-        plans = [(base, d) for d in ("normal", "normal", "uniform", "large", "tiny", "constant")]
+        plans += [(base, d) for d in ("normal", "normal", "uniform", "large", "tiny", "mixed", "constant")]
+        last = base
+    else:
+        odd = {**base, **{name: _odd(base[name], i) for i, name in enumerate(variable)}}
+        small = {**base, **{name: 1 + i % 3 for i, name in enumerate(variable)}}
+        other = {**base, **{name: 1 + (i + 1) % 3 for i, name in enumerate(variable)}}
+        empty = {**other, variable[0]: 0}
+        larger = {**base, **{name: (base[name] + base[name] // 4) | 1 for name in variable}}
+        plans += [(base, "normal"), (odd, "normal"), (small, "normal"), (other, "mixed")]
+        plans += [(odd, d) for d in ("uniform", "tiny", "mixed", "constant")] + [(base, "large"), (empty, "normal")]
+        if not (_too_large(graph, larger, 2.0) if interpreted else capture.bytes > LARGER_BYTES):
+            plans.append((larger, "normal"))
+        last = small
     cases = [Case(sizes, distribution, seed + i) for i, (sizes, distribution) in enumerate(plans)]
+    cases += _outside_the_guard(capture, last, interpreted, seed + len(plans))
     return tuple(case for case in cases if _allowed(graph, case.sizes))
+
+
+def _outside_the_guard(capture: Capture, sizes: Mapping[str, int], interpreted: bool, seed: int) -> list[Case]:
+    arguments = [item for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT]
+    floats = {item.type.dtype for item in arguments if is_float(item.type.dtype)}
+    cases = []
+    if floats and "float64" not in floats:
+        cases.append(Case(sizes, "normal", seed, FLOAT64))
+    if floats:
+        cases.append(Case(sizes, "normal", seed + 1, AUTOGRAD))
+    elements = sum(kind.numel.value(sizes) for node in capture.graph.nodes for kind in node.outputs)
+    if not interpreted and capture.flops < CPU_WORK and elements < CPU_WORK / 1000:
+        cases.append(Case(sizes, "normal", seed + 2, ON_CPU))
+    return cases
 
 
 def _odd(value: int, position: int) -> int:
@@ -71,7 +104,7 @@ def _allowed(graph: Graph, sizes: Mapping[str, int]) -> bool:
 
 
 def reduced_sizes(capture: Capture) -> dict[str, int]:
-    """The workload's sizes, variable ones halved until the interpreter can run them; they stay odd multiples of nothing."""
+    """The workload's sizes, variable ones halved, the largest first, until the interpreter can run them."""
     graph = capture.graph
     sizes = dict(graph.sizes)
     while _too_large(graph, sizes):
@@ -104,19 +137,14 @@ def _names(shape: tuple[Size, ...]) -> list[str]:
     return [name for size in shape for name in size.symbols()]
 
 
+PRODUCTS = {"mm", "bmm", "matmul", "linear", "addmm", "baddbmm", "scaled_dot_product_attention"}
+
+
 def product_work(graph: Graph, sizes: Mapping[str, int]) -> float:
     """Multiply-adds of the graph's matrix products."""
     total = 0.0
     for node in graph.nodes:
-        if node.op.split(".")[1] in (
-            "mm",
-            "bmm",
-            "matmul",
-            "linear",
-            "addmm",
-            "baddbmm",
-            "scaled_dot_product_attention",
-        ):
+        if node.op.split(".")[1] in PRODUCTS:
             operands = [graph.type_of(ref) for ref in node.inputs()]
             depth = max((kind.shape[-1].value(sizes) for kind in operands if kind.shape), default=1)
             total += float(node.type.numel.value(sizes)) * depth

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
+MAGNITUDES = 3.0
+"""``mixed`` values range over ten to the power of minus and plus this."""
 
 
 def make_inputs(
@@ -26,7 +28,8 @@ def make_inputs(
     generator = torch.Generator().manual_seed(seed)
     ranges = {a.input: (a.low, a.high) for a in capture.arguments if a.input}
     specs = {s.name: s.tensor for s in capture.workload.arguments if s.tensor is not None}
-    given = dict(zip(call.names, call.values, strict=True))
+    by_name = dict(zip(call.names, call.values, strict=True))
+    given = {a.input: by_name[a.name] for a in capture.arguments if a.input and a.name in by_name}
     result: dict[str, torch.Tensor] = {}
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
@@ -64,12 +67,20 @@ def _values(
             value = torch.rand(shape, generator=generator).to(value.dtype)
         elif distribution == "constant":
             value = torch.full(shape, 0.5 + torch.rand((), generator=generator).item(), dtype=value.dtype)
+        elif distribution == "mixed":
+            exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator) - 1.0)
+            value = (value * torch.pow(10.0, exponents)).to(value.dtype)
         else:
             value = value * SCALES.get(distribution, 1.0)
     strides = [size.value(sizes) for size in item.type.stride]
-    if list(value.stride()) != strides and value.numel():
-        value = torch.empty_strided(shape, strides, dtype=value.dtype).copy_(value)
-    return value
+    return value if list(value.stride()) == strides or not value.numel() else laid_out(value, strides)
+
+
+def laid_out(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A fresh tensor with these values and strides; dimensions of stride 0 are expanded ones."""
+    own = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)] if value.numel() else value
+    fresh = torch.empty_strided(own.shape, tuple(strides), dtype=value.dtype, device=value.device)
+    return fresh.copy_(own).as_strided(value.shape, tuple(strides))
 
 
 def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -> torch.Tensor:

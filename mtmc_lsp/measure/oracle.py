@@ -28,6 +28,34 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         return function(*args, **kwargs)
 
 
+class IndexRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """Notes what each argmax, argmin and the like chose from, so that an index that ties is not called wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.Tensor, int | None, torch.Tensor]] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        result = function(*args, **kwargs)
+        name = getattr(function, "__name__", "")
+        if name in ("argmax", "argmin"):
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            self.seen.append((_operand(args, kwargs), dim, result))
+        elif name in ("max", "min", "topk", "sort") and isinstance(result, tuple):
+            place = 2 if name == "topk" else 1
+            dim = args[place] if len(args) > place else kwargs.get("dim", -1)
+            self.seen.append((_operand(args, kwargs), dim, result[1]))
+        return result
+
+
+def _operand(args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
+    operand: torch.Tensor = args[0] if args else kwargs["input"]
+    return operand.detach()
+
+
 class SharedRandomMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Dropout keeps exactly the elements that generated kernels keep: Philox of a seed, by flat element index."""
 

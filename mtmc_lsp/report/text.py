@@ -2,47 +2,78 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group, RenderableType
-from rich.syntax import Syntax
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.results import Ratio, Timing, Verdict
+from mtmc_lsp.core.results import CompileReport, Device, Ratio, Timing, Verdict
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.search.doctor import Finding
+from mtmc_lsp.search.store import RunRecord
 
 STYLE = {StepStatus.ACCEPTED: "green", StepStatus.REJECTED: "yellow", StepStatus.FAILED: "red"}
-MARK = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "–", StepStatus.FAILED: "✗"}
+MARK = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}
+DIFF_STYLE = {"+": "green", "-": "red", "@": "cyan"}
 
 
-def show_action(console: Console, index: int, action: MacroAction) -> None:
+def console(*, stderr: bool = False) -> Console:
+    """Where text goes. Lines are never folded or cut, so that code can be copied and logs can be searched."""
+    return Console(stderr=stderr, soft_wrap=True, highlight=False)
+
+
+def show_head(out: Console, capture: Capture) -> None:
+    """What is optimised, where, and on what."""
+    env, workload = capture.environment, capture.workload
+    sizes = "".join(f", {name}={size}" for name, size in capture.graph.sizes.items())
+    out.print(Text(workload.target.qualname, style="bold"), f" {len(capture.graph.nodes)} operations{sizes}")
+    device = env.gpu or "no CUDA GPU: steps are verified by Triton's interpreter and not timed"
+    line = f"  {device}; torch {env.torch}, triton {env.triton}; workload from {workload.source.value}"
+    out.print(Text(line, style="dim"))
+
+
+def show_action(out: Console, index: int, action: MacroAction) -> None:
     """Headline and reason of a step that is being tried."""
-    console.print()
-    console.print(Text(f"Step {index}  {action.text}", style="bold"))
-    console.print(Text(f"  {action.rationale}", style="dim"))
-    if action.changes_rounding:
-        console.print(Text("  This step changes rounding, within the error budget.", style="dim"))
+    rounding = "  (changes rounding, within the error budget)" if action.changes_rounding else ""
+    out.print()
+    out.print(Text(f"Step {index}  {action.text}{rounding}", style="bold"))
+    out.print(Text(f"  {action.rationale}", style="dim"))
 
 
-def show_step(console: Console, step: Step, *, diff: bool) -> None:
+def show_step(out: Console, step: Step, *, diff: bool) -> None:
     """What came of a step."""
     if diff and step.diff and step.status is not StepStatus.FAILED:
-        console.print(Syntax(step.diff, "diff", theme="ansi_dark", background_color="default"))
+        out.print(coloured(step.diff))
     if step.verdict is not None:
-        console.print(Text(f"  {verdict_line(step.verdict)}"))
+        out.print(Text(f"  {verdict_line(step.verdict)}"))
         for note in step.verdict.notes:
-            console.print(Text(f"    {note}", style="dim"))
+            out.print(Text(f"    {note}", style="dim"))
     if step.report is not None:
-        for kernel in step.report.kernels:
-            if kernel.registers is not None:
-                occupancy = f", occupancy {kernel.occupancy:.0%}" if kernel.occupancy is not None else ""
-                line = (
-                    f"    {kernel.kernel} on {kernel.arch}: {kernel.registers} registers, {kernel.spills} bytes spilled"
-                )
-                console.print(Text(f"{line}, {kernel.shared_bytes} bytes shared{occupancy}", style="dim"))
+        for line in report_lines(step.report):
+            out.print(Text(f"    {line}", style="dim"))
     if step.timing is not None:
-        console.print(timing_table(step.timing))
-    console.print(Text(f"  {MARK[step.status]} {step.status.value}: {step.reason}", style=STYLE[step.status]))
+        out.print(timing_table(step.timing))
+        out.print(Text(f"  {timing_line(step.timing)}", style="dim"))
+    out.print(Text(f"  {MARK[step.status]} {step.status.value}: {step.reason}", style=STYLE[step.status]))
+
+
+def show_replayed(out: Console, step: Step) -> None:
+    """A step that an earlier, unfinished run already tried."""
+    out.print(Text(f"Step {step.index}  {step.action.text}: {step.status.value} before", style="dim"))
+
+
+def coloured(diff: str) -> Text:
+    """A unified diff in colours."""
+    text = Text()
+    for line in diff.splitlines():
+        style = "bold" if line.startswith(("+++", "---")) else DIFF_STYLE.get(line[:1], "")
+        text.append(f"{line}\n", style=style)
+    return text
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -54,6 +85,21 @@ def verdict_line(verdict: Verdict) -> str:
     return f"correct {how}: {len(verdict.checks)} checks, {errors}"
 
 
+def report_lines(report: CompileReport) -> list[str]:
+    """What the compiler made of each kernel; only what is known for its architecture."""
+    lines = []
+    for kernel in report.kernels:
+        facts = []
+        if kernel.registers is not None:
+            facts += [f"{kernel.registers} registers", f"{kernel.spills or 0} bytes spilled"]
+        facts.append(f"{kernel.shared_bytes} bytes shared")
+        if kernel.occupancy is not None:
+            facts.append(f"occupancy {kernel.occupancy:.0%}")
+        if not kernel.error:
+            lines.append(f"{kernel.kernel} on {kernel.arch}: {', '.join(facts)}")
+    return lines
+
+
 def ratio_text(ratio: Ratio | None) -> str:
     """``1.83x (1.79 to 1.86)``."""
     return f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "-"
@@ -62,38 +108,81 @@ def ratio_text(ratio: Ratio | None) -> str:
 def timing_table(timing: Timing) -> RenderableType:
     """Times against every baseline."""
     table = Table(box=None, padding=(0, 2), show_edge=False)
-    for title in ("  baseline", "its time", "speedup"):
-        table.add_column(title, justify="left" if title.strip() == "baseline" else "right")
+    table.add_column("  baseline")
+    table.add_column("its time", justify="right")
+    table.add_column("speedup", justify="right")
     for baseline in timing.baselines:
         time = f"{baseline.median_us:.1f} us" if baseline.speedup else baseline.note
         table.add_row(f"  {baseline.name}", time, ratio_text(baseline.speedup))
-    line = f"  this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the memory roofline, {timing.samples} samples"
-    return Group(table, Text(line, style="dim"))
+    return table
 
 
-def show_result(console: Console, result: RunResult) -> None:
-    """The end of a run."""
-    console.print()
-    accepted = sum(step.status is StepStatus.ACCEPTED for step in result.steps)
-    console.print(Text(headline(result), style="bold green" if accepted else "bold"))
-    console.print(
-        Text(
-            f"  {accepted} of {len(result.steps)} steps accepted in {result.seconds:.0f} s, run {result.id}",
-            style="dim",
-        )
+def timing_line(timing: Timing) -> str:
+    """The version's own time, and how far it can be trusted."""
+    noise = f"the same code against itself {timing.noise.low:.3f} to {timing.noise.high:.3f}"
+    return (
+        f"this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the memory roofline, "
+        f"{timing.samples} samples, {noise}"
     )
+
+
+def show_plan(out: Console, actions: list[MacroAction], device: Device) -> None:
+    """The actions that could come first, best first."""
+    if not actions:
+        out.print("nothing is predicted to be worth trying")
+        return
+    kind = "measured ceilings" if device.measured else "no GPU here"
+    out.print(Text(f"Estimates for {device.name}, {kind}; nothing was run.", style="dim"))
+    for number, action in enumerate(actions, 1):
+        out.print()
+        saved = f"about {action.expected.saved_us:.0f} us saved (estimate)"
+        out.print(Text(f"{number}. {action.text}", style="bold"), Text(saved, style="dim"))
+        out.print(Text(f"   {action.rationale}", style="dim"))
+
+
+def show_result(out: Console, result: RunResult) -> None:
+    """The end of a run."""
+    accepted = sum(step.status is StepStatus.ACCEPTED for step in result.steps)
+    good = result.status in (RunStatus.IMPROVED, RunStatus.UNMEASURED)
+    out.print()
+    out.print(Text(headline(result), style="bold green" if good else "bold"))
+    line = f"  {accepted} of {len(result.steps)} steps accepted in {result.seconds:.0f} s, run {result.id}"
+    out.print(Text(line, style="dim"))
     for note in result.workload.assumed:
-        console.print(Text(f"  {note}", style="dim"))
+        out.print(Text(f"  {note}", style="dim"))
 
 
 def headline(result: RunResult) -> str:
     """The outcome in one sentence."""
     if result.status is RunStatus.UNMEASURED:
         archs = list(dict.fromkeys(k.arch for s in result.steps if s.report for k in s.report.kernels))
-        return f"unmeasured: no CUDA GPU; verified by Triton's interpreter and compiled for {', '.join(archs)}"
+        why = "the workload's device is the CPU" if result.environment.gpu else "no CUDA GPU"
+        return f"unmeasured: {why}; verified by Triton's interpreter and compiled for {', '.join(archs)}"
     if result.status is RunStatus.IMPROVED and result.final.speedup is not None:
         best = min(result.baselines, key=lambda b: b.median_us if b.speedup else float("inf"))
-        return f"improved: {ratio_text(result.final.speedup.vs_best)} over {best.name}, the best baseline, on {result.environment.gpu}"
+        gain = ratio_text(result.final.speedup.vs_best)
+        return f"improved: {gain} over {best.name}, the best baseline, on {result.environment.gpu}"
     if result.status is RunStatus.INCORRECT:
         return "incorrect: no step could be verified, so the file stays as it is"
     return "no gain: nothing was faster than what you have, so the file stays as it is"
+
+
+def runs_table(records: Sequence[RunRecord]) -> Table:
+    """The runs of a project."""
+    table = Table("run", "target", "status", "steps", "started", box=None, padding=(0, 2))
+    for record in records:
+        started = datetime.datetime.fromtimestamp(record.started).strftime("%Y-%m-%d %H:%M")
+        status = "unfinished" if record.status is RunStatus.RUNNING else record.status.value
+        name = f"{Path(record.path).name}::{record.qualname}"
+        table.add_row(record.id, name, status, str(record.steps), started)
+    return table
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """What was looked at, and what to do about what is missing."""
+    table = Table("", "what", "found", box=None, padding=(0, 1))
+    for finding in findings:
+        mark = Text("✓", "green") if finding.ok else Text("✗", "red") if finding.required else Text("-", "yellow")
+        remedy = f"\n{finding.remedy}" if finding.remedy and not finding.ok else ""
+        table.add_row(mark, finding.name, finding.detail + remedy)
+    return table

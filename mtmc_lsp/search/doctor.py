@@ -5,27 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.search.session import find_python
+from mtmc_lsp.search.interpreter import LEAST, find_python, install_command, is_recent, versions
+from mtmc_lsp.search.store import Store
 
-PROBE = """
-import json, platform
-found = {"python": platform.python_version()}
-for name in ("torch", "triton", "numpy"):
-    try:
-        found[name] = __import__(name).__version__
-    except ImportError:
-        found[name] = ""
-if found["torch"]:
-    import torch
-    found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-print(json.dumps(found))
-"""
-LEAST = {"torch": (2, 11), "triton": (3, 6)}
+PROBE = Path(__file__).with_name("probe_in_worker.py")
+PROBE_SECONDS = 180.0
+INTERPRETED = "steps are verified by Triton's interpreter and compiled, never timed"
 
 
 @dataclass(frozen=True)
@@ -36,42 +28,80 @@ class Finding:
     ok: bool
     detail: str
     remedy: str = ""
+    """What to do where it is not ok."""
     required: bool = True
+    """Whether nothing can be done without it."""
 
 
 def check_environment(python: str = "") -> list[Finding]:
     """Everything the tool needs, in the order in which to mend it."""
-    here = Path.cwd()
-    interpreter = python or find_python(here / "x.py", read_settings(here))
-    found = _probe(interpreter)
-    findings = [Finding("python", True, f"{found['python']} at {interpreter}")]
-    for name, least in LEAST.items():
-        version = str(found.get(name) or "")
-        wanted = ".".join(map(str, least))
-        ok = bool(version) and _numbers(version) >= least
-        remedy = f"{interpreter} -m pip install '{name}>={wanted}'"
-        findings.append(Finding(name, ok, version or "not installed", remedy))
-    numpy = str(found.get("numpy") or "")
-    findings.append(Finding("numpy", bool(numpy), numpy or "not installed", f"{interpreter} -m pip install numpy"))
-    gpu = str(found.get("gpu") or "")
-    without = "none: steps are verified by Triton's interpreter and compiled, never timed"
-    findings.append(Finding("CUDA GPU", bool(gpu), gpu or without, "", required=False))
-    compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), "")
-    remedy = "Install gcc: Triton builds its launcher with it on a GPU."
-    findings.append(Finding("C compiler", bool(compiler), compiler or "none", remedy, required=bool(gpu)))
-    return findings
-
-
-def _probe(interpreter: str) -> dict[str, object]:
+    here = Path.cwd() / "x.py"
+    interpreter = python or find_python(here, read_settings(here.parent))
     try:
-        done = subprocess.run([interpreter, "-c", PROBE], capture_output=True, text=True, timeout=120, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise EnvironmentNotAble(
-            f"cannot run {interpreter}: {error}", remedy="Name an interpreter with --python."
-        ) from None
-    result: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+        found = versions(interpreter)
+    except EnvironmentNotAble as error:
+        return [Finding("python", False, error.message, error.remedy), _store(here)]
+    findings = [Finding("python", True, f"{found['python']} at {interpreter}")]
+    for name in LEAST:
+        state = found[name] or "not installed"
+        remedy = f"Run: {install_command(interpreter, name)}"
+        findings.append(Finding(name, is_recent(name, found[name]), state, remedy))
+    remedy = f"Run: {interpreter} -m pip install numpy"
+    findings.append(Finding("numpy", bool(found["numpy"]), found["numpy"] or "not installed", remedy))
+    if all(finding.ok for finding in findings):
+        findings += _triton(interpreter)
+    return [*findings, _store(here)]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+def _triton(interpreter: str) -> Iterator[Finding]:
+    """What can be known only by running Triton."""
+    seen = _probe(interpreter, "--interpret")
+    works = str(seen.get("interpreter") or seen.get("error"))
+    remedy = "Install the newest triton and numpy that your torch allows."
+    yield Finding("Triton's interpreter", works == "works", works, remedy)
+    seen = _probe(interpreter)
+    compilers = seen.get("compilers")
+    for arch, state in (compilers if isinstance(compilers, dict) else {"any": seen.get("error")}).items():
+        remedy = "Reinstall triton; it brings the compilers."
+        yield Finding(f"compiler for {arch}", state == "works", str(state), remedy, required=False)
+    gpu = str(seen.get("gpu") or "")
+    yield Finding("CUDA GPU", bool(gpu), gpu or f"none: {INTERPRETED}", required=False)
+    driver = _driver()
+    if driver or gpu:
+        remedy = "Update the driver, or install a torch built for it."
+        yield Finding("NVIDIA driver", bool(driver and gpu), driver or "unknown", remedy, required=False)
+    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), "")
+    remedy = "Install gcc: on a GPU, Triton builds its launchers with it."
+    yield Finding("C compiler", bool(compiler), compiler or "none", remedy, required=bool(gpu))
+
+
+def _probe(interpreter: str, *arguments: str) -> dict[str, object]:
+    """What the probe prints; ``{"error": ...}`` where it fails."""
+    command = [interpreter, "-W", "ignore", str(PROBE), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True, stdin=subprocess.DEVNULL
+        )
+    except subprocess.SubprocessError as error:
+        said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+        return {"error": said[-1] if said else "no answer"}
+    found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
+
+
+def _store(here: Path) -> Finding:
+    folder = project_root(here) / ".mtmc"
+    try:
+        Store(folder).close()
+    except EnvironmentNotAble as error:
+        return Finding("store of runs", False, error.message, error.remedy)
+    return Finding("store of runs", True, str(folder))

@@ -4,61 +4,101 @@ from __future__ import annotations
 
 import re
 
-from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.run import RunResult
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.core.workload import ArgumentSpec, TargetKind, TensorSpec, WorkloadSource
+
+MARKS = re.compile(r"[ \t]*# mtmc: (begin|end) .*\n|  # mtmc: dispatch")
 
 
 def kernelbench(result: RunResult) -> str:
-    """The file's text: the optimised source, ``ModelNew`` and, unless it has them, ``get_inputs`` and ``get_init_inputs``."""
-    text = re.sub(r"[ \t]*# mtmc: (begin|end) .*\n|  # mtmc: dispatch", "", result.final.source)
+    """The file's text: the optimised source, ``ModelNew`` and, where it lacks them, the functions that make its inputs.
+
+    Raises:
+        RequestError: the run kept no step, or its target has no such form.
+    """
+    _check(result)
+    text = MARKS.sub("", result.final.source).rstrip("\n") + "\n"
+    if result.workload.source is WorkloadSource.GET_INPUTS:
+        return text + _plain_model(result)
+    return text + _model(result) + _inputs(result)
+
+
+def _check(result: RunResult) -> None:
     target = result.target
+    where = Location(target.path, target.start_line)
+    if not any(step.status is StepStatus.ACCEPTED for step in result.steps):
+        raise RequestError(f"run {result.id} kept no step, so there is nothing to export", where=where)
     if target.kind is TargetKind.KERNEL:
-        raise RequestError("a Triton kernel has no KernelBench form", remedy="Export the function that launches it.")
-    if target.kind is TargetKind.FUNCTION:
-        model = _function_model(result)
-    else:
-        name = target.class_name
-        if "." in name:
-            raise RequestError(f"{name} is inside another definition", remedy="Move the class to the top of the file.")
-        model = f"\n\nclass ModelNew({name}):\n    pass\n" if name != "Model" else "\n\nModelNew = Model\n"
-    inputs = "" if result.workload.source is WorkloadSource.GET_INPUTS else _inputs(result)
-    return text.rstrip("\n") + "\n" + model + inputs
+        remedy = "Export the function that launches it."
+        raise RequestError("a Triton kernel has no KernelBench form", where=where, remedy=remedy)
+    if "." in target.class_name:
+        remedy = "Move the class to the top of the file."
+        raise RequestError(f"{target.class_name} is inside another definition", where=where, remedy=remedy)
+    if any(argument.tensor is not None for argument in result.workload.init_arguments):
+        remedy = "Give it get_inputs() and get_init_inputs()."
+        raise RequestError("the constructor takes tensors", where=where, remedy=remedy)
 
 
-def _function_model(result: RunResult) -> str:
-    names = [argument.name for argument in result.workload.arguments if argument.tensor is not None]
-    fixed = [f"{a.name}={a.constant!r}" for a in result.workload.arguments if a.tensor is None]
-    call = ", ".join([*(f"{name}={name}" for name in names), *fixed])
-    return (
-        "\n\nclass ModelNew(torch.nn.Module):\n"
-        f"    def forward(self, {', '.join(names)}):\n"
-        f"        return {result.target.qualname}({call})\n"
-    )
+def _method(result: RunResult) -> str:
+    """The method that the target runs; empty for a function."""
+    if result.target.kind is TargetKind.METHOD:
+        return result.target.qualname.rpartition(".")[2]
+    return "forward" if result.target.kind is TargetKind.MODULE else ""
+
+
+def _plain_model(result: RunResult) -> str:
+    """``ModelNew`` for a file that makes its own inputs."""
+    name, method = result.target.class_name, _method(result)
+    if method == "forward":
+        return f'\n\nclass ModelNew({name}):\n    """{name}, by Triton kernels."""\n'
+    base = name or "torch.nn.Module"
+    call = f"self.{method}" if name else result.target.qualname
+    return f"\n\nclass ModelNew({base}):\n    def forward(self, *inputs):\n        return {call}(*inputs)\n"
+
+
+def _model(result: RunResult) -> str:
+    """``ModelNew`` for a directive's workload: tensors by name, constants as they were."""
+    name, method = result.target.class_name, _method(result)
+    arguments = result.workload.arguments
+    tensors = [argument.name for argument in arguments if argument.tensor is not None]
+    passed = ", ".join(f"{a.name}={a.name if a.tensor is not None else repr(a.constant)}" for a in arguments)
+    call = f"super().{method}" if name else result.target.qualname
+    lines = [f"class ModelNew({name or 'torch.nn.Module'}):"]
+    if result.workload.init_arguments:
+        fixed = ", ".join(f"{a.name}={a.constant!r}" for a in result.workload.init_arguments)
+        lines += ["    def __init__(self):", f"        super().__init__({fixed})", ""]
+    lines += [f"    def forward(self, {', '.join(tensors)}):", f"        return {call}({passed})"]
+    return "\n\n" + "\n".join(lines) + "\n"
 
 
 def _inputs(result: RunResult) -> str:
-    sizes = result.workload.sizes
-    made = [_tensor(a.tensor, dict(sizes)) for a in result.workload.arguments if a.tensor is not None]
-    init = [_value(argument) for argument in result.workload.init_arguments]
-    lines = "".join(f"        {text},\n" for text in made)
-    return (
-        f"\n\ndef get_inputs():\n    return [\n{lines}    ]\n"
-        f"\n\ndef get_init_inputs():\n    return [[], {{{', '.join(init)}}}]\n"
-    )
+    made = [_tensor(argument, dict(result.workload.sizes)) for argument in result.workload.arguments]
+    lines = "".join(f"        {text},\n" for text in made if text)
+    return f"\n\ndef get_inputs():\n    return [\n{lines}    ]\n\n\ndef get_init_inputs():\n    return []\n"
 
 
-def _value(argument: ArgumentSpec) -> str:
-    return f"{argument.name!r}: {argument.constant!r}"
+def _tensor(argument: ArgumentSpec, sizes: dict[str, int]) -> str:
+    """The expression that makes the tensor; empty for a constant."""
+    spec = argument.tensor
+    if spec is None:
+        return ""
+    shape = tuple(size.value(sizes) for size in spec.shape)
+    text = _values(spec, shape, sizes)
+    if spec.stride is not None:
+        strides = tuple(stride.value(sizes) for stride in spec.stride)
+        text = f"torch.empty_strided({shape}, {strides}, dtype=torch.{spec.dtype}).copy_({text})"
+    return f"{text}.requires_grad_()" if spec.requires_grad else text
 
 
-def _tensor(spec: TensorSpec, sizes: dict[str, int]) -> str:
-    shape = ", ".join(str(Size.of(size).value(sizes)) for size in spec.shape)
+def _values(spec: TensorSpec, shape: tuple[int, ...], sizes: dict[str, int]) -> str:
+    high = spec.high_size.value(sizes) if spec.high_size is not None else spec.high
     if spec.dtype == "bool":
         return f"torch.rand({shape}) < 0.5"
     if spec.dtype.startswith(("int", "uint")):
-        low, high = int(spec.low or 0), int(spec.high if spec.high is not None else 1)
-        return f"torch.randint({low}, {high + 1}, ({shape},), dtype=torch.{spec.dtype})"
-    text = f"torch.randn({shape}, dtype=torch.{spec.dtype})"
-    return f"{text}.as_strided(({shape},), {tuple(s.value(sizes) for s in spec.stride)})" if spec.stride else text
+        most = int(high) if high is not None else 1
+        return f"torch.randint({int(spec.low or 0)}, {most + 1}, {shape}, dtype=torch.{spec.dtype})"
+    if high is not None:
+        low = spec.low or 0.0
+        return f"(torch.rand({shape}) * {high - low!r} + {low!r}).to(torch.{spec.dtype})"
+    return f"torch.randn({shape}, dtype=torch.{spec.dtype})"

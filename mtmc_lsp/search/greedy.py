@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
-from mtmc_lsp.core.errors import MtmcError, WorkerFailed
+from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, State
-from mtmc_lsp.core.results import CompileReport, Speed, Timing, Verdict
+from mtmc_lsp.core.results import CompileReport, Speed, Timing
 from mtmc_lsp.core.run import (
     SCHEMA,
     Candidate,
@@ -26,6 +26,10 @@ from mtmc_lsp.source.compose import unified_diff
 
 ENOUGH_FAILURES = 4
 """Steps in a row that may come to nothing before the run ends."""
+BASE_RATIO = 0.9
+"""The least speed, as a part of eager's, of a first kernel that is kept to be tuned."""
+MOST_ROOFLINE = 1.05
+"""A part of the roofline above which a time cannot be true; the ceiling itself is measured to a few percent."""
 
 
 class Ranker(Protocol):
@@ -50,6 +54,8 @@ class Events:
     on_action: Callable[[int, MacroAction], None]
     on_stage: Callable[[str], None]
     on_step: Callable[[Step], None]
+    on_replayed: Callable[[Step], None] = lambda step: None
+    """A step of an earlier, unfinished run that is taken over as it was."""
 
 
 class GreedySearch:
@@ -90,6 +96,7 @@ class GreedySearch:
         began = time.monotonic()
         for step in done:
             self._take(step)
+            self._events.on_replayed(step)
         while len(self._steps) < self._limits.steps and time.monotonic() - began < self._limits.seconds:
             if self._fruitless() >= ENOUGH_FAILURES:
                 break
@@ -122,82 +129,82 @@ class GreedySearch:
 
     def _try(self, action: MacroAction) -> Step:
         index = len(self._steps) + 1
+        self._events.on_stage("writing the code")
         try:
-            self._events.on_stage("writing the code")
-            action, candidate = self._write(action)
+            candidate = self._write(action)
         except CannotCode as reason:
             return Step(index, action, StepStatus.FAILED, f"cannot be written: {reason}")
-        except WorkerFailed as failure:
-            return Step(index, action, StepStatus.FAILED, failure.message)
-        if candidate.source == self._best.source:
-            return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is the fastest")
-        path = self._capture.workload.target.path.rpartition("/")[2]
-        step = Step(
-            index, action, StepStatus.FAILED, "", unified_diff(self._best.source, candidate.source, path), candidate
-        )
-        try:
-            return self._judge(step, candidate)
-        except WorkerFailed as failure:
-            return replace(step, reason=failure.message)
         except MtmcError as error:
-            return replace(step, reason=error.message)
+            return Step(index, action, StepStatus.FAILED, _failure(error))
+        if candidate.source == self._best.source:
+            return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is the best")
+        path = self._capture.workload.target.path.rpartition("/")[2]
+        diff = unified_diff(self._best.source, candidate.source, path)
+        return self._judge(Step(index, action, StepStatus.FAILED, "", diff, candidate), candidate)
 
-    def _write(self, action: MacroAction) -> tuple[MacroAction, Candidate]:
+    def _write(self, action: MacroAction) -> Candidate:
         variants = action.params.get("variants")
         if action.kind is not ActionKind.AUTOTUNE or not isinstance(variants, (list, tuple)):
-            return action, self._coder.write(self._capture, self._best, action)
+            return self._coder.write(self._capture, self._best, action)
         self._events.on_stage(f"measuring {len(variants)} configurations")
-        choices: list[tuple[MacroAction, Candidate]] = [(action, self._best)]
+        # The present version stands first, so that a tie keeps it.
+        choices = [self._best]
         for params in variants:
-            choice = replace(action, params={**params, "variants": variants})
             try:
-                choices.append((choice, self._coder.write(self._capture, self._best, choice)))
+                choices.append(self._coder.write(self._capture, self._best, replace(action, params=params)))
             except CannotCode:
                 continue
         ranker: Ranker = self._measurer  # type: ignore[assignment]  # only planned for where steps are timed
-        medians = ranker.quick([candidate for _, candidate in choices])
-        ranked = [(median, i) for i, median in enumerate(medians) if median is not None]
-        return choices[min(ranked)[1]] if ranked else choices[0]
+        ranked = [(median, i) for i, median in enumerate(ranker.quick(choices)) if median is not None]
+        return choices[min(ranked)[1]] if ranked else self._best
 
     def _judge(self, step: Step, candidate: Candidate) -> Step:
-        self._events.on_stage("compiling")
-        report = self._measurer.compile(candidate)
-        step = replace(step, report=report)
-        if not report.ok:
-            broken = next(kernel for kernel in report.kernels if kernel.error)
-            return replace(step, reason=f"{broken.kernel} does not compile for {broken.arch}: {broken.error}")
-        self._events.on_stage("verifying")
-        verdict = self._measurer.verify(candidate)
-        step = replace(step, verdict=verdict)
-        if not verdict.is_correct:
-            return replace(step, reason=verdict.reason)
-        if not self._measured:
-            return self._judge_unmeasured(step, verdict, report)
-        self._events.on_stage("timing")
-        timing = self._measurer.time(candidate, self._best)
-        assert timing is not None
+        """The step with what each stage found; the first stage that fails ends it."""
+        try:
+            self._events.on_stage("compiling")
+            report = self._measurer.compile(candidate)
+            step = replace(step, report=report)
+            if not report.ok:
+                broken = next(kernel for kernel in report.kernels if kernel.error)
+                return replace(step, reason=f"{broken.kernel} does not compile for {broken.arch}: {broken.error}")
+            self._events.on_stage("verifying")
+            verdict = self._measurer.verify(candidate)
+            step = replace(step, verdict=verdict)
+            if not verdict.is_correct:
+                return replace(step, reason=verdict.reason)
+            if not self._measured:
+                return self._judge_unmeasured(step, report)
+            self._events.on_stage("timing")
+            timing = self._measurer.time(candidate, self._best)
+        except MtmcError as error:
+            return replace(step, reason=_failure(error))
+        if timing is None:
+            return replace(step, reason="it could not be timed")
         return self._judge_timed(replace(step, timing=timing), timing)
 
     @staticmethod
-    def _judge_unmeasured(step: Step, verdict: Verdict, report: CompileReport) -> Step:
+    def _judge_unmeasured(step: Step, report: CompileReport) -> Step:
         archs = ", ".join(dict.fromkeys(kernel.arch for kernel in report.kernels))
         if step.action.expected.saved_us <= 0:
             return replace(step, status=StepStatus.REJECTED, reason="verified, but the model predicts no gain")
         reason = f"verified by Triton's interpreter, compiled for {archs}; not timed: no GPU"
         return replace(step, status=StepStatus.ACCEPTED, reason=reason)
 
-    def _judge_timed(self, step: Step, timing: Timing) -> Step:
+    @staticmethod
+    def _judge_timed(step: Step, timing: Timing) -> Step:
         against = "previous" if timing.against("previous") is not None else "eager"
         ratio = timing.against(against)
-        assert ratio is not None
+        if ratio is None:
+            return replace(step, reason="there is nothing to compare it with: your own code could not be timed")
         text = f"{ratio.ratio:.2f}x the {'previous version' if against == 'previous' else 'eager code'}"
         interval = f"{text} ({ratio.low:.2f} to {ratio.high:.2f}), {timing.median_us:.1f} us"
-        if timing.roofline > 1.05:
-            reason = f"faster than the memory allows ({timing.roofline:.2f} of the roofline): the measurement cannot be right"
+        if timing.roofline > MOST_ROOFLINE:
+            part = f"{timing.roofline:.2f} of the roofline"
+            reason = f"faster than the memory allows ({part}): the measurement cannot be right"
             return replace(step, status=StepStatus.REJECTED, reason=reason)
-        if ratio.low > 1.0:
+        if ratio.low > max(1.0, timing.noise.high):
             return replace(step, status=StepStatus.ACCEPTED, reason=interval)
-        if ratio.ratio >= 0.9 and against == "eager" and step.action.kind is not ActionKind.AUTOTUNE:
+        if ratio.ratio >= BASE_RATIO and against == "eager":
             # A first kernel that is about as fast is a base to tune; the whole run must still be faster in the end.
             return replace(step, status=StepStatus.ACCEPTED, reason=f"{interval}; kept as a base to tune")
         return replace(step, status=StepStatus.REJECTED, reason=f"not faster: {interval}")
@@ -235,11 +242,22 @@ class GreedySearch:
         )
 
     def _status(self) -> RunStatus:
-        accepted = [step for step in self._steps if step.status is StepStatus.ACCEPTED]
-        if self._steps and not any(step.verdict and step.verdict.is_correct for step in self._steps):
-            return RunStatus.INCORRECT
-        if not accepted:
-            return RunStatus.NO_GAIN
-        if not self._measured:
-            return RunStatus.UNMEASURED
-        return RunStatus.IMPROVED if self._timing and self._timing.speed is Speed.FASTER else RunStatus.NO_GAIN
+        if any(step.status is StepStatus.ACCEPTED for step in self._steps):
+            if not self._measured:
+                return RunStatus.UNMEASURED
+            faster = self._timing is not None and self._timing.speed is Speed.FASTER
+            return RunStatus.IMPROVED if faster else RunStatus.NO_GAIN
+        written = [step for step in self._steps if step.candidate is not None]
+        verified = any(step.verdict is not None and step.verdict.is_correct for step in written)
+        return RunStatus.INCORRECT if written and not verified else RunStatus.NO_GAIN
+
+
+def _failure(error: MtmcError) -> str:
+    """Why a step failed.
+
+    Raises:
+        MtmcError: ``error``, where it is no step's fault: the user's own code is wrong, or the run was cancelled.
+    """
+    if isinstance(error, RequestError) or (isinstance(error, WorkerFailed) and error.kind == "cancelled"):
+        raise error
+    return error.message

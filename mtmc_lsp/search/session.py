@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.errors import EnvironmentNotAble, FileChanged, Location, RequestError
+from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.protocols import State
+from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
 from mtmc_lsp.core.settings import Settings, read_settings
 from mtmc_lsp.core.worker import Worker
@@ -22,11 +20,14 @@ from mtmc_lsp.macro.roofline import RooflinePlanner
 from mtmc_lsp.measure.local import LocalMeasurer
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
-from mtmc_lsp.search.store import Store
+from mtmc_lsp.search.interpreter import checked_python, find_python
+from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
 from mtmc_lsp.source.targets import find_target
 
 CAPTURE_SECONDS = 180.0
+KEPT = (RunStatus.IMPROVED, RunStatus.UNMEASURED)
+"""How a run ends whose last version is worth having."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def parse_request(spec: str, settings: Settings | None = None, python: str = "")
 
     Raises:
         RequestError: it has another form, or there is no such file.
+        EnvironmentNotAble: the interpreter lacks torch or triton.
     """
     file, separator, name = spec.partition("::")
     if not separator or not name:
@@ -76,20 +78,7 @@ def parse_request(spec: str, settings: Settings | None = None, python: str = "")
     if not path.is_file():
         raise RequestError("no such file", where=Location(file), remedy="Check the path.")
     settings = settings or read_settings(path.parent)
-    return Request(path, name, settings, python or find_python(path, settings))
-
-
-def find_python(path: Path, settings: Settings) -> str:
-    """The user's interpreter: the setting, the active environment, ``.venv`` of the project, else our own."""
-    if settings.python:
-        return settings.python
-    folders = [Path(os.environ["VIRTUAL_ENV"])] if os.environ.get("VIRTUAL_ENV") else []
-    folders += [project_root(path) / name for name in (".venv", "venv")]
-    for folder in folders:
-        candidate = folder / "bin" / "python"
-        if candidate.exists():
-            return str(candidate)
-    return sys.executable
+    return Request(path, name, settings, checked_python(python or find_python(path, settings)))
 
 
 def open_target(request: Request) -> Opened:
@@ -116,40 +105,65 @@ def capture_target(opened: Opened) -> Capture:
     target = find_target(plain, path, opened.target.qualname)
     workload = find_workload(path, plain, target, opened.root / ".mtmc" / "records.jsonl")
     with Worker(opened.request.python, cwd=str(opened.root)) as worker:
-        capture = run_capture(workload, plain, worker, CAPTURE_SECONDS)
-    if not capture.environment.triton:
-        raise EnvironmentNotAble(
-            f"triton is not installed for {opened.request.python}", remedy="Run: python -m pip install triton"
-        )
-    return capture
+        return run_capture(workload, plain, worker, CAPTURE_SECONDS)
 
 
-def plan(opened: Opened, capture: Capture) -> list[MacroAction]:
-    """The first step's choices, best first; nothing is written or measured but the device."""
+def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
+    """The first step's choices, best first, and the device they are estimated for; nothing is written."""
     settings = opened.request.settings
     measurer = LocalMeasurer(capture, opened.request.python, archs=settings.archs)
     try:
         root = BuiltinCoder().start(capture, opened.plain.decode())
         state = State(capture, root, (), measurer.device(), measurer.measured)
-        return RooflinePlanner(strict=settings.precision == "strict").ranked(state)
+        return RooflinePlanner(strict=settings.precision == "strict").ranked(state), state.device
     finally:
         measurer.close()
 
 
-def open_store(opened: Opened) -> Store:
-    """The project's store."""
-    return Store(opened.root / ".mtmc")
+def open_store(path: Path) -> Store:
+    """The store of the project that ``path`` belongs to."""
+    return Store(project_root(path) / ".mtmc")
 
 
-def optimize(opened: Opened, capture: Capture, store: Store, events: Events, *, resume: bool = False) -> RunResult:
-    """One run, stored step by step.
+def unfinished(store: Store, *, run: str = "", opened: Opened | None = None) -> RunRecord:
+    """The run to be resumed: the one called ``run``, else the newest unfinished one (of the target, if given).
 
     Raises:
-        FileChanged: a run is to be resumed on a file that changed since.
+        RequestError: there is none, or it is finished.
+    """
+    records = store.runs()
+    if run:
+        found = [record for record in records if record.id == run]
+    elif opened is not None:
+        place = (str(opened.request.path), opened.target.qualname)
+        found = [r for r in records if (r.path, r.qualname) == place and r.status is RunStatus.RUNNING]
+    else:
+        found = [record for record in records if record.status is RunStatus.RUNNING]
+    where = Location(str(opened.request.path) if opened else str(store.folder))
+    if not found:
+        name = f"run {run}" if run else "unfinished run"
+        raise RequestError(f"there is no {name}", where=where, remedy="See `mtmc runs`, or start one.")
+    if found[0].status is not RunStatus.RUNNING:
+        raise RequestError(f"run {run} is finished: {found[0].status.value}", where=where, remedy="Start a new one.")
+    return found[0]
+
+
+def optimize(
+    opened: Opened, capture: Capture, store: Store, events: Events, *, resumed: RunRecord | None = None
+) -> RunResult:
+    """One run, stored step by step; ``resumed`` is one to go on with.
+
+    Raises:
+        FileChanged: the file of the resumed run changed since it began.
+        RequestError: the resumed run began on another machine.
     """
     settings = opened.request.settings
-    path, qualname = str(opened.request.path), opened.target.qualname
-    run_id, done = _resumed(opened, store) if resume else (store.begin(path, qualname, opened.source_hash), [])
+    if resumed is not None:
+        _check_resumed(opened, capture, resumed)
+        run_id, done = resumed.id, store.steps(resumed.id)
+    else:
+        path, qualname = str(opened.request.path), opened.target.qualname
+        run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
     measurer = LocalMeasurer(capture, opened.request.python, archs=settings.archs)
 
     def on_step(step: Step) -> None:
@@ -174,26 +188,24 @@ def optimize(opened: Opened, capture: Capture, store: Store, events: Events, *, 
     return result
 
 
-def _resumed(opened: Opened, store: Store) -> tuple[str, Sequence[Step]]:
-    record = store.unfinished(str(opened.request.path), opened.target.qualname)
-    if record is None:
-        raise RequestError(
-            f"no unfinished run of {opened.target.qualname}",
-            where=Location(str(opened.request.path)),
-            remedy="Start one.",
-        )
+def _check_resumed(opened: Opened, capture: Capture, record: RunRecord) -> None:
+    where = Location(str(opened.request.path))
+    remedy = "Start a new run without --resume."
     if record.source_hash != opened.source_hash:
-        raise FileChanged(
-            f"the file changed since run {record.id} began",
-            where=Location(str(opened.request.path)),
-            remedy="Start a new run without --resume.",
+        raise FileChanged(f"the file changed since run {record.id} began", where=where, remedy=remedy)
+    if record.environment != capture.environment:
+        then, now = record.environment, capture.environment
+        raise RequestError(
+            f"run {record.id} began with torch {then.torch}, triton {then.triton} and {then.gpu or 'no GPU'}; "
+            f"here are torch {now.torch}, triton {now.triton} and {now.gpu or 'no GPU'}",
+            where=where,
+            remedy=remedy,
         )
-    return record.id, store.steps(record.id)
 
 
 def apply(opened: Opened, result: RunResult) -> Path | None:
-    """Write the accepted steps into the file; returns where the old text is kept, None where nothing is to be written."""
-    if result.status not in (RunStatus.IMPROVED, RunStatus.UNMEASURED):
+    """Write the accepted steps into the file; returns where the old text is kept, None where nothing is written."""
+    if result.status not in KEPT:
         return None
     backups = opened.root / ".mtmc" / "backups"
     return write_if_unchanged(opened.request.path, opened.source_hash, result.final.source.encode(), backups)

@@ -6,16 +6,25 @@ import json
 import sqlite3
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
+from mtmc_lsp.core.errors import EnvironmentNotAble, Location
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
+from mtmc_lsp.core.workload import Environment
 
+VERSION = 1
+"""Of the tables and of the documents in them."""
+LOCK_SECONDS = 30.0
+"""How long a write waits for another process's."""
 TABLES = """
 create table if not exists runs (
     id text primary key, path text not null, qualname text not null, source_hash text not null,
-    started real not null, status text not null, result text);
+    environment text not null, started real not null, status text not null, result text);
 create table if not exists steps (
     run text not null references runs(id), number integer not null, document text not null, primary key (run, number));
 """
@@ -29,9 +38,12 @@ class RunRecord:
     path: str
     qualname: str
     source_hash: str
+    environment: Environment
+    """The machine that the run began on."""
     started: float
     """Seconds since the epoch."""
     status: RunStatus
+    """``running`` until the run is finished: it goes on, or was ended and can be resumed."""
     steps: int
 
 
@@ -39,59 +51,109 @@ class Store:
     """The runs of a project, in ``.mtmc/store.db``."""
 
     def __init__(self, folder: Path) -> None:
-        """Open (or make) the store in ``folder``, which keeps itself out of version control."""
-        folder.mkdir(parents=True, exist_ok=True)
-        ignore = folder / ".gitignore"
-        if not ignore.exists():
-            ignore.write_text("*\n")
+        """Open (or make) the store in ``folder``, which keeps itself out of version control.
+
+        Raises:
+            EnvironmentNotAble: it cannot be written, is no store, or is of another version.
+        """
         self.folder = folder
-        self._db = sqlite3.connect(folder / "store.db", isolation_level=None)
-        self._db.execute("pragma journal_mode=wal")
-        self._db.execute("pragma synchronous=normal")
-        self._db.executescript(TABLES)
+        self._file = folder / "store.db"
+        with self._understood():
+            folder.mkdir(parents=True, exist_ok=True)
+            ignore = folder / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n")
+            self._db = sqlite3.connect(self._file, isolation_level=None, timeout=LOCK_SECONDS)
+            self._db.execute("pragma journal_mode=wal")
+            self._db.execute("pragma synchronous=normal")
+            found = self._db.execute("pragma user_version").fetchone()[0]
+            if not found:
+                self._db.executescript(TABLES)
+                self._db.execute(f"pragma user_version={VERSION}")
+        if found not in (0, VERSION):
+            raise EnvironmentNotAble(
+                f"the store has version {found}, this program writes {VERSION}",
+                where=Location(str(self._file)),
+                remedy="Delete it, or use the program that made it.",
+            )
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
-    def begin(self, path: str, qualname: str, source_hash: str) -> str:
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Say what is wrong with the file, and what to do."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise EnvironmentNotAble(
+                f"the store of runs cannot be used: {error}",
+                where=Location(str(self._file)),
+                remedy="Make room and its folder writable; if it is damaged, delete it.",
+            ) from None
+        except OSError as error:
+            raise EnvironmentNotAble(
+                f"the store of runs cannot be made: {error.strerror}",
+                where=Location(str(self.folder)),
+                remedy="Make the project's folder writable.",
+            ) from None
+
+    # Writing -----------------------------------------------------------------------------------------------------
+
+    def begin(self, path: str, qualname: str, source_hash: str, environment: Environment) -> str:
         """A new run; returns its id."""
         run_id = uuid.uuid4().hex[:10]
-        row = (run_id, path, qualname, source_hash, time.time(), RunStatus.RUNNING.value)
-        self._db.execute("insert into runs values (?, ?, ?, ?, ?, ?, null)", row)
+        machine = json.dumps(to_json(environment))
+        row = (run_id, path, qualname, source_hash, machine, time.time(), RunStatus.RUNNING.value)
+        with self._understood():
+            self._db.execute("insert into runs values (?, ?, ?, ?, ?, ?, ?, null)", row)
         return run_id
 
     def add_step(self, run_id: str, step: Step) -> None:
         """Store a step."""
         document = json.dumps(to_json(step))
-        self._db.execute("insert or replace into steps values (?, ?, ?)", (run_id, step.index, document))
+        with self._understood():
+            self._db.execute("insert or replace into steps values (?, ?, ?)", (run_id, step.index, document))
 
     def finish(self, result: RunResult) -> None:
         """Store a run's result."""
         document = json.dumps(to_json(result))
-        self._db.execute(
-            "update runs set status = ?, result = ? where id = ?", (result.status.value, document, result.id)
-        )
+        row = (result.status.value, document, result.id)
+        with self._understood():
+            self._db.execute("update runs set status = ?, result = ? where id = ?", row)
+
+    # Reading -----------------------------------------------------------------------------------------------------
 
     def steps(self, run_id: str) -> list[Step]:
         """The steps of a run, in order."""
-        rows = self._db.execute("select document from steps where run = ? order by number", (run_id,))
-        return [from_json(Step, json.loads(document)) for (document,) in rows]
+        rows = self._rows("select document from steps where run = ? order by number", run_id)
+        return [from_json(Step, json.loads(row[0])) for row in rows]
 
     def result(self, run_id: str) -> RunResult | None:
         """The result of a finished run."""
-        row = self._db.execute("select result from runs where id = ?", (run_id,)).fetchone()
-        return from_json(RunResult, json.loads(row[0])) if row and row[0] else None
+        rows = self._rows("select result from runs where id = ? and result is not null", run_id)
+        return from_json(RunResult, json.loads(rows[0][0])) if rows else None
 
     def runs(self) -> list[RunRecord]:
         """Every run, newest first."""
-        rows = self._db.execute(
-            "select id, path, qualname, source_hash, started, status, "
+        rows = self._rows(
+            "select id, path, qualname, source_hash, environment, started, status, "
             "(select count(*) from steps where run = runs.id) from runs order by started desc"
         )
-        return [RunRecord(r[0], r[1], r[2], r[3], r[4], RunStatus(r[5]), r[6]) for r in rows]
+        return [
+            RunRecord(r[0], r[1], r[2], r[3], from_json(Environment, json.loads(r[4])), r[5], RunStatus(r[6]), r[7])
+            for r in rows
+        ]
 
-    def unfinished(self, path: str, qualname: str) -> RunRecord | None:
-        """The newest run of a target that was never finished."""
-        found = (r for r in self.runs() if r.path == path and r.qualname == qualname and r.status is RunStatus.RUNNING)
-        return next(found, None)
+    def _rows(self, query: str, *values: str) -> list[tuple[str, str, str, str, str, float, str, int]]:
+        with self._understood():
+            return self._db.execute(query, values).fetchall()

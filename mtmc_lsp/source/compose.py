@@ -84,7 +84,9 @@ def _outermost(node: Node) -> Node:
 def _block_start(text: bytes, node: Node) -> int:
     """Where the block goes: above the top-level statement and the comment lines that touch it."""
     top = _outermost(node)
-    if top.start_point[1] != 0:
+    start = top.start_byte
+    at_line_start = start == 0 or text[start - 1 : start] == b"\n" or text[:start] == BOM
+    if not at_line_start:
         raise TargetUnsupported("the target does not start a line", where=Location("", line_of(node)))
     start = top.start_byte
     while start > 0:

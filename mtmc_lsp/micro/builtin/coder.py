@@ -90,7 +90,7 @@ def render(
             launcher.launch(kernel)
             kernels.append(kernel)
     block = _block(capture, program, base, kernels, launcher)
-    return GeneratedCode(IMPORTS, block, _dispatch(capture, base, launcher)), tuple(launcher.launches)
+    return GeneratedCode(IMPORTS, block, _dispatch(capture, base)), tuple(launcher.launches)
 
 
 def _with_random_kernels(program: Program, schedule: Schedule) -> Schedule:
@@ -176,13 +176,9 @@ def _guard_parameters(capture: Capture) -> list[str]:
     return [*own, *(argument.name for argument in capture.arguments)]
 
 
-def _dispatch(capture: Capture, base: str, launcher: Launcher) -> str:
+def _dispatch(capture: Capture, base: str) -> str:
     graph = capture.graph
-    function = f"{base}_triton"
-    if launcher.is_operator():
-        # Eager calls skip the operator's dispatch, which costs tens of microseconds.
-        function = f"({base}_triton_op if torch.compiler.is_compiling() else {base}_triton)"
-    call = f"{function}({', '.join(item.access for item in graph.inputs)})"
+    call = f"{base}_triton({', '.join(item.access for item in graph.inputs)})"
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:

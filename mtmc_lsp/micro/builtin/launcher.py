@@ -266,16 +266,13 @@ class Launcher:
             params = "".join(f"    {n}: torch.Tensor,\n" for n in self.input_names.values())
             head = f"def {name}(\n{params}) -> {result}:"
         mutates = "{" + ", ".join(repr(m) for m in mutated) + "}" if mutated else "()"
-        lines = [head, f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
-        lines.append(f"    return {', '.join(returned)}")
+        lines = []
         if self.is_operator():
+            # An operator of its own for torch.compile, torch.export and CUDA graphs.
             operator = f"f\"{{__name__.replace('.', '_')}}::{name}\""
-            lines += [
-                "",
-                "",
-                "# The same as an operator, which torch.compile and torch.export do not look into.",
-                f"{name}_op = torch.library.triton_op({operator}, {name}, mutates_args={mutates})",
-            ]
+            lines.append(f"@torch.library.triton_op({operator}, mutates_args={mutates})")
+        lines += [head, f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
+        lines.append(f"    return {', '.join(returned)}")
         return "\n".join(lines) + "\n"
 
     def is_operator(self) -> bool:

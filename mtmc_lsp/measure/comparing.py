@@ -1,0 +1,163 @@
+"""Compares a candidate's results with the reference's and the float64 oracle's. Runs in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
+
+FACTORS = {"budget": 8.0, "strict": 2.0}
+"""A candidate's error may be this many times the user's own code's error on the same inputs."""
+FLOAT64_FLOOR = 1e-12
+"""float64 results have no better oracle than the user's own code, so reassociation must fit in here."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How one result compares: both relative L2 errors against the oracle, and what is wrong (empty when nothing is)."""
+
+    wrong: str
+    error: float = 0.0
+    own_error: float = 0.0
+
+
+class Comparison:
+    """Collects the checks of one case."""
+
+    def __init__(self, precision: str) -> None:
+        self._factor = FACTORS[precision]
+        self.checks: list[dict[str, str]] = []
+        self.worst = (0.0, 0.0)
+
+    def check(self, name: str, wrong: str) -> None:
+        """Note one check; it failed when ``wrong`` says something."""
+        self.checks.append({"name": name, "status": "failed" if wrong else "passed", "detail": wrong})
+
+    def facts(self, name: str, mine: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """What is seen of a result beside its values."""
+        for fact in own:
+            differs = mine.get(fact) != own[fact]
+            self.check(f"{name} {fact}", f"{mine.get(fact)} instead of {own[fact]}" if differs else "")
+
+    def tensor(self, name: str, mine: Any, own: Any, oracle: Any, near: Any, ties: Any) -> None:
+        """One result against the reference's and the oracle's."""
+        if not isinstance(mine, torch.Tensor) or not isinstance(own, torch.Tensor):
+            self.check(f"{name} value", "" if mine is own or mine == own else f"{mine!r} instead of {own!r}")
+            return
+        for attribute in ("dtype", "shape"):
+            a, b = getattr(mine, attribute), getattr(own, attribute)
+            self.check(f"{name} {attribute}", "" if a == b else f"{_text(a)} instead of {_text(b)}")
+        if mine.dtype != own.dtype or mine.shape != own.shape:
+            return
+        same = mine.stride() == own.stride() or mine.numel() == 0
+        self.check(f"{name} stride", "" if same else f"{mine.stride()} instead of {own.stride()}")
+        if not own.is_floating_point():
+            self.check(f"{name} values", exact_difference(mine, own, ties))
+            return
+        found = agreement(mine, own, oracle, near, self._factor)
+        self.check(f"{name} values", found.wrong)
+        if found.error > self.worst[0]:
+            self.worst = (found.error, found.own_error)
+
+    def untouched(self, name: str, before: torch.Tensor, mine: torch.Tensor) -> None:
+        """An input that the user's own code leaves alone must be left alone, to the bit."""
+        changed = 0 if same_bits(before, mine) else int((before != mine).sum())
+        self.check(f"input {name} unchanged", f"{changed} elements were overwritten" if changed else "")
+
+
+def compare_files(before: str, expected: str, results: str, precision: str) -> dict[str, Any]:
+    """Every check of one case from the three files, and the worst relative errors."""
+    inputs, want, seen = (
+        torch.load(path, weights_only=True, map_location="cpu") for path in (before, expected, results)
+    )
+    comparison = Comparison(precision)
+    count, wanted = len(seen["results"]), len(want["results"])
+    comparison.check("number of results", f"{count} instead of {wanted}" if count != wanted else "")
+    for i, (mine, own) in enumerate(zip(seen["facts"], want["facts"], strict=False)):
+        comparison.facts(f"result {i}", mine, own)
+    outputs = len(want["facts"])
+    for i, (mine, own) in enumerate(zip(seen["results"], want["results"], strict=False)):
+        name = f"result {i}" if i < outputs else f"gradient {i - outputs}"
+        near = want["near"][i] if want["near"] else None
+        comparison.tensor(name, mine, own, want["oracle"][i], near, want["ties"].get(i))
+    for name, own in want["after"].items():
+        if same_bits(inputs[name], own):
+            comparison.untouched(name, inputs[name], seen["after"][name])
+        else:
+            oracle = want["oracle_after"][name]
+            comparison.tensor(f"input {name} afterwards", seen["after"][name], own, oracle, None, None)
+    return {"checks": comparison.checks, "error": comparison.worst[0], "reference_error": comparison.worst[1]}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are equal, NaN being equal to NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def exact_difference(mine: torch.Tensor, own: torch.Tensor, ties: Mapping[str, Any] | None) -> str:
+    """What is wrong with an integer or boolean result. An index may differ where the values at both places tie."""
+    wrong = mine != own
+    if ties is not None and bool(wrong.any()):
+        values, dim = ties["values"], ties["dim"]
+        a, b = (_pick(values, index, dim) for index in (mine, own))
+        if a is not None and b is not None:
+            wrong &= ((a - b).abs() > ties["epsilon"] * b.abs()).view(wrong.shape)
+    count = int(wrong.sum())
+    return f"{count} of {own.numel()} elements differ" if count else ""
+
+
+def _pick(values: torch.Tensor, index: torch.Tensor, dim: int | None) -> torch.Tensor | None:
+    """The values at the indices that a reduction over ``dim`` returned; None where an index is out of range."""
+    if dim is None:
+        values, dim = values.flatten(), 0
+    if not values.dim():
+        return values
+    places = index if index.dim() == values.dim() else index.unsqueeze(dim)
+    if bool((places < 0).any()) or bool((places >= values.shape[dim]).any()):
+        return None
+    return values.gather(dim, places)
+
+
+def agreement(
+    mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near: torch.Tensor | None, factor: float
+) -> Agreement:
+    """Whether a floating point result is within its budget.
+
+    ``near`` is the oracle on inputs that differ by rounding alone: where the problem itself magnifies rounding (a constant
+    row, normalised), the user's own error is partly luck, and this is the least error that can be asked for.
+    """
+    finite = torch.isfinite(own) & torch.isfinite(oracle)
+    broken = finite & ~torch.isfinite(mine)
+    if bool(broken.any()):
+        return Agreement(f"{int(broken.sum())} elements are NaN or infinite, or were never written", float("inf"))
+    # Where only one of the user's code and the oracle overflows, the range of the dtype decides, not correctness.
+    lost = torch.isnan(own) & torch.isnan(oracle) & ~torch.isnan(mine)
+    if bool(lost.any()):
+        return Agreement(f"{int(lost.sum())} elements should be NaN", float("inf"))
+    infinite = torch.isinf(own) & torch.isinf(oracle) & (own.double() == oracle.double()) & (mine != own)
+    if bool(infinite.any()):
+        return Agreement(f"{int(infinite.sum())} elements should be infinite", float("inf"))
+    truth = oracle.double()[finite]
+    scale = float(torch.linalg.vector_norm(truth)) + 1e-300
+
+    def distance(other: torch.Tensor) -> float:
+        return float(torch.linalg.vector_norm(other.double()[finite] - truth)) / scale
+
+    error, own_error = distance(mine), distance(own)
+    if near is not None:
+        own_error = max(own_error, distance(near))
+    dtype = str(own.dtype).removeprefix("torch.")
+    floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype]
+    budget = min(max(factor * own_error, floor), max(TOLERANCE[dtype], 2 * own_error))
+    detail = f"relative L2 error {error:.2e}, the user's own code has {own_error:.2e}, allowed is {budget:.2e}"
+    return Agreement("" if error <= budget else detail, error, own_error)
+
+
+def _text(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, torch.Size) else str(value)

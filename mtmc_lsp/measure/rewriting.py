@@ -1,0 +1,31 @@
+"""Source text made fit for Triton's interpreter, which runs on CPU tensors and computes bfloat16 wrongly."""
+
+from __future__ import annotations
+
+GPU_TO_CPU = ((".is_cuda", ".is_cpu"), ('"cuda"', '"cpu"'), ("'cuda'", "'cpu'"))
+BFLOAT16_TO_FLOAT32 = (
+    ("torch.bfloat16", "torch.float32"),
+    ("tl.bfloat16", "tl.float32"),
+    (".bfloat16()", ".float()"),
+)
+
+
+def on_cpu(candidate: str, own: str) -> str:
+    """The candidate with the GPU's names turned into the CPU's, so that its guard holds under the interpreter.
+
+    Only in lines that the user did not write: their body must go on as it does in the reference.
+    """
+    kept = set(own.splitlines())
+    lines = candidate.splitlines(keepends=True)
+    return "".join(line if line.rstrip("\r\n") in kept else _replaced(line, GPU_TO_CPU) for line in lines)
+
+
+def without_bfloat16(text: str) -> str:
+    """The text with bfloat16 replaced by float32."""
+    return _replaced(text, BFLOAT16_TO_FLOAT32)
+
+
+def _replaced(text: str, pairs: tuple[tuple[str, str], ...]) -> str:
+    for old, new in pairs:
+        text = text.replace(old, new)
+    return text

@@ -1,0 +1,157 @@
+"""Runs a target on a case's inputs and notes all that can be seen of it. Runs in workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.loading import load_user_module
+from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.cases import AUTOGRAD, ON_CPU
+from mtmc_lsp.measure.inputs import laid_out, prepared_call
+from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
+
+_modules: dict[tuple[str, str], Any] = {}
+
+
+def is_interpreted() -> bool:
+    """Whether this worker runs kernels by Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def device_for(capture: Capture, kind: str) -> str:
+    """Where a case's tensors live."""
+    gpu = torch.cuda.is_available() and not is_interpreted() and capture.workload.device == "cuda"
+    return "cuda" if gpu and kind != ON_CPU else "cpu"
+
+
+def own_text(request: Mapping[str, Any], capture: Capture) -> str:
+    """The user's file as the run began with it."""
+    given = request.get("own")
+    return str(given) if given is not None else Path(capture.workload.target.path).read_bytes().decode("utf-8")
+
+
+def module_of(capture: Capture, own: str, candidate: str | None, widened: bool) -> Any:
+    """The user's module, or a candidate in its place; for the interpreter, the GPU's names become the CPU's."""
+    text = own if candidate is None else candidate
+    if candidate is not None and is_interpreted():
+        text = on_cpu(text, own)
+    if widened:
+        text = without_bfloat16(text)
+    key = (capture.workload.target.path, text)
+    if key not in _modules:
+        name = capture.module_name if candidate is None else f"{capture.module_name}__candidate{len(_modules)}"
+        _modules[key] = load_user_module(capture.workload.target.path, text, name)
+    return _modules[key]
+
+
+def copies(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Fresh tensors with the same values and strides."""
+    return {name: laid_out(tensor, tensor.stride()) for name, tensor in inputs.items()}
+
+
+def run_case(
+    module: Any,
+    capture: Capture,
+    inputs: dict[str, torch.Tensor],
+    device: str,
+    mode: contextlib.AbstractContextManager[Any],
+    seed: int,
+    kind: str,
+) -> dict[str, Any]:
+    """Call the target once.
+
+    Returns:
+        ``results`` (where gradients are asked for, these follow), ``after`` (what the inputs hold then) and ``facts`` (for each
+        result what is seen of it beside its values).
+    """
+    call, values = prepared_call(module, capture, inputs, device)
+    leaves = _leaves(capture, inputs) if kind == AUTOGRAD else []
+    torch.manual_seed(seed)
+    with torch.set_grad_enabled(bool(leaves)), mode:
+        returned = call.run(values)
+    results = flatten(returned)
+    facts = [_facts(result, inputs) for result in results]
+    if leaves:
+        results = [r if r is None else r.detach() for r in results] + _gradients(results, leaves)
+    after = {name: tensor.detach() for name, tensor in inputs.items()}
+    return {"results": results, "after": after, "facts": facts}
+
+
+def flatten(value: Any) -> list[Any]:
+    """What a target returned, as a list."""
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _leaves(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    names = [item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT]
+    return [inputs[name].requires_grad_() for name in names if inputs[name].is_floating_point()]
+
+
+def _gradients(results: list[Any], leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Gradients of a weighted sum of the results; its weights are exact in every dtype."""
+    outputs = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+    if not outputs:
+        return [None] * len(leaves)
+    weights = [((torch.arange(o.numel(), device=o.device) % 7 - 3) / 4).to(o.dtype).view(o.shape) for o in outputs]
+    return list(torch.autograd.grad(outputs, leaves, weights, allow_unused=True))
+
+
+def _facts(result: Any, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    if not isinstance(result, torch.Tensor):
+        return {"type": type(result).__name__}
+    shared = [] if result.numel() == 0 else [n for n, t in inputs.items() if _storage(t) == _storage(result)]
+    return {
+        "type": type(result).__name__,
+        "device": result.device.type,
+        "requires_grad": result.requires_grad,
+        "shares memory with": ", ".join(sorted(shared)) or "no input",
+    }
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def poison_new_memory() -> None:
+    """From now on this process's new tensors hold NaN (or the largest integer) until they are written."""
+    if not torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+class LaunchCount:
+    """Counts kernel launches, compiled and interpreted ones."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what is launched inside."""
+        import triton.runtime.interpreter as interpreter
+        from triton.runtime.jit import JITFunction
+
+        patched = [(JITFunction, "run"), (interpreter.GridExecutor, "__call__")]
+        originals = [getattr(kind, name) for kind, name in patched]
+        for (kind, name), original in zip(patched, originals, strict=True):
+            setattr(kind, name, self._counted(original))
+        try:
+            yield
+        finally:
+            for (kind, name), original in zip(patched, originals, strict=True):
+                setattr(kind, name, original)
+
+    def _counted(self, original: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("warmup"):
+                self.count += 1
+            return original(*args, **kwargs)
+
+        return run

@@ -1,0 +1,52 @@
+"""Shared helpers: write a user's file, capture it, render and check candidates."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mtmc_lsp.capture.client import find_workload, run_capture
+from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.source.targets import find_target
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a user's file into a project of its own."""
+
+    def write(text: str, name: str = "model.py") -> Path:
+        (tmp_path / "pyproject.toml").write_text("[project]\nname = 'user'\n")
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def interpreter_worker(tmp_path_factory: pytest.TempPathFactory):
+    """One worker under Triton's interpreter for all captures of a test process."""
+    env = {} if os.environ.get("MTMC_TEST_GPU") else {"TRITON_INTERPRET": "1"}
+    worker = Worker(sys.executable, cwd=str(tmp_path_factory.mktemp("cwd")), env=env)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def captured(user_file, interpreter_worker) -> Callable[[str, str], Capture]:
+    """Captures a target of a user's text."""
+
+    def capture(text: str, name: str) -> Capture:
+        path = user_file(text)
+        source = path.read_bytes()
+        target = find_target(source, str(path), name)
+        return run_capture(find_workload(str(path), source, target), source, interpreter_worker, 120)
+
+    return capture
