@@ -142,7 +142,7 @@ def optimize(
     opened, record = _opened_run(spec, resume, lambda name: _open(name, python, arch, budget))
     out = text.console(stderr=as_json)
     with session.open_store(opened.request.path) as store:
-        with text.console(stderr=True).status("capturing the target") as status:
+        with out.status("capturing the target") as status:
             capture = session.capture_target(opened)
             text.show_head(out, capture)
             events = Events(

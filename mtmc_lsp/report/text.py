@@ -19,12 +19,17 @@ from mtmc_lsp.search.store import RunRecord
 
 STYLE = {StepStatus.ACCEPTED: "green", StepStatus.REJECTED: "yellow", StepStatus.FAILED: "red"}
 MARK = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}
+WIDE = 200
+"""Columns of a table that goes to a file or a pipe."""
 DIFF_STYLE = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def console(*, stderr: bool = False) -> Console:
     """Where text goes. Lines are never folded or cut, so that code can be copied and logs can be searched."""
-    return Console(stderr=stderr, soft_wrap=True, highlight=False)
+    out = Console(stderr=stderr, soft_wrap=True, highlight=False)
+    if not out.is_terminal:
+        out.width = WIDE
+    return out
 
 
 def show_head(out: Console, capture: Capture) -> None:
