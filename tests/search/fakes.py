@@ -1,0 +1,202 @@
+"""A planner, a coder and a measurer that need no torch: an action's parameters say what will come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.errors import MtmcError, TargetRaises, WorkerFailed
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.protocols import CannotCode, State
+from mtmc_lsp.core.results import (
+    BaselineTime,
+    CompileReport,
+    Device,
+    KernelReport,
+    Ratio,
+    Speed,
+    Timing,
+    Verdict,
+    VerdictStatus,
+)
+from mtmc_lsp.core.run import Candidate, RunResult, Step
+from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
+from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+
+SOURCE = "def f(x):\n    return x + 1\n"
+EAGER_US = 100.0
+OUTCOMES = ("better", "same", "slower", "uncoded", "uncompiled", "wrong", "crash", "hang", "impossible", "no-op")
+ENVIRONMENT = Environment(python="3.11", torch="2.13", triton="3.9", gpu="Fake GPU", capability="sm_90")
+GAIN = {"better": 0.8, "same": 1.0, "slower": 1.5, "impossible": 1e-3}
+
+
+def capture(path: str = "/project/model.py", environment: Environment = ENVIRONMENT) -> Capture:
+    """What a capture of ``f`` would be, as far as a search looks."""
+    target = Target(path, "f", TargetKind.FUNCTION, 1, 2)
+    workload = Workload(target, WorkloadSource.DIRECTIVE)
+    return Capture(
+        workload, Graph((), (), (), "tensor", {}), (), environment, flops=1.0, bytes=1.0, module_name="model"
+    )
+
+
+def action(number: int, outcome: str, **params: object) -> MacroAction:
+    """An action whose outcome is known."""
+    tuning = "variants" in params
+    return MacroAction(
+        kind=ActionKind.AUTOTUNE if tuning else ActionKind.FUSE,
+        region=(f"n{number}",),
+        lines=(2, 2),
+        params={"outcome": outcome, **params},
+        rationale=f"reason {number}",
+        expected=Expected(10.0),
+        text=f"action {number}",
+    )
+
+
+class FakePlanner:
+    """Proposes the given actions in turn, each once."""
+
+    def __init__(self, actions: Sequence[MacroAction]) -> None:
+        self._actions = actions
+        self.seen: list[State] = []
+
+    def propose(self, state: State) -> MacroAction | None:
+        self.seen.append(state)
+        tried = {step.action.key for step in state.history}
+        return next((item for item in self._actions if item.key not in tried), None)
+
+
+class FakeCoder:
+    """A version is the source with a line per action; its schedule is the time it will take and its outcome."""
+
+    def start(self, capture: Capture, source: str) -> Candidate:
+        return Candidate("root", None, None, source, None, {"us": EAGER_US, "outcome": "root"})
+
+    def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
+        outcome = str(action.params["outcome"])
+        if outcome == "uncoded":
+            raise CannotCode("there is no such thing")
+        if outcome == "no-op":
+            return candidate
+        us = candidate.schedule["us"] * GAIN.get(outcome, 1.0)  # type: ignore[index]
+        text = f"{candidate.source}# {'+'.join(action.region)} {outcome}\n"
+        return Candidate(f"{candidate.id}/{outcome}", candidate.id, action, text, None, {"us": us, "outcome": outcome})
+
+
+class FakeMeasurer:
+    """Finds out what the schedule says, and counts how often it was asked."""
+
+    def __init__(self, *, measured: bool = True, broken: MtmcError | None = None) -> None:
+        self.measured = measured
+        self.calls = {"verify": 0, "compile": 0, "time": 0, "quick": 0}
+        self._broken = broken
+
+    def device(self) -> Device:
+        return Device("Fake GPU", "sm_90", 1, 1, 1, 1.0)
+
+    def compile(self, candidate: Candidate) -> CompileReport:
+        self.calls["compile"] += 1
+        error = "too many registers" if _outcome(candidate) == "uncompiled" else ""
+        return CompileReport((KernelReport("f_kernel", "sm_90", error=error),))
+
+    def verify(self, candidate: Candidate) -> Verdict:
+        self.calls["verify"] += 1
+        if self._broken is not None:
+            raise self._broken
+        if _outcome(candidate) == "crash":
+            raise WorkerFailed("the process ended with signal SIGSEGV", kind="crashed")
+        if _outcome(candidate) == "wrong":
+            return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
+        return Verdict(VerdictStatus.CORRECT, (), "gpu", 1e-7, 1e-7)
+
+    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
+        self.calls["time"] += 1
+        if _outcome(candidate) == "hang":
+            raise WorkerFailed("measure.time took longer than 300 s", kind="timeout")
+        if not self.measured:
+            return None
+        us = _us(candidate)
+        baselines = [BaselineTime("eager", EAGER_US, _ratio(EAGER_US / us))]
+        if previous is not None and previous.id != "root":
+            baselines.append(BaselineTime("previous", _us(previous), _ratio(_us(previous) / us)))
+        speed = Speed.FASTER if us < 0.97 * EAGER_US else Speed.SAME if us < 1.03 * EAGER_US else Speed.SLOWER
+        roofline = 20.0 / us
+        return Timing(us, tuple(baselines), "eager", speed, Ratio(1.0, 0.99, 1.01), 50, "a fake", roofline)
+
+    def quick(self, candidates: Sequence[Candidate]) -> list[float | None]:
+        self.calls["quick"] += 1
+        return [None if _outcome(candidate) == "crash" else _us(candidate) for candidate in candidates]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _ratio(value: float) -> Ratio:
+    return Ratio(value, value * 0.995, value * 1.005)
+
+
+def _us(candidate: Candidate) -> float:
+    return float(candidate.schedule["us"])  # type: ignore[index]
+
+
+def _outcome(candidate: Candidate) -> str:
+    return str(candidate.schedule["outcome"])  # type: ignore[index]
+
+
+def search(
+    actions: Sequence[MacroAction],
+    *,
+    measured: bool = True,
+    done: Sequence[Step] = (),
+    limits: Limits | None = None,
+    measurer: FakeMeasurer | None = None,
+    planner: FakePlanner | None = None,
+    told: list[str] | None = None,
+) -> RunResult:
+    """One run of the greedy search over fakes; ``told`` collects what it tells while it goes."""
+    said = told if told is not None else []
+    events = Events(
+        on_action=lambda index, item: said.append(f"action {index}"),
+        on_stage=said.append,
+        on_step=lambda step: said.append(f"step {step.index}"),
+        on_replayed=lambda step: said.append(f"replayed {step.index}"),
+    )
+    environment = ENVIRONMENT if measured else replace(ENVIRONMENT, gpu="", capability="")
+    run = GreedySearch(
+        capture(environment=environment),
+        SOURCE,
+        planner or FakePlanner(actions),
+        FakeCoder(),
+        measurer or FakeMeasurer(measured=measured),
+        measured=measured,
+        limits=limits or Limits(seconds=60.0, steps=50),
+        events=events,
+    )
+    return run.run("run", "hash", done)
+
+
+BROKEN_TARGET = TargetRaises("f raises ValueError")
+"""An error of the user's own code, which no step can help."""
+
+
+def run_until_killed(folder: str) -> None:
+    """A process that stores three steps and is then ended as ``kill -9`` does it."""
+    import os
+    import signal
+
+    from mtmc_lsp.search.store import Store
+
+    store = Store(Path(folder))
+    run_id = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+
+    def on_step(step: Step) -> None:
+        store.add_step(run_id, step)
+        if step.index == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    events = Events(lambda index, item: None, lambda text: None, on_step)
+    actions = [action(i, outcome) for i, outcome in enumerate(("better", "wrong", "better", "better", "same"))]
+    fakes = (FakePlanner(actions), FakeCoder(), FakeMeasurer())
+    GreedySearch(capture(), SOURCE, *fakes, measured=True, limits=Limits(), events=events).run(run_id, "hash")

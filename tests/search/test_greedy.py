@@ -1,0 +1,180 @@
+"""What a run keeps, what it drops, and what it says of it, over a fake planner, coder and measurer."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import BROKEN_TARGET, OUTCOMES, SOURCE, FakeMeasurer, FakePlanner, action, search
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtmc_lsp.core.errors import TargetRaises, WorkerFailed
+from mtmc_lsp.core.run import RunStatus, StepStatus
+from mtmc_lsp.search.greedy import ENOUGH_FAILURES, Limits
+
+plans = st.lists(st.sampled_from(OUTCOMES), max_size=9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans, st.booleans())
+def test_whatever_happens_only_verified_steps_are_kept_and_the_end_is_the_last_of_them(names, measured) -> None:
+    result = search([action(i, name) for i, name in enumerate(names)], measured=measured)
+    kept = [step for step in result.steps if step.status is StepStatus.ACCEPTED]
+    for step in kept:
+        assert step.verdict is not None
+        assert step.verdict.is_correct
+        assert step.report is not None
+        assert step.report.ok
+        assert (step.timing is not None) == measured
+    assert all(step.reason for step in result.steps)
+    if result.status in (RunStatus.IMPROVED, RunStatus.UNMEASURED):
+        assert kept
+        assert result.final.source == kept[-1].candidate.source
+        assert bool(result.final.diff)
+    else:
+        assert result.final.source == SOURCE
+        assert not result.final.diff
+    assert (result.final.speedup is None) or measured
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans, st.integers(0, 9), st.booleans())
+def test_a_run_that_was_cut_and_goes_on_ends_as_an_uncut_one(names, cut, measured) -> None:
+    actions = [action(i, name) for i, name in enumerate(names)]
+    whole = search(actions, measured=measured)
+    rest = search(actions, measured=measured, done=whole.steps[:cut])
+    assert rest.steps == whole.steps
+    assert rest.final == whole.final
+    assert rest.status == whole.status
+
+
+def test_steps_of_an_earlier_run_are_not_measured_again() -> None:
+    actions = [action(i, "better") for i in range(4)]
+    whole = search(actions)
+    measurer, told = FakeMeasurer(), []
+    search(actions, done=whole.steps[:3], measurer=measurer, told=told)
+    assert measurer.calls == {"verify": 1, "compile": 1, "time": 1, "quick": 0}
+    assert told[:3] == ["replayed 1", "replayed 2", "replayed 3"]
+
+
+def test_a_step_that_fails_falls_back_to_the_last_good_version_and_the_planner_is_told_why() -> None:
+    planner = FakePlanner([action(0, "better"), action(1, "wrong"), action(2, "better")])
+    result = search([], planner=planner)
+    assert [step.status.value for step in result.steps] == ["accepted", "failed", "accepted"]
+    assert "# n1" not in result.final.source
+    assert planner.seen[2].candidate == result.steps[0].candidate
+    assert planner.seen[2].history[-1].reason == "values: relative error 0.5"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        ("uncoded", "cannot be written: there is no such thing"),
+        ("uncompiled", "f_kernel does not compile for sm_90: too many registers"),
+        ("wrong", "values: relative error 0.5"),
+        ("crash", "the process ended with signal SIGSEGV"),
+        ("hang", "measure.time took longer than 300 s"),
+        ("impossible", "faster than the memory allows"),
+        ("slower", "not faster: 0.67x the eager code (0.66 to 0.67), 150.0 us"),
+        ("no-op", "nothing changes"),
+    ],
+)
+def test_a_step_that_is_not_kept_says_why(outcome: str, reason: str) -> None:
+    step = search([action(0, outcome)]).steps[0]
+    assert step.status is not StepStatus.ACCEPTED
+    assert reason in step.reason
+
+
+def test_a_first_kernel_as_fast_as_eager_is_a_base_to_tune_but_alone_is_no_gain() -> None:
+    result = search([action(0, "same")])
+    assert result.steps[0].status is StepStatus.ACCEPTED
+    assert "kept as a base to tune" in result.steps[0].reason
+    assert result.status is RunStatus.NO_GAIN
+    assert result.final.source == SOURCE
+    assert search([action(0, "same"), action(1, "better")]).status is RunStatus.IMPROVED
+
+
+def test_a_gain_within_the_noise_of_the_same_code_against_itself_is_not_kept() -> None:
+    measurer = FakeMeasurer()
+    honest = measurer.time
+
+    def noisy(candidate, previous):
+        from dataclasses import replace
+
+        from mtmc_lsp.core.results import Ratio
+
+        return replace(honest(candidate, previous), noise=Ratio(1.0, 0.7, 1.4))
+
+    measurer.time = noisy  # type: ignore[method-assign]
+    result = search([action(0, "better"), action(1, "better")], measurer=measurer)
+    assert [step.status for step in result.steps] == [StepStatus.ACCEPTED, StepStatus.REJECTED]
+    assert "kept as a base to tune" in result.steps[0].reason
+
+
+def test_without_a_gpu_a_run_is_unmeasured_and_carries_no_time() -> None:
+    measurer = FakeMeasurer(measured=False)
+    result = search([action(0, "better"), action(1, "slower")], measured=False, measurer=measurer)
+    assert result.status is RunStatus.UNMEASURED
+    assert result.final.speedup is None
+    assert result.final.roofline is None
+    assert not result.baselines
+    assert measurer.calls["time"] == 0
+    assert all("not timed" in step.reason for step in result.steps)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status"),
+    [
+        ([], RunStatus.NO_GAIN),
+        (["uncoded", "no-op"], RunStatus.NO_GAIN),
+        (["slower"], RunStatus.NO_GAIN),
+        (["wrong", "uncompiled", "crash"], RunStatus.INCORRECT),
+        (["wrong", "slower"], RunStatus.NO_GAIN),
+        (["wrong", "better"], RunStatus.IMPROVED),
+    ],
+)
+def test_the_status_says_what_the_run_came_to(outcomes: list[str], status: RunStatus) -> None:
+    assert search([action(i, name) for i, name in enumerate(outcomes)]).status is status
+
+
+def test_a_run_ends_after_steps_that_come_to_nothing() -> None:
+    assert len(search([action(i, "slower") for i in range(20)]).steps) == ENOUGH_FAILURES
+
+
+def test_a_run_keeps_to_its_limits() -> None:
+    actions = [action(i, "better") for i in range(20)]
+    assert len(search(actions, limits=Limits(seconds=60.0, steps=3)).steps) == 3
+    assert not search(actions, limits=Limits(seconds=0.0, steps=3)).steps
+
+
+def test_tuning_measures_every_variant_at_once_and_goes_on_with_the_best() -> None:
+    variants = [{"outcome": "slower"}, {"outcome": "better"}, {"outcome": "crash"}, {"outcome": "uncoded"}]
+    measurer = FakeMeasurer()
+    tuning = action(1, "tune", variants=variants)
+    result = search([action(0, "better"), tuning], measurer=measurer)
+    assert measurer.calls["quick"] == 1
+    assert result.steps[1].status is StepStatus.ACCEPTED
+    assert result.steps[1].candidate.source.endswith("# n1 better\n")
+    assert result.steps[1].action == tuning, "the step carries what was proposed, so it is not proposed again"
+
+
+def test_tuning_that_finds_nothing_better_keeps_the_present_version() -> None:
+    tuning = action(1, "tune", variants=[{"outcome": "slower"}, {"outcome": "crash"}])
+    result = search([action(0, "better"), tuning])
+    assert result.steps[1].status is StepStatus.REJECTED
+    assert result.final.source == result.steps[0].candidate.source
+
+
+def test_an_error_of_the_users_own_code_ends_the_run_with_its_message() -> None:
+    with pytest.raises(TargetRaises):
+        search([action(0, "better")], measurer=FakeMeasurer(broken=BROKEN_TARGET))
+
+
+def test_a_cancelled_worker_ends_the_run() -> None:
+    with pytest.raises(WorkerFailed):
+        search([action(0, "better")], measurer=FakeMeasurer(broken=WorkerFailed("cancelled", kind="cancelled")))
+
+
+def test_a_step_is_told_only_after_all_its_stages() -> None:
+    told: list[str] = []
+    search([action(0, "better")], told=told)
+    assert told == ["action 1", "writing the code", "compiling", "verifying", "timing", "step 1"]

@@ -1,0 +1,103 @@
+"""Runs survive in the store: killed processes, other processes, damaged files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from fakes import ENVIRONMENT, action, search
+
+from mtmc_lsp.core.errors import EnvironmentNotAble
+from mtmc_lsp.core.run import RunStatus
+from mtmc_lsp.search.store import Store
+
+HERE = Path(__file__).resolve().parent
+ACTIONS = [action(i, outcome) for i, outcome in enumerate(("better", "wrong", "better", "better", "same"))]
+
+
+def test_a_run_comes_back_from_the_store_as_it_was(tmp_path: Path) -> None:
+    result = search(ACTIONS)
+    with Store(tmp_path / ".mtmc") as store:
+        run_id = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+        for step in result.steps:
+            store.add_step(run_id, step)
+    with Store(tmp_path / ".mtmc") as store:
+        assert store.steps(run_id) == list(result.steps)
+        assert store.result(run_id) is None
+        assert store.runs()[0].status is RunStatus.RUNNING
+        assert store.runs()[0].environment == ENVIRONMENT
+        assert store.runs()[0].steps == len(result.steps)
+
+
+def test_a_killed_run_goes_on_where_it_was_and_ends_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import fakes; fakes.run_until_killed({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with Store(tmp_path) as store:
+        record = store.runs()[0]
+        assert record.status is RunStatus.RUNNING
+        stored = store.steps(record.id)
+        assert len(stored) == 3
+        told: list[str] = []
+        result = search(ACTIONS, done=stored, told=told)
+        whole = search(ACTIONS)
+        assert (result.steps, result.final, result.status) == (whole.steps, whole.final, whole.status)
+        assert told.count("compiling") == len(whole.steps) - 3
+
+
+def test_the_store_keeps_itself_out_of_version_control(tmp_path: Path) -> None:
+    Store(tmp_path / ".mtmc").close()
+    assert (tmp_path / ".mtmc" / ".gitignore").read_text() == "*\n"
+
+
+def test_two_processes_write_runs_at_the_same_time(tmp_path: Path) -> None:
+    steps = search(ACTIONS).steps
+
+    def one_run() -> None:
+        with Store(tmp_path) as store:
+            run_id = store.begin("/project/model.py", "f", "hash", ENVIRONMENT)
+            for step in steps:
+                store.add_step(run_id, step)
+
+    threads = [threading.Thread(target=one_run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with Store(tmp_path) as store:
+        assert [record.steps for record in store.runs()] == [len(steps)] * 4
+
+
+def test_a_damaged_store_says_which_file_to_delete(tmp_path: Path) -> None:
+    (tmp_path / "store.db").write_bytes(b"this is no database, " * 100)
+    with pytest.raises(EnvironmentNotAble) as caught:
+        Store(tmp_path)
+    assert "store.db" in str(caught.value)
+    assert "delete it" in caught.value.remedy
+
+
+def test_a_store_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        db.execute("pragma user_version=99")
+    with pytest.raises(EnvironmentNotAble, match="version 99"):
+        Store(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_project_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(EnvironmentNotAble, match="cannot be made"):
+        Store(tmp_path / ".mtmc")
+
+
+def test_a_file_in_the_place_of_the_folder_is_reported(tmp_path: Path) -> None:
+    (tmp_path / ".mtmc").write_text("")
+    with pytest.raises(EnvironmentNotAble, match="cannot be made"):
+        Store(tmp_path / ".mtmc")
