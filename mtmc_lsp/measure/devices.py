@@ -1,9 +1,18 @@
-"""Data-sheet ceilings for when there is no GPU to measure, and the roofline bound."""
+"""Ceilings of devices: data sheets for when there is no GPU, a cache of what was measured, and the roofline bounds."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.graph import Graph, GraphInput, Ref, TensorType
+from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import Device
-from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.workload import Capture, Environment
 
 TERA = 1e12
 DATA_SHEETS: dict[str, Device] = {
@@ -15,10 +24,17 @@ DATA_SHEETS: dict[str, Device] = {
                     {"fp32": 70 * TERA, "tf32": 150 * TERA, "fp16": 300 * TERA, "bf16": 300 * TERA, "fp16x3": 100 * TERA}),
     "sm_90": Device("NVIDIA H200 (data sheet)", "sm_90", 132, 232448, 60 << 20, 4.28 * TERA,
                     {"fp32": 51 * TERA, "tf32": 400 * TERA, "fp16": 780 * TERA, "bf16": 780 * TERA, "fp16x3": 220 * TERA}),
+    "sm_120": Device("NVIDIA RTX 5090 (data sheet)", "sm_120", 170, 101376, 96 << 20, 1.6 * TERA,
+                     {"fp32": 90 * TERA, "tf32": 95 * TERA, "fp16": 200 * TERA, "bf16": 200 * TERA, "fp16x3": 65 * TERA}),
     "gfx942": Device("AMD MI300X (data sheet)", "gfx942", 304, 65536, 256 << 20, 4.3 * TERA,
                      {"fp32": 100 * TERA, "tf32": 250 * TERA, "fp16": 600 * TERA, "bf16": 600 * TERA, "fp16x3": 180 * TERA}),
 }  # fmt: skip
 """Rates that large library calls reach in practice; where no GPU is there, plans are made for the first of these asked for."""
+
+PICKING = {"embedding", "index", "gather", "index_select", "select", "slice", "narrow", "take", "split", "unbind"}
+"""Operations that read only a part of their first operand."""
+CEILING_SLACK = 1.15
+"""A copy's rate is a little below what reads alone reach; a time below the bound by more than this cannot be true."""
 
 
 def data_sheet(archs: tuple[str, ...]) -> Device:
@@ -27,6 +43,95 @@ def data_sheet(archs: tuple[str, ...]) -> Device:
     return DATA_SHEETS["sm_90" if "sm_90" in known or not known else known[0]]
 
 
+# Measured ceilings, kept between runs ----------------------------------------------------------------------------
+
+
+def _cache_file(environment: Environment) -> Path:
+    parts = [environment.gpu, environment.driver, environment.torch]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "mtmc" / f"device-{key}.json"
+
+
+def cached_device(environment: Environment) -> Device | None:
+    """What was measured before on this GPU with this driver and torch."""
+    file = _cache_file(environment)
+    try:
+        return from_json(Device, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        # Not there, or written by another version: it is measured again.
+        return None
+
+
+def remember_device(environment: Environment, device: Device) -> None:
+    """Keep measured ceilings for later runs; where no cache can be written they are measured each time."""
+    file = _cache_file(environment)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f"{file.name}.{os.getpid()}")
+        part.write_text(json.dumps(to_json(device)), encoding="utf-8")
+        part.replace(file)
+    except OSError:
+        return
+
+
+# Roofline --------------------------------------------------------------------------------------------------------
+
+
 def bound_us(capture: Capture, device: Device) -> float:
-    """The roofline's least time for a call: every input read once, every output written once."""
-    return capture.bytes / device.bandwidth * 1e6
+    """The roofline's least time for a call: every input read once, every output written once, every product done."""
+    graph = capture.graph
+    traffic = (_read_bytes(graph) + _written_bytes(graph)) / device.bandwidth
+    rate = device.flops.get(_product_kind(graph), 0.0)
+    return max(traffic, capture.flops / rate if rate else 0.0) * 1e6
+
+
+def least_us(capture: Capture, device: Device) -> float:
+    """The time below which a measurement cannot be true.
+
+    Only what must come from memory counts: results may still lie in the L2 cache when the clock stops, and an exact rewriting may
+    do with fewer operations.
+    """
+    graph = capture.graph
+    written = max(0.0, _written_bytes(graph) - device.l2_bytes)
+    return (_read_bytes(graph) + written) / (CEILING_SLACK * device.bandwidth) * 1e6
+
+
+def _read_bytes(graph: Graph) -> float:
+    return sum(_read(graph, item) for item in graph.inputs)
+
+
+def _read(graph: Graph, item: GraphInput) -> float:
+    """Bytes of an input that some operation needs."""
+    used = [node for node in graph.nodes if any(ref.name == item.name for ref in node.inputs())]
+    whole = _bytes(item.type, graph)
+    picked = 0.0
+    for node in used:
+        first = next((argument for argument in node.args if isinstance(argument, Ref)), None)
+        if node.op.split(".")[1] not in PICKING or first is None or first.name != item.name:
+            return whole
+        picked += sum(_bytes(kind, graph) for kind in node.outputs)
+    return min(whole, picked)
+
+
+def _written_bytes(graph: Graph) -> float:
+    names = {item.name for item in graph.inputs}
+    made = {ref for ref in graph.outputs if ref is not None and ref.name not in names}
+    made |= {mutation.value for mutation in graph.mutations}
+    return sum(_bytes(graph.type_of(ref), graph) for ref in made)
+
+
+def _bytes(kind: TensorType, graph: Graph) -> float:
+    """Bytes in memory: expanded dimensions, of stride 0, are there once."""
+    count = 1
+    for size, stride in zip(kind.shape, kind.stride, strict=True):
+        count *= 1 if stride == Size.of(0) else size.value(graph.sizes)
+    return float(count * ITEMSIZE.get(kind.dtype, 4))
+
+
+def _product_kind(graph: Graph) -> str:
+    """The fastest unit that keeps the precision of the user's own products."""
+    dtypes = {item.type.dtype for item in graph.inputs}
+    if "float32" not in dtypes:
+        return "bf16" if "bfloat16" in dtypes else "fp16"
+    return "tf32" if graph.fp32_matmul == "tf32" else "fp16x3"

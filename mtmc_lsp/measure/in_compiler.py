@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
 import subprocess
 import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +17,72 @@ from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.measure.occupancy import SHARED_LIMIT, occupancy
 
 _modules: dict[str, Any] = {}
 
 
 def compile_launches(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"path", "name", "source", "launches", "archs"}`` to ``{"kernels": [KernelReport, ...]}``."""
+    """``{"path", "name", "source", "launches", "archs", "seconds"}`` to ``{"kernels": [KernelReport, ...], "seconds"}``."""
+    began = time.monotonic()
     launches = [from_json(KernelLaunch, item) for item in request["launches"]]
     try:
         module = _module(request["path"], request["source"], request["name"])
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        return {"kernels": [to_json(KernelReport("", arch, error=text)) for arch in request["archs"][:1]]}
-    reports = [_report(module, launch, arch) for launch in launches for arch in request["archs"]]
-    return {"kernels": [to_json(report) for report in reports]}
+        reports = [KernelReport("", arch, error=_said(error)) for arch in request["archs"][:1]]
+    else:
+        jobs = [(launch, arch) for launch in launches for arch in request["archs"]]
+        reports = _side_by_side(module, jobs, began + float(request["seconds"]))
+    return {"kernels": [to_json(report) for report in reports], "seconds": time.monotonic() - began}
 
 
 def _module(path: str, source: str, name: str) -> Any:
     if source not in _modules:
         _modules[source] = load_user_module(path, source, f"{name}__compiled{len(_modules)}")
     return _modules[source]
+
+
+def _side_by_side(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadline: float) -> list[KernelReport]:
+    """Compile in forked children, as many as there are cores: a compiler that crashes or hangs takes only its job along."""
+    context = multiprocessing.get_context("fork")
+    reports: dict[int, KernelReport] = {}
+    running: dict[Connection, tuple[int, Any]] = {}
+    waiting = list(range(len(jobs)))
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            index = waiting.pop(0)
+            receiving, sending = context.Pipe(duplex=False)
+            process = context.Process(target=_job, args=(module, *jobs[index], sending))
+            process.start()
+            sending.close()
+            running[receiving] = (index, process)
+        ready = wait(list(running), timeout=max(0.0, deadline - time.monotonic()))
+        for connection in ready or list(running):
+            assert isinstance(connection, Connection)
+            index, process = running.pop(connection)
+            reports[index] = _answer(connection, process, jobs[index], timed_out=not ready)
+    return [reports[index] for index in range(len(jobs))]
+
+
+def _job(module: Any, launch: KernelLaunch, arch: str, sending: Connection) -> None:
+    sending.send(to_json(_report(module, launch, arch)))
+    sending.close()
+
+
+def _answer(connection: Connection, process: Any, job: tuple[KernelLaunch, str], *, timed_out: bool) -> KernelReport:
+    launch, arch = job
+    if timed_out:
+        process.kill()
+        report = KernelReport(launch.kernel, arch, error="compiling took too long")
+    else:
+        try:
+            report = from_json(KernelReport, connection.recv())
+        except EOFError:
+            process.join()
+            report = KernelReport(launch.kernel, arch, error=f"the compiler crashed with exit code {process.exitcode}")
+    process.join()
+    connection.close()
+    return report
 
 
 def _target(arch: str) -> Any:
@@ -45,48 +96,36 @@ def _target(arch: str) -> Any:
 def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
     import triton
 
-    kernel = getattr(module, launch.kernel)
-    names = kernel.arg_names
-    signature = {n: launch.signature.get(n, "constexpr") for n in names}
-    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in launch.divisible_by_16 if n in names}
-    source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=dict(launch.constexprs), attrs=attrs)
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     try:
+        kernel = getattr(module, launch.kernel)
+        names = kernel.arg_names
+        signature = {name: launch.signature.get(name, "constexpr") for name in names}
+        attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in launch.divisible_by_16 if n in names}
+        source = triton.compiler.ASTSource(
+            fn=kernel, signature=signature, constexprs=dict(launch.constexprs), attrs=attrs
+        )
+        options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
         compiled = triton.compile(source, target=_target(arch), options=options)
     except Exception as error:
-        return KernelReport(launch.kernel, arch, error=f"{type(error).__name__}: {_last_line(error)}")
+        return KernelReport(launch.kernel, arch, error=_said(error))
     shared = int(getattr(compiled.metadata, "shared", 0))
-    registers = spills = None
     if arch.startswith("sm_"):
-        registers, spills = _resources(compiled.asm.get("cubin", b""))
-    occupancy = _occupancy(registers, shared, launch.num_warps, arch) if registers else None
+        registers, spills = _nvidia_resources(compiled.asm.get("cubin", b""))
+    else:
+        registers, spills = _amd_resources(str(compiled.asm.get("amdgcn", "")))
+    resident = occupancy(registers, shared, launch.num_warps, arch) if registers else None
     limit = SHARED_LIMIT.get(arch)
-    if limit is not None and shared > limit:
-        return KernelReport(
-            launch.kernel,
-            arch,
-            registers,
-            spills,
-            shared,
-            0.0,
-            f"needs {shared} bytes of shared memory, {arch} has {limit}",
-        )
-    return KernelReport(launch.kernel, arch, registers, spills, shared, occupancy)
+    excess = f"needs {shared} bytes of shared memory, {arch} has {limit}" if limit and shared > limit else ""
+    return KernelReport(launch.kernel, arch, registers, spills, shared, 0.0 if excess else resident, excess)
 
 
-SHARED_LIMIT = {"sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 232448, "gfx942": 65536, "gfx90a": 65536}
-"""Bytes of shared memory (LDS) that one block can use."""
-
-SHARED_PER_SM = {"sm_80": 167936, "sm_86": 102400, "sm_89": 102400, "sm_90": 233472}
-WARPS_PER_SM = {"sm_80": 64, "sm_86": 48, "sm_89": 48, "sm_90": 64}
-
-
-def _last_line(error: Exception) -> str:
+def _said(error: Exception) -> str:
+    """The last line that says something: Triton's errors quote the source before it."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
 
 
-def _resources(cubin: bytes) -> tuple[int | None, int | None]:
+def _nvidia_resources(cubin: bytes) -> tuple[int | None, int | None]:
     """Registers per thread and bytes of stack, from the bundled cuobjdump."""
     import triton.backends.nvidia as nvidia
 
@@ -99,17 +138,14 @@ def _resources(cubin: bytes) -> tuple[int | None, int | None]:
         done = subprocess.run(
             [str(tool), "-res-usage", file.name], capture_output=True, text=True, timeout=60, check=False
         )
-    registers = re.search(r"REG:(\d+)", done.stdout)
-    stack = re.search(r"STACK:(\d+)", done.stdout)
-    return (int(registers[1]) if registers else None), (int(stack[1]) if stack else None)
+    return _number(r"REG:(\d+)", done.stdout), _number(r"STACK:(\d+)", done.stdout)
 
 
-def _occupancy(registers: int, shared: int, warps: int, arch: str) -> float | None:
-    """Resident warps over the most an SM holds (CUDA occupancy calculator, registers in units of 256 per warp)."""
-    if arch not in WARPS_PER_SM:
-        return None
-    per_warp = -(-registers * 32 // 256) * 256
-    blocks = min(65536 // (per_warp * warps), WARPS_PER_SM[arch] // warps, 32)
-    if shared:
-        blocks = min(blocks, SHARED_PER_SM[arch] // (shared + 1024))
-    return blocks * warps / WARPS_PER_SM[arch]
+def _amd_resources(assembly: str) -> tuple[int | None, int | None]:
+    """Vector registers per lane and bytes of scratch, from the metadata at the end of the assembly."""
+    return _number(r"\.vgpr_count:\s*(\d+)", assembly), _number(r"\.private_segment_fixed_size:\s*(\d+)", assembly)
+
+
+def _number(pattern: str, text: str) -> int | None:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else None

@@ -12,7 +12,7 @@ from mtmc_lsp.core.dtypes import EPSILON
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
-from mtmc_lsp.measure.comparing import compare_files, same_bits
+from mtmc_lsp.measure.comparing import compare_files
 from mtmc_lsp.measure.inputs import laid_out, make_inputs
 from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds
 from mtmc_lsp.measure.running import (
@@ -23,6 +23,7 @@ from mtmc_lsp.measure.running import (
     own_text,
     poison_new_memory,
     run_case,
+    same_bits,
 )
 
 

@@ -25,12 +25,14 @@ from mtmc_lsp.core.results import (
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
-from mtmc_lsp.measure.devices import bound_us, data_sheet
+from mtmc_lsp.measure.cases import VALUES, Case, is_interpretable, verification_cases
+from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
 
 RUN_SECONDS = 120.0
 COMPILE_SECONDS = 180.0
 TIME_SECONDS = 300.0
+INTERPRETER_MEMORY = 8 << 30
+"""Bytes of data that a candidate under the interpreter may take: the cases are small."""
 
 
 class LocalMeasurer:
@@ -41,71 +43,96 @@ class LocalMeasurer:
         capture: Capture,
         python: str,
         *,
+        source: str | None = None,
         archs: tuple[str, ...] = ("sm_80", "sm_90", "gfx942"),
         seed: int | None = None,
+        precision: str = "budget",
+        run_seconds: float = RUN_SECONDS,
+        compile_seconds: float = COMPILE_SECONDS,
+        time_seconds: float = TIME_SECONDS,
     ) -> None:
         """Prepare the workers; they start when first used.
 
         Args:
             capture: what is measured.
             python: the user's interpreter.
+            source: the user's own text, where it is not what the file holds now.
             archs: what to cross-compile for.
             seed: of the verification inputs; by default one that no candidate can know.
+            precision: ``budget`` or ``strict``, as in the settings.
+            run_seconds: limit for one case of one candidate.
+            compile_seconds: limit for compiling one candidate.
+            time_seconds: limit for timing one candidate, the baselines' preparation included.
         """
         self._capture = capture
+        self._own = source
         self._archs = archs
+        self._precision = precision
+        self._run_seconds, self._compile_seconds, self._time_seconds = run_seconds, compile_seconds, time_seconds
         self.measured = bool(capture.environment.gpu) and capture.workload.device == "cuda"
+        self._mode = "gpu" if self.measured else "interpreter"
         self._seed = secrets.randbelow(2**31) if seed is None else seed
         # bfloat16 may also occur inside kernels only, so its replacement does not depend on the inputs.
         self._widened = not self.measured
         cwd = str(project_root(Path(capture.workload.target.path)))
         environment = {} if self.measured else {"TRITON_INTERPRET": "1"}
+        # CUDA reserves far more data memory than it uses, so only the interpreter's can be limited this way.
+        memory = None if self.measured else INTERPRETER_MEMORY
         self._reference = Worker(python, cwd=cwd, env=environment)
-        self._runner = Worker(python, cwd=cwd, env=environment)
+        self._runner = Worker(python, cwd=cwd, env=environment, memory_bytes=memory)
         self._compiler = Worker(python, cwd=cwd)
         self._timer = Worker(python, cwd=cwd)
-        self._folder = Path(tempfile.mkdtemp(prefix="mtmc-verify-"))
+        # Two folders: the candidate's process is never told where the expected results lie.
+        self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
+        self._shared = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
         self._prepared: list[Case] | None = None
         self._device: Device | None = None
 
     def device(self) -> Device:
         """Measured ceilings on a GPU, else those of a data sheet."""
         if self._device is None:
+            self._device = data_sheet(self._archs)
             if self.measured:
-                self._device = from_json(Device, self._timer.call("measure.device", {}, RUN_SECONDS))
-            else:
-                self._device = data_sheet(self._archs)
+                environment = self._capture.environment
+                known = cached_device(environment)
+                self._device = known or from_json(Device, self._timer.call("measure.device", {}, self._run_seconds))
+                remember_device(environment, self._device)
         return self._device
 
     def close(self) -> None:
         """End the workers and remove their files."""
         for worker in (self._reference, self._runner, self._compiler, self._timer):
             worker.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._secret, self._shared):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # Verification ------------------------------------------------------------------------------------------------
 
     def verify(self, candidate: Candidate) -> Verdict:
         """Run the candidate on every case, in a process of its own, and compare with the oracle."""
-        checks: list[Check] = []
-        worst = (0.0, 0.0)
         if not self.measured and not is_interpretable(self._capture):
             reason = "the sizes that cannot vary are too large for Triton's interpreter; verify on a GPU"
-            return Verdict(VerdictStatus.TIMEOUT, (), "interpreter", reason=reason)
-        mode = "gpu" if self.measured else "interpreter"
-        launched = 0
+            return Verdict(VerdictStatus.TIMEOUT, (), self._mode, reason=reason)
+        checks: list[Check] = []
+        worst = (0.0, 0.0)
+        fallbacks = 0
         for number, case in enumerate(self._cases()):
             try:
                 seen = self._run_candidate(candidate, number, case)
             except WorkerFailed as error:
                 status = VerdictStatus.TIMEOUT if error.kind == "timeout" else VerdictStatus.CRASHED
-                return Verdict(status, tuple(checks), mode, *worst, f"{error.message} on {case.label}", self._notes())
+                return self._verdict(status, checks, worst, f"{error.message} (on {case.label})")
             if seen["status"] != "ran":
-                status = VerdictStatus(seen["status"])
-                return Verdict(
-                    status, tuple(checks), mode, *worst, f"{seen['reason']} (on {case.label})", self._notes()
+                if self.measured:
+                    # A kernel's illegal access leaves the process's GPU context unusable for the next candidate.
+                    self._runner.close()
+                return self._verdict(
+                    VerdictStatus(seen["status"]), checks, worst, f"{seen['reason']} (on {case.label})"
                 )
-            launched += int(str(seen["launches"]))
+            if number == 0 and not seen["launches"]:
+                reason = f"no Triton kernel was launched (on {case.label})"
+                return self._verdict(VerdictStatus.RUNTIME_ERROR, checks, worst, reason)
+            fallbacks += case.kind == VALUES and not seen["launches"]
             compared = self._compare(number)
             checks += self._checks(case, seen, compared)
             if compared["error"] > worst[0]:
@@ -113,75 +140,90 @@ class LocalMeasurer:
             failed = next((c for c in checks if c.status is CheckStatus.FAILED), None)
             if failed is not None:
                 reason = f"{failed.name}: {failed.detail} (on {failed.case})"
-                return Verdict(VerdictStatus.INCORRECT, tuple(checks), mode, *worst, reason, self._notes())
-        if not launched:
-            reason = "no Triton kernel was launched"
-            return Verdict(VerdictStatus.RUNTIME_ERROR, tuple(checks), mode, *worst, reason, self._notes())
-        return Verdict(VerdictStatus.CORRECT, tuple(checks), mode, *worst, "", self._notes())
+                return self._verdict(VerdictStatus.INCORRECT, checks, worst, reason)
+        return self._verdict(VerdictStatus.CORRECT, checks, worst, "", fallbacks)
+
+    def _verdict(
+        self, status: VerdictStatus, checks: list[Check], worst: tuple[float, float], reason: str, fallbacks: int = 0
+    ) -> Verdict:
+        return Verdict(status, tuple(checks), self._mode, *worst, reason, self._notes(fallbacks))
 
     def _cases(self) -> list[Case]:
         """The cases whose reference is computed; made once, before any candidate runs."""
         if self._prepared is None:
-            self._prepared = []
+            prepared: list[Case] = []
             for case in verification_cases(self._capture, interpreted=not self.measured, seed=self._seed):
-                number = len(self._prepared)
-                request = {
-                    "capture": to_json(self._capture),
-                    "widened": self._widened,
-                    "case": {**to_json(case), "label": case.label},
-                    "inputs": str(self._folder / f"inputs-{number}.pt"),
-                    "expected": str(self._folder / f"expected-{number}.pt"),
-                }
+                request = {**self._request(case, len(prepared)), "expected": str(self._expected(len(prepared)))}
                 try:
-                    self._reference.call("measure.reference", request, RUN_SECONDS)
-                except MtmcError:
-                    # A failed kernel leaves the process's GPU context unusable.
-                    self._reference.close()
+                    self._reference.call("measure.reference", request, self._run_seconds)
+                except MtmcError as error:
                     # The user's own code does not take these sizes; the first case is the workload itself.
-                    if not self._prepared:
+                    if not prepared:
                         raise
+                    if self.measured and "CUDA" in error.message:
+                        # A failed kernel leaves the process's GPU context unusable.
+                        self._reference.close()
                     continue
-                self._prepared.append(case)
+                prepared.append(case)
+            self._prepared = prepared
         return self._prepared
+
+    def _request(self, case: Case, number: int) -> dict[str, object]:
+        return {
+            "capture": to_json(self._capture),
+            "own": self._own,
+            "widened": self._widened,
+            "case": {**to_json(case), "label": case.label},
+            "inputs": str(self._shared / f"inputs-{number}.pt"),
+        }
+
+    def _expected(self, number: int) -> Path:
+        return self._secret / f"expected-{number}.pt"
 
     def _run_candidate(self, candidate: Candidate, number: int, case: Case) -> dict[str, Any]:
         request = {
-            "capture": to_json(self._capture),
+            **self._request(case, number),
             "source": candidate.source,
-            "widened": self._widened,
-            "case": {**to_json(case), "label": case.label},
-            "inputs": str(self._folder / f"inputs-{number}.pt"),
-            "results": str(self._folder / f"results-{number}.pt"),
+            # The interpreter runs one program after the other, so once is enough to see state that is kept between calls.
+            "repeats": 2 if self.measured or number == 0 else 1,
+            "results": str(self._shared / "results.pt"),
         }
-        return self._runner.call("measure.candidate", request, RUN_SECONDS)
+        return self._runner.call("measure.candidate", request, self._run_seconds)
 
     def _compare(self, number: int) -> dict[str, Any]:
         request = {
-            "expected": str(self._folder / f"expected-{number}.pt"),
-            "results": str(self._folder / f"results-{number}.pt"),
+            "inputs": str(self._shared / f"inputs-{number}.pt"),
+            "expected": str(self._expected(number)),
+            "results": str(self._shared / "results.pt"),
+            "precision": self._precision,
         }
-        return self._reference.call("measure.compare", request, RUN_SECONDS)
+        return self._reference.call("measure.compare", request, self._run_seconds)
 
-    def _checks(self, case: Case, seen: dict[str, Any], compared: dict[str, Any]) -> list[Check]:
+    @staticmethod
+    def _checks(case: Case, seen: dict[str, Any], compared: dict[str, Any]) -> list[Check]:
         checks = [Check(c["name"], CheckStatus(c["status"]), case.label, c["detail"]) for c in compared["checks"]]
-        for name, passed, detail in (
-            ("plain tensors", seen["plain"], "a result is no plain torch.Tensor"),
-            ("determinism", seen["repeats"], "two runs on the same inputs differ"),
-        ):
-            checks.append(
-                Check(name, CheckStatus.PASSED if passed else CheckStatus.FAILED, case.label, "" if passed else detail)
-            )
+        same = CheckStatus.PASSED if seen["repeats"] else CheckStatus.FAILED
+        detail = "" if seen["repeats"] else "two runs on the same inputs differ"
+        checks.append(Check("determinism", same, case.label, detail))
+        if case.kind == VALUES:
+            launched = CheckStatus.PASSED if seen["launches"] else CheckStatus.SKIPPED
+            detail = "" if seen["launches"] else "the guard chose the original code"
+            checks.append(Check("kernel launched", launched, case.label, detail))
         return checks
 
-    def _notes(self) -> tuple[str, ...]:
+    def _notes(self, fallbacks: int) -> tuple[str, ...]:
         notes = []
         if not self.measured:
             cases = self._prepared or []
             shown = ", ".join(f"{k}={v}" for k, v in (cases[0].sizes if cases else {}).items())
             if cases and dict(cases[0].sizes) != dict(self._capture.graph.sizes):
                 notes.append(f"sizes reduced to {shown} for Triton's interpreter")
-            if any(item.type.dtype == "bfloat16" for item in self._capture.graph.inputs):
+            types = [kind for node in self._capture.graph.nodes for kind in node.outputs]
+            types += [item.type for item in self._capture.graph.inputs]
+            if any(kind.dtype == "bfloat16" for kind in types):
                 notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
+        if fallbacks:
+            notes.append(f"the guard chose the original code in {fallbacks} of the cases")
         return tuple(notes)
 
     # Compilation and timing --------------------------------------------------------------------------------------
@@ -195,29 +237,58 @@ class LocalMeasurer:
             "source": candidate.source,
             "launches": to_json(candidate.launches),
             "archs": archs,
+            "seconds": self._compile_seconds,
         }
         try:
-            data = self._compiler.call("measure.compile", request, COMPILE_SECONDS)
+            data = self._compiler.call("measure.compile", request, 2 * self._compile_seconds)
         except WorkerFailed as error:
             return CompileReport((KernelReport("", archs[0], error=error.message),))
-        return CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]))
+        return CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
-        """Paired timing; None without a GPU."""
+        """Paired timing; None without a GPU.
+
+        Raises:
+            MeasurementRejected: the timing cannot be true (results differ while timing, clocks disagree, faster than the memory).
+        """
         if not self.measured:
             return None
         request = {
             "capture": to_json(self._capture),
+            "own": self._own,
             "source": candidate.source,
             "previous": previous.source if previous is not None and previous.code is not None else None,
             "bound_us": bound_us(self._capture, self.device()),
+            "least_us": least_us(self._capture, self.device()),
         }
-        return from_json(Timing, self._timer.call("measure.time", request, TIME_SECONDS))
+        return from_json(Timing, self._timed("measure.time", request))
 
-    def quick(self, candidates: Sequence[Candidate]) -> list[float | None]:
-        """Rank candidates on the GPU: median microseconds each, None for those that fail."""
+    def quick(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> list[float | None]:
+        """Rank candidates on the GPU: median microseconds each, None for those that fail.
+
+        Args:
+            candidates: variants of one version.
+            seconds: wall time after which those not yet timed count as failed.
+
+        Raises:
+            EnvironmentNotAble: there is no GPU.
+        """
         if not self.measured:
             raise EnvironmentNotAble("ranking needs a CUDA GPU")
-        request = {"capture": to_json(self._capture), "sources": [candidate.source for candidate in candidates]}
-        medians: list[float | None] = self._timer.call("measure.quick", request, TIME_SECONDS)["medians"]
+        request = {
+            "capture": to_json(self._capture),
+            "own": self._own,
+            "sources": [candidate.source for candidate in candidates],
+            "seconds": seconds,
+        }
+        medians: list[float | None] = self._timed("measure.quick", request)["medians"]
         return medians
+
+    def _timed(self, command: str, request: dict[str, object]) -> dict[str, Any]:
+        try:
+            return self._timer.call(command, request, self._time_seconds)
+        except MtmcError as error:
+            if "CUDA" in error.message:
+                # A failed kernel leaves the process's GPU context unusable.
+                self._timer.close()
+            raise

@@ -44,11 +44,13 @@ def module_of(capture: Capture, own: str, candidate: str | None, widened: bool) 
         text = on_cpu(text, own)
     if widened:
         text = without_bfloat16(text)
-    key = (capture.workload.target.path, text)
-    if key not in _modules:
+    path = capture.workload.target.path
+    if (path, text) not in _modules:
         name = capture.module_name if candidate is None else f"{capture.module_name}__candidate{len(_modules)}"
-        _modules[key] = load_user_module(capture.workload.target.path, text, name)
-    return _modules[key]
+        on_disk = Path(path).read_bytes().decode("utf-8")
+        # Read from its own place wherever possible, so that what the user's code raises names their file.
+        _modules[path, text] = load_user_module(path, None if text == on_disk else text, name)
+    return _modules[path, text]
 
 
 def copies(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -68,9 +70,10 @@ def run_case(
     """Call the target once.
 
     Returns:
-        ``results`` (where gradients are asked for, these follow), ``after`` (what the inputs hold then) and ``facts`` (for each
-        result what is seen of it beside its values).
+        ``results`` (where gradients are asked for, these follow), ``after`` (the inputs that hold something else then) and
+        ``facts`` (for each result what is seen of it beside its values).
     """
+    before = copies(inputs)
     call, values = prepared_call(module, capture, inputs, device)
     leaves = _leaves(capture, inputs) if kind == AUTOGRAD else []
     torch.manual_seed(seed)
@@ -80,8 +83,15 @@ def run_case(
     facts = [_facts(result, inputs) for result in results]
     if leaves:
         results = [r if r is None else r.detach() for r in results] + _gradients(results, leaves)
-    after = {name: tensor.detach() for name, tensor in inputs.items()}
+    after = {name: tensor.detach() for name, tensor in inputs.items() if not same_bits(tensor.detach(), before[name])}
     return {"results": results, "after": after, "facts": facts}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are equal, NaN being equal to NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def flatten(value: Any) -> list[Any]:
