@@ -92,6 +92,16 @@ class FileChanged(RequestError):
     code = "file-changed"
 
 
+class MeasurementRejected(MtmcError):
+    """A timing that cannot be true (exit code 1).
+
+    The results differ while timed, the clocks disagree, or it is faster than the memory.
+    """
+
+    exit_code = 1
+    code = "measurement-rejected"
+
+
 class EnvironmentNotAble(MtmcError):
     """Something is not installed or not there (exit code 3)."""
 

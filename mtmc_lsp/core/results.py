@@ -92,6 +92,8 @@ class BaselineTime:
     speedup: Ratio | None
     """``None`` where the baseline could not be run."""
     note: str = ""
+    graph_us: float | None = None
+    """Median replayed from a CUDA graph; only for short calls that can be captured."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ class Timing:
     """Median with a warm L2."""
     host_us: float = 0.0
     """Median host wall time per call, for small kernels what the user feels."""
+    graph_us: float | None = None
+    """The candidate's median replayed from a CUDA graph: without the cost of launching, which dominates short calls."""
 
     def against(self, name: str) -> Ratio | None:
         """The speedup over the baseline called ``name``, if it ran."""

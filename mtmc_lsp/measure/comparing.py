@@ -19,7 +19,7 @@ FLOAT64_FLOOR = 1e-12
 
 @dataclass(frozen=True)
 class Agreement:
-    """How one result compares: both relative L2 errors against the oracle, and what is wrong (empty when nothing is)."""
+    """How one result compares: relative L2 errors against the oracle, and what is wrong (empty when nothing is)."""
 
     wrong: str
     error: float = 0.0
@@ -124,8 +124,8 @@ def agreement(
 ) -> Agreement:
     """Whether a floating point result is within its budget.
 
-    ``near`` is the oracle on inputs that differ by rounding alone: where the problem itself magnifies rounding (a constant
-    row, normalised), the user's own error is partly luck, and this is the least error that can be asked for.
+    ``near`` is the oracle on inputs that differ by rounding alone: where the problem itself magnifies rounding (a
+    constant row, normalised), the user's own error is partly luck, and this is the least error that can be asked for.
     """
     finite = torch.isfinite(own) & torch.isfinite(oracle)
     broken = finite & ~torch.isfinite(mine)

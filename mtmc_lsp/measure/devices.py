@@ -15,21 +15,29 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, Environment
 
 TERA = 1e12
+
+
+def _sheet(
+    name: str, arch: str, sms: int, shared: int, l2_mib: int, bandwidth: float, rates: tuple[float, float, float, float]
+) -> Device:
+    """A device from its data sheet; ``rates`` are fp32, tf32, half precision and split fp32, in TFLOP/s."""
+    fp32, tf32, half, split = (rate * TERA for rate in rates)
+    flops = {"fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half, "fp16x3": split}
+    return Device(f"{name} (data sheet)", arch, sms, shared, l2_mib << 20, bandwidth * TERA, flops)
+
+
 DATA_SHEETS: dict[str, Device] = {
-    "sm_80": Device("NVIDIA A100 80GB (data sheet)", "sm_80", 108, 166912, 40 << 20, 1.9 * TERA,
-                    {"fp32": 19 * TERA, "tf32": 140 * TERA, "fp16": 270 * TERA, "bf16": 270 * TERA, "fp16x3": 85 * TERA}),
-    "sm_86": Device("NVIDIA A10 (data sheet)", "sm_86", 72, 101376, 6 << 20, 0.55 * TERA,
-                    {"fp32": 25 * TERA, "tf32": 50 * TERA, "fp16": 100 * TERA, "bf16": 100 * TERA, "fp16x3": 33 * TERA}),
-    "sm_89": Device("NVIDIA L40S (data sheet)", "sm_89", 142, 101376, 96 << 20, 0.8 * TERA,
-                    {"fp32": 70 * TERA, "tf32": 150 * TERA, "fp16": 300 * TERA, "bf16": 300 * TERA, "fp16x3": 100 * TERA}),
-    "sm_90": Device("NVIDIA H200 (data sheet)", "sm_90", 132, 232448, 60 << 20, 4.28 * TERA,
-                    {"fp32": 51 * TERA, "tf32": 400 * TERA, "fp16": 780 * TERA, "bf16": 780 * TERA, "fp16x3": 220 * TERA}),
-    "sm_120": Device("NVIDIA RTX 5090 (data sheet)", "sm_120", 170, 101376, 96 << 20, 1.6 * TERA,
-                     {"fp32": 90 * TERA, "tf32": 95 * TERA, "fp16": 200 * TERA, "bf16": 200 * TERA, "fp16x3": 65 * TERA}),
-    "gfx942": Device("AMD MI300X (data sheet)", "gfx942", 304, 65536, 256 << 20, 4.3 * TERA,
-                     {"fp32": 100 * TERA, "tf32": 250 * TERA, "fp16": 600 * TERA, "bf16": 600 * TERA, "fp16x3": 180 * TERA}),
-}  # fmt: skip
-"""Rates that large library calls reach in practice; where no GPU is there, plans are made for the first of these asked for."""
+    device.arch: device
+    for device in (
+        _sheet("NVIDIA A100 80GB", "sm_80", 108, 166912, 40, 1.9, (19, 140, 270, 85)),
+        _sheet("NVIDIA A10", "sm_86", 72, 101376, 6, 0.55, (25, 50, 100, 33)),
+        _sheet("NVIDIA L40S", "sm_89", 142, 101376, 96, 0.8, (70, 150, 300, 100)),
+        _sheet("NVIDIA H200", "sm_90", 132, 232448, 60, 4.28, (51, 400, 780, 220)),
+        _sheet("NVIDIA RTX 5090", "sm_120", 170, 101376, 96, 1.6, (90, 95, 200, 65)),
+        _sheet("AMD MI300X", "gfx942", 304, 65536, 256, 4.3, (100, 250, 600, 180)),
+    )
+}
+"""Rates that large library calls reach in practice; plans are made for one of these where no GPU is there."""
 
 PICKING = {"embedding", "index", "gather", "index_select", "select", "slice", "narrow", "take", "split", "unbind"}
 """Operations that read only a part of their first operand."""
@@ -89,8 +97,8 @@ def bound_us(capture: Capture, device: Device) -> float:
 def least_us(capture: Capture, device: Device) -> float:
     """The time below which a measurement cannot be true.
 
-    Only what must come from memory counts: results may still lie in the L2 cache when the clock stops, and an exact rewriting may
-    do with fewer operations.
+    Only what must come from memory counts: results may still lie in the L2 cache when the clock stops, and an exact
+    rewriting may do with fewer operations.
     """
     graph = capture.graph
     written = max(0.0, _written_bytes(graph) - device.l2_bytes)

@@ -23,7 +23,14 @@ _modules: dict[str, Any] = {}
 
 
 def compile_launches(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"path", "name", "source", "launches", "archs", "seconds"}`` to ``{"kernels": [KernelReport, ...], "seconds"}``."""
+    """Compile every launch for every architecture.
+
+    Args:
+        request: ``path``, ``name`` and ``source`` of the module, ``launches``, ``archs``, and the limit in ``seconds``.
+
+    Returns:
+        ``kernels`` (a :class:`KernelReport` each) and the ``seconds`` it took.
+    """
     began = time.monotonic()
     launches = [from_json(KernelLaunch, item) for item in request["launches"]]
     try:
@@ -43,7 +50,7 @@ def _module(path: str, source: str, name: str) -> Any:
 
 
 def _side_by_side(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadline: float) -> list[KernelReport]:
-    """Compile in forked children, as many as there are cores: a compiler that crashes or hangs takes only its job along."""
+    """Compile in forked children, one for each core: a compiler that crashes or hangs takes only its own job along."""
     context = multiprocessing.get_context("fork")
     reports: dict[int, KernelReport] = {}
     running: dict[Connection, tuple[int, Any]] = {}

@@ -184,7 +184,7 @@ class LocalMeasurer:
         request = {
             **self._request(case, number),
             "source": candidate.source,
-            # The interpreter runs one program after the other, so once is enough to see state that is kept between calls.
+            # The interpreter runs one program after the other: one repeat shows state that is kept between calls.
             "repeats": 2 if self.measured or number == 0 else 1,
             "results": str(self._shared / "results.pt"),
         }
@@ -249,7 +249,8 @@ class LocalMeasurer:
         """Paired timing; None without a GPU.
 
         Raises:
-            MeasurementRejected: the timing cannot be true (results differ while timing, clocks disagree, faster than the memory).
+            MeasurementRejected: the timing cannot be true: other results while timed, clocks that disagree, or faster
+                than the memory.
         """
         if not self.measured:
             return None

@@ -70,8 +70,8 @@ def run_case(
     """Call the target once.
 
     Returns:
-        ``results`` (where gradients are asked for, these follow), ``after`` (the inputs that hold something else then) and
-        ``facts`` (for each result what is seen of it beside its values).
+        ``results`` (where gradients are asked for, these follow), ``after`` (the inputs that hold something else then)
+        and ``facts`` (for each result what is seen of it beside its values).
     """
     before = copies(inputs)
     call, values = prepared_call(module, capture, inputs, device)

@@ -1,0 +1,107 @@
+"""Looks at a candidate's results again around its timing: the same before and after, right for new contents too.
+
+Runs in workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.dtypes import TOLERANCE
+from mtmc_lsp.core.errors import MeasurementRejected
+from mtmc_lsp.measure.running import flatten
+from mtmc_lsp.measure.sampling import Run
+
+CHANGE = 0.75
+"""New contents are the old ones times this: in range for whatever the target expects."""
+MOST_OTHER_INDICES = 1e-3
+"""The part of an integer result that may differ from eager's: indices of values that tie."""
+
+
+class Retest:
+    """The checks around one timing. What was verified before is taken as right; this sees that it stays so."""
+
+    def __init__(self, candidate: Run, eager: Run, inputs: Mapping[str, torch.Tensor], *, random: bool) -> None:
+        """Remember the inputs.
+
+        Args:
+            candidate: as it is timed.
+            eager: the user's own code on the same inputs.
+            inputs: the tensors that both read, changed in place here and put back.
+            random: whether results are random, and therefore only their form is compared.
+        """
+        self._candidate, self._eager, self._inputs = candidate, eager, inputs
+        self._random = random
+        self._saved = {name: tensor.detach().clone() for name, tensor in inputs.items()}
+        self._first: list[Any] = []
+        self._last: Any = None
+
+    def kept(self) -> Any:
+        """The candidate, whose result is looked at after the last timed call."""
+        self._last = self._candidate()
+        return self._last
+
+    def before(self) -> None:
+        """See that the candidate gives what eager gives.
+
+        Raises:
+            MeasurementRejected: it does not.
+        """
+        self._first = self._fresh(self._candidate)
+        self._compare(self._first, self._fresh(self._eager), "before timing")
+
+    def after(self) -> None:
+        """See that the last timed call gave it too, and that new contents of the same tensors are not ignored.
+
+        Raises:
+            MeasurementRejected: one of these does not hold.
+        """
+        if all(torch.equal(tensor, self._saved[name]) for name, tensor in self._inputs.items()):
+            self._compare(flatten(self._last), self._first, "while timed")
+        self._last = None
+        changed = {n: t * CHANGE if t.is_floating_point() else t for n, t in self._saved.items()}
+        mine = self._fresh(self._candidate, changed)
+        self._compare(mine, self._fresh(self._eager, changed), "on new contents of the same tensors")
+        self.restore()
+
+    def restore(self) -> None:
+        """Put the inputs back."""
+        self._fill(self._saved)
+
+    def _fresh(self, run: Run, contents: Mapping[str, torch.Tensor] | None = None) -> list[Any]:
+        self._fill(contents or self._saved)
+        return [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in flatten(run())]
+
+    def _fill(self, contents: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in self._inputs.items():
+            # Expanded tensors cannot be written as they are; nothing could have changed them either.
+            if 0 not in tensor.stride() and not torch.equal(tensor, contents[name]):
+                tensor.copy_(contents[name])
+
+    def _compare(self, mine: list[Any], own: list[Any], when: str) -> None:
+        if len(mine) != len(own):
+            raise MeasurementRejected(f"another number of results {when}")
+        for i, (a, b) in enumerate(zip(mine, own, strict=True)):
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and not self._agrees(a, b):
+                raise MeasurementRejected(
+                    f"result {i} differs {when}: the candidate does not do the same work each time"
+                )
+
+    def _agrees(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if self._random or not a.numel():
+            return True
+        if not a.is_floating_point():
+            return float((a != b).float().mean()) <= MOST_OTHER_INDICES
+        finite = torch.isfinite(b)
+        if bool((finite & ~torch.isfinite(a)).any()):
+            return False
+        wide = b.double()[finite]
+        distance = torch.linalg.vector_norm(a.double()[finite] - wide)
+        # Two results, each within the tolerance of the oracle.
+        allowed = 2 * TOLERANCE[str(b.dtype).removeprefix("torch.")]
+        return float(distance) <= allowed * float(torch.linalg.vector_norm(wide)) + 1e-300
