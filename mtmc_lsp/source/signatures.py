@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from tree_sitter import Node
 
-from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.workload import Target, TargetKind
-from mtmc_lsp.source.syntax import field, line_of, text_of
-from mtmc_lsp.source.targets import find_definition
+from mtmc_lsp.source.syntax import field, line_of, text_of, walk
+from mtmc_lsp.source.targets import Definition, bases_of, definitions
 
 
 @dataclass(frozen=True)
@@ -21,37 +20,83 @@ class Parameter:
     """As written; empty where there is none."""
     has_default: bool
     line: int
+    default: str = ""
+    """As written; empty where there is none."""
 
 
-def parameters_of(text: bytes, target: Target) -> list[Parameter]:
-    """Parameters of what runs: the function, the method, or the module's ``forward``."""
-    name = f"{target.qualname}.forward" if target.kind is TargetKind.MODULE else target.qualname
-    return _parameters(text, target.path, name, is_method=target.kind in (TargetKind.MODULE, TargetKind.METHOD))
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of one function."""
+
+    parameters: tuple[Parameter, ...]
+    takes_any: bool
+    """Whether it has ``*args`` or ``**kwargs``."""
+    node: Node
+    """The ``def``."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the parameters."""
+        return frozenset(parameter.name for parameter in self.parameters)
 
 
-def constructor_parameters(text: bytes, target: Target) -> list[Parameter]:
-    """Parameters of the class's ``__init__``; none where it has none of its own."""
-    return _parameters(text, target.path, f"{target.class_name}.__init__", is_method=True)
+def signature_of(text: bytes, target: Target) -> Signature | None:
+    """What runs: the function, the method, or the module's ``forward``; None where the file does not define it."""
+    known = {item.target.qualname: item for item in definitions(text, target.path)}
+    if target.kind is TargetKind.MODULE:
+        return _method(known, target.qualname, "forward")
+    own = known.get(target.qualname)
+    return _signature(own.node, is_method=target.kind is TargetKind.METHOD) if own is not None else None
 
 
-def _parameters(text: bytes, path: str, qualname: str, *, is_method: bool) -> list[Parameter]:
-    try:
-        node = find_definition(text, path, qualname).node
-    except RequestError:
-        return []
+def constructor_of(text: bytes, target: Target) -> Signature | None:
+    """The ``__init__`` of the target's class or of its bases; None where the file does not define it."""
+    known = {item.target.qualname: item for item in definitions(text, target.path)}
+    return _method(known, target.class_name, "__init__") if target.class_name else None
+
+
+def _method(known: dict[str, Definition], class_name: str, name: str) -> Signature | None:
+    """The method of a class, looked for in its bases in the file too."""
+    pending, seen = [class_name], set()
+    while pending:
+        current = pending.pop(0)
+        seen.add(current)
+        own = known.get(f"{current}.{name}")
+        if own is not None:
+            return _signature(own.node, is_method=True)
+        if current in known:
+            pending += [base for base in bases_of(known[current].node) if base not in seen]
+    return None
+
+
+def _signature(node: Node, *, is_method: bool) -> Signature:
     parameters = field(node, "parameters")
-    found = [p for child in (parameters.named_children if parameters else []) if (p := _parameter(child))]
-    return found[1:] if is_method else found
+    children = parameters.named_children if parameters is not None else []
+    found = [parameter for child in children if (parameter := _parameter(child))]
+    splats = ("list_splat_pattern", "dictionary_splat_pattern")
+    takes_any = any(item.type in splats for child in children for item in walk(child))
+    return Signature(tuple(found[1:] if is_method else found), takes_any, node)
 
 
 def _parameter(node: Node) -> Parameter | None:
-    kinds = {"identifier", "typed_parameter", "default_parameter", "typed_default_parameter"}
-    if node.type not in kinds:
+    if node.type not in ("identifier", "typed_parameter", "default_parameter", "typed_default_parameter"):
         return None
     name = node if node.type == "identifier" else field(node, "name")
     if node.type == "typed_parameter":
         name = node.named_children[0]
     if name is None or name.type != "identifier":
         return None
-    annotation = field(node, "type")
-    return Parameter(text_of(name), text_of(annotation) if annotation else "", "default" in node.type, line_of(node))
+    default = text_of(field(node, "value"))
+    return Parameter(text_of(name), text_of(field(node, "type")), "default" in node.type, line_of(node), default)
+
+
+def parameters_of(text: bytes, target: Target) -> list[Parameter]:
+    """Parameters of what runs."""
+    found = signature_of(text, target)
+    return list(found.parameters) if found else []
+
+
+def constructor_parameters(text: bytes, target: Target) -> list[Parameter]:
+    """Parameters of the constructor."""
+    found = constructor_of(text, target)
+    return list(found.parameters) if found else []

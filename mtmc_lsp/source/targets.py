@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tree_sitter import Node
 
-from mtmc_lsp.core.errors import Location, SourceSyntaxError, TargetNotFound
+from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetNotFound
 from mtmc_lsp.core.workload import Target, TargetKind
-from mtmc_lsp.source.syntax import field, first_error, line_of, parse, text_of
+from mtmc_lsp.source.imports import bindings
+from mtmc_lsp.source.syntax import (
+    field,
+    first_error,
+    holds_statements,
+    line_of,
+    parse_apart,
+    text_of,
+    undecorated,
+    walk,
+    with_decorators,
+)
+
+NOT_CALLED = frozenset({"property", "cached_property", "setter", "deleter", "staticmethod", "classmethod", "overload"})
+"""Decorators of what is not called as ``instance.method(...)`` or ``function(...)``."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A target with its place in the syntax tree."""
+    """A function or class with its place in the syntax tree."""
 
     target: Target
     node: Node
     """The ``def`` or ``class`` itself, decorators outside it."""
 
 
+@dataclass(frozen=True)
+class _Names:
+    """What the whole file says of its names."""
+
+    path: str
+    modules: frozenset[str]
+    """Classes that are modules."""
+    imports: dict[str, str]
+    """Imported names, with the dotted paths behind them."""
+
+
 def find_targets(text: bytes, path: str) -> tuple[Target, ...]:
-    """Every target of the file, in source order; a file with syntax errors gives those outside the errors."""
-    return tuple(definition.target for definition in definitions(text, path))
-
-
-def definitions(text: bytes, path: str) -> tuple[Definition, ...]:
-    """Like :func:`find_targets`, with the syntax nodes."""
-    root = parse(text)
-    modules = _module_classes(root)
-    return tuple(_walk(root, (), path, modules, in_module=False))
+    """Every target of the file, in source order; a file with syntax errors too gives what can be made out."""
+    return tuple(definition.target for definition in definitions(text, path) if _is_offered(definition))
 
 
 def find_target(text: bytes, path: str, name: str) -> Target:
@@ -44,19 +63,40 @@ def find_target(text: bytes, path: str, name: str) -> Target:
     return find_definition(text, path, name).target
 
 
+def target_at(text: bytes, path: str, line: int) -> Target | None:
+    """The innermost target around a 1-based line, its decorators included."""
+    around = [
+        item.target
+        for item in definitions(text, path)
+        if _is_offered(item) and line_of(with_decorators(item.node)) <= line <= item.target.end_line
+    ]
+    return min(around, key=lambda target: target.end_line - target.start_line, default=None)
+
+
+def definitions(text: bytes, path: str) -> tuple[Definition, ...]:
+    """Like :func:`find_targets`, with the syntax nodes; constructors, properties and static methods are here too."""
+    intact, broken = parse_apart(text)
+    roots = (intact, *broken)
+    names = _Names(
+        path, _module_classes(roots), {found.name: found.module for root in roots for found in bindings(root)}
+    )
+    found = [item for root in roots for item in _below(root, (), names, in_module=False)]
+    return tuple(sorted(found, key=lambda item: item.node.start_byte))
+
+
 def find_definition(text: bytes, path: str, name: str) -> Definition:
     """Like :func:`find_target`, with the syntax node."""
-    known = definitions(text, path)
-    exact = [item for item in known if item.target.qualname == name]
     # A name defined twice means the last definition, as at run time.
-    found = exact[-1:] or [item for item in known if item.target.qualname.endswith(f".{name}")]
+    known = {item.target.qualname: item for item in definitions(text, path)}
+    offered = {qualname: item for qualname, item in known.items() if _is_offered(item)}
+    found = [known[name]] if name in known else [item for key, item in offered.items() if key.endswith(f".{name}")]
     if len(found) > 1:
         names = ", ".join(item.target.qualname for item in found)
         raise TargetNotFound(
             f"{name!r} could be any of {names}", where=Location(path), remedy="Give the qualified name."
         )
     if not found:
-        raise _not_found(text, path, name, known)
+        raise _not_found(text, path, name, list(offered))
     error = first_error(found[0].node)
     if error is not None:
         raise SourceSyntaxError(
@@ -67,86 +107,100 @@ def find_definition(text: bytes, path: str, name: str) -> Definition:
     return found[0]
 
 
-def target_at(text: bytes, path: str, line: int) -> Target | None:
-    """The innermost target around a 1-based line."""
-    around = [t for t in find_targets(text, path) if t.start_line <= line <= t.end_line]
-    return min(around, key=lambda t: t.end_line - t.start_line, default=None)
+def _is_offered(definition: Definition) -> bool:
+    """Whether a user may want to optimise it: what is called on tensors."""
+    name = definition.target.qualname.rpartition(".")[2]
+    if definition.target.kind is TargetKind.METHOD and name.startswith("__") and name != "__call__":
+        return False
+    return not any(_decorator(item).rpartition(".")[2] in NOT_CALLED for item in _decorators(definition.node))
 
 
-def _not_found(text: bytes, path: str, name: str, known: tuple[Definition, ...]) -> Exception:
-    error = first_error(parse(text))
-    last = name.rpartition(".")[2].encode()
-    if error is not None and last in text:
-        return SourceSyntaxError(
-            f"no {name!r}: the file does not parse here", where=Location(path, line_of(error)), remedy="Mend it first."
-        )
-    names = [item.target.qualname for item in known]
+def _not_found(text: bytes, path: str, name: str, names: list[str]) -> RequestError:
+    last = re.escape(name.rpartition(".")[2].encode())
+    said = re.search(rb"^[ \t]*(?:def|class)[ \t]+" + last + rb"\b", text, re.MULTILINE)
+    if said is not None:
+        line = text.count(b"\n", 0, said.start()) + 1
+        for root in parse_apart(text)[1]:
+            error = first_error(root)
+            if error is not None and line <= root.end_point[0] + 1:
+                remedy = "Mend the syntax error first."
+                return SourceSyntaxError(f"{name} does not parse", where=Location(path, line_of(error)), remedy=remedy)
     close = difflib.get_close_matches(name, names, 3, 0.4) or names[:8]
     remedy = f"There is {', '.join(close)}." if close else "The file defines no function, module or kernel."
     return TargetNotFound(f"no function, method, module or kernel called {name!r}", where=Location(path), remedy=remedy)
 
 
-def _module_classes(root: Node) -> set[str]:
-    """Names of the classes in the file that are modules: by a base called ``...Module``, one in the file, or ``forward``."""
-    classes: dict[str, tuple[list[str], bool]] = {}
-    for node in _all(root, "class_definition"):
-        name = field(node, "name")
-        bases = field(node, "superclasses")
+def bases_of(node: Node) -> list[str]:
+    """The last names of a class's bases: ``Module`` for ``torch.nn.Module``, ``Base`` for ``Base[T]``."""
+    bases = field(node, "superclasses")
+    plain = [base for base in bases.named_children if base.type != "keyword_argument"] if bases is not None else []
+    return [text_of(base).split("[")[0].rpartition(".")[2] for base in plain]
+
+
+def _module_classes(roots: tuple[Node, ...]) -> frozenset[str]:
+    """Classes that are modules: by a base called ``...Module``, by a base that is one, or by a ``forward``."""
+    bases: dict[str, list[str]] = {}
+    found: set[str] = set()
+    for node in (item for root in roots for item in walk(root) if item.type == "class_definition"):
+        name = text_of(field(node, "name"))
+        bases[name] = bases_of(node)
         body = field(node, "body")
-        methods = [text_of(n) for f in (_all(body, "function_definition") if body else ()) if (n := field(f, "name"))]
-        names = [text_of(base).rpartition(".")[2] for base in bases.named_children] if bases else []
-        classes[text_of(name) if name else ""] = (names, "forward" in methods)
-    found = {name for name, (bases, forward) in classes.items() if forward or any(b.endswith("Module") for b in bases)}
-    while True:
-        more = {name for name, (bases, _) in classes.items() if set(bases) & found} - found
-        if not more:
-            return found
+        own = [text_of(field(undecorated(child), "name")) for child in body.children] if body is not None else []
+        # torch.autograd.Function has a static forward, and is never called as a module.
+        if "Function" not in bases[name] and ("forward" in own or any(base.endswith("Module") for base in bases[name])):
+            found.add(name)
+    while more := {name for name, above in bases.items() if found.intersection(above)} - found:
         found |= more
+    return frozenset(found)
 
 
-def _all(node: Node, kind: str) -> Iterator[Node]:
+def _below(node: Node, scope: tuple[str, ...], names: _Names, *, in_module: bool) -> Iterator[Definition]:
+    """Definitions in the statements of ``node``, however deep in ``if``, ``try`` and classes, not inside functions."""
     for child in node.children:
-        if child.type == kind:
-            yield child
-        yield from _all(child, kind)
-
-
-def _walk(node: Node, scope: tuple[str, ...], path: str, modules: set[str], *, in_module: bool) -> Iterator[Definition]:
-    for child in node.children:
-        decorated = child.type == "decorated_definition"
-        inner = field(child, "definition") if decorated else child
-        if inner is None or inner.type not in ("function_definition", "class_definition"):
-            yield from _walk(child, scope, path, modules, in_module=in_module)
+        inner = undecorated(child)
+        if inner.type not in ("function_definition", "class_definition"):
+            if holds_statements(child):
+                yield from _below(child, scope, names, in_module=in_module)
             continue
-        name = field(inner, "name")
-        if name is None:
+        own = text_of(field(inner, "name"))
+        if not own:
             continue
-        qualified = (*scope, text_of(name))
-        is_class = inner.type == "class_definition"
-        is_module = is_class and text_of(name) in modules
-        kind = _kind(child, inner, is_class=is_class, is_module=is_module, in_module=in_module, scope=scope)
+        qualified = (*scope, own)
+        kind = _kind(inner, own, scope, names, in_module=in_module)
         if kind is not None:
-            end = inner.end_point[0] + 1
-            yield Definition(Target(path, ".".join(qualified), kind, line_of(inner), end), inner)
+            yield Definition(
+                Target(names.path, ".".join(qualified), kind, line_of(inner), inner.end_point[0] + 1), inner
+            )
         body = field(inner, "body")
-        if body is not None and is_class:
-            yield from _walk(body, qualified, path, modules, in_module=is_module)
+        if body is not None and inner.type == "class_definition":
+            yield from _below(body, qualified, names, in_module=own in names.modules)
 
 
-def _kind(
-    outer: Node, inner: Node, *, is_class: bool, is_module: bool, in_module: bool, scope: tuple[str, ...]
-) -> TargetKind | None:
-    if is_class:
-        return TargetKind.MODULE if is_module else None
+def _kind(inner: Node, name: str, scope: tuple[str, ...], names: _Names, *, in_module: bool) -> TargetKind | None:
+    if inner.type == "class_definition":
+        return TargetKind.MODULE if name in names.modules else None
     if any(child.type == "async" for child in inner.children):
         return None
-    if outer.type == "decorated_definition" and any(_is_jit(d) for d in outer.children if d.type == "decorator"):
+    if any(_is_jit(_decorator(item), names.imports) for item in _decorators(inner)):
         return TargetKind.KERNEL
     if not scope:
         return TargetKind.FUNCTION
     return TargetKind.METHOD if in_module else None
 
 
-def _is_jit(decorator: Node) -> bool:
-    text = text_of(decorator).lstrip("@").split("(")[0].strip()
-    return text == "jit" or text.endswith("triton.jit")
+def _decorators(node: Node) -> list[Node]:
+    return [item for item in with_decorators(node).children if item.type == "decorator"]
+
+
+def _decorator(node: Node) -> str:
+    """The decorator's dotted name, without ``@`` and without its arguments."""
+    return text_of(node).lstrip("@").split("(")[0].split("#")[0].strip()
+
+
+def _is_jit(decorator: str, imports: dict[str, str]) -> bool:
+    """Whether a decorator is Triton's ``jit``, under whatever name; names not imported are taken as written."""
+    head, dot, rest = decorator.partition(".")
+    path = (imports.get(head) or head) + dot + rest
+    if path == "jit":
+        return True
+    return path.split(".")[0] == "triton" and path.endswith(".jit")
