@@ -1,8 +1,8 @@
 """Put generated code into a file and take it out again, leaving every other byte alone.
 
 What is put in is recognised by its marks: ``# mtmc: begin NAME`` and ``# mtmc: end NAME`` around the block above the
-target, ``# mtmc: dispatch`` behind the first line of the dispatch statement, and ``# mtmc: import`` behind each import that
-the file lacked. Such an import belongs to every block that uses it, and goes when the last of these goes.
+target, ``# mtmc: dispatch`` behind the first line of the dispatch statement, and ``# mtmc: import`` behind each import
+that the file lacked. Such an import belongs to every block that uses it, and goes when the last of these goes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ IMPORT, DISPATCH = "# mtmc: import", "# mtmc: dispatch"
 ONE_LINE = "  # the body stood on the line of the def"
 """Behind the mark of a dispatch statement whose target had to be given lines for its body."""
 BLANK = rb"(?:[ \t]*(?:\r\n|\n))"
+MARGIN = rb"(?:^|(?<=\xef\xbb\xbf))"
+"""Where a line starts, behind a byte order mark too."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ def _statement(mark: Node) -> Node:
 
 def _without_imports(text: bytes) -> bytes:
     """Without the imports that no block needs any more, and the empty lines put around the first of them."""
-    marked = re.compile(rb"^(.*?)[ \t]*" + IMPORT.encode() + BLANK, re.MULTILINE)
+    marked = re.compile(MARGIN + rb"((?:import|from) .*?)[ \t]*" + IMPORT.encode() + BLANK, re.MULTILINE)
     generated = b"\n".join(
         [
             *re.findall(BEGIN.encode() + rb" (?:.*\n)*?" + END.encode(), text),

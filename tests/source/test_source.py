@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mtmc_lsp.core.errors import FileChanged, RequestError, SourceSyntaxError, TargetNotFound, TargetUnsupported
 from mtmc_lsp.core.run import GeneratedCode
 from mtmc_lsp.core.workload import TargetKind
-from mtmc_lsp.source.compose import BOUND, compose, strip_generated, write_if_unchanged
+from mtmc_lsp.source.compose import compose, strip_generated, write_if_unchanged
 from mtmc_lsp.source.directive import parse_directive, suggest_directive, workload_from_annotations
 from mtmc_lsp.source.names import assigned_names
 from mtmc_lsp.source.targets import find_target, find_targets, target_at
@@ -50,7 +50,8 @@ class Plain:
 def broken(x):
     return (x +
 """
-CODE = GeneratedCode(tuple(BOUND), "def k(x):\n    return x\n", "if fits(x):\n    return k(x)\n")
+IMPORTS = ("import torch", "import triton", "import triton.language as tl")
+CODE = GeneratedCode(IMPORTS, "@triton.jit\ndef k(x):\n    return tl.abs(x)\n", "if torch.fits(x):\n    return k(x)\n")
 
 
 def test_functions_methods_modules_and_kernels_are_found_in_a_broken_file() -> None:
@@ -208,11 +209,11 @@ def test_composing_then_stripping_is_the_identity_on_bytes(
     assert strip_generated(composed, target.qualname) == text
 
 
-def test_a_body_on_the_header_line_is_refused_with_its_line() -> None:
+def test_a_body_on_the_header_line_is_given_lines_of_its_own_and_gets_its_line_back() -> None:
     text = b"import torch\ndef f(x): return x\n"
-    with pytest.raises(TargetUnsupported) as caught:
-        compose(text, find_target(text, "m.py", "f"), CODE)
-    assert "m.py:2" in str(caught.value)
+    composed = compose(text, find_target(text, "m.py", "f"), CODE)
+    assert b"\n    return x\n" in composed
+    assert strip_generated(composed, "f") == text
 
 
 def test_a_name_that_means_something_else_is_refused() -> None:
