@@ -120,7 +120,7 @@ def _block(qualname: str) -> re.Pattern[bytes]:
     """The block of a target with the two empty lines behind it (fewer, where the user took some away)."""
     begin, end, name = BEGIN.encode(), END.encode(), re.escape(qualname.encode())
     return re.compile(
-        rb"^" + begin + b" " + name + BLANK + rb"(?:.*\n)*?" + end + b" " + name + BLANK + BLANK + b"{0,2}",
+        MARGIN + begin + b" " + name + BLANK + rb"(?:.*\n)*?" + end + b" " + name + BLANK + BLANK + b"{0,2}",
         re.MULTILINE,
     )
 
@@ -262,7 +262,7 @@ def _without_imports(text: bytes) -> bytes:
     if place.blank_before:
         blank = re.compile(BLANK).match(text, place.offset)
         return text[: place.offset] + text[blank.end() :] if blank else text
-    blanks = re.search(BLANK + b"{%d}$" % place.blank_after, text[: place.offset])
+    blanks = re.search(BLANK + rb"{%d}\Z" % place.blank_after, text[: place.offset])
     return text[: blanks.start()] + text[place.offset :] if blanks and place.blank_after else text
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.core.errors import FileChanged, RequestError, SourceSyntaxError, TargetNotFound, TargetUnsupported
+from mtmc_lsp.core.errors import FileChanged, RequestError, SourceSyntaxError, TargetNotFound
 from mtmc_lsp.core.run import GeneratedCode
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.source.compose import compose, strip_generated, write_if_unchanged
