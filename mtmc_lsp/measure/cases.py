@@ -36,10 +36,15 @@ class Case:
 
     sizes: Mapping[str, int]
     distribution: str
-    """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``; ``given`` is the file's own ``get_inputs``."""
+    """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, or ``given`` (by ``get_inputs``)."""
     seed: int
     kind: str = VALUES
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""
+
+    @property
+    def is_kernels_ground(self) -> bool:
+        """Whether a kernel should run: not outside the guard, and not without elements."""
+        return self.kind == VALUES and all(self.sizes.values())
 
     @property
     def label(self) -> str:
@@ -52,8 +57,8 @@ class Case:
 def verification_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
     """The cases for a capture; the interpreter gets sizes that it can run.
 
-    The first is the workload itself (reduced for the interpreter). Then sizes that no tile divides, small ones with 1
-    and 0 among them, larger ones; the distributions go round. Last come calls that the guard has to refuse or get right.
+    The first is the workload (reduced for the interpreter). Then sizes that no tile divides, small ones with 1
+    and 0 among them, larger ones; the distributions go round. Last come calls for the guard to refuse or get right.
     """
     graph = capture.graph
     base = reduced_sizes(capture) if interpreted else dict(graph.sizes)

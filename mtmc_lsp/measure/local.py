@@ -25,7 +25,7 @@ from mtmc_lsp.core.results import (
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.cases import VALUES, Case, is_interpretable, verification_cases
+from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
 
 RUN_SECONDS = 120.0
@@ -132,7 +132,7 @@ class LocalMeasurer:
             if number == 0 and not seen["launches"]:
                 reason = f"no Triton kernel was launched (on {case.label})"
                 return self._verdict(VerdictStatus.RUNTIME_ERROR, checks, worst, reason)
-            fallbacks += case.kind == VALUES and not seen["launches"]
+            fallbacks += case.is_kernels_ground and not seen["launches"]
             compared = self._compare(number)
             checks += self._checks(case, seen, compared)
             if compared["error"] > worst[0]:
@@ -205,7 +205,7 @@ class LocalMeasurer:
         same = CheckStatus.PASSED if seen["repeats"] else CheckStatus.FAILED
         detail = "" if seen["repeats"] else "two runs on the same inputs differ"
         checks.append(Check("determinism", same, case.label, detail))
-        if case.kind == VALUES:
+        if case.is_kernels_ground:
             launched = CheckStatus.PASSED if seen["launches"] else CheckStatus.SKIPPED
             detail = "" if seen["launches"] else "the guard chose the original code"
             checks.append(Check("kernel launched", launched, case.label, detail))
