@@ -1,8 +1,9 @@
-"""The order of the folders, and who may import what."""
+"""The order of the folders, and who may import what (README, architecture)."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,57 +13,103 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "mtmc_lsp"
 ORDER = ["core", "source", "capture", "macro", "micro", "measure", "search", "report", "server"]
+FACES = {"__init__.py", "__main__.py", "cli.py"}
+"""Files beside the folders, which may import any of them."""
 IN_WORKER = {
-    "worker.py", "capture/in_worker.py", "capture/calls.py", "capture/exporting.py", "capture/loading.py",
-    "measure/in_worker.py", "measure/in_compiler.py", "measure/in_timer.py", "measure/inputs.py", "measure/oracle.py",
-}  # fmt: skip
+    "worker.py",
+    "capture/calls.py",
+    "capture/exporting.py",
+    "capture/in_worker.py",
+    "capture/loading.py",
+    "measure/comparing.py",
+    "measure/in_compiler.py",
+    "measure/in_timer.py",
+    "measure/in_worker.py",
+    "measure/inputs.py",
+    "measure/oracle.py",
+    "measure/retesting.py",
+    "measure/running.py",
+    "measure/sampling.py",
+    "search/probe_in_worker.py",
+}
+"""Files that run in the user's interpreter. Only these import torch, and whatever they import must be there or ours."""
 HEAVY = {"torch", "triton", "numpy"}
-OURS_ONLY_HERE = {"tree_sitter", "tree_sitter_python", "typer", "rich", "pygls", "lsprotocol", "openai"}
+THERE = HEAVY | set(sys.stdlib_module_names) | {"__future__", "mtmc_lsp"}
+SCRIPTS = {"worker.py", "search/probe_in_worker.py"}
+"""Run by their path, never imported."""
+MODULES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py"))
 
 
-def modules() -> list[Path]:
-    return sorted(ROOT.rglob("*.py"))
+@functools.cache
+def imports(name: str) -> tuple[str, ...]:
+    return tuple(_imports(name))
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+def _imports(name: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse((ROOT / name).read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name}: imports are absolute, so that they can be read and checked"
+            yield node.module or ""
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_folder_imports_only_folders_to_its_left(path: Path) -> None:
-    folder = path.relative_to(ROOT).parts[0]
-    if folder not in ORDER:
+def ours(name: str) -> set[str]:
+    """Files of ours that a file imports, and those that they import."""
+    found: set[str] = set()
+    pending = [name]
+    while pending:
+        for module in imports(pending.pop()):
+            parts = module.split(".")
+            path = "/".join(parts[1:])
+            files = {f"{path}.py", f"{path}/__init__.py"} & set(MODULES) if parts[0] == "mtmc_lsp" else set()
+            pending += files - found
+            found |= files
+    return found
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_folder_imports_only_folders_to_its_left(name: str) -> None:
+    folder = name.split("/")[0]
+    if folder in FACES | SCRIPTS:
         return
-    for name in imports(path):
-        if name.startswith("mtmc_lsp."):
-            other = name.split(".")[1]
-            assert ORDER.index(other) <= ORDER.index(folder), f"{path} imports {name}"
+    assert folder in ORDER, "a new folder needs its place in the order"
+    for module in imports(name):
+        if module.startswith("mtmc_lsp."):
+            other = module.split(".")[1]
+            assert other in ORDER, f"{name} imports {module}"
+            assert ORDER.index(other) <= ORDER.index(folder), f"{name} imports {module}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_only_worker_files_import_torch_and_they_import_nothing_the_user_lacks(path: Path) -> None:
-    tops = {name.split(".")[0] for name in imports(path)}
-    if str(path.relative_to(ROOT)) in IN_WORKER:
-        assert not tops & OURS_ONLY_HERE
-    else:
-        assert not tops & HEAVY
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("core/")])
+def test_core_imports_only_core(name: str) -> None:
+    assert all(module.startswith("mtmc_lsp.core") for module in imports(name) if module.startswith("mtmc_lsp"))
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in IN_WORKER])
+def test_only_worker_files_import_torch(name: str) -> None:
+    assert not {module.split(".")[0] for module in imports(name)} & HEAVY
+    reached = ours(name) & IN_WORKER
+    assert not reached, f"{name} brings in {reached}"
+
+
+@pytest.mark.parametrize("name", sorted(IN_WORKER))
+def test_a_worker_file_needs_only_what_the_user_has(name: str) -> None:
+    for file in {name} | ours(name):
+        tops = {module.split(".")[0] for module in imports(file)}
+        assert tops <= THERE, f"{name} needs {tops - THERE} through {file}"
+
+
+def test_worker_files_import_where_nothing_of_ours_is_installed() -> None:
+    """The same in fact: they import with every other package refused."""
+    names = [name.removesuffix(".py").replace("/", ".") for name in sorted(IN_WORKER - SCRIPTS)]
+    code = "import sys\nimport torch, triton\n"
+    code += "for name in ('tree_sitter', 'typer', 'rich', 'pygls', 'lsprotocol'):\n    sys.modules[name] = None\n"
+    code += "".join(f"import mtmc_lsp.{name}\n" for name in names)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_command_line_starts_without_torch_or_triton() -> None:
-    code = (
-        "import sys, mtmc_lsp.cli, mtmc_lsp.search.session; print([m for m in ('torch', 'triton') if m in sys.modules])"
-    )
+    code = "import sys, mtmc_lsp.cli, mtmc_lsp.report.text; print({'torch', 'triton', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_worker_files_run_where_nothing_of_ours_is_installed() -> None:
-    """Every module a worker needs imports with tree-sitter, typer and rich made unavailable."""
-    names = [str(Path(p).with_suffix("")).replace("/", ".") for p in sorted(IN_WORKER) if p != "worker.py"]
-    code = "import sys\n" + "".join(f"sys.modules[{n!r}] = None\n" for n in sorted(OURS_ONLY_HERE))
-    code += "".join(f"import mtmc_lsp.{name}\n" for name in names)
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert done.stdout.strip() == "set()"
