@@ -1,317 +1,284 @@
 """Workloads written in the source: the ``# mtmc:`` comment above a target, and jaxtyping annotations.
 
-The comment's words, in any order::
+The comment's words, in any order, on one line or several::
 
     # mtmc: x=bf16[B,S,D] weight=bf16[D] eps=1e-6 B=8 S=2048 D=4096 grad=x device=cuda
     # mtmc: index=i64[B]@0..V-1 y=f32[64,32]{1,64} B=64 V=50257
-    # mtmc: x=f32[64,512] init: dim=512 hidden=2048
+    # mtmc: x=f32[64,512] init: dim=512 hidden=4*512
 
-``name=dtype[sizes]`` makes a tensor (``{strides}`` and an inclusive ``@low..high`` may follow), ``name=value`` a constant, an
-upper-case or otherwise unused ``NAME=integer`` a named size, and words after ``init:`` are the constructor's arguments.
+``name=dtype[sizes]`` makes a tensor (``{strides}`` and an inclusive ``@low..high`` may follow). ``name=value`` is a
+constant where the target has a parameter of that name, and else a named size. Words behind ``init:``, up to the end of the
+line, are the constructor's arguments. A parameter that is not named has its default or its jaxtyping annotation.
 """
 
 from __future__ import annotations
 
-import ast
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from mtmc_lsp.core.dtypes import SHORT
-from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
-from mtmc_lsp.source.signatures import Parameter, constructor_parameters, parameters_of
-from mtmc_lsp.source.targets import find_definition
+from mtmc_lsp.source.annotations import Annotated, annotated_tensor, assumed_sizes
+from mtmc_lsp.source.signatures import Parameter, Signature, constructor_of, signature_of
+from mtmc_lsp.source.suggest import suggest_directive
+from mtmc_lsp.source.syntax import comments_above, line_of, parse_apart, text_of, with_decorators
+from mtmc_lsp.source.targets import definitions
+from mtmc_lsp.source.words import Reader, Word
 
-JAXTYPING = {
-    "Float": "float32", "Float64": "float64", "Float32": "float32", "Float16": "float16", "BFloat16": "bfloat16",
-    "Int": "int64", "Int64": "int64", "Int32": "int32", "Int16": "int16", "Int8": "int8", "UInt8": "uint8",
-    "Integer": "int64", "Bool": "bool", "Shaped": "float32", "Num": "float32", "Inexact": "float32",
-}  # fmt: skip
-"""jaxtyping's names to dtypes."""
+__all__ = ["parse_directive", "suggest_directive", "workload_from_annotations"]
 
-VAGUE = frozenset({"Float", "Int", "Integer", "Shaped", "Num", "Inexact"})
-"""jaxtyping names that leave the width open."""
-
-DEFAULT_SIZE = 256
-"""Assumed for a named dimension that nothing gives a value."""
-
-TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\](?:\{(?P<stride>[^}]*)\})?(?:@(?P<low>.+?)\.\.(?P<high>.+))?$")
-EXAMPLE = "Write `# mtmc: x=f32[64,1024] eps=1e-6`, sizes as numbers or as names such as B with `B=64` behind."
-
-
-@dataclass
-class _Words:
-    """The words of a directive, sorted by what they are."""
-
-    tensors: dict[str, tuple[TensorSpec, int]] = field(default_factory=dict)
-    bounds: dict[str, tuple[str, str]] = field(default_factory=dict)
-    constants: dict[str, tuple[object, int]] = field(default_factory=dict)
-    init: dict[str, object] = field(default_factory=dict)
-    init_tensors: dict[str, TensorSpec] = field(default_factory=dict)
-    device: str = "cuda"
-    grad: tuple[str, ...] = ()
-    line: int = 0
+OPTIONS = ("device", "grad")
 
 
 def parse_directive(text: bytes, target: Target, path: str) -> Workload | None:
-    """The workload of the comment above the target (or above its class), or None where there is no such comment.
+    """The workload of the comment above the target or its class; None where there is none, or it names no tensor.
 
     Raises:
-        RequestError: a word of it cannot be read; names file, line and remedy.
+        RequestError: a word of it cannot be read or does not fit the target; names file, line and remedy.
     """
-    comments = _comments(text, target)
-    if not comments:
+    words = _words(text, target, path)
+    if not any(word.is_tensor and not word.in_init for word in words):
         return None
-    words = _read(comments, path)
-    if not words.tensors:
-        return None
-    parameters = parameters_of(text, target)
-    return _workload(words, parameters, _constructor(text, target), target, path, WorkloadSource.DIRECTIVE)
+    return _Builder(text, target, path, words).workload(WorkloadSource.DIRECTIVE)
 
 
 def workload_from_annotations(text: bytes, target: Target, path: str) -> Workload | None:
-    """The workload of jaxtyping annotations, sizes completed by a directive's; None where a tensor has no annotation.
+    """The workload of jaxtyping annotations, completed by a directive's sizes and constants.
+
+    None where a parameter has neither annotation, word nor default.
 
     Raises:
         RequestError: as :func:`parse_directive`.
     """
-    parameters = parameters_of(text, target)
-    comments = _comments(text, target)
-    words = _read(comments, path) if comments else _Words(line=target.start_line)
-    assumed: list[str] = []
-    for parameter in parameters:
-        spec = _annotated(parameter, assumed)
-        if spec is not None and parameter.name not in words.tensors:
-            words.tensors[parameter.name] = (spec, parameter.line)
-        elif (
-            parameter.name not in words.tensors and parameter.name not in words.constants and not parameter.has_default
-        ):
-            return None
-    if not words.tensors:
+    words = _words(text, target, path)
+    signature = signature_of(text, target)
+    parameters = signature.parameters if signature is not None else ()
+    given = {word.name for word in words if not word.in_init}
+    open_ = [p for p in parameters if not p.has_default and p.name not in given and annotated_tensor(p) is None]
+    if open_ or not any(annotated_tensor(p) is not None and not p.has_default for p in parameters):
         return None
-    given = {name for name, (value, _) in words.constants.items() if isinstance(value, int)}
-    names = {symbol for spec, _ in words.tensors.values() for size in spec.shape for symbol in size.symbols()}
-    for name in sorted(names - given):
-        words.constants[name] = (DEFAULT_SIZE, words.line)
-        assumed.append(f"size {name} is assumed to be {DEFAULT_SIZE}; set it with `# mtmc: {name}=...`")
-    workload = _workload(words, parameters, _constructor(text, target), target, path, WorkloadSource.ANNOTATIONS)
-    return replace(workload, assumed=tuple(assumed))
+    return _Builder(text, target, path, words).workload(WorkloadSource.ANNOTATIONS)
 
 
-def suggest_directive(text: bytes, target: Target) -> str:
-    """The directive to paste, filled in as far as the code tells."""
-    words = []
-    for parameter in parameters_of(text, target):
-        if parameter.has_default:
-            continue
-        spec = _annotated(parameter, [])
-        sizes = ",".join(str(size).replace(" ", "") for size in spec.shape) if spec else "64,1024"
-        short = next((s for s, full in SHORT.items() if spec and full == spec.dtype), "f32")
-        scalar = {"int": "1", "float": "1.0", "bool": "True", "str": '""'}.get(parameter.annotation)
-        words.append(f"{parameter.name}={scalar or f'{short}[{sizes}]'}")
-    if target.class_name:
-        init = [f"{p.name}={_guess(p)}" for p in constructor_parameters(text, target) if not p.has_default]
-        words += ["init:", *init] if init else []
-    return "# mtmc: " + " ".join(words)
+def _words(text: bytes, target: Target, path: str) -> tuple[Word, ...]:
+    """The words above the target. Those above a class are about its ``forward``; ``init:`` is for every method."""
+    reader = Reader(path)
+    above_class = _lines(text, target, target.class_name) if target.class_name else []
+    if target.kind is TargetKind.MODULE:
+        return reader.words(above_class + _lines(text, target, f"{target.qualname}.forward"))
+    own = _lines(text, target, target.qualname)
+    if target.kind is TargetKind.METHOD and target.qualname.endswith(".forward"):
+        return reader.words(above_class + own)
+    words = reader.words(own)
+    if any(word.in_init for word in words):
+        return words
+    return words + tuple(word for word in reader.words(above_class) if word.in_init)
 
 
-def _constructor(text: bytes, target: Target) -> set[str]:
-    return {p.name for p in constructor_parameters(text, target)} if target.class_name else set()
-
-
-def _guess(parameter: Parameter) -> str:
-    return {"float": "1.0", "bool": "True", "str": '""'}.get(parameter.annotation, "1024")
-
-
-def _comments(text: bytes, target: Target) -> list[tuple[int, str]]:
-    """``(line, words)`` of the directive lines that touch the target from above, or its class."""
-    found = _comments_above(text, target, target.qualname)
-    if not found and target.kind is TargetKind.METHOD:
-        found = _comments_above(text, target, target.class_name)
-    if not found and target.kind is TargetKind.MODULE:
-        found = _comments_above(text, target, f"{target.qualname}.forward")
-    return found
-
-
-def _comments_above(text: bytes, target: Target, qualname: str) -> list[tuple[int, str]]:
-    try:
-        node = find_definition(text, target.path, qualname).node
-    except RequestError:
+def _lines(text: bytes, target: Target, qualname: str) -> list[tuple[int, str]]:
+    """``(line, words)`` of the directive lines that touch a definition from above."""
+    found = [item for item in definitions(text, target.path) if item.target.qualname == qualname]
+    if not found:
         return []
-    if node.parent is not None and node.parent.type == "decorated_definition":
-        node = node.parent
-    lines = text.decode("utf-8", "replace").split("\n")
-    found = []
-    number = node.start_point[0]
-    while number > 0 and lines[number - 1].strip().startswith("#"):
-        number -= 1
-        words = re.match(r"\s*#\s*mtmc:\s*(.*)", lines[number].rstrip("\r"))
-        if words and not words[1].startswith(("begin", "end", "dispatch")):
-            found.append((number + 1, words[1]))
-    return list(reversed(found))
+    node = with_decorators(found[-1].node)
+    root, _ = parse_apart(text)
+    lines = []
+    for comment in comments_above(text, root, node):
+        words = re.match(r"#\s*mtmc:\s*(?!(?:begin|end|dispatch) )(.*)", text_of(comment))
+        if words is not None:
+            lines.append((line_of(comment), words[1].rstrip()))
+    return lines
 
 
-def _read(comments: list[tuple[int, str]], path: str) -> _Words:
-    words = _Words(line=comments[0][0])
-    init = False
-    for line, text in comments:
-        for word in _split(text):
-            if word == "init:":
-                init = True
-                continue
-            name, equals, value = word.partition("=")
-            if not equals or not name.isidentifier() or not value:
-                raise _bad(f"cannot read {word!r}", path, line)
-            _sort(words, name, value, path, line, init=init)
-    return words
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor argument while its sizes are being worked out."""
+
+    spec: TensorSpec
+    line: int
+    word: Word | None = None
+    """None where an annotation gave it."""
+    assumed: tuple[str, ...] = ()
 
 
-def _split(text: str) -> list[str]:
-    """Words between spaces, where brackets and quotes hold together."""
-    words, current, depth, quote = [], "", 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        elif character in "[({":
-            depth += 1
-        elif character in "])}":
-            depth -= 1
-        if character.isspace() and not depth and not quote:
-            words.append(current)
-            current = ""
-        else:
-            current += character
-    return [word for word in [*words, current] if word]
+class _Builder:
+    """Puts the words of one directive together with the target's parameters."""
 
+    def __init__(self, text: bytes, target: Target, path: str, words: tuple[Word, ...]) -> None:
+        signature = signature_of(text, target)
+        if signature is None:
+            raise TargetUnsupported(
+                f"{target.qualname} has no forward in this file",
+                where=Location(path, target.start_line),
+                remedy="Choose the class that defines forward.",
+            )
+        self.target = target
+        self.reader = Reader(path)
+        self.signature: Signature = signature
+        self.constructor = constructor_of(text, target)
+        self.line = words[0].line if words else target.start_line
+        # `device="cuda"`, in quotes, is an argument of that name.
+        options = {w.name: w for w in words if not w.in_init and w.name in OPTIONS and w.value[0] not in "\"'"}
+        self.options = options
+        self.words = [word for word in words if word not in options.values()]
+        self.given = {w.name: w for w in self.words if not w.in_init and w.name in signature.names}
 
-def _sort(words: _Words, name: str, value: str, path: str, line: int, *, init: bool) -> None:
-    match = TENSOR.match(value)
-    if match and not value.startswith("["):
-        spec = _tensor(match, path, line)
-        if match["low"]:
-            words.bounds[name] = (match["low"], match["high"])
-        if init:
-            words.init_tensors[name] = spec
-        else:
-            words.tensors[name] = (spec, line)
-    elif name == "device" and not init:
-        if value not in ("cuda", "cpu"):
-            raise _bad(f"device is cuda or cpu, not {value!r}", path, line)
-        words.device = value
-    elif name == "grad" and not init:
-        words.grad = tuple(value.split(","))
-    else:
-        constant = _constant(value, path, line)
-        if init:
-            words.init[name] = constant
-        else:
-            words.constants[name] = (constant, line)
-
-
-def _tensor(match: re.Match[str], path: str, line: int) -> TensorSpec:
-    dtype = SHORT.get(match["dtype"]) or JAXTYPING.get(match["dtype"])
-    if dtype is None:
-        raise _bad(f"no dtype {match['dtype']!r}: there are {', '.join(SHORT)}", path, line)
-    stride = _sizes(match["stride"], path, line) if match["stride"] is not None else None
-    return TensorSpec(_sizes(match["shape"], path, line), dtype, stride)
-
-
-def _sizes(text: str, path: str, line: int) -> tuple[Size, ...]:
-    items = [item for item in re.split(r"[,\s]+", text.strip()) if item]
-    try:
-        return tuple(Size.parse(item) for item in items)
-    except (ValueError, SyntaxError):
-        raise _bad(f"cannot read the sizes [{text}]", path, line) from None
-
-
-def _constant(value: str, path: str, line: int) -> object:
-    try:
-        result = ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        raise _bad(f"cannot read the value {value!r}", path, line, "Quote text, as in mode='sum'.") from None
-    return list(result) if isinstance(result, tuple) else result
-
-
-def _bad(message: str, path: str, line: int, remedy: str = EXAMPLE) -> RequestError:
-    return RequestError(f"in the mtmc directive: {message}", where=Location(path, line), remedy=remedy)
-
-
-def _workload(
-    words: _Words,
-    parameters: list[Parameter],
-    constructor: set[str],
-    target: Target,
-    path: str,
-    source: WorkloadSource,
-) -> Workload:
-    names = {parameter.name for parameter in parameters}
-    # A named size may also stand behind `init:`, as long as the constructor has no parameter of that name.
-    needed = {symbol for spec, _ in words.tensors.values() for size in spec.shape for symbol in size.symbols()}
-    late = {n: v for n, v in words.init.items() if isinstance(v, int) and n in needed and n not in constructor}
-    sizes = {n: v for n, (v, _) in words.constants.items() if n not in names and isinstance(v, int)}
-    sizes.update(late)
-    arguments: list[ArgumentSpec] = []
-    for parameter in parameters:
-        if parameter.name in words.tensors:
-            spec, line = words.tensors[parameter.name]
-            spec = _with_range(spec, words.bounds.get(parameter.name), sizes, path, line)
-            spec = replace(spec, requires_grad=parameter.name in words.grad)
-            _check_sizes(spec, sizes, path, line)
-            arguments.append(ArgumentSpec(parameter.name, spec))
-        elif parameter.name in words.constants:
-            arguments.append(ArgumentSpec(parameter.name, None, words.constants[parameter.name][0]))
-        elif not parameter.has_default:
-            raise _bad(f"nothing is said of {parameter.name!r}", path, words.line, f"Add {parameter.name}=f32[...].")
-    unknown = [(n, line) for n, (_, line) in words.tensors.items() if n not in names]
-    unknown += [(n, line) for n, (v, line) in words.constants.items() if n not in names and not isinstance(v, int)]
-    if unknown:
-        expected = ", ".join(p.name for p in parameters)
-        raise _bad(f"{target.qualname} has no parameter {unknown[0][0]!r}: it has {expected}", path, unknown[0][1])
-    init = [ArgumentSpec(name, None, value) for name, value in words.init.items() if name not in late]
-    init += [ArgumentSpec(name, spec) for name, spec in words.init_tensors.items()]
-    return Workload(target, source, tuple(arguments), tuple(init), sizes, words.device, words.line)
-
-
-def _with_range(
-    spec: TensorSpec, bounds: tuple[str, str] | None, sizes: dict[str, int], path: str, line: int
-) -> TensorSpec:
-    if bounds is None:
-        return spec
-    try:
-        low, high = (
-            float(b) if re.fullmatch(r"-?\d+\.\d*(e-?\d+)?", b) else Size.parse(b).value(sizes) for b in bounds
+    def workload(self, source: WorkloadSource) -> Workload:
+        """The workload."""
+        sizes, init = self._sizes_and_init()
+        tensors = {p.name: found for p in self.signature.parameters if (found := self._tensor(p)) is not None}
+        constants = {n: self.reader.constant(w, sizes) for n, w in self.given.items() if not w.is_tensor}
+        inits = [self._init(word, sizes) for word in init]
+        # What a constant is made from cannot be varied, nor can a size that is itself an argument.
+        numbers = {**constants, **{item.name: item.constant for item in inits}}
+        fixed = {n: v for n, v in numbers.items() if isinstance(v, int) and not isinstance(v, bool) and n not in sizes}
+        plain = [w for w in (*self.given.values(), *init) if not w.is_tensor]
+        fixed.update({n: sizes[n] for word in plain for n in word.names if n in sizes})
+        known = {**sizes, **fixed}
+        assumed = [sentence for tensor in tensors.values() for sentence in tensor.assumed]
+        if source is WorkloadSource.ANNOTATIONS:
+            for name, value in assumed_sizes([t.spec.shape for t in tensors.values()], known).items():
+                sizes[name] = known[name] = value
+                assumed.append(f"size {name} is assumed to be {value}; set it with `# mtmc: {name}=...`")
+        self._check_unused(sizes)
+        specs = {name: self._finished(name, tensor, known, fixed) for name, tensor in tensors.items()}
+        self._check_grad(specs)
+        arguments = [
+            ArgumentSpec(p.name, specs.get(p.name), constants.get(p.name))
+            for p in self.signature.parameters
+            if p.name in specs or p.name in constants
+        ]
+        sizes = {name: value for name, value in sizes.items() if name not in fixed}
+        return Workload(
+            self.target, source, tuple(arguments), tuple(inits), sizes, self._device(), self.line, tuple(assumed)
         )
-    except (ValueError, SyntaxError, KeyError):
-        raise _bad(f"cannot read the range {bounds[0]}..{bounds[1]}", path, line) from None
-    follows = None
-    if re.search(r"[A-Za-z_]", bounds[1]) and not re.fullmatch(r"-?\d+\.\d*(e-?\d+)?", bounds[1]):
-        follows = Size.parse(bounds[1])
-    return replace(spec, low=float(low), high=float(high), high_size=follows)
 
+    def _sizes_and_init(self) -> tuple[dict[str, int], list[Word]]:
+        """Named sizes, each worked out from those before it, and the constructor's words."""
+        constructor = self.constructor
+        needed = frozenset[str]().union(*(word.names for word in self.words if word.is_tensor))
+        sizes: dict[str, int] = {}
+        init: list[Word] = []
+        # Plain numbers first: `H=2*D D=512` is as good as the other way round.
+        for word in sorted(self.words, key=lambda word: not word.value.isdigit()):
+            if word.in_init:
+                own = constructor is None or constructor.takes_any or word.name in constructor.names
+                # A named size may stand behind `init:` too, where the constructor has no parameter of that name.
+                if own or word.name not in needed:
+                    init.append(word)
+                    continue
+            elif word.name in self.given:
+                continue
+            elif word.is_tensor:
+                raise self._unknown(word)
+            value = self.reader.constant(word, sizes)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise self._unknown(word)
+            sizes[word.name] = value
+        self._check_init(init)
+        return sizes, init
 
-def _check_sizes(spec: TensorSpec, sizes: dict[str, int], path: str, line: int) -> None:
-    for size in (*spec.shape, *(spec.stride or ())):
-        for name in size.symbols():
-            if name not in sizes:
-                raise _bad(f"size {name!r} has no value", path, line, f"Add {name}=64 to the directive.")
-        if size.value(sizes) < 0:
-            raise _bad(f"size {size} is negative", path, line)
+    def _unknown(self, word: Word) -> Exception:
+        names = ", ".join(p.name for p in self.signature.parameters) or "none"
+        return self.reader.bad(f"{self.target.qualname} has no parameter {word.name!r}", word.line, f"It has {names}.")
 
+    def _tensor(self, parameter: Parameter) -> _Tensor | None:
+        word = self.given.get(parameter.name)
+        if word is not None:
+            return _Tensor(self.reader.tensor(word), word.line, word) if word.is_tensor else None
+        if parameter.has_default:
+            return None
+        found: Annotated | None = annotated_tensor(parameter)
+        if found is None:
+            raise self.reader.bad(
+                f"nothing is said of {parameter.name!r}", self.line, f"Add {parameter.name}=f32[64,1024] or its value."
+            )
+        return _Tensor(found.spec, parameter.line, None, found.assumed)
 
-def _annotated(parameter: Parameter, assumed: list[str]) -> TensorSpec | None:
-    """A tensor from ``Float[Tensor, "batch dim"]``."""
-    match = re.fullmatch(r"(?:\w+\.)*(\w+)\[\s*[\w.]*Tensor\s*,\s*[rf]?[\"'](.*)[\"']\s*\]", parameter.annotation)
-    if not match or match[1] not in JAXTYPING:
-        return None
-    if match[1] in VAGUE:
-        assumed.append(f"{parameter.name} is assumed to be {JAXTYPING[match[1]]}: {match[1]} leaves the width open")
-    words = [word.split("=")[-1].lstrip("#?") for word in match[2].split()]
-    if any(word in ("...", "_") or word.startswith("*") for word in words):
-        return None
-    try:
-        return TensorSpec(tuple(Size.parse(word) for word in words), JAXTYPING[match[1]])
-    except (ValueError, SyntaxError):
-        return None
+    def _init(self, word: Word, sizes: dict[str, int]) -> ArgumentSpec:
+        if not word.is_tensor:
+            return ArgumentSpec(word.name, None, self.reader.constant(word, sizes))
+        tensor = _Tensor(self.reader.tensor(word), word.line, word)
+        return ArgumentSpec(word.name, self._finished(word.name, tensor, sizes, {}))
+
+    def _check_init(self, init: list[Word]) -> None:
+        if init and not self.target.class_name:
+            raise self.reader.bad(
+                f"{self.target.qualname} is a function: it has no constructor", init[0].line, "Leave out `init:`."
+            )
+        if self.constructor is None:
+            return
+        parameters = self.constructor.parameters
+        for word in init:
+            if word.name not in self.constructor.names and not self.constructor.takes_any:
+                names = ", ".join(p.name for p in parameters) or "none"
+                raise self.reader.bad(
+                    f"{self.target.class_name}() has no parameter {word.name!r}", word.line, f"It has {names}."
+                )
+        missing = [p.name for p in parameters if not p.has_default and p.name not in {word.name for word in init}]
+        if missing:
+            words = " ".join(f"{name}=..." for name in missing)
+            raise self.reader.bad(
+                f"nothing is said of {missing[0]!r}, which {self.target.class_name}() needs",
+                self.line,
+                f"Add `init: {words}`.",
+            )
+
+    def _check_unused(self, sizes: dict[str, int]) -> None:
+        """A size that nothing uses is a mistyped name."""
+        annotations = " ".join(p.annotation for p in self.signature.parameters)
+        for word in self.words:
+            used = any(word.name in other.names for other in self.words if other is not word)
+            if word.name in sizes and not used and not re.search(rf"\b{word.name}\b", annotations):
+                raise self._unknown(word)
+
+    def _check_grad(self, specs: dict[str, TensorSpec]) -> None:
+        for name in self._grad():
+            spec = specs.get(name)
+            if spec is None or not spec.requires_grad:
+                what = "is no tensor of the target" if spec is None else f"is {spec.dtype}, which has no gradient"
+                floats = ", ".join(n for n, s in specs.items() if "float" in s.dtype) or "none"
+                raise self.reader.bad(f"grad={name}: {name} {what}", self.options["grad"].line, f"It can be {floats}.")
+
+    def _grad(self) -> list[str]:
+        return self.options["grad"].value.split(",") if "grad" in self.options else []
+
+    def _device(self) -> str:
+        word = self.options.get("device")
+        if word is not None and word.value not in ("cuda", "cpu"):
+            raise self.reader.bad(
+                f"device is cuda or cpu, not {word.value!r}", word.line, "Write device=cuda or device=cpu."
+            )
+        return word.value if word is not None else "cuda"
+
+    def _finished(self, name: str, tensor: _Tensor, known: dict[str, int], fixed: dict[str, int]) -> TensorSpec:
+        """The tensor with its range, with the sizes that cannot vary as numbers, and checked."""
+        spec, line = tensor.spec, tensor.line
+        for size in (*spec.shape, *(spec.stride or ())):
+            for symbol in size.symbols():
+                if symbol not in known:
+                    raise self.reader.bad(f"size {symbol!r} has no value", line, f"Add {symbol}=64 to the directive.")
+        for size, stride in zip(spec.shape, spec.stride or spec.shape, strict=True):
+            try:
+                number, step = size.value(known), stride.value(known)
+            except ZeroDivisionError:
+                raise self.reader.bad(f"size {size} of {name} divides by zero", line, "Change a size.") from None
+            if number < 0 or step < 0:
+                raise self.reader.bad(
+                    f"size {min(size, stride, key=str)} of {name} is negative", line, "Change a size."
+                )
+            if spec.stride is not None and step == 0 and number > 1:
+                raise self.reader.bad(
+                    f"stride 0 of {name} makes its elements one", line, "Write the size 1, and let it broadcast."
+                )
+        spec = self.reader.ranged(tensor.word, spec, known) if tensor.word is not None else spec
+        numbers = {key: Size.of(value) for key, value in fixed.items()}
+        high = spec.high_size.substitute(numbers) if spec.high_size is not None else None
+        return replace(
+            spec,
+            shape=tuple(size.substitute(numbers) for size in spec.shape),
+            stride=tuple(size.substitute(numbers) for size in spec.stride) if spec.stride is not None else None,
+            high_size=high if high is not None and not high.is_constant else None,
+            requires_grad=name in self._grad() and "float" in spec.dtype,
+        )

@@ -88,15 +88,3 @@ def _parameter(node: Node) -> Parameter | None:
         return None
     default = text_of(field(node, "value"))
     return Parameter(text_of(name), text_of(field(node, "type")), "default" in node.type, line_of(node), default)
-
-
-def parameters_of(text: bytes, target: Target) -> list[Parameter]:
-    """Parameters of what runs."""
-    found = signature_of(text, target)
-    return list(found.parameters) if found else []
-
-
-def constructor_parameters(text: bytes, target: Target) -> list[Parameter]:
-    """Parameters of the constructor."""
-    found = constructor_of(text, target)
-    return list(found.parameters) if found else []

@@ -101,7 +101,7 @@ def test_a_target_that_does_not_parse_is_told_with_its_line() -> None:
         ("x", "cannot read 'x'"),
         ("x=f32[4] z=f32[4]", "no parameter 'z'"),
         ("x=f32[4,%]", "cannot read the sizes"),
-        ("y=f32[4]", "nothing is said of 'x'"),
+        ("y=f32[4]", "no parameter 'y'"),
         ("x=f32[4] device=tpu", "device is cuda or cpu"),
         ("x=f32[4] mode=sum", "cannot read the value 'sum'"),
     ],
