@@ -2,18 +2,21 @@
 
     python3 scripts/dev.py setup | demo | test
 
-Makes ``.venv`` beside this checkout, without sudo. Where there is no CUDA GPU, a CPU build of torch is preferred if pip can
-already find one.
+Makes ``.venv`` in the checkout, without sudo. Where there is no CUDA GPU, a CPU build of torch is preferred if pip can
+already find one. Further arguments go to ``mtmc optimize`` (demo) or pytest (test).
 """
 
 from __future__ import annotations
 
+import configparser
 import hashlib
-import json
 import os
+import re
 import shutil
+import ssl
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 import venv
 from pathlib import Path
@@ -21,46 +24,50 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv"
 PYTHON = FOLDER / "bin" / "python"
-CPU_TORCH = ("torch==2.13.0", "torch==2.12.0", "torch==2.11.0")
-"""Versions looked for as CPU builds, newest first."""
-SMALL_WHEEL = 400 << 20
-"""A torch wheel below this many bytes holds no CUDA code."""
+LEAST_TORCH = (2, 11)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PYPI = "https://pypi.org/simple"
+DEMO = "examples/rmsnorm_residual.py::rmsnorm_residual"
 
 
 def main() -> int:
     """Do what the first argument says."""
-    command = sys.argv[1] if len(sys.argv) > 1 else "setup"
-    if sys.version_info < (3, 10):
-        print("mtmc-lsp needs Python 3.10 or later", file=sys.stderr)
-        return 3
+    command, *rest = sys.argv[1:] or ["setup"]
+    if command not in ("setup", "demo", "test"):
+        print(__doc__, file=sys.stderr)
+        return 2
     set_up()
     if command == "demo":
-        return run(PYTHON, "-m", "mtmc_lsp", "optimize", "examples/rmsnorm_residual.py::rmsnorm_residual")
-    if command == "test":
-        return test()
-    return 0
+        return run(PYTHON, "-m", "mtmc_lsp", "optimize", DEMO, *rest)
+    return test(rest) if command == "test" else 0
 
 
-def test() -> int:
+def test(arguments: list[str]) -> int:
     """Lint, types, tests; all run, the first failure gives the exit code."""
     codes = [
         run(PYTHON, "-m", "ruff", "check", "."),
         run(PYTHON, "-m", "ruff", "format", "--check", "."),
         run(PYTHON, "-m", "mypy"),
-        run(PYTHON, "-m", "pytest", "-n", "2", "-m", "not gpu"),
+        run(PYTHON, "-m", "pytest", "-n", "2", "-m", "not gpu", *arguments),
     ]
     return next((code for code in codes if code), 0)
 
 
 def run(*command: object) -> int:
     """Run a command in the checkout; gives its exit code."""
+    sys.stdout.flush()
     return subprocess.run([str(part) for part in command], cwd=ROOT, check=False).returncode
+
+
+# Set-up --------------------------------------------------------------------------------------------------------------
 
 
 def set_up() -> None:
     """Make the environment, unless it is already there for this pyproject.toml."""
+    if sys.version_info < (3, 10):  # noqa: UP036  (whoever runs this may have an older one)
+        sys.exit("mtmc-lsp needs Python 3.10 or later; name one: python3.12 scripts/dev.py")
     stamp = FOLDER / "mtmc-stamp"
-    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return
     if not PYTHON.exists():
@@ -68,6 +75,7 @@ def set_up() -> None:
     install_pip()
     if not has("torch"):
         install_torch()
+    # triton comes with a CUDA build of torch, and is asked for here for the others.
     pip("install", "-e", ".[dev]", "numpy>=1.26", "triton>=3.6")
     stamp.write_text(wanted)
 
@@ -81,6 +89,7 @@ def has(module: str) -> bool:
 def pip(*arguments: str) -> None:
     """Run the environment's pip; end where it fails."""
     command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *arguments]
+    print("$", " ".join(command), flush=True)
     if subprocess.run(command, cwd=ROOT, check=False).returncode:
         sys.exit(f"failed: {' '.join(command)}")
 
@@ -96,31 +105,71 @@ def install_pip() -> None:
         return
     if shutil.which("pip3") and run("pip3", "--python", PYTHON, "install", "pip") == 0:
         return
-    with urllib.request.urlopen("https://pypi.org/pypi/pip/json", timeout=60) as answer:
-        files = json.load(answer)["urls"]
-    wheel = next(file for file in files if file["filename"].endswith(".whl"))
-    path = FOLDER / wheel["filename"]
-    with urllib.request.urlopen(wheel["url"], timeout=120) as answer:
-        path.write_bytes(answer.read())
-    if hashlib.sha256(path.read_bytes()).hexdigest() != wheel["digests"]["sha256"]:
-        sys.exit("the downloaded pip wheel is damaged; try again")
+    wheel = fetch_pip()
     # A wheel is a zip file, which Python can run.
-    if run(PYTHON, path / "pip", "install", str(path)):
-        sys.exit("could not install pip into .venv")
-    path.unlink()
+    if run(PYTHON, wheel / "pip", "install", "--no-index", wheel):
+        sys.exit("could not install pip into .venv; install python3-venv, or pip, and run this again")
+    wheel.unlink()
+
+
+def fetch_pip() -> Path:
+    """The newest pip wheel of the package index that pip is configured for."""
+    page = f"{index_url().rstrip('/')}/pip/"
+    context = ssl.create_default_context(cafile=pip_setting("cert") or None)
+    try:
+        with urllib.request.urlopen(page, timeout=60, context=context) as answer:
+            links: list[tuple[str, str, str]] = re.findall(
+                r'href="([^"]+/(pip-([0-9.]+)-py3-none-any\.whl)[^"]*)"', answer.read().decode()
+            )
+        if not links:
+            sys.exit(f"{page} offers no pip; install python3-venv, or pip, and run this again")
+        href, name, _ = max(links, key=lambda link: [int(part) for part in link[2].split(".")])
+        with urllib.request.urlopen(urllib.parse.urljoin(page, href), timeout=120, context=context) as answer:
+            content = answer.read()
+    except OSError as error:
+        sys.exit(f"pip is missing, and {page} cannot be reached: {error}; install python3-venv, and run this again")
+    wanted = re.search(r"#sha256=([0-9a-f]{64})", href)
+    if wanted and hashlib.sha256(content).hexdigest() != wanted[1]:
+        sys.exit(f"{name} came damaged; run this again")
+    path = FOLDER / name
+    path.write_bytes(content)
+    return path
+
+
+def index_url() -> str:
+    """Where pip would look for packages."""
+    return pip_setting("index-url") or PYPI
+
+
+def pip_setting(name: str) -> str:
+    """A setting of pip's, from its environment variables or its configuration files."""
+    variable = os.environ.get(f"PIP_{name.upper().replace('-', '_')}", "")
+    if variable:
+        return variable
+    home = Path.home()
+    files = ["/etc/pip.conf", home / ".pip/pip.conf", home / ".config/pip/pip.conf", os.environ.get("PIP_CONFIG_FILE")]
+    config = configparser.ConfigParser(interpolation=None)
+    config.read([str(file) for file in files if file], encoding="utf-8")
+    return config.get("global", name, fallback="")
+
+
+# torch ---------------------------------------------------------------------------------------------------------------
 
 
 def install_torch() -> None:
-    """torch first and alone: a plain requirement may bring gigabytes of CUDA packages to a machine without a GPU."""
-    if not has_gpu():
-        for requirement in CPU_TORCH:
-            if is_cpu_build(requirement):
-                pip("install", requirement)
-                return
-        if pip_finds("torch", "--index-url", "https://download.pytorch.org/whl/cpu"):
-            pip("install", "torch", "--index-url", "https://download.pytorch.org/whl/cpu")
-            return
-    pip("install", "torch>=2.11")
+    """torch first and alone: a plain requirement brings gigabytes of CUDA packages to a machine without a GPU."""
+    least = f"torch>={'.'.join(map(str, LEAST_TORCH))}"
+    if has_gpu():
+        pip("install", least)
+        return
+    local = cpu_build()
+    if local:
+        pip("install", local)
+    elif is_found(least, "--index-url", CPU_INDEX):
+        pip("install", least, "--index-url", CPU_INDEX)
+    else:
+        print("no CPU build of torch was found; the default build is installed, which is large", flush=True)
+        pip("install", least)
 
 
 def has_gpu() -> bool:
@@ -128,27 +177,27 @@ def has_gpu() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
 
 
-def pip_finds(*arguments: str) -> str:
-    """What pip would install, as its JSON report; empty where it finds nothing."""
-    command = [PYTHON, "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", "--report", "-", *arguments]
+def cpu_build() -> str:
+    """The newest ``torch==X+cpu`` that pip finds as it is configured; empty where it finds none."""
+    done = pip_quietly("index", "versions", "torch")
+    builds = re.findall(r"\b(\d+)\.(\d+)\.(\d+)\+cpu\b", done)
+    versions = [numbers for numbers in (tuple(map(int, build)) for build in builds) if numbers >= LEAST_TORCH]
+    return f"torch=={'.'.join(map(str, max(versions)))}+cpu" if versions else ""
+
+
+def is_found(*arguments: str) -> bool:
+    """Whether pip would find something to install; does not wait long for an index that does not answer."""
+    return bool(pip_quietly("install", "--dry-run", "--no-deps", "--timeout", "10", "--retries", "0", *arguments))
+
+
+def pip_quietly(*arguments: str) -> str:
+    """What pip prints; empty where it fails or takes too long."""
+    command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired:
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-def is_cpu_build(requirement: str) -> bool:
-    """Whether pip, as it is configured, finds this torch as a build without CUDA."""
-    if os.environ.get("MTMC_ANY_TORCH"):
-        return False
-    report = pip_finds(requirement, "--no-index") or ""
-    if not report:
-        return False
-    items = json.loads(report)["install"]
-    url = items[0]["download_info"]["url"] if items else ""
-    local = Path(url.removeprefix("file://"))
-    return "+cpu" in url or (url.startswith("file://") and local.exists() and local.stat().st_size < SMALL_WHEEL)
 
 
 if __name__ == "__main__":
