@@ -11,7 +11,10 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -46,18 +49,28 @@ def _limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
+def _end_with(parent: int) -> None:
+    """End this process and what it started once the parent is gone, whatever user code is doing."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(0, signal.SIGKILL)
+
+
 def _answer(line: str) -> dict[str, Any]:
-    from mtmc_lsp.core.errors import MtmcError, OutOfMemory
+    from mtmc_lsp.core.errors import MtmcError, OutOfMemory, TargetRaises
 
     message = json.loads(line)
-    module, _, function = COMMANDS[message["command"]].partition(":")
     try:
+        module, _, function = COMMANDS[message["command"]].partition(":")
         handler = getattr(importlib.import_module(module), function)
         return {"result": handler(message["request"])}
     except MtmcError as error:
         return {"error": error.to_json()}
     except MemoryError:
         return {"error": OutOfMemory("out of memory", remedy="Make the sizes in the workload smaller.").to_json()}
+    except SystemExit as error:
+        text = f"the file's code ends the process (SystemExit: {error})"
+        return {"error": TargetRaises(text, remedy="Put it under `if __name__ == '__main__':`.").to_json()}
     except Exception as error:
         # A bug of ours: the whole trace goes to the log, its end to the user.
         traceback.print_exc()
@@ -74,16 +87,23 @@ def main() -> None:
     parser.add_argument("--answers", type=int, required=True)
     parser.add_argument("--memory", type=int)
     options = parser.parse_args()
+    if os.getpgrp() == os.getpid():
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # The folder of this file is first on the path of a script; the user's own modules must not find ours there.
-    sys.path.pop(0)
+    if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+        sys.path.pop(0)
     _register_package()
     if options.memory:
         _limit_memory(options.memory)
+    # A process that user code starts must not hold the pipe open after our end.
+    os.set_inheritable(options.answers, False)
+    answers = os.fdopen(options.answers, "w", encoding="utf-8")
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     # User code that reads standard input gets nothing instead of our requests.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for line in requests:
-        os.write(options.answers, (json.dumps(_answer(line)) + "\n").encode())
+        answers.write(json.dumps(_answer(line)) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -22,8 +23,12 @@ from typing import IO, Any
 from mtmc_lsp.core.errors import EnvironmentNotAble, WorkerFailed, error_from_json
 
 ENTRY = Path(__file__).resolve().parent.parent / "worker.py"
+SCRATCH = "MTMC_SCRATCH"
+"""The variable that tells the child its scratch folder, which is removed with it."""
 TAIL = 4000
-"""Characters of the child's error output that a failure quotes."""
+"""Bytes of the child's output that are kept, for failures to quote."""
+POLL_SECONDS = 0.5
+"""How often a child that is waited for is looked at: a grandchild may hold the answer pipe open after its death."""
 
 
 class Worker:
@@ -51,7 +56,8 @@ class Worker:
         self._memory_bytes = memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = -1
-        self._log: IO[bytes] | None = None
+        self._tail: _Tail | None = None
+        self._scratch = ""
         self._killed = False
         self._lock = threading.Lock()
 
@@ -73,25 +79,32 @@ class Worker:
 
         Raises:
             MtmcError: what the command itself raised.
-            WorkerFailed: the child hung, crashed or ran out of memory.
+            WorkerFailed: the child hung, crashed or ran out of memory, or was killed from another thread.
             EnvironmentNotAble: the interpreter cannot be started.
         """
+        deadline = time.monotonic() + timeout_s
+        line = json.dumps({"command": command, "request": request}) + "\n"
         with self._lock:
             process = self._started()
-            line = json.dumps({"command": command, "request": request}) + "\n"
             try:
-                assert process.stdin is not None
-                process.stdin.write(line.encode())
-                process.stdin.flush()
-                answer = self._read(time.monotonic() + timeout_s)
+                self._send(process, line.encode(), deadline)
+                answer = self._read(process, deadline)
             except BrokenPipeError:
                 answer = b""
             except TimeoutError:
                 self._stop()
-                raise WorkerFailed(f"{command} took longer than {timeout_s:.0f} s", kind="timeout") from None
+                raise WorkerFailed(
+                    f"{command} took longer than {timeout_s:.0f} s, so its process was ended",
+                    kind="timeout",
+                    remedy="Look for an endless loop, or make the sizes in the workload smaller.",
+                ) from None
             if not answer:
-                raise self._died(command)
-        data = json.loads(answer)
+                raise self._died(process, command)
+            try:
+                data = json.loads(answer)
+            except ValueError:
+                self._stop()
+                raise WorkerFailed(f"{command} gave an answer that is no JSON", kind="crashed") from None
         if "error" in data:
             raise error_from_json(data["error"])
         result: dict[str, Any] = data["result"]
@@ -111,11 +124,7 @@ class Worker:
 
     def output(self) -> str:
         """The end of what the child printed."""
-        if self._log is None:
-            return ""
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - TAIL))
-        return self._log.read().decode("utf-8", "replace")
+        return self._tail.text() if self._tail is not None else ""
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
@@ -123,37 +132,60 @@ class Worker:
         self._stop()
         self._killed = False
         read_end, write_end = os.pipe()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the child)
         limit = ["--memory", str(self._memory_bytes)] if self._memory_bytes else []
+        self._scratch = tempfile.mkdtemp(prefix="mtmc-")
         try:
             self._process = subprocess.Popen(
                 [self.python, str(ENTRY), "--answers", str(write_end), *limit],
                 stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=self._log,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 cwd=self._cwd,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **self._env},
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", SCRATCH: self._scratch, **self._env},
                 pass_fds=(write_end,),
                 start_new_session=True,
             )
         except OSError as error:
             os.close(read_end)
-            raise EnvironmentNotAble(
-                f"cannot start the interpreter {self.python}: {error.strerror}",
-                remedy="Name one with --python, or set python in [tool.mtmc].",
-            ) from None
+            raise self._cannot_start(error) from None
         finally:
             os.close(write_end)
         self._answers = read_end
+        assert self._process.stdin is not None and self._process.stdout is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._tail = _Tail(self._process.stdout)
         return self._process
 
-    def _read(self, deadline: float) -> bytes:
-        """One line of answer; empty when the child closed the pipe."""
+    def _cannot_start(self, error: OSError) -> EnvironmentNotAble:
+        if not os.path.isdir(self._cwd):
+            return EnvironmentNotAble(f"there is no folder {self._cwd}", remedy="Check the path.")
+        return EnvironmentNotAble(
+            f"cannot start the interpreter {self.python}: {error.strerror}",
+            remedy="Name one with --python, or set python in [tool.mtmc].",
+        )
+
+    def _send(self, process: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
+        """Write the request, without waiting longer than the deadline for a child that does not read."""
+        assert process.stdin is not None
+        target = process.stdin.fileno()
+        while data:
+            if not select.select([], [target], [], max(0.0, deadline - time.monotonic()))[1]:
+                raise TimeoutError
+            data = data[os.write(target, data) :]
+
+    def _read(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
+        """One line of answer; empty when the child is gone."""
         chunks: list[bytes] = []
         while True:
             rest = deadline - time.monotonic()
-            if rest <= 0 or not select.select([self._answers], [], [], rest)[0]:
+            if rest <= 0:
                 raise TimeoutError
+            # Looked at before the pipe: what a child wrote before its end is still there afterwards.
+            ended = process.poll() is not None
+            if not select.select([self._answers], [], [], 0 if ended else min(rest, POLL_SECONDS))[0]:
+                if ended:
+                    return b""
+                continue
             chunk = os.read(self._answers, 1 << 20)
             if not chunk:
                 return b""
@@ -161,42 +193,74 @@ class Worker:
             if chunk.endswith(b"\n"):
                 return b"".join(chunks)
 
-    def _died(self, command: str) -> WorkerFailed:
-        process = self._process
-        assert process is not None
+    def _died(self, process: subprocess.Popen[bytes], command: str) -> WorkerFailed:
         try:
             code = process.wait(5)
         except subprocess.TimeoutExpired:
             code = 0
         tail = self.output().strip()
+        killed = self._killed
         self._stop()
-        if self._killed:
+        if killed:
             return WorkerFailed(f"{command} was cancelled", kind="cancelled")
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        kind = "memory" if "MemoryError" in tail or code == -signal.SIGKILL else "crashed"
         last = f": {tail.splitlines()[-1]}" if tail else ""
-        return WorkerFailed(f"the process ended with {how} during {command}{last}", kind=kind)
+        # Nobody but the kernel, short of memory, sends SIGKILL to a child that was not cancelled.
+        if "MemoryError" in tail or "std::bad_alloc" in tail or code == -signal.SIGKILL:
+            return WorkerFailed(
+                f"the process ran out of memory during {command} ({how}){last}",
+                kind="memory",
+                remedy="Make the sizes in the workload smaller.",
+            )
+        return WorkerFailed(f"the process ended with {how} during {command}{last}", kind="crashed")
 
     def _stop(self) -> None:
         if self._process is not None:
             _kill_group(self._process)
             self._process.wait()
-            if self._process.stdin is not None:
-                try:
-                    self._process.stdin.close()
-                except BrokenPipeError:
-                    pass
+            assert self._process.stdin is not None
+            # Written to by its number alone, so nothing is buffered that closing would send to a dead child.
+            self._process.stdin.close()
             self._process = None
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
         if self._answers >= 0:
             os.close(self._answers)
             self._answers = -1
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = ""
+
+
+class _Tail:
+    """Reads what a child prints, as it comes, and keeps the end."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._end = b""
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def _drain(self) -> None:
+        while chunk := os.read(self._stream.fileno(), 1 << 16):
+            self._end = (self._end + chunk)[-TAIL:]
+
+    def text(self) -> str:
+        """The end of what was printed; waits a moment for the last of a child that just died."""
+        self._thread.join(0.3)
+        return self._end.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        # A grandchild that left the group may still hold the pipe; its reader then ends with this process.
+        self._thread.join(0.3)
+        if not self._thread.is_alive():
+            self._stream.close()
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # After poll() has seen the leader's end its number may belong to another, unless members of its group remain.
     try:
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         pass

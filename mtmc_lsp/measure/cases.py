@@ -93,7 +93,8 @@ def _outside_the_guard(capture: Capture, sizes: Mapping[str, int], interpreted: 
     if floats:
         cases.append(Case(sizes, "normal", seed + 1, AUTOGRAD))
     elements = sum(kind.numel.value(sizes) for node in capture.graph.nodes for kind in node.outputs)
-    if not interpreted and capture.flops < CPU_WORK and elements < CPU_WORK / 1000:
+    work = max(capture.flops, 2 * product_work(capture.graph, sizes))
+    if not interpreted and work < CPU_WORK and elements < CPU_WORK / 1000:
         cases.append(Case(sizes, "normal", seed + 2, ON_CPU))
     return cases
 
@@ -142,15 +143,20 @@ def _names(shape: tuple[Size, ...]) -> list[str]:
     return [name for size in shape for name in size.symbols()]
 
 
-PRODUCTS = {"mm", "bmm", "matmul", "linear", "addmm", "baddbmm", "scaled_dot_product_attention"}
+DEPTH_OPERAND = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1}
+"""Matrix products, and which tensor operand's last dimension is summed over."""
 
 
 def product_work(graph: Graph, sizes: Mapping[str, int]) -> float:
     """Multiply-adds of the graph's matrix products."""
     total = 0.0
     for node in graph.nodes:
-        if node.op.split(".")[1] in PRODUCTS:
-            operands = [graph.type_of(ref) for ref in node.inputs()]
-            depth = max((kind.shape[-1].value(sizes) for kind in operands if kind.shape), default=1)
-            total += float(node.type.numel.value(sizes)) * depth
+        name = node.op.split(".")[1]
+        operands = [graph.type_of(ref) for ref in node.inputs()]
+        made = float(node.type.numel.value(sizes)) if node.outputs else 0.0
+        if name in DEPTH_OPERAND:
+            total += made * operands[DEPTH_OPERAND[name]].shape[-1].value(sizes)
+        elif name == "scaled_dot_product_attention":
+            # Two products, each of the length of the keys.
+            total += 2 * made * operands[1].shape[-2].value(sizes)
     return total

@@ -13,6 +13,7 @@ from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, Environment
+from mtmc_lsp.measure.cases import product_work
 
 TERA = 1e12
 
@@ -91,7 +92,8 @@ def bound_us(capture: Capture, device: Device) -> float:
     graph = capture.graph
     traffic = (_read_bytes(graph) + _written_bytes(graph)) / device.bandwidth
     rate = device.flops.get(_product_kind(graph), 0.0)
-    return max(traffic, capture.flops / rate if rate else 0.0) * 1e6
+    work = max(capture.flops, 2 * product_work(graph, graph.sizes))
+    return max(traffic, work / rate if rate else 0.0) * 1e6
 
 
 def least_us(capture: Capture, device: Device) -> float:

@@ -7,8 +7,8 @@ The comment's words, in any order, on one line or several::
     # mtmc: x=f32[64,512] init: dim=512 hidden=4*512
 
 ``name=dtype[sizes]`` makes a tensor (``{strides}`` and an inclusive ``@low..high`` may follow). ``name=value`` is a
-constant where the target has a parameter of that name, and else a named size. Words behind ``init:``, up to the end of the
-line, are the constructor's arguments. A parameter that is not named has its default or its jaxtyping annotation.
+constant where the target has a parameter of that name, and else a named size. Words behind ``init:``, up to the end of
+the line, are the constructor's arguments. A parameter that is not named has its default or its jaxtyping annotation.
 """
 
 from __future__ import annotations
@@ -265,9 +265,7 @@ class _Builder:
             except ZeroDivisionError:
                 raise self.reader.bad(f"size {size} of {name} divides by zero", line, "Change a size.") from None
             if number < 0 or step < 0:
-                raise self.reader.bad(
-                    f"size {min(size, stride, key=str)} of {name} is negative", line, "Change a size."
-                )
+                raise self.reader.bad(f"a size or stride of {name} is negative", line, "Change it.")
             if spec.stride is not None and step == 0 and number > 1:
                 raise self.reader.bad(
                     f"stride 0 of {name} makes its elements one", line, "Write the size 1, and let it broadcast."

@@ -37,6 +37,7 @@ LAYERS = {
 SMALL = {"head": 8, "group": 8, "expert": 8, "kernel": 3, "stride": 1, "layer": 2, "channel": 64}
 """Integers for constructor arguments whose name says that they are small."""
 
+VECTORS = re.compile(r"(?:.*_)?(?:weight|bias|scale|shift|gamma|beta|gain)")
 INDICES = re.compile(r"(?:.*_)?(?:idx|ids|index|indices|labels?|targets?|tokens?)")
 
 
@@ -73,7 +74,9 @@ def _argument(parameter: Parameter, inputs: Mapping[str, str]) -> tuple[str, set
         return "[1]", set()
     if parameter.name in inputs:
         return inputs[parameter.name], set()
-    return ("i64[64]@0..9" if INDICES.fullmatch(parameter.name) else "f32[64,1024]"), set()
+    if INDICES.fullmatch(parameter.name):
+        return "i64[64]@0..9", set()
+    return ("f32[1024]" if VECTORS.fullmatch(parameter.name) else "f32[64,1024]"), set()
 
 
 def _constructor_values(constructor: Signature | None) -> dict[str, str]:

@@ -1,0 +1,65 @@
+"""Which inputs are tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from handwritten import ADD_IN_PLACE, RMS, SCALE_MODULE
+
+from mtmc_lsp.measure.cases import AUTOGRAD, FLOAT64, ON_CPU, VALUES, is_interpretable, verification_cases
+
+
+def cases_of(capture, *, interpreted: bool = True):
+    return verification_cases(capture, interpreted=interpreted, seed=100)
+
+
+def test_sizes_of_one_of_zero_and_of_no_multiple_of_sixteen_are_tried(capture_of) -> None:
+    sizes = [tuple(case.sizes.values()) for case in cases_of(capture_of(RMS))]
+    assert any(1 in pair for pair in sizes)
+    assert any(0 in pair for pair in sizes)
+    assert any(all(value % 16 and value % 2 for value in pair) and min(pair) > 16 for pair in sizes)
+
+
+def test_every_distribution_is_tried_and_no_seed_twice(capture_of) -> None:
+    cases = cases_of(capture_of(RMS))
+    assert {c.distribution for c in cases} == {"normal", "uniform", "large", "tiny", "mixed", "constant"}
+    assert len({case.seed for case in cases}) == len(cases)
+
+
+def test_the_first_case_is_the_workload_itself(capture_of) -> None:
+    capture = capture_of(RMS)
+    assert dict(cases_of(capture, interpreted=False)[0].sizes) == dict(capture.graph.sizes)
+
+
+def test_calls_outside_the_guard_come_last(capture_of) -> None:
+    capture = capture_of(RMS)
+    assert [c.kind for c in cases_of(capture)][-2:] == [FLOAT64, AUTOGRAD]
+    assert [c.kind for c in cases_of(capture, interpreted=False)][-3:] == [FLOAT64, AUTOGRAD, ON_CPU]
+    assert all(c.kind == VALUES for c in cases_of(capture)[:-2])
+
+
+def test_sizes_of_parameters_stay(capture_of) -> None:
+    capture = capture_of(SCALE_MODULE)
+    fixed = set(capture.graph.sizes) - set(capture.variable_sizes)
+    for case in cases_of(capture):
+        assert all(case.sizes[name] == capture.graph.sizes[name] for name in fixed)
+
+
+def test_conditions_of_the_graph_are_kept(capture_of) -> None:
+    capture = capture_of(RMS)
+    name = capture.variable_sizes[0]
+    bound = replace(capture, graph=replace(capture.graph, conditions=(f"{name} >= 4", f"{name} % 2 == 1")))
+    assert cases_of(bound)
+    assert all(case.sizes[name] >= 4 and case.sizes[name] % 2 for case in cases_of(bound))
+
+
+@pytest.mark.parametrize("size", [10**6, 10**9])
+def test_large_workloads_are_reduced_for_the_interpreter(capture_of, size: int) -> None:
+    capture = capture_of(ADD_IN_PLACE)
+    name = capture.variable_sizes[0]
+    large = replace(capture, graph=replace(capture.graph, sizes={name: size}))
+    assert max(case.sizes[name] for case in cases_of(large)) < 10**5
+    assert is_interpretable(large)
+    stuck = replace(large, variable_sizes=())
+    assert is_interpretable(stuck) is False

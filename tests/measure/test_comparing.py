@@ -1,0 +1,96 @@
+"""When two results agree."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtmc_lsp.measure.comparing import FACTORS, agreement, exact_difference
+
+
+def judged(mine, own, oracle, near=None, precision="budget"):
+    return agreement(mine, own, oracle, near, FACTORS[precision]).wrong
+
+
+def sample(dtype=torch.float32):
+    oracle = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return oracle.to(dtype), oracle
+
+
+def moved(values: torch.Tensor, part: float) -> torch.Tensor:
+    signs = torch.ones_like(values)
+    signs[::2] = -1
+    return values * (1 + part * signs)
+
+
+def test_eight_times_the_users_own_error_is_allowed_and_no_more() -> None:
+    _, oracle = sample()
+    own = moved(oracle, 1e-6).float()
+    assert judged(moved(oracle, 7e-6).float(), own, oracle) == ""
+    assert "relative L2 error" in judged(moved(oracle, 9e-6).float(), own, oracle)
+
+
+def test_strict_precision_allows_less() -> None:
+    _, oracle = sample()
+    own = moved(oracle, 1e-6).float()
+    mine = moved(oracle, 7e-6).float()
+    assert judged(mine, own, oracle, precision="strict")
+
+
+def test_however_bad_the_users_own_code_is_the_published_tolerance_is_the_limit() -> None:
+    """Eight times 4e-5 would be above 1e-4."""
+    _, oracle = sample()
+    assert judged(moved(oracle, 2e-4).float(), moved(oracle, 4e-5).float(), oracle)
+
+
+def test_half_precision_where_the_user_has_single_is_out_of_budget() -> None:
+    own, oracle = sample()
+    assert judged(own.half().float(), own, oracle)
+
+
+def test_a_last_bit_is_allowed_where_the_users_own_code_is_exact() -> None:
+    own, oracle = sample(torch.float32)
+    oracle = own.double()
+    assert judged(torch.nextafter(own, own * 2), own, oracle) == ""
+
+
+def test_a_problem_that_magnifies_rounding_is_given_that_much() -> None:
+    _, oracle = sample()
+    own, mine = oracle.float(), moved(oracle, 3e-5).float()
+    assert judged(mine, own, oracle)
+    assert judged(mine, own, oracle, near=moved(oracle, 1e-5)) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.index_fill(0, torch.tensor([3]), float("nan")), "never written"),
+        (lambda t: t.index_fill(0, torch.tensor([3]), float("inf")), "never written"),
+        (lambda t: t.index_fill(0, torch.tensor([0]), 1.0), "should be NaN"),
+        (lambda t: t.index_fill(0, torch.tensor([1]), 1.0), "should be infinite"),
+        (lambda t: t.index_fill(0, torch.tensor([1]), float("-inf")), "should be infinite"),
+    ],
+)
+def test_nan_and_infinity_stand_where_the_user_has_them(change, said: str) -> None:
+    own, oracle = sample()
+    for tensor in (own, oracle):
+        tensor[0], tensor[1] = float("nan"), float("inf")
+    assert judged(own.clone(), own, oracle) == ""
+    assert said in judged(change(own.clone()), own, oracle)
+
+
+def test_integers_are_compared_exactly() -> None:
+    own = torch.arange(5)
+    assert exact_difference(own.clone(), own, None) == ""
+    assert exact_difference(own + (own == 2), own, None) == "1 of 5 elements differ"
+
+
+def test_another_index_is_right_only_where_the_values_tie() -> None:
+    values = torch.tensor([[1.0, 2.0, 2.0], [0.0, 5.0, 1.0]], dtype=torch.float64)
+    own = torch.tensor([1, 1])
+    ties = {"values": values, "dim": -1, "epsilon": 1e-6}
+    assert exact_difference(torch.tensor([2, 1]), own, ties) == ""
+    assert exact_difference(torch.tensor([2, 2]), own, ties) == "1 of 2 elements differ"
+    assert exact_difference(torch.tensor([2, 7]), own, ties), "an index out of range is wrong, not an error"
+    flat = {"values": values, "dim": None, "epsilon": 1e-6}
+    assert exact_difference(torch.tensor(3), torch.tensor(4), flat)

@@ -1,0 +1,206 @@
+"""What may be concluded from samples, and what a timing must withstand; no GPU needed for the rules themselves."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from handwritten import RMS
+
+from mtmc_lsp.core.errors import EnvironmentNotAble, MeasurementRejected, error_from_json
+from mtmc_lsp.core.results import Ratio, Speed
+from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
+from mtmc_lsp.measure.in_timer import _must_be_possible, _timing
+from mtmc_lsp.measure.retesting import Retest
+from mtmc_lsp.measure.sampling import clocks_agree, ratio_of, speed_of
+
+QUIET = Ratio(1.0, 0.995, 1.005)
+
+
+def noisy(median: float, count: int = 60, spread: float = 0.01, seed: int = 0) -> list[float]:
+    generator = random.Random(seed)
+    return [median * (1 + generator.gauss(0, spread)) for _ in range(count)]
+
+
+def test_twice_as_fast_is_faster_and_its_interval_mostly_holds_two() -> None:
+    """A 95 % interval holds the truth in 38 of 40 trials, give or take."""
+    ratios = [ratio_of(noisy(200.0, seed=2 * i), noisy(100.0, seed=2 * i + 1)) for i in range(40)]
+    assert sum(ratio.low <= 2.0 <= ratio.high for ratio in ratios) >= 34
+    assert all(ratio.high - ratio.low < 0.05 for ratio in ratios)
+    assert all(speed_of(ratio, QUIET) is Speed.FASTER for ratio in ratios)
+
+
+def test_a_copy_of_the_same_code_is_the_same_at_least_19_times_of_20() -> None:
+    """Samples of one distribution, twice."""
+    speeds = []
+    for seed in range(40):
+        first, second, control = (noisy(100.0, seed=3 * seed + i) for i in range(3))
+        speeds.append(speed_of(ratio_of(first, second), ratio_of(control, second)))
+    assert speeds.count(Speed.SAME) >= 38
+    assert Speed.SLOWER not in speeds or speeds.count(Speed.SLOWER) <= 1
+
+
+def test_three_percent_slower_is_never_called_faster() -> None:
+    for seed in range(20):
+        ratio = ratio_of(noisy(100.0, seed=2 * seed), noisy(103.0, seed=2 * seed + 1))
+        assert speed_of(ratio, QUIET) is Speed.SLOWER
+
+
+def test_a_gain_within_the_noise_of_the_control_is_not_called_faster() -> None:
+    assert speed_of(Ratio(1.02, 1.005, 1.04), Ratio(1.0, 0.97, 1.03)) is not Speed.FASTER
+    assert speed_of(Ratio(1.2, 0.9, 1.5), QUIET) is Speed.AMBIGUOUS
+
+
+def test_work_that_the_devices_events_do_not_see_is_noticed() -> None:
+    assert clocks_agree(100.0, 150.0)
+    assert not clocks_agree(10.0, 5000.0)
+    with pytest.raises(MeasurementRejected, match="clocks disagree"):
+        _must_be_possible(median=10.0, warm_us=10.0, wall_us=5000.0, least_us=0.0)
+
+
+def test_a_time_below_what_the_memory_needs_is_rejected() -> None:
+    with pytest.raises(MeasurementRejected, match="memory needs"):
+        _must_be_possible(median=5.0, warm_us=5.0, wall_us=50.0, least_us=9.0)
+    _must_be_possible(median=10.0, warm_us=5.0, wall_us=50.0, least_us=9.0)
+
+
+def test_the_headline_is_against_the_best_baseline_and_a_failed_one_says_why() -> None:
+    samples = {
+        "candidate": [(t, 30.0) for t in noisy(50.0)],
+        "control": [(t, 30.0) for t in noisy(50.0, seed=5)],
+        "eager": [(t, 40.0) for t in noisy(200.0)],
+        "compile": [(t, 40.0) for t in noisy(100.0)],
+        "previous": [(t, 30.0) for t in noisy(60.0)],
+    }
+    timing = _timing(samples, {"candidate": 44.0, "eager": 150.0}, "", bound_us=40.0)
+    assert timing.best == "compile"
+    assert timing.speed is Speed.FASTER
+    assert timing.roofline == pytest.approx(0.8, rel=0.02)
+    assert timing.host_us == 30.0
+    assert timing.graph_us == 44.0
+    assert timing.against("previous").ratio == pytest.approx(1.2, rel=0.02)
+    del samples["compile"]
+    timing = _timing(samples, {}, "torch.compile failed: KeyError", bound_us=40.0)
+    assert timing.best == "eager"
+    failed = next(b for b in timing.baselines if b.name == "compile")
+    assert failed.speedup is None
+    assert failed.note == "torch.compile failed: KeyError"
+
+
+# Looking again at results -----------------------------------------------------------------------------------------
+
+
+def retested(candidate, *, calls: int = 3, **named) -> None:
+    x = torch.linspace(-3, 3, 100)
+    inputs = {"x": x}
+    retest = Retest(lambda: candidate(x), lambda: torch.tanh(x), inputs, random=False, **named)
+    before = x.clone()
+    retest.before()
+    for _ in range(calls):
+        retest.kept()
+    retest.after()
+    assert torch.equal(x, before), "the inputs are put back"
+
+
+def test_an_honest_candidate_withstands_a_second_look() -> None:
+    retested(torch.tanh)
+
+
+def test_a_result_that_is_kept_from_the_first_call_is_noticed() -> None:
+    """The same tensor with new contents must give a new result."""
+    known: dict[int, torch.Tensor] = {}
+
+    def cached(x: torch.Tensor) -> torch.Tensor:
+        return known.setdefault(x.data_ptr(), torch.tanh(x))
+
+    with pytest.raises(MeasurementRejected, match="new contents"):
+        retested(cached)
+
+
+def test_a_candidate_that_stops_working_after_some_calls_is_noticed() -> None:
+    calls = []
+
+    def tired(x: torch.Tensor) -> torch.Tensor:
+        calls.append(0)
+        return torch.tanh(x) if len(calls) < 3 else torch.zeros_like(x)
+
+    with pytest.raises(MeasurementRejected, match="while timed"):
+        retested(tired)
+
+
+def test_a_candidate_that_leaves_results_unwritten_is_noticed() -> None:
+    with pytest.raises(MeasurementRejected, match="before timing"):
+        retested(lambda x: torch.full_like(x, float("nan")))
+
+
+def test_a_target_that_overwrites_its_argument_can_be_looked_at_again() -> None:
+    x = torch.ones(10)
+    retest = Retest(lambda: x.add_(1).mul(2), lambda: x.add_(1).mul(2), {"x": x}, random=False)
+    retest.before()
+    retest.kept()
+    retest.kept()
+    retest.after()
+    assert torch.equal(x, torch.ones(10))
+
+
+# Ceilings ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_bound_counts_inputs_once_and_outputs_once(capture_of) -> None:
+    device = data_sheet(("sm_90",))
+    capture = capture_of(RMS)
+    traffic = 4 * (2 * 37 * 72 + 72)
+    assert bound_us(capture, device) == pytest.approx(traffic / device.bandwidth * 1e6)
+    assert 0 < least_us(capture, device) < bound_us(capture, device)
+
+
+def test_a_table_of_which_few_rows_are_read_does_not_count_whole(captured) -> None:
+    """A gather may be far faster than reading its whole table."""
+    capture = captured("# mtmc: w=f32[100000,64] i=i64[8]\ndef look_up(w, i):\n    return w[i]\n", "look_up")
+    device = data_sheet(("sm_90",))
+    assert bound_us(capture, device) < 1e-2
+
+
+def test_products_bound_the_time_too(captured) -> None:
+    capture = captured("# mtmc: a=f32[512,512] b=f32[512,512]\ndef product(a, b):\n    return a @ b\n", "product")
+    device = data_sheet(("sm_90",))
+    flops = 2 * 512**3
+    assert bound_us(capture, device) == pytest.approx(
+        max(flops / device.flops["fp16x3"], 3 * 4 * 512**2 / device.bandwidth) * 1e6
+    )
+
+
+def test_the_device_to_plan_for_without_a_gpu_is_one_that_was_asked_for() -> None:
+    assert data_sheet(("sm_80",)).arch == "sm_80"
+    assert data_sheet(("sm_80", "sm_90")).arch == "sm_90"
+    assert data_sheet(("sm_unheard_of",)).arch == "sm_90"
+    assert not data_sheet(("sm_90",)).measured
+
+
+def test_measured_ceilings_are_kept_for_this_gpu_driver_and_torch_alone(capture_of, scratch_home) -> None:
+    environment = replace(capture_of(RMS).environment, gpu="Some GPU", driver="1.2")
+    assert cached_device(environment) is None
+    device = replace(data_sheet(("sm_90",)), measured=True)
+    remember_device(environment, device)
+    assert cached_device(environment) == device
+    assert cached_device(replace(environment, driver="1.3")) is None
+    next((scratch_home / "mtmc").iterdir()).write_text("{}")
+    assert cached_device(environment) is None, "a cache that cannot be read is measured again"
+
+
+# Without a GPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_nothing_is_timed(measurer_of) -> None:
+    measurer = measurer_of(RMS)
+    assert measurer.time(RMS.candidate(), None) is None
+    assert measurer.device().measured is False
+    with pytest.raises(EnvironmentNotAble, match="CUDA GPU"):
+        measurer.quick([RMS.candidate()], seconds=1.0)
+
+
+def test_a_rejected_measurement_stays_one_across_processes() -> None:
+    assert isinstance(error_from_json(MeasurementRejected("too fast").to_json()), MeasurementRejected)
