@@ -1,0 +1,298 @@
+"""Putting generated code into a file and taking it out again, byte for byte."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtmc_lsp.core.errors import RequestError, TargetUnsupported
+from mtmc_lsp.core.run import GeneratedCode
+from mtmc_lsp.core.workload import TargetKind
+from mtmc_lsp.source.compose import compose, strip_generated
+from mtmc_lsp.source.directive import parse_directive
+from mtmc_lsp.source.targets import find_target
+
+IMPORTS = ("import torch", "import triton", "import triton.language as tl")
+
+
+def code_for(name: str) -> GeneratedCode:
+    """What a coder writes for a target, names of its own in it."""
+    block = f"@triton.jit\ndef {name}_kernel(x):\n    tl.store(x, 1)\n\n\ndef {name}_fits(x):\n    return x.is_cuda\n"
+    dispatch = f"if {name}_fits(x):\n    return {name}_triton(x) if torch.compiler.is_compiling() else {name}_op(x)\n"
+    return GeneratedCode(IMPORTS, block, dispatch)
+
+
+CODE = code_for("k")
+BLOCK = """# mtmc: begin f
+@triton.jit
+def k_kernel(x):
+    tl.store(x, 1)
+
+
+def k_fits(x):
+    return x.is_cuda
+# mtmc: end f
+"""
+CALL = "    if k_fits(x):  # mtmc: dispatch\n        return k_triton(x) if torch.compiler.is_compiling() else k_op(x)\n"
+
+
+def composed(text: str, name: str = "f", code: GeneratedCode = CODE) -> str:
+    """The text with code for a target, after checking that it is Python and that the way back is exact."""
+    raw = text.encode()
+    target = find_target(raw, "m.py", name)
+    result = compose(raw, target, code)
+    ast.parse(result)
+    assert strip_generated(result, target.qualname) == raw
+    return result.decode()
+
+
+def test_a_function_gets_its_kernels_above_and_one_statement_first() -> None:
+    text = '"""doc"""\n\nimport torch\nfrom torch import nn\n\n\n# mtmc: x=f32[4]\n@deco\ndef f(x):\n    """Doc."""\n    return x\n'
+    assert composed(text) == (
+        '"""doc"""\n\nimport torch\nimport triton  # mtmc: import\nimport triton.language as tl  # mtmc: import\n'
+        f"from torch import nn\n\n\n{BLOCK}\n\n# mtmc: x=f32[4]\n@deco\ndef f(x):\n"
+        f'    """Doc."""\n{CALL}    return x\n'
+    )
+
+
+def test_the_body_of_a_one_line_function_gets_a_line_of_its_own() -> None:
+    result = composed("import torch\ndef f(x): return x  # twice\n")
+    assert result.endswith("op(x)\n    return x  # twice\n")
+
+
+def test_a_one_line_method_with_two_statements_keeps_both() -> None:
+    result = composed("class M(nn.Module):\n\tdef forward(self, x): y = x; return y", "M")
+    assert result.endswith("\n\t\ty = x; return y")
+
+
+def test_a_statement_of_its_own_stays_above_the_comment_that_explains_the_next() -> None:
+    result = composed("def f(x):  # noqa\n    # explains\n    return x\n")
+    assert result.endswith(f"def f(x):  # noqa\n{CALL}    # explains\n    return x\n")
+
+
+def test_code_indented_by_two_spaces_gets_two_spaces() -> None:
+    result = composed("def f(x):\n  return x\n")
+    assert "\n  if k_fits(x):  # mtmc: dispatch\n    return k_triton(x)" in result
+
+
+def test_a_file_with_crlf_gets_crlf_on_every_line() -> None:
+    result = composed("import torch\r\n\r\n\r\ndef f(x):\r\n    return x\r\n")
+    assert result.count("\n") == result.count("\r\n")
+
+
+def test_the_directive_still_belongs_to_the_target_under_a_byte_order_mark() -> None:
+    raw = b"\xef\xbb\xbf# mtmc: x=f32[4]\ndef f(x):\n    return x\n"
+    result = compose(raw, find_target(raw, "m.py", "f"), CODE)
+    assert result.startswith(b"\xef\xbb\xbfimport torch")
+    assert parse_directive(result, find_target(result, "m.py", "f"), "m.py") is not None
+    assert strip_generated(result, "f") == raw
+
+
+def test_a_shebang_and_a_coding_line_stay_first() -> None:
+    head = "#!/usr/bin/env python\n# -*- coding: utf-8 -*-\n"
+    assert composed(f"{head}def f(x):\n    return x\n").startswith(f"{head}import torch  # mtmc: import\n")
+
+
+@pytest.mark.parametrize(
+    ("present", "added"),
+    [
+        ("import torch\nimport triton\nimport triton.language as tl\n", []),
+        ("import torch.nn\nimport triton.language\nfrom triton import language as tl\n", []),
+        ("import torch, triton\nimport triton.language as tl\n", []),
+        ("try:\n    import triton\n    import triton.language as tl\nexcept ImportError:\n    triton = None\nimport torch\n", []),
+        ("import torch\nfrom triton import jit\n", ["triton", "triton.language as tl"]),
+        ("import torch.nn as nn\n", ["torch", "triton", "triton.language as tl"]),
+        ("if TYPE_CHECKING:\n    import torch\nimport triton\n", ["torch", "triton.language as tl"]),
+        ("if sys.platform:\n    import torch\nimport triton\n", ["torch", "triton.language as tl"]),
+        ("from __future__ import annotations\n", ["torch", "triton", "triton.language as tl"]),
+    ],
+)
+def test_only_imports_the_file_lacks_are_added(present: str, added: list[str]) -> None:
+    result = composed(f"{present}\n\ndef f(x):\n    return x\n")
+    marked = [line.removesuffix("  # mtmc: import") for line in result.splitlines() if line.endswith("# mtmc: import")]
+    assert marked == [f"import {name}" for name in added]
+
+
+def test_imports_the_code_does_not_use_are_left_out() -> None:
+    code = GeneratedCode(IMPORTS, "def k_fits(x):\n    return x\n", "if k_fits(x):\n    return k(x)\n")
+    assert "import" not in composed("def f(x):\n    return x\n", code=code)
+
+
+def test_imports_go_behind_those_of_the_head_and_never_into_a_condition() -> None:
+    text = "import os\nif TYPE_CHECKING:\n    import numpy\n__all__ = ['f']\nfrom a import b\n\n\ndef f(x):\n    return x\n"
+    assert "from a import b\nimport torch  # mtmc: import\nimport triton" in composed(text)
+
+
+def test_imports_below_the_target_do_not_count() -> None:
+    text = "import os\n\n\ndef f(x):\n    return x\n\n\nimport torch\nimport triton\n"
+    assert "import os\nimport torch  # mtmc: import\nimport triton  # mtmc: import\n" in composed(text)
+
+
+@pytest.mark.parametrize(
+    ("binding", "line"),
+    [
+        ("def tl(x):\n    return x\n", 2),
+        ("import thinlayer as tl\n", 2),
+        ("tl = 3\n", 2),
+        ("a, (tl, b) = c\n", 2),
+        ("for tl in range(3):\n    pass\n", 2),
+        ("with a as tl:\n    pass\n", 2),
+        ("if a:\n    tl = 3\n", 3),
+    ],
+)
+def test_a_name_that_means_something_else_is_refused_with_its_line(binding: str, line: int) -> None:
+    text = f"import torch\n{binding}\ndef f(x):\n    return x\n".encode()
+    with pytest.raises(RequestError, match="'tl' means something else") as caught:
+        compose(text, find_target(text, "m.py", "f"), CODE)
+    assert caught.value.where is not None
+    assert (caught.value.where.path, caught.value.where.line) == ("m.py", line)
+    assert "another name" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("def f(x):\n    '''doc'''\n", 2, "nothing but a docstring"),
+        ("def f(x):\n    '''doc'''; return x\n", 2, "last line of its docstring"),
+        ("def f(x): 'doc'; return x\n", 1, "docstring on the line of its def"),
+        ("a = 1\ndef f(x):  return x\n", 2, "body on the line of its def"),
+        ("a = 1\ndef f(x): \\\n  return x\n", 2, "body on the line of its def"),
+        ("class f(Base, nn.Module):\n    pass\n", 1, "no forward of its own"),
+    ],
+)
+def test_a_target_with_no_place_for_a_call_is_refused_with_its_line(text: str, line: int, words: str) -> None:
+    with pytest.raises(TargetUnsupported, match=words) as caught:
+        compose(text.encode(), find_target(text.encode(), "m.py", "f"), CODE)
+    assert caught.value.where is not None
+    assert (caught.value.where.path, caught.value.where.line) == ("m.py", line)
+    assert caught.value.remedy
+
+
+def test_composing_twice_is_a_mistake_of_the_caller() -> None:
+    text = composed("def f(x):\n    return x\n").encode()
+    with pytest.raises(ValueError, match="generated code already"):
+        compose(text, find_target(text, "m.py", "f"), CODE)
+
+
+def test_a_comment_inside_a_string_above_the_target_is_left_whole() -> None:
+    assert '"""\n# no comment"""\n' in composed('a = """\n# no comment"""\ndef f(x):\n    return x\n')
+
+
+def test_code_of_a_class_is_taken_out_by_the_name_of_its_forward_and_the_other_way_round() -> None:
+    raw = b"class M(nn.Module):\n    def forward(self, x):\n        return x\n"
+    for put, taken in (("M", "M.forward"), ("M.forward", "M")):
+        assert strip_generated(compose(raw, find_target(raw, "m.py", put), CODE), taken) == raw
+
+
+def test_text_without_generated_code_comes_back_as_it_is() -> None:
+    raw = b"import torch  # mtmc: import\n\n\ndef f(x):\n    if a:  # mtmc: dispatch\n        return x\n"
+    assert strip_generated(raw, "f") == raw
+
+
+def test_the_call_is_taken_out_of_a_target_that_was_renamed() -> None:
+    text = composed("def f(x):\n    return x\n").replace("def f(", "def renamed(").encode()
+    assert strip_generated(text, "f") == b"def renamed(x):\n    return x\n"
+
+
+def test_code_that_a_formatter_rewrapped_is_taken_out_whole() -> None:
+    text = composed("import torch\n\n\ndef f(x):\n    y = x\n    return y\n")
+    wrapped = text.replace("if k_fits(x):  # mtmc: dispatch", "if k_fits(\n        x\n    ):  # mtmc: dispatch")
+    assert strip_generated(wrapped.encode(), "f") == b"import torch\n\n\ndef f(x):\n    y = x\n    return y\n"
+
+
+def test_a_one_line_body_that_has_grown_since_is_not_pushed_back_onto_the_def() -> None:
+    text = composed("def f(x): return x\n").replace("    return x\n", "    y = x\n    return y\n")
+    assert strip_generated(text.encode(), "f") == b"def f(x):\n    y = x\n    return y\n"
+
+
+HEADS = [
+    "",
+    "\ufeff",
+    "#!/usr/bin/env python\n# -*- coding: utf-8 -*-\n",
+    "# licence\n\n",
+    '"""doc\n\né"""\nfrom __future__ import annotations\n',
+    '"""doc"""\n',
+    '"""doc"""; import os\n',
+    "import torch\nfrom typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import torch\n\n",
+    "import os  # é\nimport triton.language as tl; import triton\n",
+    "x = 1\n",
+    "\x0c\n",
+]
+TARGETS = [
+    "def f(x):\n    return x\n",
+    'def f(x):\n    """doc"""\n    # note\n    return x',
+    "# mtmc: x=f32[4]\n# more\n@deco\n@deco(\n    1\n)\ndef f(x):\n\n    return x\n",
+    "class f(nn.Module):\n\tdef forward(self, x):\n\t\t'''doc'''\n\n\t\treturn x  # é\n",
+    "async def g():\n    pass\n\ndef f(\n    x,\n) -> int:  # why\n    y = x; return y\n",
+    "class Outer:\n    class f(nn.Module):\n        def other(self):\n            pass\n\n        # mtmc: x=f32[4]\n"
+    "        def forward(self, x):\n            return x\n",
+    "if a:\n  try:\n    def f(x): return (x +\n 1)\n  except E:\n    pass\n",
+    "class f(nn.Module):\n  @deco\n  def forward(self, x): return x  # é",
+    "def f(x):\n    # only\n\n    # comments\n    global y\n    return x\n    # behind\n",
+    "\x0cdef f(x):\n    return x\n",
+]
+BEFORE = ["", "def a():\n    pass\n\n\n", "a = '''\n# text'''\n", "def a():\n    pass\n# about a\n\n"]
+AFTER = ["", "\n# é", "\n\ndef z():\n    pass\n", "\n\nimport torch\n"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(HEADS),
+    st.sampled_from(BEFORE),
+    st.sampled_from(TARGETS),
+    st.sampled_from(AFTER),
+    st.sampled_from([(), IMPORTS[:1], IMPORTS]),
+    st.booleans(),
+)
+def test_composing_then_stripping_is_the_identity_on_bytes(
+    head: str, before: str, body: str, after: str, imports: tuple[str, ...], crlf: bool
+) -> None:
+    text = (head + before + body + (f"\n{after}" if after else "")).encode()
+    if crlf:
+        text = text.replace(b"\n", b"\r\n")
+    target = find_target(text, "m.py", "f")
+    result = compose(text, target, GeneratedCode(imports, CODE.block, CODE.dispatch))
+    ast.parse(result.removeprefix(b"\xef\xbb\xbf"))
+    assert b"# mtmc: dispatch" in result
+    assert strip_generated(result, target.qualname) == text
+    # Nothing of the user's is lost: every one of their lines is still there, in order.
+    lines = iter(result.replace(b"\r\n", b"\n").split(b"\n"))
+    rest = [line for line in text.replace(b"\r\n", b"\n").split(b"\n") if b"): return" not in line]
+    assert all(line in lines for line in rest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(HEADS),
+    st.permutations(["one", "M.forward", "M.other", "N"]),
+    st.permutations(["one", "M.forward", "M.other", "N"]),
+    st.booleans(),
+)
+def test_targets_of_one_file_are_taken_out_in_any_order(
+    head: str, into: list[str], out_of: list[str], crlf: bool
+) -> None:
+    """After each removal the rest still imports all it uses."""
+    text = (
+        head + "def one(x):\n    return x\n\n\nclass M(nn.Module):\n    def forward(self, x):\n        return x\n\n"
+        "    def other(self, x):\n        return x\n\n\nclass N(nn.Module):\n    def forward(self, x): return x\n"
+    ).encode()
+    if crlf:
+        text = text.replace(b"\n", b"\r\n")
+    current = text
+    for name in into:
+        current = compose(current, find_target(current, "m.py", name), code_for(name.lower().replace(".", "_")))
+    for count, name in enumerate(out_of, start=1):
+        current = strip_generated(current, name)
+        assert current.count(b"# mtmc: begin") == current.count(b"# mtmc: dispatch") == len(out_of) - count
+        assert (b"import triton" in current) or count == len(out_of)
+    assert current == text
+
+
+def test_a_module_target_is_called_from_its_forward() -> None:
+    raw = b"class M(nn.Module):\n    def helper(self, x):\n        return x\n\n    def forward(self, x):\n        return x\n"
+    target = find_target(raw, "m.py", "M")
+    assert target.kind is TargetKind.MODULE
+    assert b"def forward(self, x):\n        if k_fits(x):  # mtmc: dispatch\n" in compose(raw, target, CODE)
