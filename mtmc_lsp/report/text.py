@@ -140,7 +140,7 @@ def show_plan(out: Console, actions: list[MacroAction], device: Device) -> None:
     out.print(Text(f"Estimates for {device.name}, {kind}; nothing was run.", style="dim"))
     for number, action in enumerate(actions, 1):
         out.print()
-        saved = f"about {action.expected.saved_us:.0f} us saved (estimate)"
+        saved = f" about {action.expected.saved_us:.0f} us saved (estimate)"
         out.print(Text(f"{number}. {action.text}", style="bold"), Text(saved, style="dim"))
         out.print(Text(f"   {action.rationale}", style="dim"))
 

@@ -227,7 +227,7 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
     body = statement.parent
     rows = {child.start_point[0] for child in (body.children if body is not None else []) if child.type != "comment"}
     # Two rows: the dispatch statement's, and that of all the rest.
-    if text_of(found).endswith(ONE_LINE.strip()) and len(rows) == 2:
+    if text_of(found).rstrip().endswith(ONE_LINE.strip()) and len(rows) == 2:
         start = text.rfind(b":", 0, start) + 1
         end += len(text[end:]) - len(text[end:].lstrip(b" \t"))
         return text[:start] + b" " + text[end:]

@@ -61,6 +61,25 @@ def chance(x):
     return x * random.random()
 
 
+# mtmc: x=f32[8,48]
+def remembers(x):
+    return x + counted()
+
+
+CALLS = []
+
+
+def counted():
+    CALLS.append(1)
+    return len(CALLS)
+
+
+# mtmc: x=f32[8,48]
+def misfits(x):
+    y = x + 1
+    return y @ x[:3]
+
+
 # mtmc: x=f32[400000,400000,40]
 def huge(x):
     return x.sort().values

@@ -76,6 +76,8 @@ WRONG_TARGETS = [
     ("branches", 2, "unsupported", "values of a tensor", line_of("    if x.sum() > 0:")),
     ("nothing", 2, "unsupported", "returns nothing", line_of("def nothing(x):")),
     ("chance", 2, "unsupported", "different results", line_of("def chance(x):")),
+    ("remembers", 2, "unsupported", "different results", line_of("def remembers(x):")),
+    ("misfits", 2, "target-raises", "raises RuntimeError", line_of("    return y @ x[:3]")),
     ("huge", 3, "out-of-memory", "memory", 0),
 ]
 

@@ -118,7 +118,9 @@ def test_methods_beside_a_broken_one_are_still_found() -> None:
     ],
 )
 def test_a_class_is_a_module_by_its_bases(bases: str, is_module: bool) -> None:
-    text = f"class Late({bases}):\n    pass\n\nclass Base(Root):\n    pass\n\nclass Root(nn.Module):\n    pass\n".encode()
+    text = (
+        f"class Late({bases}):\n    pass\n\nclass Base(Root):\n    pass\n\nclass Root(nn.Module):\n    pass\n".encode()
+    )
     assert ("Late" in names(text)) is is_module
 
 
