@@ -121,6 +121,10 @@ def _pick(values: torch.Tensor, index: torch.Tensor, dim: int | None) -> torch.T
     return values.gather(dim, places)
 
 
+NOISE = 0.01
+"""Where rounding of the inputs alone moves the oracle by this much, the result is rounding noise and says nothing."""
+
+
 def agreement(
     mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near: torch.Tensor | None, factor: float
 ) -> Agreement:
@@ -149,6 +153,8 @@ def agreement(
     error, own_error = distance(mine), distance(own)
     if near is not None:
         own_error = max(own_error, distance(near))
+        if distance(near) > NOISE:
+            return Agreement("", error, own_error)
     dtype = str(own.dtype).removeprefix("torch.")
     floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype]
     budget = min(max(factor * own_error, floor), max(TOLERANCE[dtype], 2 * own_error))
