@@ -46,7 +46,8 @@ def _statements(text: bytes) -> list[tuple[int, int]]:
     body = len(BOM) if text.startswith(BOM) else 0
     starts = [match.start() for match in _STARTS.finditer(text, body)]
     kept = [at for i, at in enumerate(starts) if i == 0 or text[starts[i - 1] : starts[i - 1] + 1] != b"@"]
-    return list(zip(kept, [*kept[1:], len(text)], strict=True))
+    ends = [*kept[1:], len(text)]
+    return list(zip(kept, ends[: len(kept)], strict=True))
 
 
 def _blank(text: bytes) -> bytes:

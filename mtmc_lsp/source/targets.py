@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Iterator
@@ -99,11 +100,7 @@ def find_definition(text: bytes, path: str, name: str) -> Definition:
         raise _not_found(text, path, name, list(offered))
     error = first_error(found[0].node)
     if error is not None:
-        raise SourceSyntaxError(
-            f"{found[0].target.qualname} does not parse",
-            where=Location(path, line_of(error)),
-            remedy="Mend the syntax error first.",
-        )
+        raise _unparsed(text, path, found[0].target.qualname, error)
     return found[0]
 
 
@@ -123,11 +120,25 @@ def _not_found(text: bytes, path: str, name: str, names: list[str]) -> RequestEr
         for root in parse_apart(text)[1]:
             error = first_error(root)
             if error is not None and line <= root.end_point[0] + 1:
-                remedy = "Mend the syntax error first."
-                return SourceSyntaxError(f"{name} does not parse", where=Location(path, line_of(error)), remedy=remedy)
+                return _unparsed(text, path, name, error)
     close = difflib.get_close_matches(name, names, 3, 0.4) or names[:8]
     remedy = f"There is {', '.join(close)}." if close else "The file defines no function, module or kernel."
     return TargetNotFound(f"no function, method, module or kernel called {name!r}", where=Location(path), remedy=remedy)
+
+
+def _unparsed(text: bytes, path: str, name: str, error: Node) -> SourceSyntaxError:
+    """What is said of a target with an error in its own text."""
+    where = Location(path, line_of(error))
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return SourceSyntaxError(f"{name} does not parse", where=where, remedy="Mend the syntax error first.")
+    # tree-sitter gives up where a line inside brackets stands further left than the block it is in.
+    return SourceSyntaxError(
+        f"{name} cannot be read here, although Python can read it",
+        where=where,
+        remedy="Indent lines inside brackets as far as their statement, as formatters do.",
+    )
 
 
 def bases_of(node: Node) -> list[str]:

@@ -232,7 +232,7 @@ TARGETS = [
     "async def g():\n    pass\n\ndef f(\n    x,\n) -> int:  # why\n    y = x; return y\n",
     "class Outer:\n    class f(nn.Module):\n        def other(self):\n            pass\n\n        # mtmc: x=f32[4]\n"
     "        def forward(self, x):\n            return x\n",
-    "if a:\n  try:\n    def f(x): return (x +\n 1)\n  except E:\n    pass\n",
+    "if a:\n  try:\n    def f(x): return (x +\n      1)\n  except E:\n    pass\n",
     "class f(nn.Module):\n  @deco\n  def forward(self, x): return x  # é",
     "def f(x):\n    # only\n\n    # comments\n    global y\n    return x\n    # behind\n",
     "\x0cdef f(x):\n    return x\n",

@@ -237,3 +237,14 @@ def test_an_expression_of_thousands_of_terms_does_not_exhaust_the_stack() -> Non
     text = b"x = " + b" + ".join([b"1"] * 5000) + b"\n\ndef f(x):\n    return x\n"
     assert set(names(text)) == {"f"}
     assert find_target(text, "m.py", "f").start_line == 3
+
+
+def test_a_file_that_python_reads_and_the_parser_does_not_is_told_apart_from_a_broken_one() -> None:
+    text = b"if a:\n    def f(x): return (x +\n 1)\n"
+    with pytest.raises(SourceSyntaxError, match="although Python can read it") as caught:
+        find_target(text, "m.py", "f")
+    assert "Indent lines inside brackets" in caught.value.remedy
+
+
+def test_a_file_of_a_byte_order_mark_and_an_error_has_no_targets() -> None:
+    assert names(b"\xef\xbb\xbf  )") == {}
