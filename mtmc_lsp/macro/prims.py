@@ -36,6 +36,8 @@ class PrimOp(Enum):
     PERMUTE = "permute"
     """``attrs["dims"][i]`` is the input dimension that becomes dimension i."""
     EXPAND = "expand"
+    ALIAS = "alias"
+    """The same values, walked along loop axes of their own: the other operand of a product of a tensor with itself."""
     SLICE = "slice"
     """``attrs``: ``dim``, ``start`` (Size), ``step`` (int)."""
     FLIP = "flip"
@@ -55,7 +57,7 @@ class PrimOp(Enum):
 
 
 VIEW_OPS = frozenset(
-    {PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.SLICE, PrimOp.FLIP},
+    {PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.ALIAS, PrimOp.SLICE, PrimOp.FLIP},
 )
 """Primitives that move no data and compute nothing."""
 

@@ -15,6 +15,8 @@ def matmul(b: Builder, left: str, right: str, dtype: str) -> str:
     a, c = b.shape(left), b.shape(right)
     if len(a) < 2 or len(c) < 2:
         raise CannotLower("a product with a vector")
+    if _ancestors(b, left) & _ancestors(b, right):
+        right = b.add(PrimOp.ALIAS, (right,), c, b.dtype(right))
     if len(c) == 2:
         # All leading dimensions of the left operand are rows of one product.
         rows = b.reshape(left, [product(a[:-1]), a[-1]])
@@ -23,6 +25,18 @@ def matmul(b: Builder, left: str, right: str, dtype: str) -> str:
     batch = broadcast([a[:-2], c[:-2]])
     left, right = b.expand(left, [*batch, *a[-2:]]), b.expand(right, [*batch, *c[-2:]])
     return b.add(PrimOp.MATMUL, (left, right), [*batch, a[-2], c[-1]], dtype)
+
+
+def _ancestors(b: Builder, name: str) -> set[str]:
+    """The primitive and all that it is computed from."""
+    found: set[str] = set()
+    pending = [name]
+    while pending:
+        current = pending.pop()
+        if current not in found:
+            found.add(current)
+            pending += b.prims[current].inputs
+    return found
 
 
 @rule("mm", "bmm", "matmul")

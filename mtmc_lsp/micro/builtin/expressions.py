@@ -278,6 +278,8 @@ class Expressions:
             return self._iota(prim, at)
         if prim.op is PrimOp.RANDOM:
             return self._random(prim, at)
+        if prim.op is PrimOp.ALIAS:
+            return self.value(source, at)
         if prim.op is PrimOp.EXPAND:
             return self.value(source, self._aligned(source, at))
         if prim.op is PrimOp.PERMUTE:

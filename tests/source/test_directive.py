@@ -1,0 +1,244 @@
+"""Workloads written above a target: what they mean, and what is said of one that cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtmc_lsp.core.errors import MtmcError, RequestError, TargetUnsupported
+from mtmc_lsp.core.workload import ArgumentSpec, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.source.directive import parse_directive
+from mtmc_lsp.source.targets import find_target
+
+FUNCTION = "def f(x, w=None, eps=1e-6, mode='sum', flag=False, sizes=(1,)):\n    return x\n"
+MODULE = "class M(nn.Module):\n    def __init__(self, dim, heads=8):\n        pass\n\n    def forward(self, x):\n        return x\n"
+
+
+def read(directive: str, code: str = FUNCTION, name: str = "f") -> Workload:
+    """The workload of code with a directive above it."""
+    comment = "".join(f"# mtmc: {line}\n" for line in directive.split("\n"))
+    text = f"import torch\n{comment}{code}".encode()
+    workload = parse_directive(text, find_target(text, "m.py", name), "m.py")
+    assert workload is not None
+    return workload
+
+
+def tensor(workload: Workload, name: str) -> TensorSpec:
+    found = next(a.tensor for a in workload.arguments if a.name == name)
+    assert found is not None
+    return found
+
+
+def shape(workload: Workload, name: str) -> list[str | int]:
+    return [size.to_json() for size in tensor(workload, name).shape]
+
+
+def test_numbers_named_sizes_and_expressions_make_shapes() -> None:
+    workload = read("x=f32[B,2*D] w=bf16[64,D//4,B+1] B=8 D=64")
+    assert shape(workload, "x") == ["B", "2 * D"]
+    assert [s.value(workload.sizes) for s in tensor(workload, "w").shape] == [64, 16, 9]
+    assert workload.sizes == {"B": 8, "D": 64}
+    assert (workload.source, workload.line, workload.device) == (WorkloadSource.DIRECTIVE, 2, "cuda")
+
+
+def test_a_tensor_without_sizes_is_a_scalar() -> None:
+    assert shape(read("x=f32[]"), "x") == []
+
+
+@pytest.mark.parametrize(
+    ("written", "dtype"),
+    [
+        ("f64", "float64"), ("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"), ("f8e4m3", "float8_e4m3fn"),
+        ("i64", "int64"), ("i32", "int32"), ("u8", "uint8"), ("bool", "bool"),
+        ("Float32", "float32"), ("BFloat16", "bfloat16"), ("Int64", "int64"), ("Bool", "bool"),
+    ],
+)  # fmt: skip
+def test_dtypes_are_written_short_or_as_jaxtyping_does(written: str, dtype: str) -> None:
+    assert tensor(read(f"x={written}[4]"), "x").dtype == dtype
+
+
+def test_strides_and_ranges_follow_the_sizes() -> None:
+    workload = read("x=f32[B,64]{1,B}@-1.5..2 w=i64[B]@0..V-1 B=8 V=100")
+    x, w = tensor(workload, "x"), tensor(workload, "w")
+    assert x.stride is not None
+    assert [s.value(workload.sizes) for s in x.stride] == [1, 8]
+    assert (x.low, x.high, x.high_size) == (-1.5, 2.0, None)
+    assert (w.low, w.high, str(w.high_size)) == (0.0, 99.0, "V - 1")
+
+
+def test_constants_are_numbers_words_none_and_lists() -> None:
+    workload = read("x=f32[4] w=None eps=-1e-5 mode='a b [c' flag=True sizes=[1, 2.5, 'z']")
+    constants = {a.name: a.constant for a in workload.arguments if a.tensor is None}
+    assert constants == {"w": None, "eps": -1e-5, "mode": "a b [c", "flag": True, "sizes": [1, 2.5, "z"]}
+
+
+def test_arguments_come_in_the_order_of_the_parameters_and_defaults_are_left_out() -> None:
+    assert [a.name for a in read("eps=1.0 w=f32[4] x=f32[4]").arguments] == ["x", "w", "eps"]
+
+
+def test_a_size_that_is_an_argument_too_cannot_vary_so_it_becomes_a_number() -> None:
+    workload = read("x=f32[B,n] n=16 B=4", "def f(x, n):\n    return x.view(n)\n")
+    assert shape(workload, "x") == ["B", 16]
+    assert workload.arguments[1] == ArgumentSpec("n", None, 16)
+    assert workload.sizes == {"B": 4}
+
+
+def test_constructor_arguments_follow_init_and_fix_the_sizes_they_use() -> None:
+    workload = read("x=f32[B,D] init: dim=2*D heads=4\nB=4 D=32", MODULE, "M")
+    assert [(a.name, a.constant) for a in workload.init_arguments] == [("dim", 64), ("heads", 4)]
+    assert shape(workload, "x") == ["B", 32]
+    assert workload.sizes == {"B": 4}
+
+
+def test_a_shape_may_use_a_constructor_argument() -> None:
+    assert shape(read("x=f32[4,dim] init: dim=32", MODULE, "M"), "x") == [4, 32]
+
+
+def test_sizes_may_be_given_in_any_order_and_from_one_another() -> None:
+    assert read("x=f32[H,D] H=2*D D=8").sizes == {"H": 16, "D": 8}
+
+
+def test_device_and_gradients_are_options() -> None:
+    workload = read("x=f32[4] w=f32[4] device=cpu grad=x,w")
+    assert workload.device == "cpu"
+    assert [a.tensor.requires_grad for a in workload.arguments if a.tensor] == [True, True]
+
+
+def test_a_quoted_device_is_the_argument_of_that_name() -> None:
+    workload = read("x=f32[4] device='cuda'", "def f(x, device):\n    return x\n")
+    assert workload.arguments[1].constant == "cuda"
+
+
+def test_directive_lines_may_stand_among_other_comments_above_decorators() -> None:
+    text = b"# mtmc: x=f32[B]\n# a note\n#mtmc: B=8\n@deco(\n    1\n)\ndef f(x):\n    return x\n"
+    workload = parse_directive(text, find_target(text, "m.py", "f"), "m.py")
+    assert workload is not None
+    assert workload.sizes == {"B": 8}
+
+
+def test_a_comment_that_does_not_touch_the_target_is_not_its_directive() -> None:
+    text = b"# mtmc: x=f32[4]\n\ndef f(x):\n    return x\n"
+    assert parse_directive(text, find_target(text, "m.py", "f"), "m.py") is None
+
+
+def test_a_directive_inside_a_string_is_no_directive() -> None:
+    text = b'a = """\n# mtmc: x=f32[4]"""\ndef f(x):\n    return x\n'
+    assert parse_directive(text, find_target(text, "m.py", "f"), "m.py") is None
+
+
+@pytest.mark.parametrize("name", ["M", "M.forward"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("above_class", [True, False])
+def test_a_directive_above_the_class_or_above_forward_serves_both(above_class: bool, newline: str, name: str) -> None:
+    comment = "# mtmc: x=f32[4] init: dim=3\n"
+    code = comment + MODULE if above_class else MODULE.replace("    def forward", f"    {comment}    def forward")
+    text = ("\ufeff" + code).replace("\n", newline).encode()
+    workload = parse_directive(text, find_target(text, "m.py", name), "m.py")
+    assert workload is not None
+    assert [a.constant for a in workload.init_arguments] == [3]
+
+
+def test_another_method_has_its_own_inputs_and_the_constructor_arguments_of_the_class() -> None:
+    helper = "\n    # mtmc: y=f32[8]\n    def helper(self, y):\n        return y\n\n    def bare(self, z):\n        return z\n"
+    text = f"# mtmc: x=f32[4] init: dim=3\n{MODULE}{helper}".encode()
+    workload = parse_directive(text, find_target(text, "m.py", "M.helper"), "m.py")
+    assert workload is not None
+    assert [a.name for a in (*workload.arguments, *workload.init_arguments)] == ["y", "dim"]
+    assert parse_directive(text, find_target(text, "m.py", "M.bare"), "m.py") is None
+
+
+def test_a_constructor_and_forward_of_a_base_in_the_file_are_known() -> None:
+    code = f"{MODULE}\n\n# mtmc: x=f32[4] init: dim=3\nclass Sub(M):\n    pass\n".encode()
+    workload = parse_directive(code, find_target(code, "m.py", "Sub"), "m.py")
+    assert workload is not None
+    assert [a.name for a in workload.arguments] == ["x"]
+
+
+def test_a_class_whose_forward_is_elsewhere_is_refused_with_its_line() -> None:
+    text = b"# mtmc: x=f32[4]\nclass Sub(lib.Module):\n    pass\n"
+    with pytest.raises(TargetUnsupported, match="no forward in this file") as caught:
+        parse_directive(text, find_target(text, "m.py", "Sub"), "m.py")
+    assert str(caught.value).startswith("m.py:2: ")
+
+
+def test_an_annotation_completes_a_directive() -> None:
+    workload = read("x=f32[B,4] B=8", 'def f(x, w: BFloat16[Tensor, "B 4"]):\n    return x\n')
+    assert tensor(workload, "w").dtype == "bfloat16"
+    assert shape(workload, "w") == ["B", 4]
+
+
+@pytest.mark.parametrize(
+    ("directive", "message", "remedy"),
+    [
+        ("x=f33[4]", "no dtype 'f33'", "bf16"),
+        ("x=f32[B]", "size 'B' has no value", "Add B=64"),
+        ("x", "cannot read 'x'", "# mtmc: x=f32[64,1024]"),
+        ("x=", "cannot read 'x='", "# mtmc: x=f32[64,1024]"),
+        ("x.y=f32[4]", "cannot read 'x.y=f32[4]'", "# mtmc:"),
+        ("x=f32[4 w=f32[4]", "'x=f32[4' is not closed", "missing ]"),
+        ("x=f32[4] mode='sum", "is not closed", "missing '"),
+        ("x=f32[4]junk", "cannot read the tensor x=f32[4]junk", "{1,64}"),
+        ("x=f32[4,%]", "cannot read the sizes [4,%]", "between commas"),
+        ("x=f32[4,]", "cannot read the sizes [4,]", "between commas"),
+        ("x=f32[4.5]", "cannot read the sizes [4.5]", "between commas"),
+        ("x=f32[4,8]{1}", "2 sizes and 1 strides", "one stride per size"),
+        ("x=f32[4]{-1}", "negative", "Change it"),
+        ("x=f32[4]{0}", "makes its elements one", "broadcast"),
+        ("x=f32[4-8]", "negative", "Change it"),
+        ("x=f32[B//(B-B)] B=2", "divides by zero", "Change a size"),
+        ("x=i64[4]@5..1", "is empty", "Swap"),
+        ("x=i64[4]@0..V", "cannot read the range 0..V", "@0..V-1"),
+        ("x=f32[4] z=f32[4]", "no parameter 'z'", "x, w, eps"),
+        ("x=f32[4] esp=1", "no parameter 'esp'", "x, w, eps"),
+        ("x=f32[4] esp=1.5", "no parameter 'esp'", "x, w, eps"),
+        ("w=f32[4]", "nothing is said of 'x'", "Add x=f32"),
+        ("x=f32[4] x=f32[8]", "'x' is given twice", "Keep one"),
+        ("x=f32[4] device=tpu", "device is cuda or cpu", "device=cpu"),
+        ("x=f32[4] grad=w", "w is no tensor", "It can be x"),
+        ("x=i64[4] grad=x", "has no gradient", "It can be none"),
+        ("x=f32[4] mode=sum", "cannot read the value 'sum'", "mode='sum'"),
+        ("x=f32[4] mode={1:2}", "mode cannot be {1:2}", "a list"),
+        ("x=f32[4] init: dim=4", "f is a function", "Leave out `init:`"),
+    ],
+)
+def test_a_directive_that_cannot_be_read_names_file_line_and_remedy(directive: str, message: str, remedy: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(directive)
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+    assert str(caught.value).startswith("m.py:2: in the mtmc directive: ")
+
+
+@pytest.mark.parametrize(
+    ("directive", "message", "remedy"),
+    [
+        ("x=f32[4]", "nothing is said of 'dim', which M() needs", "init: dim=..."),
+        ("x=f32[4] init: dim=4 depth=2", "M() has no parameter 'depth'", "dim, heads"),
+        ("x=f32[4] init: dim=big", "cannot read the value 'big'", "dim='big'"),
+    ],
+)
+def test_constructor_arguments_that_do_not_fit_are_told(directive: str, message: str, remedy: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(directive, MODULE, "M")
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+def test_the_line_of_an_error_is_that_of_its_word() -> None:
+    with pytest.raises(RequestError) as caught:
+        read("x=f32[4]\nw=f99[4]")
+    assert str(caught.value).startswith("m.py:3: ")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("xwBD=f32[],{}@.-+*/0149 '\"()\\_n:eé", max_size=40))
+def test_no_text_makes_anything_but_a_workload_or_an_error_for_the_user(directive: str) -> None:
+    text = f"import torch\n# mtmc: x=f32[4] {directive}\n{FUNCTION}".encode()
+    try:
+        workload = parse_directive(text, find_target(text, "m.py", "f"), "m.py")
+    except MtmcError as error:
+        assert error.where is not None
+        assert error.remedy
+    else:
+        assert workload is not None
