@@ -126,7 +126,7 @@ def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:
     """What the user's own code raised, placed at the last line of their file that was running."""
     if isinstance(error, MtmcError):
         return error
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return OutOfMemory(
             f"{target.qualname} does not fit in memory on this workload",
             where=Location(target.path, target.start_line),

@@ -8,7 +8,7 @@ from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.core.workload import ArgumentSpec, TargetKind, TensorSpec, WorkloadSource
 
-MARKS = re.compile(r"[ \t]*# mtmc: (begin|end) .*\n|  # mtmc: dispatch")
+MARKS = re.compile(r"[ \t]*# mtmc: (begin|end) .*\n|  # mtmc: (dispatch|import)")
 
 
 def kernelbench(result: RunResult) -> str:

@@ -176,6 +176,7 @@ class _Builder:
             if not isinstance(value, int) or isinstance(value, bool):
                 raise self._unknown(word)
             sizes[word.name] = value
+        init.sort(key=self.words.index)
         self._check_init(init)
         return sizes, init
 

@@ -19,6 +19,7 @@ from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions, Mask, Parameters
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
+from mtmc_lsp.micro.builtin.naming import ATTENTION_NAMES
 from mtmc_lsp.micro.builtin.product_kernel import ProductAxes, Tile, mask_needed
 from mtmc_lsp.micro.builtin.tile_kernel import LOWEST
 
@@ -62,7 +63,7 @@ class _AttentionWriter:
         if self.scores.n != self.result.k or self.scores.m != self.result.m:
             raise CannotCode("the second product does not follow the first")
         self.batch = tuple(dict.fromkeys((*self.result.batch, *self.scores.batch)))
-        self.parameters = Parameters(program, buffers)
+        self.parameters = Parameters(program, buffers, ATTENTION_NAMES)
         self.lines: list[str] = []
         self.limits: list[str] = []
         self.head, self.width = (self._constant(axes) for axes in (self.scores.k, self.result.n))
@@ -213,7 +214,7 @@ class _AttentionWriter:
         *,
         widen: bool,
     ) -> Tile:
-        parameters = self.parameters if final else Parameters(self.program, self.buffers)
+        parameters = self.parameters if final else Parameters(self.program, self.buffers, ATTENTION_NAMES)
         return Tile(
             self.result,
             parameters,

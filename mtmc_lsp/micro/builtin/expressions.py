@@ -19,7 +19,7 @@ from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import ATOM, PRODUCT, SUM, TRITON_DTYPES, UNARY, Code, literal
 from mtmc_lsp.micro.builtin.formulas import FORMULAS, REPEATS_OPERAND
 from mtmc_lsp.micro.builtin.index import Index, Variable
-from mtmc_lsp.micro.builtin.naming import Names, value_name
+from mtmc_lsp.micro.builtin.naming import RESERVED, Names, value_name
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,19 @@ def taken_apart(whole: Group, groups: Sequence[Sequence[Axis]], names: Names, fi
 class Parameters:
     """A kernel's parameters, in the order in which they are first needed."""
 
-    def __init__(self, program: Program, buffers: Mapping[str, TensorType]) -> None:
-        """Start with no parameters; ``buffers`` has the type of every primitive that lies in memory."""
+    def __init__(
+        self, program: Program, buffers: Mapping[str, TensorType], reserved: frozenset[str] = RESERVED
+    ) -> None:
+        """Start with no parameters.
+
+        Args:
+            program: what the kernel is a part of.
+            buffers: the type of every primitive that lies in memory.
+            reserved: names that the kernel uses for itself.
+        """
         self.program = program
         self.buffers = buffers
-        self.names = Names()
+        self.names = Names(reserved)
         self.tensors: dict[str, str] = {}
         """Primitive (or ``seed``) to the pointer's name."""
         self.outputs: dict[Ref, str] = {}

@@ -22,6 +22,7 @@ from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions, Group, Mask, Parameters, taken_apart
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
+from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.tile_kernel import merge_axes
 
 Config = Mapping[str, "int | str | bool"]
@@ -190,7 +191,7 @@ class Tile:
 def operand_accesses(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> list[Index]:
     """How an operand is read, with every axis apart: shows which axes run as one."""
     rows = (axes.m, axes.n)[side]
-    probe = Tile(axes, Parameters(axes.program, buffers), (rows, "r"), (axes.k, "k"), [], [], apart=True)
+    probe = Tile(axes, Parameters(axes.program, buffers, PRODUCT_NAMES), (rows, "r"), (axes.k, "k"), [], [], apart=True)
     probe.value(axes.prim.inputs[side])
     return probe.expressions.accesses
 
@@ -211,7 +212,7 @@ def _write_split(
     name: str,
 ) -> Kernel:
     """The kernel that writes an operand's scaled high and low halves, with K dense, and each row's scale."""
-    parameters = Parameters(axes.program, buffers)
+    parameters = Parameters(axes.program, buffers, PRODUCT_NAMES)
     size_name = "MN"[side]
     row = size_name.lower()
     n_rows, k_size = axes.sizes[size_name], axes.sizes["K"]
@@ -310,7 +311,7 @@ class _ProductWriter:
         self.buffers = buffers
         self.config = config
         self.halves = halves
-        self.parameters = Parameters(axes.program, buffers)
+        self.parameters = Parameters(axes.program, buffers, PRODUCT_NAMES)
         self.lines: list[str] = []
         for name, size in axes.sizes.items():
             self.parameters.name_size(size, name)
@@ -473,7 +474,7 @@ class _ProductWriter:
         accesses: list[Index] = []
         for final in (False, True):
             lines: list[str] = self.lines if final else []
-            parameters = self.parameters if final else Parameters(self.axes.program, self.buffers)
+            parameters = self.parameters if final else Parameters(self.axes.program, self.buffers, PRODUCT_NAMES)
             tile = Tile(
                 self.axes,
                 parameters,
