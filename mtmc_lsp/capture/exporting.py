@@ -298,7 +298,7 @@ class _Reader:
             # Assertions on sizes: the graph's conditions say the same.
             references[node.name] = None
             return None
-        tensors = [item for item in (value if isinstance(value, (tuple, list)) else [value])]
+        tensors = list(value if isinstance(value, (tuple, list)) else [value])
         references[node.name] = Ref(node.name)
         return Node(
             name=node.name,
@@ -351,7 +351,9 @@ class _Reader:
             if any(operator_ in text for operator_ in ("<", ">")) and not any(c in text for c in "(&|"):
                 own = {str(symbol): self.names.get(str(symbol), "") for symbol in guard.free_symbols}
                 if all(name in self.sizes for name in own.values()):
-                    found.append(re.sub(r"[A-Za-z_]\w*", lambda word: own.get(word.group(), word.group()), text))
+                    found.append(
+                        re.sub(r"[A-Za-z_]\w*", lambda word, own=own: own.get(word.group(), word.group()), text)
+                    )
         return tuple(dict.fromkeys(found))
 
 

@@ -198,9 +198,9 @@ def _tensors_of(value: Any) -> list[torch.Tensor | None]:
 def _structure_of(value: Any, target: Target) -> str:
     if isinstance(value, torch.Tensor):
         return "tensor"
-    if type(value) in (tuple, list) and all(item is None or isinstance(item, torch.Tensor) for item in value):
-        if any(item is not None for item in value):
-            return type(value).__name__
+    items = list(value) if type(value) in (tuple, list) else []
+    if any(item is not None for item in items) and all(i is None or isinstance(i, torch.Tensor) for i in items):
+        return type(value).__name__
     kind = "nothing" if value is None else f"a {type(value).__name__}"
     raise TargetUnsupported(
         f"{target.qualname} returns {kind}; there is nothing to verify",

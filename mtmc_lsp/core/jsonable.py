@@ -52,7 +52,7 @@ def _decode(kind: Any, data: Any, path: str) -> Any:
         arguments = typing.get_args(kind)
         if not isinstance(data, list):
             raise TypeError(f"{path}: expected a list, got {data!r}")
-        if origin is tuple and len(arguments) != 2 or (origin is tuple and arguments[1] is not Ellipsis):
+        if (origin is tuple and len(arguments) != 2) or (origin is tuple and arguments[1] is not Ellipsis):
             items: Any = [_decode(k, d, f"{path}[{i}]") for i, (k, d) in enumerate(zip(arguments, data, strict=True))]
         else:
             items = [_decode(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(data)]

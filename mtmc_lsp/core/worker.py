@@ -6,6 +6,7 @@ their own, because user code prints to standard output. Only the standard librar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -260,7 +261,5 @@ class _Tail:
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     # After poll() has seen the leader's end its number may belong to another, unless members of its group remain.
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass

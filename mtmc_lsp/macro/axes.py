@@ -127,8 +127,7 @@ class AxisTable:
                 if (
                     i not in touched
                     or index_operand
-                    or prims[source].shape[i] == prim.shape[i]
-                    and prim.op is PrimOp.PAD
+                    or (prims[source].shape[i] == prim.shape[i] and prim.op is PrimOp.PAD)
                 ):
                     self._same(own, out[i])
 

@@ -204,8 +204,7 @@ class FusionSearch:
         """Of the nodes as one kernel, or as torch calls where that is cheaper and they are no kernel yet."""
         region = self._region(nodes)
         assert region is not None
-        kernel = kernel_cost(self.program, region, self._config(region), self.device)
-        return kernel
+        return kernel_cost(self.program, region, self._config(region), self.device)
 
     def _apart(self, nodes: Iterable[str]) -> Cost:
         """Of the nodes as the schedule has them now."""

@@ -65,8 +65,8 @@ class RooflinePlanner:
         saved = fusion.before.bytes - fusion.after.bytes
         if split:
             why = (
-                "Each fp32 operand is scaled and split into a high and a low float16 half, and three tensor-core products of halves "
-                "are summed in fp32: several times the rate of fp32 units at a few times their error"
+                "Each fp32 operand is scaled and split into a high and a low float16 half, and three tensor-core products of "
+                "halves are summed in fp32: several times the rate of fp32 units at a few times their error"
             )
         elif len(region.nodes) == 1:
             why = "One Triton kernel reads each input once"

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtmc_lsp.core.errors import Location, NoWorkload, error_from_json
+from mtmc_lsp.core.errors import Location, NoWorkload, RequestError, error_from_json
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref, TensorType
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.sizes import Size
 
 NAMES = ["a", "b", "c"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule

@@ -129,9 +129,9 @@ class _AttentionWriter:
             self.form.logits,
         )
         body += self._softmax(logits, n_row)
+        width_edge = self._edge("width", self.width, width_block)
         v = self._operand(self.result, 1, (self.result.k, "n[:, None]"), (self.result.n, "width"),
-                          [*self._masks(n_column, rows=True), *self._masks(self._edge("width", self.width, width_block), rows=False)],
-                          body)  # fmt: skip
+                          [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body)  # fmt: skip
         dtype = self._dtype(self.result)
         weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_half(dtype) else "weights"
         body.append(f"acc = tl.dot({weights}, {v}, acc * shrink{precision})")

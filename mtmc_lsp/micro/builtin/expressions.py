@@ -267,10 +267,7 @@ class Expressions:
         key = (name, at, tuple(mask.text for mask in self.masks))
         if key in self.cache:
             return self.cache[key]
-        if name in self.region.inputs:
-            code = self._load(prim, at)
-        else:
-            code = self._named(prim, self._compute(prim, at))
+        code = self._load(prim, at) if name in self.region.inputs else self._named(prim, self._compute(prim, at))
         self.cache[key] = code
         return code
 

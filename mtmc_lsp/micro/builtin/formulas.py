@@ -256,8 +256,8 @@ FORMULAS: dict[str, Formula] = {
 """Function name to the expression it becomes; the operands already have the dtype the function computes in."""
 
 REPEATS_OPERAND = frozenset(
-    "square rounded silu gelu gelu_tanh mish hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign tan "
-    "sinh cosh hardshrink softshrink smooth_l1_loss huber_loss kl_div kl_div_log bce_logits remainder floor_div fmod pow "
+    "square rounded silu gelu gelu_tanh mish hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign "
+    "tan sinh cosh hardshrink softshrink smooth_l1_loss huber_loss kl_div kl_div_log bce_logits remainder floor_div fmod pow "
     "trunc_div".split()
 )
 """Functions whose formula names an operand more than once, so it should be a variable."""

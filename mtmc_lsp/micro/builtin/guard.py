@@ -128,12 +128,11 @@ def _shape(item: GraphInput, own: str, texts: dict[str, str]) -> list[str]:
 def _layout(item: GraphInput, own: str, texts: dict[str, str]) -> list[str]:
     if item.type.is_contiguous:
         return [f"{own}.is_contiguous()"]
-    strides = [
+    return [
         f"{own}.stride({i}) == {text}"
         for i, size in enumerate(item.type.stride)
         if (text := size_text(size, texts)) != f"{own}.stride({i})"
     ]
-    return strides
 
 
 def _values(graph: Graph) -> list[str]:

@@ -20,12 +20,15 @@ class Variable:
     cols: bool = False
 
 
+ZERO = Size.of(0)
+
+
 @dataclass(frozen=True)
 class Index:
     """``constant + sum(coefficient * variable)``."""
 
     terms: tuple[tuple[Variable, Size], ...] = ()
-    constant: Size = Size.of(0)
+    constant: Size = ZERO
 
     @staticmethod
     def of(variable: Variable) -> Index:

@@ -197,10 +197,12 @@ def operand_accesses(axes: ProductAxes, buffers: Mapping[str, TensorType], side:
 
 
 def int32_limit(size: Size) -> str:
+    """The guard's condition under which offsets below ``size`` fit in 32 bits."""
     return f"{size} < 2147483648"
 
 
 def mask_needed(size: Size, block: int) -> bool:
+    """Whether the last block may reach beyond ``size``."""
     return not (size.is_constant and size.constant % block == 0)
 
 
@@ -446,12 +448,8 @@ class _ProductWriter:
         mask_n = ", mask=n_mask, other=0.0" if self._mask("n", "block_n", rows=False) else ""
         batch_a = f"batch * {m} * {k} + " if self.axes.batch else ""
         batch_b = f"batch * {n} * {k} + " if self.axes.batch else ""
-        masks_a = [m.text for m in self._mask("m", "block_m", rows=True)] + (
-            ["(k[None, :] < %s)" % k] if masked else []
-        )
-        masks_b = (["(k[:, None] < %s)" % k] if masked else []) + [
-            m.text for m in self._mask("n", "block_n", rows=False)
-        ]
+        masks_a = [m.text for m in self._mask("m", "block_m", rows=True)] + ([f"(k[None, :] < {k})"] if masked else [])
+        masks_b = ([f"(k[:, None] < {k})"] if masked else []) + [m.text for m in self._mask("n", "block_n", rows=False)]
         mask_a = f", mask={' & '.join(masks_a)}, other=0.0" if masks_a else ""
         mask_b = f", mask={' & '.join(masks_b)}, other=0.0" if masks_b else ""
         self.lines += [
