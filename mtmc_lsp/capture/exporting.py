@@ -351,9 +351,8 @@ class _Reader:
             if any(operator_ in text for operator_ in ("<", ">")) and not any(c in text for c in "(&|"):
                 own = {str(symbol): self.names.get(str(symbol), "") for symbol in guard.free_symbols}
                 if all(name in self.sizes for name in own.values()):
-                    found.append(
-                        re.sub(r"[A-Za-z_]\w*", lambda word, own=own: own.get(word.group(), word.group()), text)
-                    )
+                    words = re.split(r"([A-Za-z_]\w*)", text)
+                    found.append("".join(own.get(word, word) for word in words))
         return tuple(dict.fromkeys(found))
 
 
