@@ -261,3 +261,15 @@ def doctor(python: Python = "", as_json: AsJson = False) -> int:
         console().print(findings_table(findings))
     able = all(finding.ok or not finding.required for finding in findings)
     return 0 if able else EnvironmentNotAble.exit_code
+
+
+@app.command()
+def lsp(
+    tcp: Annotated[str, typer.Option("--tcp", metavar="HOST:PORT", help="Serve clients on this address.")] = "",
+    log: Annotated[str, typer.Option("--log", metavar="FILE", help="Write a log there.")] = "",
+) -> int:
+    """Start the language server on standard input and output, as `mtmc-lsp` does."""
+    from mtmc_lsp.server.app import serve
+
+    serve(tcp=tcp or None, log_file=log or None)
+    return 0

@@ -46,8 +46,10 @@ def recorded_workload(target: Target, records: Path) -> Workload | None:
     return best
 
 
-def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: float) -> Capture:
-    """Run the target's file in the worker and bring back its graph.
+def run_capture(
+    workload: Workload, source: bytes, worker: Worker, timeout_s: float, *, own: str | None = None
+) -> Capture:
+    """Run the target's file in the worker and bring back its graph; ``own`` is run in the file's place where given.
 
     Raises:
         RequestError: the target or its workload cannot be captured; names file, line and remedy.
@@ -57,5 +59,9 @@ def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: fl
         (1, source.count(b"\n") + 1) if target.kind is not TargetKind.FUNCTION else (target.start_line, target.end_line)
     )
     variables = assigned_names(source, first, last)
-    request = {"workload": to_json(workload), "variables": {str(line): name for line, name in variables.items()}}
+    request = {
+        "workload": to_json(workload),
+        "variables": {str(line): name for line, name in variables.items()},
+        "own": own,
+    }
     return from_json(Capture, worker.call("capture.capture", request, timeout_s))

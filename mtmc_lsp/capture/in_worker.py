@@ -27,13 +27,13 @@ RANDOM_OPS = ("dropout", "rand", "bernoulli", "normal", "multinomial", "exponent
 
 
 def capture(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"workload": ..., "variables": {line: name}}`` to a :class:`Capture`."""
+    """``{"workload": ..., "variables": {line: name}, "own": text or None}`` to a :class:`Capture`."""
     workload = from_json(Workload, request["workload"])
     variables = {int(line): name for line, name in request["variables"].items()}
     device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
     from pathlib import Path
 
-    module = _load(workload.target)
+    module = _load(workload.target, request.get("own"))
     call = _build(module, workload, device)
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
@@ -64,9 +64,9 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _load(target: Target) -> Any:
+def _load(target: Target, own: str | None) -> Any:
     try:
-        return load_user_module(target.path)
+        return load_user_module(target.path, own)
     except SyntaxError as error:
         where = Location(error.filename or target.path, error.lineno or 0)
         raise SourceSyntaxError(f"the file does not parse: {error.msg}", where=where, remedy="Mend it first.") from None

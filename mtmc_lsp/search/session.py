@@ -81,13 +81,13 @@ def parse_request(spec: str, settings: Settings | None = None, python: str = "")
     return Request(path, name, settings, checked_python(python or find_python(path, settings)))
 
 
-def open_target(request: Request) -> Opened:
-    """Read the file and find the target.
+def open_target(request: Request, text: bytes | None = None) -> Opened:
+    """Read the file and find the target; ``text`` stands in for the file where an editor holds it unsaved.
 
     Raises:
         RequestError: the file is not UTF-8, or has no such target.
     """
-    text = request.path.read_bytes()
+    text = request.path.read_bytes() if text is None else text
     try:
         text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -105,13 +105,21 @@ def capture_target(opened: Opened) -> Capture:
     target = find_target(plain, path, opened.target.qualname)
     workload = find_workload(path, plain, target, opened.root / ".mtmc" / "records.jsonl")
     with Worker(opened.request.python, cwd=str(opened.root)) as worker:
-        return run_capture(workload, plain, worker, CAPTURE_SECONDS)
+        # Imported from its own place wherever possible, so that what the user's code raises names their file.
+        own = plain.decode() if plain != opened.request.path.read_bytes() else None
+        return run_capture(workload, plain, worker, CAPTURE_SECONDS, own=own)
+
+
+def open_measurer(opened: Opened, capture: Capture) -> LocalMeasurer:
+    """What checks and times candidates of the target; to be closed."""
+    settings = opened.request.settings
+    return LocalMeasurer(capture, opened.request.python, source=opened.plain.decode(), archs=settings.archs)
 
 
 def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
     """The first step's choices, best first, and the device they are estimated for; nothing is written."""
     settings = opened.request.settings
-    measurer = LocalMeasurer(capture, opened.request.python, archs=settings.archs)
+    measurer = open_measurer(opened, capture)
     try:
         root = BuiltinCoder().start(capture, opened.plain.decode())
         state = State(capture, root, (), measurer.device(), measurer.measured)
@@ -164,7 +172,7 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = LocalMeasurer(capture, opened.request.python, archs=settings.archs)
+    measurer = open_measurer(opened, capture)
 
     def on_step(step: Step) -> None:
         store.add_step(run_id, step)
