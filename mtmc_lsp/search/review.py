@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import Coder, Measurer, Planner, State
 from mtmc_lsp.core.results import CompileReport, Timing
-from mtmc_lsp.core.run import RunResult, Step, StepStatus
+from mtmc_lsp.core.run import Final, RunResult, RunStatus, Speedup, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 from mtmc_lsp.search.session import Opened
 from mtmc_lsp.search.store import Store
+from mtmc_lsp.source.compose import strip_generated, unified_diff
 
 UNDONE = "you undid it"
 ANOTHER = "you asked for another"
@@ -55,6 +57,37 @@ def without(
         return _Rederivation(*parts, measured=tools.measured, limits=limits, events=told)
 
     return _stored(search, opened, capture, store, events, rejected(steps, index, UNDONE))
+
+
+def without_last(store: Store, run: str, index: int) -> str:
+    """The run without its last accepted step: nothing has to be written or verified again. Gives the new run's id.
+
+    Raises:
+        RequestError: the run is not there, or not over.
+    """
+    result = store.result(run)
+    if result is None:
+        raise RequestError(f"run {run} is not over", remedy="Wait for its end, or go on with it first.")
+    steps = tuple(
+        replace(s, status=StepStatus.REJECTED, reason=UNDONE) if s.index == index else s for s in result.steps
+    )
+    left = [step for step in steps if step.status is StepStatus.ACCEPTED and step.candidate is not None]
+    record = next(item for item in store.runs() if item.id == run)
+    new = store.begin(record.path, record.qualname, record.source_hash, record.environment)
+    for step in steps:
+        store.add_step(new, step)
+    root = strip_generated(result.final.source.encode(), record.qualname).decode()
+    last = left[-1] if left else None
+    source = last.candidate.source if last is not None and last.candidate is not None else root
+    timing = last.timing if last is not None else None
+    speedup = None
+    if timing is not None:
+        speedup = Speedup(timing.against("eager"), timing.against("compile"), timing.against(timing.best))
+    roofline = timing.roofline if timing is not None else None
+    final = Final(source, unified_diff(root, source, record.path.rpartition("/")[2]), speedup, roofline)
+    status = result.status if left else RunStatus.NO_GAIN
+    store.finish(replace(result, id=new, steps=steps, final=final, status=status))
+    return new
 
 
 def another(

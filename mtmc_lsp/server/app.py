@@ -74,7 +74,7 @@ async def _serve_tcp(host: str, port: int, host_command: Sequence[str]) -> None:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            await server.jobs.close()
+            await server.close()
             server.shutdown()  # type: ignore[no-untyped-call]
             writer.close()
 

@@ -55,6 +55,8 @@ class Job:
     steps: list[dict[str, Any]] = field(default_factory=list)
     """Of a run: the steps so far, as JSON data."""
     process: asyncio.subprocess.Process | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when everybody was told of the end."""
 
     @property
     def is_over(self) -> bool:
@@ -106,6 +108,7 @@ class Jobs:
             self._queue.remove(job)
             job.state = JobState.CANCELLED
             await self._on_change(job)
+            job.over.set()
         elif job is self._running and not job.is_over:
             job.state = JobState.CANCELLED
             if job.process is not None:
@@ -127,6 +130,7 @@ class Jobs:
             finally:
                 self._running = None
             await self._on_change(job)
+            job.over.set()
 
     async def _run(self, job: Job) -> None:
         job.state, job.stage = JobState.RUNNING, "starting"

@@ -73,14 +73,14 @@ class Standing:
     kept: int
     """How many of the accepted steps the file holds."""
     is_edited: bool
-    """Whether the file holds kernels that are none of the run's."""
+    """Whether the file holds kernels that are no run's that is known here: they were edited, or are older."""
     is_stale: bool
     """Whether the target's own text is no longer the one that was measured."""
 
     @property
     def pending(self) -> tuple[Step, ...]:
         """Steps that wait for the user, in order."""
-        return () if self.is_edited else self.review.accepted[self.kept :]
+        return self.review.accepted[self.kept :]
 
     @property
     def kept_steps(self) -> tuple[Step, ...]:
@@ -99,12 +99,15 @@ class Reviews:
     """The newest run of each target that is open in the editor."""
 
     _found: dict[tuple[str, str], Review] = field(default_factory=dict)
+    _blocks: set[str] = field(default_factory=set)
+    """Kernels of every run that was seen here, superseded ones too."""
     _texts: dict[tuple[str, bytes], tuple[bytes | None, str | None]] = field(default_factory=dict)
     """Own text and block of a target, by its name and the part of the file that they are read from."""
 
     def put(self, review: Review) -> None:
         """A run that goes on, or is over."""
         self._found[review.path, review.qualname] = review
+        self._blocks.update(_block(step).rstrip("\n") for step in review.accepted)
 
     def get(self, path: str, qualname: str) -> Review | None:
         """The newest run of a target."""
@@ -137,7 +140,8 @@ class Reviews:
         start = block_start(text, review.qualname)
         part = text[start if 0 <= start < found.chunk.start else found.chunk.start : chunk_end]
         own, block = self._read(review.qualname, part)
-        kept, is_edited = _kept(review.accepted, block)
+        kept = _kept(review.accepted, block)
+        is_edited = block is not None and not kept and block.rstrip("\n") not in self._blocks
         return Standing(review, kept, is_edited, review.own is not None and own != review.own)
 
     def _read(self, qualname: str, part: bytes) -> tuple[bytes | None, str | None]:
@@ -149,11 +153,10 @@ class Reviews:
         return self._texts[key]
 
 
-def _kept(accepted: Sequence[Step], block: str | None) -> tuple[int, bool]:
+def _kept(accepted: Sequence[Step], block: str | None) -> int:
     if block is None:
-        return 0, False
-    same = [number for number, step in enumerate(accepted, 1) if _block(step).rstrip("\n") == block.rstrip("\n")]
-    return (same[-1], False) if same else (0, True)
+        return 0
+    return max((n for n, step in enumerate(accepted, 1) if _block(step).rstrip("\n") == block.rstrip("\n")), default=0)
 
 
 def make_review(

@@ -29,6 +29,8 @@ from mtmc_lsp.source.outline import Outline, Outliner
 log = logging.getLogger(__name__)
 RUNS = ("optimize", "resume", "undo", "another")
 """Kinds of jobs that find steps."""
+GROWING = ("optimize", "resume")
+"""Those whose steps can be kept while the search still goes on; the others revise a run, and take its place when done."""
 
 
 class Document:
@@ -69,6 +71,10 @@ class Server(LanguageServer):
         self.reporter = Reporter(self)
         self.has_shown: dict[str, str] = {}
         """Documents made for the client to look at, by their URI."""
+        self.shown_folder: Path | None = None
+        """Where such documents are, for clients that only open files."""
+        self.closers: list[Callable[[Server], None]] = []
+        """What features do when the client is gone."""
         self.is_alone = True
         """Whether the process serves no other client, and ends with this one."""
         self.refreshers: list[Callable[[str], None]] = []
@@ -79,6 +85,12 @@ class Server(LanguageServer):
         """Into the log: an error of ours is no reason to put a window before the user's code."""
         log.error("%s: %s", getattr(source, "__name__", source), error)
         self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, f"mtmc: {type(error).__name__}: {error}"))
+
+    async def close(self) -> None:
+        """End what runs (what was found is stored), and remove what was made for the client."""
+        await self.jobs.close()
+        for closer in self.closers:
+            closer(self)
 
     # Documents ---------------------------------------------------------------------------------------------------
 
@@ -130,7 +142,7 @@ class Server(LanguageServer):
             result = from_json(RunResult, job.answer["result"])
             started = time.time() - result.seconds
             self.reviews.put(make_review(result.id, job.path, job.target, started, result.steps, result=result))
-        elif job.state is JobState.RUNNING:
+        elif job.state is JobState.RUNNING and job.kind in GROWING:
             going = f"job {job.id}"
             done = known.steps if known is not None and known.run == going else ()
             started = known.started if known is not None and known.run == going else time.time()

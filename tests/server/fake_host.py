@@ -131,7 +131,7 @@ class FakeEngine:
     @staticmethod
     def _said(opened: Opened) -> Sequence[str]:
         name = re.escape(opened.target.qualname)
-        found = re.search(rf"^# fake {name}: (.*)$", opened.text.decode("utf-8", "replace"), re.MULTILINE)
+        found = re.search(rf"# fake {name}: ([^\r\n]*)", opened.text.decode("utf-8", "replace"))
         return found[1].split() if found else ["better", "better", "better"]
 
     def _actions(self, opened: Opened) -> list[MacroAction]:

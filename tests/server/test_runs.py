@@ -183,13 +183,24 @@ async def test_the_server_never_imports_torch_or_user_code(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(200)
-async def test_a_real_run_finds_verified_steps(tmp_path: Path) -> None:
+async def test_a_real_run_finds_verified_steps_that_can_be_kept_and_undone(tmp_path: Path) -> None:
     async with editor(tmp_path, REAL, settings={"archs": ["sm_90"]}) as ide:
         text = "import torch\n\n\n# mtmc: x=f32[8,48]\ndef f(x):\n    return torch.softmax(torch.relu(x) + 1, -1)\n"
         uri = ide.open(text)
+        # What the editor holds counts, saved or not.
+        ide.replace(uri, "torch.relu(x) + 1", "torch.relu(x) * 2")
+        typed = ide.texts[uri]
         job = (await ide.command("optimize", uri, "f"))["job"]
         end = (await ide.until(lambda: ide._end_of(job), 180)).message
         assert end.startswith("f: unmeasured: no CUDA GPU; verified by Triton's interpreter and compiled for sm_90")
+        assert "not timed · verified" in (await ide.lenses(uri))[0]
+        assert await ide.command("keepAll", uri, "f") is True
+        assert "@triton.jit" in ide.texts[uri]
+        assert "torch.relu(x) * 2" in ide.texts[uri]
+        job = (await ide.command("verify", uri, "f"))["job"]
+        assert (await ide.until(lambda: ide._end_of(job), 60)).message.startswith("f: correct by Triton's interpreter")
+        await ide.command("undoAll", uri, "f")
+        assert ide.texts[uri] == typed
 
 
 def children_of(pid: int) -> list[int]:

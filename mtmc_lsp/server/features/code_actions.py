@@ -11,7 +11,9 @@ from typing import Any
 
 from lsprotocol import types as lsp
 
+from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import TargetKind
+from mtmc_lsp.server.edits import edits_of
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.outline import Outlined
 from mtmc_lsp.source.suggest import suggest_directive
@@ -119,26 +121,25 @@ def _review_offers(ls: Server, document: Document, found: Outlined) -> list[_Off
         return []
     offers = []
     stale = "The function was changed since it was measured; optimise it again." if standing.is_stale else ""
+    going_on = _unless_over(ls, document, found)
     if standing.pending:
         step = standing.pending[0]
         offers += [
             _Offer("keep", f"Keep step {step.index}: {step.action.text}", stale),
             _Offer("diff", f"Diff of step {step.index}"),
-            _Offer("undo", f"Undo step {step.index}", _unless_over(ls, document, found)),
-            _Offer("tryAnother", f"Try another instead of step {step.index}", _unless_over(ls, document, found)),
+            _Offer("undo", f"Undo step {step.index}", stale or going_on),
+            _Offer("tryAnother", f"Try another instead of step {step.index}", stale or going_on),
             _Offer("keepAll", f"Keep all {len(standing.pending)} steps", stale),
         ]
         if not ls.options.diff_view:
             offers.append(_Offer("preview", "Preview the whole run", stale))
     elif standing.kept:
         step = standing.kept_steps[-1]
-        offers += [
-            _Offer("diff", f"Diff of step {step.index}"),
-            _Offer("undo", f"Undo step {step.index}: {step.action.text}", _unless_over(ls, document, found)),
-        ]
-    if standing.kept:
+        offers.append(_Offer("diff", f"Diff of step {step.index}"))
+        offers.append(_Offer("undo", f"Undo step {step.index}: {step.action.text}", stale or going_on))
+    if standing.kept or standing.is_edited:
         offers.append(_Offer("undoAll", "Undo all steps"))
-    if standing.review.status.value == "running" and ls.jobs.of(document.path, found.target.qualname) is None:
+    if standing.review.status is RunStatus.RUNNING and not going_on:
         offers.append(_Offer("resume", "Go on with the run", stale))
     return offers
 
@@ -199,13 +200,3 @@ def directive_edit(ls: Server, uri: str, qualname: str) -> lsp.WorkspaceEdit | N
     at = document.text.position(line_start(text, document.text.offset(lsp.Position(found.first_line - 1, 0))))
     edit = lsp.TextEdit(lsp.Range(at, at), f"{indent}{words}{newline}")
     return edits_of(ls, document, [edit])
-
-
-def edits_of(ls: Server, document: Document, edits: list[lsp.TextEdit]) -> lsp.WorkspaceEdit:
-    """Edits of one document, bound to its version where the client can do that."""
-    workspace = ls.client_capabilities.workspace
-    support = workspace.workspace_edit if workspace is not None else None
-    if support is None or not support.document_changes:
-        return lsp.WorkspaceEdit(changes={document.uri: edits})
-    versioned = lsp.OptionalVersionedTextDocumentIdentifier(document.uri, document.version)
-    return lsp.WorkspaceEdit(document_changes=[lsp.TextDocumentEdit(versioned, list(edits))])

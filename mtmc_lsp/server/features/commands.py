@@ -18,6 +18,8 @@ from pygls.exceptions import JsonRpcInvalidParams
 from mtmc_lsp.server.features.code_actions import directive_edit
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.server.text import ERRORS
+from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import Outlined
 
 CONFIGURATION_SECONDS = 2.0
@@ -109,11 +111,13 @@ async def start(
     with contextlib.suppress(asyncio.TimeoutError):
         # A client that never answers gets the defaults.
         await asyncio.wait_for(ls.is_configured.wait(), CONFIGURATION_SECONDS)
+    # A search starts from the user's own text; what the file holds of an earlier one is measured and verified as it is.
+    text_now = document.text.data if kind in ("measure", "verify") else strip_generated(document.text.data, target)
     request = {
         "kind": kind,
         "path": document.path,
         "target": target,
-        "text": str(document.text),
+        "text": text_now.decode("utf-8", ERRORS),
         "settings": ls.settings.of_run(),
         **request,
     }

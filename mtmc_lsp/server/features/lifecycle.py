@@ -115,5 +115,5 @@ def did_rename(ls: Server, params: lsp.RenameFilesParams) -> None:
 
 
 async def shutdown(ls: Server, params: None) -> None:
-    """End what runs; what was found is stored."""
-    await ls.jobs.close()
+    """Leave nothing behind."""
+    await ls.close()
