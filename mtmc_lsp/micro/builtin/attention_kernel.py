@@ -20,7 +20,7 @@ from mtmc_lsp.micro.builtin.expressions import Expressions, Mask, Parameters
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
 from mtmc_lsp.micro.builtin.naming import ATTENTION_NAMES
-from mtmc_lsp.micro.builtin.product_kernel import ProductAxes, Tile, mask_needed
+from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, mask_needed
 from mtmc_lsp.micro.builtin.tile_kernel import LOWEST
 
 Config = Mapping[str, "int | str | bool"]
