@@ -32,7 +32,7 @@ def default_config(program: Program, region: Region) -> Config:
     if region.kind is RegionKind.MATMUL:
         return product_config(program, region)
     if region.kind is RegionKind.ATTENTION:
-        return {"block_m": 128, "block_n": 64, "warps": 8, "stages": 3}
+        return _attention_config(program, region)
     sizes = program.graph.sizes
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
@@ -93,6 +93,14 @@ def _tensor_core_tile(m: int, n: int, batch: int) -> tuple[int, int, int, int]:
     tiles = [(min(a, max(16, next_power_of_two(m))), min(b, max(16, next_power_of_two(n)))) for a, b in CORE_TILES]
     tall, wide = next((t for t in tiles if -(-m // t[0]) * -(-n // t[1]) * batch >= BUSY), tiles[-1])
     return tall, wide, 64, 8 if tall * wide >= 128 * 128 else 4
+
+
+def _attention_config(program: Program, region: Region) -> Config:
+    """Four warps suffice for small heads; larger ones need eight to hold the accumulator."""
+    products = [program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL]
+    head = max(prim.shape[-1].value(program.graph.sizes) for prim in products[1:])
+    tall, warps = (64, 4) if head <= 64 else (128, 8)
+    return {"block_m": tall, "block_n": 64, "warps": warps, "stages": 3}
 
 
 def _strided_columns(program: Program, region: Region) -> bool:

@@ -306,11 +306,14 @@ def _head(name: str, parameters: list[str], result: str = "") -> list[str]:
     return [one_line] if len(one_line) <= LINE else [f"def {name}(", *(f"    {p}," for p in parameters), f"){arrow}:"]
 
 
-def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> int:
+def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> int | bool:
     """The workload's value of a constexpr that the launcher computes."""
-    if text != "triton.next_power_of_2(n_cols)":
-        raise AssertionError(text)
-    return 1 << max(0, kernel.grid_sizes["n_cols"].value(sizes) - 1).bit_length()
+    divisible = re.fullmatch(r"(\w+) % (\d+) == 0", text)
+    if divisible is not None:
+        return kernel.grid_sizes[divisible[1]].value(sizes) % int(divisible[2]) == 0
+    power = re.fullmatch(r"triton\.next_power_of_2\((\w+)\)", text)
+    assert power is not None, text
+    return 1 << max(0, kernel.grid_sizes[power[1]].value(sizes) - 1).bit_length()
 
 
 def _sizes_in(argument: object) -> Sequence[Size]:
