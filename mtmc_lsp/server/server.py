@@ -16,13 +16,14 @@ from pygls.uris import to_fs_path
 from mtmc_lsp import __version__
 from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.options import ClientSettings, Options
 from mtmc_lsp.server.progress import Reporter
 from mtmc_lsp.server.protocol import Protocol
 from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, steps_from_json, stored_reviews
-from mtmc_lsp.server.text import Text
+from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.source.outline import Outline, Outliner
 
@@ -75,6 +76,10 @@ class Server(LanguageServer):
         """Where such documents are, for clients that only open files."""
         self.closers: list[Callable[[Server], None]] = []
         """What features do when the client is gone."""
+        self.pushing: set[str] = set()
+        """Documents whose diagnostics are about to be pushed."""
+        self.verdicts: dict[tuple[str, str], tuple[bytes, Verdict]] = {}
+        """What verification last said of a target (path and name), and of which text."""
         self.is_alone = True
         """Whether the process serves no other client, and ends with this one."""
         self.refreshers: list[Callable[[str], None]] = []
@@ -131,9 +136,11 @@ class Server(LanguageServer):
     async def _on_job(self, job: Job) -> None:
         if job.kind in RUNS and (job.steps or job.answer):
             self._take(job)
+        if job.answer.get("event") == "verified":
+            text = str(job.request["text"]).encode("utf-8", ERRORS)
+            self.verdicts[job.path, job.target] = (text, from_json(Verdict, job.answer["verdict"]))
         await self.reporter.report(job)
-        if job.is_over or job.kind in RUNS:
-            self.refresh(job.uri)
+        self.refresh(job.uri)
 
     def _take(self, job: Job) -> None:
         """The run as far as it has come, for review."""
@@ -171,11 +178,9 @@ class Server(LanguageServer):
     def refresh(self, uri: str) -> None:
         """Have the client ask anew for what depends on runs, as far as it can be asked to."""
         workspace = self.client_capabilities.workspace
-        if workspace is None:
-            return
-        if workspace.code_lens is not None and workspace.code_lens.refresh_support:
+        if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:
             self.workspace_code_lens_refresh(None)
-        if workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
+        if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)
         for refresher in self.refreshers:
             refresher(uri)

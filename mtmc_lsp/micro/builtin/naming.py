@@ -20,7 +20,10 @@ PRODUCT_NAMES = RESERVED | frozenset(
 """Names that the kernels of a product use for themselves."""
 
 ATTENTION_NAMES = RESERVED | frozenset(
-    "m n m_mask n_mask EVEN_M EVEN_N batch head width scores logits weights shrink acc row_max row_total new_max BLOCK_M BLOCK_N HEAD WIDTH".split()
+    (
+        "m n m_mask n_mask EVEN_M EVEN_N batch head width scores logits weights shrink acc "
+        "row_max row_total new_max BLOCK_M BLOCK_N HEAD WIDTH"
+    ).split()
 )
 """Names that an attention kernel uses for itself."""
 
