@@ -25,6 +25,7 @@ from mtmc_lsp.server.protocol import Protocol
 from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, steps_from_json, stored_reviews
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
+from mtmc_lsp.source.lint import Context, Finding, check
 from mtmc_lsp.source.outline import Outline, Outliner
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Document:
         self.is_python = language == "python" and uri.startswith("file:")
         self._outliner = Outliner(self.path)
         self._outline: Outline | None = None
+        self._context: Context | None = None
+        self._checked: dict[bytes, tuple[Finding, ...]] = {}
 
     @property
     def outline(self) -> Outline:
@@ -53,6 +56,18 @@ class Document:
         if self._outline is None or self._outline.text is not self.text.data:
             self._outline = self._outliner.outline(self.text.data, self.text.root)
         return self._outline
+
+    @property
+    def findings(self) -> list[tuple[int, Finding]]:
+        """What the static checks say, with the offset of the statement that each is in."""
+        outline = self.outline
+        context = Context(outline.names.imports, outline.kernels, outline.launched)
+        if context != self._context:
+            self._context, self._checked = context, {}
+        known, self._checked = self._checked, {}
+        for chunk in outline.chunks:
+            self._checked[chunk.text] = known[chunk.text] if chunk.text in known else check(chunk.text, context)
+        return [(chunk.start, finding) for chunk in outline.chunks for finding in self._checked[chunk.text]]
 
 
 class Server(LanguageServer):

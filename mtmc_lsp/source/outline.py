@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from tree_sitter import Node
 
-from mtmc_lsp.core.workload import Target
+from mtmc_lsp.core.workload import Target, TargetKind
 from mtmc_lsp.source.imports import bindings
 from mtmc_lsp.source.syntax import first_error, line_of, parse, statements_by_margin, with_decorators
 from mtmc_lsp.source.targets import (
@@ -29,6 +29,8 @@ from mtmc_lsp.source.targets import (
 
 T = TypeVar("T")
 DIRECTIVE = re.compile(rb"[ \t]*#\s*mtmc:(?!\s*(?:begin|end|dispatch|import|ignore)(?:[\s\[]|$))")
+
+LAUNCH = re.compile(rb"\b([A-Za-z_]\w*)[ \t]*\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\][ \t]*\(")
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class _Facts:
 
     imports: dict[str, str]
     classes: tuple[ClassFacts, ...]
+    launched: frozenset[str]
     names: FileNames | None = None
     outlined: tuple[Outlined, ...] = ()
     """Relative to the chunk, for ``names``."""
@@ -83,6 +86,8 @@ class Outline:
     text: bytes
     chunks: tuple[Chunk, ...]
     names: FileNames
+    launched: frozenset[str]
+    """Names that are launched as kernels somewhere: ``name[grid](...)``."""
     _find: Callable[[Chunk], tuple[Outlined, ...]]
 
     @cached_property
@@ -95,6 +100,13 @@ class Outline:
     def by_name(self) -> dict[str, Outlined]:
         """Qualified name to target."""
         return {item.target.qualname: item for item in self.targets}
+
+    @cached_property
+    def kernels(self) -> frozenset[str]:
+        """Names of its Triton kernels."""
+        found = (item for chunk in self.chunks if b"jit" in chunk.text for item in self._find(chunk))
+        kernels = (item.target for item in found if item.target.kind is TargetKind.KERNEL)
+        return frozenset(target.qualname.rpartition(".")[2] for target in kernels)
 
     def chunk_at(self, line: int) -> Chunk | None:
         """The chunk that a 0-based line is in."""
@@ -134,7 +146,8 @@ class Outliner:
         names = FileNames(self._path, modules, imports)
         # One object while nothing changes, so that what depends on it is compared quickly.
         self._names = self._names if names == self._names else names
-        return Outline(text, chunks, self._names, self._outlined)
+        launched = frozenset(name for facts in self._facts.values() for name in facts.launched)
+        return Outline(text, chunks, self._names, launched, self._outlined)
 
     def _outlined(self, chunk: Chunk) -> tuple[Outlined, ...]:
         facts = self._facts.get(chunk.text) or self._facts.setdefault(chunk.text, _facts(chunk.text))
@@ -162,7 +175,8 @@ def _placed(item: Outlined, chunk: Chunk) -> Outlined:
 def _facts(text: bytes) -> _Facts:
     root = parse(text)
     imports = {found.name: found.module for found in bindings(root)}
-    return _Facts(imports, class_facts(root) if b"class" in text else ())
+    launched = frozenset(match[1].decode() for match in LAUNCH.finditer(text))
+    return _Facts(imports, class_facts(root) if b"class" in text else (), launched)
 
 
 def _chunks(text: bytes, root: Node) -> Iterator[Chunk]:

@@ -14,6 +14,7 @@ from lsprotocol import types as lsp
 from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.server.edits import edits_of
+from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.outline import Outlined
 from mtmc_lsp.source.suggest import suggest_directive
@@ -25,7 +26,8 @@ REVIEW_KIND = f"{KIND}.review"
 
 def register(server: Server) -> None:
     """Register code actions."""
-    options = lsp.CodeActionOptions(code_action_kinds=[KIND], resolve_provider=True)
+    kinds = [lsp.CodeActionKind.QuickFix, KIND]
+    options = lsp.CodeActionOptions(code_action_kinds=kinds, resolve_provider=True)
     server.feature(lsp.TEXT_DOCUMENT_CODE_ACTION, options)(code_actions)
     server.feature(lsp.CODE_ACTION_RESOLVE)(resolve)
 
@@ -44,8 +46,14 @@ class _Offer:
 def code_actions(ls: Server, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     """What can be done with the target at the cursor, or with the selection's first."""
     document = ls.document(params.text_document.uri)
-    if document is None or not is_ours(document) or not _wanted(params.context.only):
+    if document is None or not is_ours(document):
         return []
+    only = params.context.only
+    fixes = quick_fixes(ls, document, params.range) if _fits(lsp.CodeActionKind.QuickFix.value, only) else []
+    return fixes + (_of_target(ls, document, params) if _wanted(only) else [])
+
+
+def _of_target(ls: Server, document: Document, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     found = document.outline.target_at(params.range.start.line) or document.outline.target_at(params.range.end.line)
     if found is None:
         return []

@@ -13,9 +13,15 @@ from mtmc_lsp.docs import page
 from mtmc_lsp.report.words import ratio_text
 from mtmc_lsp.server.reviews import Standing
 from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.source.lint.finding import Finding, Severity
 from mtmc_lsp.source.own_text import block_start
 
 SOURCE = "mtmc"
+SEVERITIES = {
+    Severity.ERROR: lsp.DiagnosticSeverity.Error,
+    Severity.WARNING: lsp.DiagnosticSeverity.Warning,
+    Severity.HINT: lsp.DiagnosticSeverity.Hint,
+}
 PUSH_SECONDS = 0.01
 """How long a push waits for the next keystroke, so that a burst of them is looked at once."""
 
@@ -79,7 +85,21 @@ def diagnostics_of(ls: Server, document: Document) -> list[lsp.Diagnostic]:
     for (path, qualname), (text, verdict) in ls.verdicts.items():
         if path == document.path and not verdict.is_correct and text == document.text.data:
             found.append(_incorrect(document, qualname, verdict))
+    ignored = ls.settings.ignored_checks
+    found += [of_finding(document, start, item) for start, item in document.findings if item.code not in ignored]
     return found
+
+
+def of_finding(document: Document, start: int, finding: Finding) -> lsp.Diagnostic:
+    """A finding of the static checks."""
+    return lsp.Diagnostic(
+        range=document.text.range(start + finding.start, start + finding.end),
+        message=finding.message,
+        severity=SEVERITIES[finding.severity],
+        code=finding.code,
+        code_description=described(finding.code, "checks"),
+        source=SOURCE,
+    )
 
 
 def described(code: str, kind: str = "diagnostics") -> lsp.CodeDescription:
