@@ -173,6 +173,8 @@ class Expressions:
         self.flat = tuple(flat)
         self.declared: set[str] = set()
         self._widen = widen
+        self.eviction = ""
+        """The cache policy of loads, while a row is walked more than once."""
         self.masks = list(masks)
         self.emit = emit
         self.provide = provide
@@ -390,7 +392,14 @@ class Expressions:
     def _load(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         pointer = self.parameters.tensor(prim.name)
         offset = self.offset(self.parameters.buffers[prim.name], at)
-        text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)})"
+        # A policy is for what is walked along the columns of every row, not for what all rows share.
+        walked = (
+            bool(self.eviction)
+            and offset.cols
+            and set(self.region.table.all_axes(prim.name)) > set(self.region.reduced)
+        )
+        policy = f', eviction_policy="{self.eviction}"' if walked else ""
+        text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"
         if is_half(prim.dtype) and self._widen:
             text += ".to(tl.float32)"
         code = Code(text, compute_dtype(prim.dtype) if self._widen else prim.dtype, offset.rows, offset.cols)
