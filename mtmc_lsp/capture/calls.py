@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -150,10 +151,13 @@ def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:
             where=where,
             remedy="Run this on a machine with a GPU, or make new tensors on the device of an argument (x.device).",
         )
+    remedy = "Check the workload's shapes, dtypes and constants against what the code expects."
+    if isinstance(error, ModuleNotFoundError):
+        remedy = f"Install it for {sys.executable}, or name the interpreter that has it with --python."
     return TargetRaises(
         f"{target.qualname} raises {type(error).__name__} {doing}: {error}",
         where=where,
-        remedy="Check the workload's shapes, dtypes and constants against what the code expects.",
+        remedy=remedy,
     )
 
 

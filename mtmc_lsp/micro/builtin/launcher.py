@@ -89,6 +89,8 @@ class Launcher:
     """Collects the launcher's statements while the kernels are written."""
 
     program: Program
+    namespace: str = "{__name__.replace('.', '_')}"
+    """Of the operators, inside an f-string: the user's module, wherever it is imported."""
     names: Names = field(
         default_factory=lambda: Names(frozenset({"torch", "triton", "tl", "seed", "n_rows", "n_cols"}))
     )
@@ -269,7 +271,7 @@ class Launcher:
         lines = []
         if self.is_operator():
             # An operator of its own for torch.compile, torch.export and CUDA graphs.
-            operator = f"f\"{{__name__.replace('.', '_')}}::{name}\""
+            operator = f'f"{self.namespace}::{name}"'
             lines.append(f"@torch.library.triton_op({operator}, mutates_args={mutates})")
         lines += [head, f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
         lines.append(f"    return {', '.join(returned)}")
