@@ -48,5 +48,9 @@ def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: fl
         (1, source.count(b"\n") + 1) if target.kind is not TargetKind.FUNCTION else (target.start_line, target.end_line)
     )
     variables = assigned_names(source, first, last)
-    request = {"workload": to_json(workload), "variables": {str(line): name for line, name in variables.items()}}
+    request = {
+        "workload": to_json(workload),
+        "variables": {str(line): name for line, name in variables.items()},
+        "source": source.decode(),
+    }
     return from_json(Capture, worker.call("capture.capture", request, timeout_s))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,13 +26,14 @@ EAGER_LIMIT_ELEMENTS = 1 << 23
 
 
 def capture(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"workload": ..., "variables": {line: name}}`` to a :class:`Capture`."""
+    """``{"workload": ..., "variables": {line: name}, "source": text}`` to a :class:`Capture`.
+
+    The text is the file's without what an earlier run put in.
+    """
     workload = from_json(Workload, request["workload"])
     variables = {int(line): name for line, name in request["variables"].items()}
     device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
-    from pathlib import Path
-
-    module = _load(workload.target)
+    module = _load(workload.target, request.get("source"))
     call = _build(module, workload, device)
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
@@ -64,9 +66,9 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _load(target: Target) -> Any:
+def _load(target: Target, source: str | None) -> Any:
     try:
-        return load_user_module(target.path)
+        return load_user_module(target.path, source, in_place=True)
     except SyntaxError as error:
         where = Location(error.filename or target.path, error.lineno or 0)
         raise SourceSyntaxError(f"the file does not parse: {error.msg}", where=where, remedy="Mend it first.") from None

@@ -111,7 +111,9 @@ def capture_target(opened: Opened) -> Capture:
 def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
     """The first step's choices, best first, and the device they are estimated for; nothing is written."""
     settings = opened.request.settings
-    measurer = LocalMeasurer(capture, opened.request.python, archs=settings.archs)
+    measurer = LocalMeasurer(
+        capture, opened.request.python, source=opened.plain.decode(), archs=settings.archs, precision=settings.precision
+    )
     try:
         root = BuiltinCoder().start(capture, opened.plain.decode())
         state = State(capture, root, (), measurer.device(), measurer.measured)
@@ -164,7 +166,9 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = LocalMeasurer(capture, opened.request.python, archs=settings.archs)
+    measurer = LocalMeasurer(
+        capture, opened.request.python, source=opened.plain.decode(), archs=settings.archs, precision=settings.precision
+    )
 
     def on_step(step: Step) -> None:
         store.add_step(run_id, step)
