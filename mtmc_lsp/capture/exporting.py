@@ -165,6 +165,8 @@ class _Reader:
                 where=Location(target.path, target.start_line),
                 remedy="Pass it as an argument, or register it as a buffer of the module.",
             )
+        self.taken = {item.name for item in inputs}
+        """Names of inputs and nodes: an operator may be called as an argument is."""
         self.symbols_at: dict[tuple[int, int], set[str]] = {}
         self.names: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
@@ -299,9 +301,13 @@ class _Reader:
             references[node.name] = None
             return None
         tensors = list(value if isinstance(value, (tuple, list)) else [value])
-        references[node.name] = Ref(node.name)
+        name = node.name
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        references[node.name] = Ref(name)
         return Node(
-            name=node.name,
+            name=name,
             op=str(node.target),
             args=tuple(self._argument(item, references) for item in node.args),
             kwargs={

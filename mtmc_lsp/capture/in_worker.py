@@ -43,7 +43,8 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         structure = _run_eagerly(module, call, inputs, workload.target)
     with watching_attributes(call.instance, workload.target.path) as watched:
         graph, notes = export_graph(_flat_function(call, inputs), inputs, workload.target, variables)
-        structure = _structure(call, inputs, workload.target) or structure
+        traced, flops = _structure(call, inputs, workload.target)
+        structure = traced or structure
     watched.refuse_writes(workload.target)
     refuse_random(graph, workload.target)
     notes += _gradient_notes(workload)
@@ -56,7 +57,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         graph=graph,
         arguments=_arguments(call, inputs),
         environment=environment(),
-        flops=0.0,
+        flops=flops,
         bytes=_bytes(graph),
         module_name=module_name(Path(workload.target.path)),
         variable_sizes=_variable_sizes(graph, _arguments(call, inputs), workload),
@@ -227,20 +228,23 @@ def _structure_of(value: Any, target: Target) -> str:
     )
 
 
-def _structure(call: Call, inputs: list[InputTensor], target: Target) -> str:
-    """The structure of the result, found on tensors without data, for targets that were not run."""
+def _structure(call: Call, inputs: list[InputTensor], target: Target) -> tuple[str, float]:
+    """The structure of the result and the work of a call, found on tensors without data, for targets that were not run."""
     if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
-        return ""
+        return "", 0.0
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    counter = FlopCounterMode(display=False)
     with mode, torch.no_grad():
         tensors = tuple(mode.from_tensor(item.value) for item in inputs)
         try:
-            value = _flat_function(call, inputs)(*tensors)
+            with counter:
+                value = _flat_function(call, inputs)(*tensors)
         except Exception as error:
             raise export_error(error, target) from error
-    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__, float(counter.get_total_flops())
 
 
 def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:
@@ -279,7 +283,10 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
 def _without_unused_inputs(graph: Graph) -> Graph:
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
     used |= {ref.name for ref in graph.outputs if ref is not None} | {m.input for m in graph.mutations}
-    return replace(graph, inputs=tuple(item for item in graph.inputs if item.name in used))
+    inputs = tuple(item for item in graph.inputs if item.name in used)
+    # The sizes of a parameter that is not read are none of the graph's.
+    read = {name for item in inputs for size in item.type.shape for name in size.symbols()}
+    return replace(graph, inputs=inputs, sizes={name: size for name, size in graph.sizes.items() if name in read})
 
 
 def _check_graph(graph: Graph, target: Target) -> None:
