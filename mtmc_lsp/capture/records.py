@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.core.dtypes import SHORT, is_float
+from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
@@ -171,10 +172,24 @@ def _word(item: ArgumentSpec) -> str:
 
 
 def read_records(file: Path) -> list[RecordedTarget]:
-    """What the project keeps; nothing where nothing was recorded."""
+    """What the project keeps; nothing where nothing was recorded.
+
+    Raises:
+        RequestError: the file is not as we write it.
+    """
     if not file.exists():
         return []
-    return [from_json(RecordedTarget, json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    found = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            found.append(from_json(RecordedTarget, json.loads(line)))
+        except (ValueError, TypeError, KeyError) as error:
+            raise RequestError(
+                f"the recorded calls cannot be read: {error}",
+                where=Location(str(file), number),
+                remedy="Delete the file, and record again.",
+            ) from None
+    return found
 
 
 def keep_records(file: Path, found: Iterable[RecordedTarget]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.loading_paths import project_root
+from mtmc_lsp.capture.records import RECORDS
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.protocols import State
@@ -103,7 +104,7 @@ def capture_target(opened: Opened) -> Capture:
     path = str(opened.request.path)
     plain = opened.plain
     target = find_target(plain, path, opened.target.qualname)
-    workload = find_workload(path, plain, target, opened.root / ".mtmc" / "records.jsonl")
+    workload = find_workload(path, plain, target, opened.root / ".mtmc" / RECORDS)
     with Worker(opened.request.python, cwd=str(opened.root)) as worker:
         return run_capture(workload, plain, worker, CAPTURE_SECONDS)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mtmc_lsp.capture.recorder import functions_of
 from mtmc_lsp.capture.records import RECORDS, keep_records, merged, read_records, recorded, recorded_workload
+from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.workload import Target, TargetKind, WorkloadSource
 from mtmc_lsp.source.directive import parse_directive
 from mtmc_lsp.source.targets import find_target
@@ -101,6 +104,16 @@ def test_new_records_replace_those_of_the_same_target_alone(tmp_path: Path) -> N
     assert recorded(target(TargetKind.MODULE, "M"), file) == recorded(target(TargetKind.METHOD, "M.forward"), file)
     assert recorded(target(name="g"), file) is None
     assert [path.name for path in tmp_path.iterdir()] == [RECORDS]
+
+
+def test_a_damaged_file_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / RECORDS
+    keep_records(file, merged([note(1, tensor("x", [2], [1]))]))
+    with file.open("a") as stream:
+        stream.write('{"path": 3}\n')
+    with pytest.raises(RequestError, match="cannot be read") as caught:
+        read_records(file)
+    assert caught.value.where is not None and caught.value.where.line == 2
 
 
 def test_the_recorder_knows_functions_by_the_line_at_which_their_code_starts() -> None:

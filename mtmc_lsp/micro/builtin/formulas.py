@@ -53,6 +53,13 @@ def _pow(x, y):
     signed = tl.where(x < 0.0, tl.where(whole, tl.where(odd, -size, size), float("nan")), size)
     return tl.where(y == 0.0, 1.0, signed)
 ''',
+    "_unit_scale": '''@triton.jit
+def _unit_scale(largest):
+    """The power of two that brings ``largest`` into [64, 128), and its inverse: exact, also for 0 and subnormals."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    up = tl.minimum(260 - exponent, 252)
+    return (up << 23).to(tl.float32, bitcast=True), ((254 - up) << 23).to(tl.float32, bitcast=True)
+''',
     "_max_nan": """@triton.jit
 def _max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
