@@ -188,6 +188,17 @@ class _Reader:
                     self.names[symbol] = wanted
                 if isinstance(size, torch.SymInt) and len(symbols) == 1 and str(size.node.expr) in symbols:
                     self.sizes.setdefault(self.names[next(iter(symbols))], int(item.value.shape[d]))
+        # Steps over memory that no size explains, as those of a slice, are sizes of their own.
+        for node, item in zip(self.placeholders, self.inputs, strict=True):
+            for d, stride in enumerate(node.meta["val"].stride()):
+                for symbol in _symbols(stride) - set(self.names):
+                    if str(stride.node.expr) == symbol:
+                        name = f"{item.name}_stride{d}"
+                        while name in taken:
+                            name += "_"
+                        taken.add(name)
+                        self.names[symbol] = name
+                        self.sizes[name] = int(item.value.stride(d))
 
     def awkward_symbols(self) -> set[str]:
         """Symbols in sizes or guards that are no polynomials: divisions, remainders, maxima."""

@@ -18,10 +18,14 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
 """Above this many input elements the CPU does not run the target in capture: verification runs it, on reduced sizes."""
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides."""
 
 RANDOM_OPS = ("dropout", "rand", "bernoulli", "normal", "multinomial", "exponential")
 
@@ -39,15 +43,16 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     _check_inputs(inputs, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     structure = "tensor"
+    returned: list[Layout | None] = []
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
-        structure = _run_eagerly(call, inputs, workload.target)
+        structure, returned = _run_eagerly(call, inputs, workload.target)
     reads: dict[str, object] = {}
     with _recording_attribute_reads(call.instance, reads):
         graph, notes = export_graph(_flat_function(call, inputs), inputs, workload.target, variables)
         structure = _structure(call, inputs) or structure
     constants = _constants(call, reads, workload.target)
     graph = replace(graph, constants=constants, returns=structure, fp32_matmul=_fp32_matmul())
-    graph = _without_unused_inputs(graph)
+    graph = _without_unused_inputs(_laid_out_as(graph, returned))
     _check_graph(graph, workload.target)
     result = Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
@@ -158,8 +163,14 @@ def _flat_function(call: Call, inputs: list[InputTensor]) -> Any:
     return flat
 
 
-def _run_eagerly(call: Call, inputs: list[InputTensor], target: Target) -> str:
-    """Run the target twice: it must not raise, must return tensors, and must return the same again."""
+def _run_eagerly(
+    call: Call, inputs: list[InputTensor], target: Target
+) -> tuple[str, list[Layout | None]]:
+    """Run the target twice: it must not raise, must return tensors, and must return the same again.
+
+    Returns:
+        How its results are put together, and the shape and strides of each.
+    """
     runs = []
     try:
         for _ in range(2):
@@ -180,7 +191,32 @@ def _run_eagerly(call: Call, inputs: list[InputTensor], target: Target) -> str:
                 where=Location(target.path, target.start_line),
                 remedy="Draw random numbers from torch's generator, and keep no state between calls.",
             )
-    return structure
+    return structure, [None if t is None else (tuple(t.shape), t.stride()) for t in _tensors_of(runs[0])]
+
+
+def _laid_out_as(graph: Graph, returned: list[Layout | None]) -> Graph:
+    """The graph with results laid out as the target laid them out.
+
+    Where a dimension of size 1 leaves the order of dimensions open, the export may settle it otherwise than eager code does.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    for ref, seen in zip(graph.outputs, returned, strict=False):
+        if ref is None or seen is None or ref.name not in nodes:
+            continue
+        node = nodes[ref.name]
+        kind = node.outputs[ref.index]
+        own = [stride.value(graph.sizes) for stride in kind.stride]
+        if all(a == b or size == 1 for size, a, b in zip(seen[0], own, seen[1], strict=True)):
+            continue
+        inner_first = sorted(range(len(own)), key=lambda dim: (seen[1][dim], seen[0][dim], -dim))
+        stride = list(kind.stride)
+        below = Size.of(1)
+        for dim in inner_first:
+            stride[dim], below = below, below * kind.shape[dim]
+        outputs = list(node.outputs)
+        outputs[ref.index] = replace(kind, stride=tuple(stride))
+        nodes[ref.name] = replace(node, outputs=tuple(outputs))
+    return replace(graph, nodes=tuple(nodes[node.name] for node in graph.nodes))
 
 
 def _nearly_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -310,7 +346,8 @@ def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workl
     for argument in arguments:
         if argument.high is not None and argument.high > 1 and argument.name not in tied:
             pinned |= {name for name, value in graph.sizes.items() if value > argument.high}
-    return tuple(name for name in graph.sizes if name not in pinned)
+    in_shapes = {name for item in graph.inputs for size in item.type.shape for name in size.symbols()}
+    return tuple(name for name in graph.sizes if name in in_shapes and name not in pinned)
 
 
 def _bytes(graph: Graph) -> float:

@@ -160,9 +160,20 @@ class Builder:
         return name if self.dtype(name) == dtype else self.pointwise("cast", name, dtype=dtype)
 
     def reduce(self, fn: str, name: str, dims: Sequence[int], dtype: str, *extra: str) -> str:
-        """Reduce ``dims``, kept with size 1."""
+        """Reduce ``dims``, kept with size 1. Dimensions of size 1 have nothing to reduce, so no reduction is made of them."""
+        dims = [d for d in dims if self.shape(name)[d] != ONE]
+        if not dims:
+            return self._of_single(fn, name, dtype, *extra)
         shape = [ONE if i in dims else size for i, size in enumerate(self.shape(name))]
         return self.add(PrimOp.REDUCE, (name, *extra), shape, dtype, fn=fn, dims=tuple(sorted(dims)))
+
+    def _of_single(self, fn: str, name: str, dtype: str, *extra: str) -> str:
+        """What a reduction of one element each gives."""
+        if fn.startswith("arg"):
+            return self.expand(self.constant(0, dtype), self.shape(name))
+        if fn == "sum_exp":
+            return self.pointwise("exp", self.pointwise("sub", name, *extra, dtype=dtype), dtype=dtype)
+        return self.cast(name, dtype)
 
     def reshape(self, name: str, shape: Sequence[SizeLike]) -> str:
         """``name`` with another shape of the same number of elements."""

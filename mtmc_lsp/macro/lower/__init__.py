@@ -89,11 +89,15 @@ class Call:
 
     def dim(self, position: int, name: str, rank: int, default: int = 0) -> int:
         """A dimension, made non-negative."""
+        if not rank:
+            raise self.fail("a dimension of a scalar")
         value = self.integer(position, name, default)
         return value + rank if value < 0 else value
 
     def dims(self, position: int, name: str, rank: int) -> tuple[int, ...]:
-        """Dimensions, made non-negative; all of them for None or an empty list."""
+        """Dimensions, made non-negative; all of them for None or an empty list, none of a scalar."""
+        if not rank:
+            return ()
         value = self.raw(position, name)
         items = value if isinstance(value, tuple) else (() if value is None else (value,))
         numbers = [v.constant if isinstance(v, Size) else v for v in items]

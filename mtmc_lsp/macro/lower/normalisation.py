@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import compute_dtype
+from mtmc_lsp.core.dtypes import EPSILON, compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
 from mtmc_lsp.macro.lower.reductions import centred_moments, count, scale_by_count
@@ -56,7 +56,7 @@ def rms_norm(c: Call) -> str:
     d = compute_dtype(c.out.dtype)
     wide = c.b.cast(x, d)
     # Without eps PyTorch takes the machine epsilon of the dtype in which it computes.
-    eps = c.number(3, "eps", 0.0) if c.has(3, "eps") else 1.1920928955078125e-07
+    eps = c.number(3, "eps", 0.0) if c.has(3, "eps") else EPSILON[d]
     square = c.b.reduce("sum", c.b.pointwise("square", wide, dtype=d), dims, d)
     mean = scale_by_count(c.b, square, count(c.b.shape(x), dims), d)
     inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", mean, eps, dtype=d), dtype=d)

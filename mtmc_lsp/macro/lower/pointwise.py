@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import is_float
+from mtmc_lsp.core.dtypes import LARGEST, compute_dtype, is_float
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.lower import Call, rule
@@ -15,9 +15,19 @@ UNARY = (
 ).split()
 BINARY = (
     "mul maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor fmod "
-    "remainder atan2 pow __lshift__ __rshift__"
+    "remainder atan2 pow __lshift__ __rshift__ __and__ __or__ __xor__"
 ).split()
-COMPARISONS = frozenset("eq ne lt le gt ge logical_and logical_or logical_xor".split())
+SPELT = {
+    "__lshift__": "shift_left",
+    "__rshift__": "shift_right",
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+}
+"""Python's operators by the names of the functions that they are."""
+ON_BOOLS = {"add": "logical_or", "maximum": "logical_or", "mul": "logical_and", "minimum": "logical_and"}
+"""What arithmetic on truth values is."""
+COMPARISONS = frozenset("eq ne lt le gt ge".split())
 
 
 @rule(*UNARY)
@@ -32,7 +42,9 @@ def unary(c: Call) -> str:
 
 @rule(*BINARY)
 def binary(c: Call) -> str:
-    fn = {"__lshift__": "shift_left", "__rshift__": "shift_right"}.get(c.op, c.op)
+    fn = SPELT.get(c.op, c.op)
+    if c.out.dtype == "bool":
+        fn = ON_BOOLS.get(fn, fn)
     return c.b.pointwise(fn, c.operand(0), c.operand(1), dtype=c.out.dtype, **_promoted(c))
 
 
@@ -60,6 +72,8 @@ def add(c: Call) -> str:
         left, right = (left, scaled) if c.op != "rsub" else (scaled, right)
         if c.op == "rsub":
             raise c.fail("rsub with alpha")
+    if c.out.dtype == "bool":
+        return c.b.pointwise(ON_BOOLS["add"], left, right, dtype="bool")
     return c.b.pointwise("add" if c.op == "add" else "sub", left, right, dtype=c.out.dtype)
 
 
@@ -96,6 +110,23 @@ def clamp(c: Call) -> str:
         x = c.b.pointwise("maximum", x, low, dtype=c.out.dtype)
     if isinstance(high, (str, int, float)):
         x = c.b.pointwise("minimum", x, high, dtype=c.out.dtype)
+    return x
+
+
+@rule("nan_to_num")
+def nan_to_num(c: Call) -> str:
+    x, d = c.tensor(0), c.out.dtype
+    if not is_float(d):
+        return x
+    most = LARGEST[d]
+    nan = c.number(1, "nan", 0.0) if c.has(1, "nan") else 0.0
+    high = c.number(2, "posinf", most) if c.has(2, "posinf") else most
+    low = c.number(3, "neginf", -most) if c.has(3, "neginf") else -most
+    wide = c.b.cast(x, compute_dtype(d))
+    inf = float("inf")
+    for fn, bound, value in (("ne", wide, nan), ("eq", inf, high), ("eq", -inf, low)):
+        found = c.b.pointwise(fn, wide, bound, dtype="bool", operand_dtype=compute_dtype(d))
+        x = c.b.pointwise("where", found, float(value), x, dtype=d)
     return x
 
 

@@ -43,8 +43,6 @@ def finish(c: Call, name: str) -> str:
 @rule("sum", "prod", "amax", "amin", "any", "all", "mean", "nansum")
 def reduce(c: Call) -> str:
     x = c.tensor(0)
-    if not rank_of(c, x):
-        raise c.fail("a reduction of a scalar")
     whole = c.overload == "default" and c.op in ("sum", "prod", "any", "all", "mean")
     dims = tuple(range(rank_of(c, x))) if whole else c.dims(1, "dim", rank_of(c, x))
     if c.op == "nansum":
@@ -64,13 +62,11 @@ def extremum(c: Call) -> str | tuple[str, ...]:
     if c.overload == "other":
         return c.b.pointwise("maximum" if c.op == "max" else "minimum", x, c.tensor(1), dtype=c.out.dtype)
     rank = rank_of(c, x)
-    if not rank:
-        raise c.fail("a reduction of a scalar")
     if c.overload == "default":
         return finish(c, c.b.reduce(c.op, x, tuple(range(rank)), c.b.dtype(x)))
-    dim = c.dim(1, "dim", rank)
-    value = c.b.reduce(c.op, x, (dim,), c.b.dtype(x))
-    where = c.b.reduce(f"arg{c.op}", x, (dim,), "int64")
+    dims = c.dims(1, "dim", rank)
+    value = c.b.reduce(c.op, x, dims, c.b.dtype(x))
+    where = c.b.reduce(f"arg{c.op}", x, dims, "int64")
     return c.b.reshape(value, c.node.outputs[0].shape), c.b.reshape(where, c.node.outputs[1].shape)
 
 
@@ -79,8 +75,8 @@ def argmax(c: Call) -> str:
     x = c.tensor(0)
     if not c.has(1, "dim"):
         x = c.b.reshape(x, [product(c.b.shape(x))])
-    dim = c.dim(1, "dim", rank_of(c, x)) if c.has(1, "dim") else 0
-    return finish(c, c.b.reduce(c.op, x, (dim,), "int64"))
+    dims = c.dims(1, "dim", rank_of(c, x)) if c.has(1, "dim") else (0,)
+    return finish(c, c.b.reduce(c.op, x, dims, "int64"))
 
 
 @rule("var", "std", "var_mean", "std_mean")
@@ -140,11 +136,9 @@ def softmax_statistics(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, 
 @rule("softmax", "_softmax", "log_softmax", "_log_softmax", "special_log_softmax", "special_softmax")
 def softmax(c: Call) -> str:
     x = c.tensor(0)
-    if not rank_of(c, x):
-        raise c.fail("softmax of a scalar")
     d = compute_dtype(c.out.dtype)
     x = rounded(c.b, c.b.cast(x, d))
-    top, total = softmax_statistics(c.b, x, (c.dim(1, "dim", rank_of(c, x)),))
+    top, total = softmax_statistics(c.b, x, c.dims(1, "dim", rank_of(c, x)))
     shifted = c.b.pointwise("sub", x, top, dtype=d)
     if "log" in c.op:
         value = c.b.pointwise("sub", shifted, c.b.pointwise("log", total, dtype=d), dtype=d)
@@ -175,12 +169,15 @@ def vector_norm(c: Call) -> str:
 @rule("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 def scan(c: Call) -> str | tuple[str, ...]:
     x = c.tensor(0)
-    if c.op not in ("cumsum", "cumprod") or not rank_of(c, x):
+    if c.op not in ("cumsum", "cumprod"):
         raise c.fail("this scan")
     d = compute_dtype(c.out.dtype)
     x = c.b.cast(x, d)
+    dims = c.dims(1, "dim", rank_of(c, x))
+    if all(c.b.shape(x)[dim] == ONE for dim in dims):
+        return c.b.cast(x, c.out.dtype)
     fn = "sum" if c.op == "cumsum" else "prod"
-    name = c.b.add(PrimOp.SCAN, (x,), c.b.shape(x), d, fn=fn, dim=c.dim(1, "dim", rank_of(c, x)))
+    name = c.b.add(PrimOp.SCAN, (x,), c.b.shape(x), d, fn=fn, dim=dims[0])
     return c.b.cast(name, c.out.dtype)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
 from mtmc_lsp.macro.prims import ONE, CannotLower, PrimOp
 
@@ -20,7 +20,7 @@ def permute(c: Call) -> str:
     order = list(range(rank))
     if c.op == "permute":
         order = [int(d) % rank for d in _ints(c, 1)]
-    elif c.op in ("transpose", "swapaxes"):
+    elif c.op in ("transpose", "swapaxes") and rank:
         i, j = c.dim(1, "dim0", rank), c.dim(2, "dim1", rank)
         order[i], order[j] = j, i
     elif c.op == "mT":
@@ -118,6 +118,26 @@ def flip(c: Call) -> str:
     x = c.tensor(0)
     dims = c.dims(1, "dims", len(c.b.shape(x)))
     return c.b.add(PrimOp.FLIP, (x,), c.b.shape(x), c.b.dtype(x), dims=dims)
+
+
+@rule("roll")
+def roll(c: Call) -> str:
+    x, shifts = c.tensor(0), _ints(c, 1)
+    if not c.has(2, "dims") or not c.raw(2, "dims"):
+        x = c.b.reshape(x, [product(c.b.shape(x))])
+        dims = [0]
+    else:
+        dims = list(_ints(c, 2))
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim %= len(c.b.shape(x))
+        size = c.b.shape(x)[dim]
+        if not size.is_constant:
+            raise c.fail("rolling along a symbolic size, which the shift may pass")
+        cut = (size - shift).constant % max(1, size.constant)
+        if cut:
+            parts = [c.b.slice(x, dim, cut, size - cut), c.b.slice(x, dim, 0, cut)]
+            x = c.b.add(PrimOp.CAT, parts, c.b.shape(x), c.b.dtype(x), dim=dim)
+    return c.b.reshape(x, c.out.shape)
 
 
 @rule("embedding")

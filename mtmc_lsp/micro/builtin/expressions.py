@@ -336,6 +336,13 @@ class Expressions:
             operands = [
                 o if prim.fn == "where" and i == 0 else self.cast(o, operand_dtype) for i, o in enumerate(operands)
             ]
+        if all(_number(o.text) is not None for o in operands):
+            # Arithmetic on numbers alone would be Python's, whose results have no dtype.
+            first = operands[0]
+            operands = [
+                Code(f"tl.full([], {first.text}, {TRITON_DTYPES[first.dtype]})", first.dtype),
+                *operands[1:],
+            ]
         if prim.fn in REPEATS_OPERAND:
             operands = [self._variable_for(o, prim.inputs[i]) for i, o in enumerate(operands)]
         try:
@@ -496,7 +503,8 @@ class Expressions:
         value = self.cast(self.value(source, tuple(inner)), prim.dtype)
         self.masks.pop()
         fill = prim.attrs["value"]
-        number = literal(float(fill) if is_float(prim.dtype) and isinstance(fill, (int, float)) else fill)
+        assert isinstance(fill, (bool, int, float))
+        number = self.cast(Code(literal(fill), ""), prim.dtype).text
         return Code(
             f"tl.where({inside.text}, {value.text}, {number})", value.dtype, rows or value.rows, cols or value.cols
         )

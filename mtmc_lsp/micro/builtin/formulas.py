@@ -144,6 +144,27 @@ def _remainder(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     return f"{a} % {b} + tl.where(({a} % {b} != 0) & (({a} < 0) != ({b} < 0)), {b}, 0)", SUM
 
 
+def _logical(symbol: str) -> Formula:
+    """Truth values as they are, all else compared with zero."""
+
+    def render(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+        parts = [o.at(BITS + 1) if o.dtype == "bool" else f"({o.at(BITS)} != 0)" for o in x]
+        return f" {symbol} ".join(parts), BITS
+
+    return render
+
+
+def _sign(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+    if is_float(dtype):
+        return _text("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))")(x, attrs, dtype)
+    return _text("tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0))")(x, attrs, dtype)
+
+
+def _relu(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+    zero = "0.0" if is_float(dtype) else "0"
+    return _text(f"tl.where({{0}} < 0, {zero}, {{0}})")(x, attrs, dtype)
+
+
 def _abs(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     return f"tl.abs({x[0].text})", ATOM
 
@@ -185,9 +206,9 @@ FORMULAS: dict[str, Formula] = {
     "le": _infix("<=", COMPARE),
     "gt": _infix(">", COMPARE),
     "ge": _infix(">=", COMPARE),
-    "logical_and": _text("({0} != 0) & ({1} != 0)", BITS),
-    "logical_or": _text("({0} != 0) | ({1} != 0)", BITS),
-    "logical_xor": _text("({0} != 0) ^ ({1} != 0)", BITS),
+    "logical_and": _logical("&"),
+    "logical_or": _logical("|"),
+    "logical_xor": _logical("^"),
     "bitwise_and": _infix("&", BITS, BITS),
     "bitwise_or": _infix("|", BITS, BITS + 1),
     "bitwise_xor": _infix("^", BITS, BITS + 1),
@@ -218,13 +239,19 @@ FORMULAS: dict[str, Formula] = {
     "abs": _abs,
     "floor": _identity_for_integers("floor"),
     "ceil": _identity_for_integers("ceil"),
-    "trunc": _text("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))"),
-    "round": lambda x, attrs, dtype: (f"_round_half_even({x[0].text})", ATOM) if is_float(dtype) else (x[0].text, ATOM),
-    "sign": _text("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"),
+    "trunc": lambda x, attrs, dtype: (
+        _text("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))")(x, attrs, dtype)
+        if is_float(dtype)
+        else (x[0].text, x[0].precedence)
+    ),
+    "round": lambda x, attrs, dtype: (
+        (f"_round_half_even({x[0].text})", ATOM) if is_float(dtype) else (x[0].text, x[0].precedence)
+    ),
+    "sign": _sign,
     "isnan": _text("{0} != {0}", COMPARE),
     "isinf": _text('tl.abs({0}) == float("inf")', COMPARE),
     "isfinite": _text('tl.abs({0}) < float("inf")', COMPARE),
-    "relu": _text("tl.where({0} < 0, 0.0, {0})"),
+    "relu": _relu,
     "relu6": _text("tl.where({0} < 0, 0.0, tl.where({0} > 6.0, 6.0, {0}))"),
     "silu": _text("{0} * tl.sigmoid({0})", PRODUCT),
     "gelu": _text("0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", PRODUCT),
