@@ -163,9 +163,7 @@ def _flat_function(call: Call, inputs: list[InputTensor]) -> Any:
     return flat
 
 
-def _run_eagerly(
-    call: Call, inputs: list[InputTensor], target: Target
-) -> tuple[str, list[Layout | None]]:
+def _run_eagerly(call: Call, inputs: list[InputTensor], target: Target) -> tuple[str, list[Layout | None]]:
     """Run the target twice: it must not raise, must return tensors, and must return the same again.
 
     Returns:

@@ -11,7 +11,6 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 
-
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
     "_unsafe_view narrow".split()

@@ -241,7 +241,7 @@ def _draw_step(chain: Chain, pick: Pick) -> None:
         return
     if bool((result.double().abs() > LARGEST).any()):
         return
-    stays = template in keeps and exact or not result.is_floating_point()
+    stays = (template in keeps and exact) or not result.is_floating_point()
     name = f"a{len(chain.values) - chain.inputs}"
     chain.lines.append(f"{name} = {text}")
     chain.values.append(Value(name, result, stays))
