@@ -15,6 +15,7 @@ import torch.fx.proxy
 from torch.export import Dim, export
 from torch.export.graph_signature import OutputKind
 
+from mtmc_lsp.capture.expanding import expansions
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
@@ -121,7 +122,7 @@ def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, 
     with _recording_lines(target.path), torch.no_grad():
         try:
             exported = export(_Flat(function), tensors, dynamic_shapes=(shapes,), strict=False)
-            return exported.run_decompositions({})
+            return exported.run_decompositions(expansions())
         except Exception as error:
             raise _export_error(error, target) from error
 

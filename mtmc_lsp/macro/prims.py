@@ -25,7 +25,7 @@ class PrimOp(Enum):
     OPAQUE = "opaque"
     """The result of an ATen call that stays a torch call."""
     CONSTANT = "constant"
-    """``attrs["value"]``, broadcast."""
+    """``attrs["value"]`` (a number or a Size), broadcast."""
     IOTA = "iota"
     """Its own index along ``attrs["dim"]``, times ``attrs["step"]`` plus ``attrs["start"]``."""
     RANDOM = "random"
@@ -140,6 +140,10 @@ class Builder:
     def constant(self, value: bool | int | float, dtype: str) -> str:
         """A scalar."""
         return self.add(PrimOp.CONSTANT, (), (), dtype, value=value)
+
+    def size(self, size: Size, dtype: str) -> str:
+        """A size as a scalar."""
+        return self.add(PrimOp.CONSTANT, (), (), dtype, value=size.constant if size.is_constant else size)
 
     def pointwise(self, fn: str, *operands: str | bool | int | float, dtype: str, **attrs: object) -> str:
         """``fn`` of operands broadcast as in PyTorch; Python scalars become constants of ``dtype``."""

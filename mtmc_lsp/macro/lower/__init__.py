@@ -60,12 +60,14 @@ class Call:
         return self.tensor(position, name) if self.has(position, name) else None
 
     def operand(self, position: int, name: str = "") -> str | bool | int | float:
-        """A tensor's primitive or a Python number; a constant size counts as a number."""
+        """A tensor's primitive or a Python number; a constant size counts as a number, a named one is a primitive."""
         value = self.raw(position, name)
         if isinstance(value, Ref):
             return self.tensor(position, name)
         if isinstance(value, Size) and value.is_constant:
             return value.constant
+        if isinstance(value, Size):
+            return self.b.size(value, self.out.dtype)
         if isinstance(value, (bool, int, float)):
             return value
         raise CannotLower(f"{self.node.op}: argument {position} is neither a tensor nor a number")
@@ -158,6 +160,13 @@ def _base(op: str) -> str:
 
 def lower(graph: Graph) -> Program:
     """The primitive form of ``graph``; an operation without a rule becomes ``OPAQUE``."""
-    from mtmc_lsp.macro.lower import normalisation, pointwise, products, reductions, views  # noqa: F401 (they register)
+    from mtmc_lsp.macro.lower import (  # noqa: F401 (they register)
+        losses,
+        normalisation,
+        pointwise,
+        products,
+        reductions,
+        views,
+    )
 
     return _lower(_Box(graph))

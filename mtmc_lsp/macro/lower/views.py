@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
-from mtmc_lsp.macro.prims import ONE, CannotLower, PrimOp
+from mtmc_lsp.macro.prims import ONE, PrimOp
 
 
 @rule("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as")
@@ -47,6 +47,16 @@ def _ints(c: Call, position: int) -> list[int]:
 @rule("expand", "expand_as", "broadcast_to")
 def expand(c: Call) -> str:
     return c.b.expand(c.tensor(0), c.out.shape)
+
+
+@rule("repeat")
+def repeat(c: Call) -> str:
+    x = c.tensor(0)
+    times = [Size.of(t) for t in _ints(c, 1)]
+    shape = [ONE] * (len(times) - len(c.b.shape(x))) + list(c.b.shape(x))
+    apart = [part for size in shape for part in (ONE, size)]
+    wide = [part for time, size in zip(times, shape, strict=True) for part in (time, size)]
+    return c.b.reshape(c.b.expand(c.b.reshape(x, apart), wide), c.out.shape)
 
 
 @rule("slice", "narrow")
@@ -177,9 +187,9 @@ def gather(c: Call) -> str:
     x, index = c.tensor(0), c.tensor(2)
     rank = len(c.b.shape(x))
     dim = c.dim(1, "dim", rank)
-    for i, (own, other) in enumerate(zip(c.b.shape(x), c.b.shape(index), strict=True)):
-        if i != dim and own != other:
-            raise CannotLower("gather over part of the other dimensions")
+    for i, size in enumerate(c.b.shape(index)):
+        if i != dim:
+            x = c.b.slice(x, i, 0, size)
     return c.b.add(PrimOp.GATHER, (x, index), c.out.shape, c.out.dtype, dim=dim)
 
 
@@ -198,9 +208,7 @@ def index(c: Call) -> str:
         raise c.fail("a mask as index")
     size = c.b.shape(x)[dim]
     negative = c.b.pointwise("lt", name, 0, dtype="bool", operand_dtype="int64")
-    if not size.is_constant:
-        raise c.fail("indexing, which may wrap, along a symbolic size")
-    wrapped = c.b.pointwise("add", name, size.constant, dtype=c.b.dtype(name))
+    wrapped = c.b.pointwise("add", name, c.b.size(size, c.b.dtype(name)), dtype=c.b.dtype(name))
     return _take(c, x, dim, c.b.pointwise("where", negative, wrapped, name, dtype=c.b.dtype(name)))
 
 

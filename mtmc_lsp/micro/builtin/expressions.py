@@ -277,6 +277,10 @@ class Expressions:
             return self._pointwise(prim, at)
         if prim.op is PrimOp.CONSTANT:
             value = prim.attrs["value"]
+            if isinstance(value, Size):
+                # Arithmetic with floats makes a float of it.
+                size = self.parameters.size(value)
+                return Code(size.text, compute_dtype(prim.dtype), precedence=size.precedence)
             typed = float(value) if is_float(prim.dtype) and isinstance(value, (int, float)) else value
             return Code(literal(typed), compute_dtype(prim.dtype), precedence=ATOM if not _negative(typed) else UNARY)
         if prim.op is PrimOp.IOTA:

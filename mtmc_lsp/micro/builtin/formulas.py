@@ -61,6 +61,13 @@ def _max_nan(a, b):
 def _min_nan(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """,
+    "_log_add_exp": '''@triton.jit
+def _log_add_exp(a, b):
+    """log(exp(a) + exp(b)), the larger of the two taken out; equal infinities stay as they are."""
+    top = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    distance = tl.where(a == b, 0.0, -tl.abs(a - b))
+    return top + tl.log(1.0 + tl.exp(distance))
+''',
     "_multiply": """@triton.jit
 def _multiply(a, b):
     return a * b

@@ -25,6 +25,23 @@ Config = Mapping[str, "int | str | bool"]
 MOST_ELEMENTS = 65536
 """Elements of the largest tile that a program holds; longer rows run the original code."""
 
+SCANS = {
+    "sum": ("0.0", "tl.cumsum({value}, axis={axis})", "{} + {}", "tl.sum({value}, axis={axis}, keep_dims=True)"),
+    "prod": (
+        "1.0",
+        "tl.cumprod({value}, axis={axis})",
+        "{} * {}",
+        "tl.reduce({value}, {axis}, _multiply, keep_dims=True)",
+    ),
+    "log_sum_exp": (
+        '-float("inf")',
+        "tl.associative_scan({value}, {axis}, _log_add_exp)",
+        "_log_add_exp({}, {})",
+        "tl.reduce({value}, {axis}, _log_add_exp, keep_dims=True)",
+    ),
+}
+"""For each scan: what changes nothing, the scan of a block, how two results are joined, and a block's total."""
+
 LOWEST = "-3.4028234663852886e38"
 """Start of a running maximum of float32: finite, so the difference to an infinite value stays defined."""
 
@@ -436,8 +453,9 @@ class _TileWriter:
         """Block after block of columns, carrying the running total of each row."""
         prim = next(p for p in map(self.program.prims.__getitem__, self.region.prims) if p.op is PrimOp.SCAN)
         carry = self.parameters.names.unique("carry")
-        is_sum = prim.fn == "sum"
-        neutral = ("0.0" if is_sum else "1.0") if is_float(prim.dtype) else ("0" if is_sum else "1")
+        neutral, scan, join, total = SCANS[prim.fn]
+        if not is_float(prim.dtype):
+            neutral = neutral.removesuffix(".0")
         kind = TRITON_DTYPES[compute_dtype(prim.dtype)]
         shape = "[ROWS, 1]" if self.rows_per_program > 1 else "[1]"
         self.lines.append(f"{carry} = tl.full({shape}, {neutral}, {kind})")
@@ -445,17 +463,11 @@ class _TileWriter:
         value = self.parameters.names.unique("value")
         self._emit(f"{value} = {self._operand(prim, neutral)}", True)
         scanned = self.parameters.names.unique("scanned")
-        call = "tl.cumsum" if is_sum else "tl.cumprod"
-        sign = "+" if is_sum else "*"
-        self._emit(f"{scanned} = {call}({value}, axis={self.axis}) {sign} {carry}", True)
+        within = scan.format(value=value, axis=self.axis)
+        self._emit(f"{scanned} = {join.format(within, carry)}", True)
         self.known[prim.name] = Code(scanned, compute_dtype(prim.dtype), self.rows_per_program > 1, True)
         self._store_all(self.region.outputs)
-        total = (
-            f"tl.sum({value}, axis={self.axis}, keep_dims=True)"
-            if is_sum
-            else f"tl.reduce({value}, {self.axis}, _multiply, keep_dims=True)"
-        )
-        self._emit(f"{carry} {sign}= {total}", True)
+        self._emit(f"{carry} = {join.format(total.format(value=value, axis=self.axis), carry)}", True)
         self._close_loop()
 
     # Finishing ---------------------------------------------------------------------------------------------------
