@@ -16,7 +16,7 @@ from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
-from mtmc_lsp.core.graph import Graph, InputKind
+from mtmc_lsp.core.graph import Graph, InputKind, Node
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
@@ -52,7 +52,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         structure = _structure(call, inputs) or structure
     constants = _constants(call, reads, workload.target)
     graph = replace(graph, constants=constants, returns=structure, fp32_matmul=_fp32_matmul())
-    graph = _without_unused_inputs(_laid_out_as(graph, returned))
+    graph = _without_unused_inputs(_without_dead_nodes(_laid_out_as(graph, returned)))
     _check_graph(graph, workload.target)
     result = Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
@@ -320,6 +320,17 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
             plain = list(value) if isinstance(value, tuple) else value
             arguments.append(CapturedArgument(name, None, plain, keyword))
     return tuple(arguments)
+
+
+def _without_dead_nodes(graph: Graph) -> Graph:
+    """Without what no result needs, such as what only an assertion looked at. Random numbers are drawn all the same."""
+    wanted = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.name in wanted or any(word in node.op for word in RANDOM_OPS):
+            kept.append(node)
+            wanted |= {ref.name for ref in node.inputs()}
+    return replace(graph, nodes=tuple(reversed(kept)))
 
 
 def _without_unused_inputs(graph: Graph) -> Graph:

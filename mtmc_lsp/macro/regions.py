@@ -206,6 +206,8 @@ class AttentionForm:
     """The left operand of the second product."""
     result: Prim
     """The second product."""
+    zero_for_none: bool
+    """Whether a query with no key at all gives zeros, as in PyTorch's own attention, and not NaN."""
 
 
 def attention_form(members: list[Prim]) -> AttentionForm | None:
@@ -228,7 +230,7 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     rank = len(own[total.name].shape)
     if total.attrs["dims"] != (rank - 1,) or not _elementwise_from(own, total.inputs[0], scores):
         return None
-    return AttentionForm(scores, total.inputs[0], result.inputs[0], result)
+    return AttentionForm(scores, total.inputs[0], result.inputs[0], result, bool(quotient.attrs.get("zero_for_none")))
 
 
 def _skip_casts(own: dict[str, Prim], name: str) -> Prim | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.core.action import ActionKind, MacroAction
-from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate
@@ -35,12 +34,14 @@ class Checker:
         (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
         env = {"TRITON_INTERPRET": "1"}
         self._own, self._runner = (Worker(sys.executable, cwd=str(folder), env=env) for _ in range(2))
+        self._compiler = Worker(sys.executable, cwd=str(folder))
         self._written = 0
 
     def close(self) -> None:
         """End the workers."""
         self._own.close()
         self._runner.close()
+        self._compiler.close()
 
     def capture(self, text: str, name: str = "f") -> Capture:
         """Capture a target of a file of its own."""
@@ -65,6 +66,20 @@ class Checker:
         }
         self._own.call("measure.reference", common, SECONDS)
         return [self._wrong(common, candidate) for candidate in candidates]
+
+    def compile_errors(self, capture: Capture, candidate: Candidate) -> list[str]:
+        """What the compiler says against the candidate's kernels for an sm_90."""
+        request = {
+            "path": capture.workload.target.path,
+            "name": capture.module_name,
+            "source": candidate.source,
+            "launches": to_json(candidate.launches),
+            "archs": ["sm_90"],
+            "seconds": SECONDS,
+        }
+        kernels = self._compiler.call("measure.compile", request, 2 * SECONDS)["kernels"]
+        assert len(kernels) == len(candidate.launches)
+        return [f"{kernel['name']}: {kernel['error']}" for kernel in kernels if kernel.get("error")]
 
     def _wrong(self, common: Mapping[str, Any], candidate: Candidate) -> str:
         seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)
@@ -130,6 +145,3 @@ def _tried(capture: Capture, candidate: Candidate, nodes: Iterable[str], config:
         return with_kernel(capture, candidate, nodes, config)
     except CannotCode:
         return candidate
-
-
-__all__ = ["Case", "Checker", "MtmcError", "greedy", "planned", "start", "with_kernel"]

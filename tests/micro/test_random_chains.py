@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, event, given, note, settings
@@ -27,13 +26,6 @@ CONFIGS: tuple[dict[str, object], ...] = (
     {"rows": 1, "block": 64, "loop": False, "warps": 4, "stages": 2},
 )
 """The default, and tiles that do not fit the sizes: rows at once and in blocks, one program for one row and for several."""
-
-
-@pytest.fixture(scope="module")
-def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
-    made = Checker(tmp_path_factory.mktemp("chains"))
-    yield made
-    made.close()
 
 
 @pytest.mark.timeout(7200 if LONG else 600)

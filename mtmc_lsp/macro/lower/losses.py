@@ -115,5 +115,3 @@ def cross_entropy(c: Call) -> str:
         kept_part = c.b.pointwise("mul", loss, 1.0 - smoothing, dtype=d)
         loss = c.b.pointwise("add", kept_part, c.b.pointwise("mul", smooth, smoothing, dtype=d), dtype=d)
     return finish(c, c.b.pointwise("where", kept, loss, 0.0, dtype=d))
-
-

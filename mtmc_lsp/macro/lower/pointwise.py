@@ -11,11 +11,11 @@ from mtmc_lsp.macro.prims import PrimOp
 UNARY = (
     "exp log sqrt rsqrt sin cos tan tanh sigmoid erf log1p expm1 abs neg floor ceil trunc round sign reciprocal relu silu "
     "exp2 log2 log10 isnan isinf isfinite logical_not bitwise_not mish hardswish hardsigmoid log_sigmoid relu6 square "
-    "asin acos atan sinh cosh erfc softsign"
+    "atan sinh cosh erfc softsign asinh acosh atanh"
 ).split()
 BINARY = (
     "mul maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor fmod "
-    "remainder atan2 pow __lshift__ __rshift__ __and__ __or__ __xor__"
+    "remainder hypot fmax fmin pow __lshift__ __rshift__ __and__ __or__ __xor__"
 ).split()
 SPELT = {
     "__lshift__": "shift_left",
@@ -77,7 +77,7 @@ def add(c: Call) -> str:
     return c.b.pointwise("add" if c.op == "add" else "sub", left, right, dtype=c.out.dtype)
 
 
-@rule("div", "floor_divide")
+@rule("div", "true_divide", "floor_divide")
 def div(c: Call) -> str:
     mode = "floor" if c.op == "floor_divide" else c.raw(2, "rounding_mode")
     fn = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[mode if isinstance(mode, str) else None]
@@ -212,6 +212,29 @@ def arange(c: Call) -> str:
     if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
         raise c.fail("arange from a symbolic start")
     return c.b.add(PrimOp.IOTA, (), c.out.shape, c.out.dtype, dim=0, start=start, step=step)
+
+
+@rule("fill", "empty_like", "new_empty")
+def fill(c: Call) -> str:
+    """A tensor that is filled; until then it may hold anything, so zero."""
+    value = c.operand(1, "value") if c.op == "fill" else 0
+    if isinstance(value, str):
+        return c.b.expand(c.b.cast(value, c.out.dtype), c.out.shape)
+    typed = bool(value) if c.out.dtype == "bool" else (float(value) if is_float(c.out.dtype) else int(value))
+    return c.b.expand(c.b.constant(typed, c.out.dtype), c.out.shape)
+
+
+@rule("_prelu_kernel")
+def prelu(c: Call) -> str:
+    x, d = c.tensor(0), c.out.dtype
+    positive = c.b.pointwise("gt", x, 0.0, dtype="bool", operand_dtype=compute_dtype(d))
+    return c.b.pointwise("where", positive, x, c.b.pointwise("mul", x, c.tensor(1), dtype=d), dtype=d)
+
+
+@rule("outer")
+def outer(c: Call) -> str:
+    left, right = c.tensor(0), c.tensor(1)
+    return c.b.pointwise("mul", c.b.reshape(left, [*c.b.shape(left), 1]), right, dtype=c.out.dtype)
 
 
 @rule("lerp")

@@ -88,8 +88,12 @@ def addmm(c: Call) -> str:
 @rule("linear")
 def linear(c: Call) -> str:
     weight = c.tensor(1)
-    if len(c.b.shape(weight)) != 2 or len(c.b.shape(c.tensor(0))) < 2:
-        raise c.fail("a linear map of a vector")
+    if len(c.b.shape(weight)) != 2:
+        raise c.fail("a linear map to a number")
+    if len(c.b.shape(c.tensor(0))) == 1:
+        value = _matrix_vector(c, weight, c.b.reshape(c.tensor(0), [c.b.shape(weight)[1], 1]))
+        bias = c.optional(2, "bias")
+        return value if bias is None else c.b.pointwise("add", value, bias, dtype=c.out.dtype)
     value = matmul(c.b, c.tensor(0), c.b.permute(weight, (1, 0)), c.out.dtype)
     bias = c.optional(2, "bias")
     return value if bias is None else c.b.pointwise("add", value, bias, dtype=c.out.dtype)
@@ -119,7 +123,8 @@ def attention(c: Call) -> str:
     scores = rounded(c.b, scores)
     top, total = softmax_statistics(c.b, scores, (rank - 1,))
     weights = c.b.pointwise("exp", c.b.pointwise("sub", scores, top, dtype=d), dtype=d)
-    weights = c.b.cast(c.b.pointwise("div", weights, total, dtype=d), c.out.dtype)
+    share = c.b.pointwise("div", weights, total, dtype=d, zero_for_none=c.has(3, "attn_mask"))
+    weights = c.b.cast(share, c.out.dtype)
     return matmul(c.b, weights, v, c.out.dtype)
 
 

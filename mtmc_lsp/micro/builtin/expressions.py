@@ -17,7 +17,7 @@ from mtmc_lsp.macro.axes import Axis, AxisTable
 from mtmc_lsp.macro.prims import ONE, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import ATOM, PRODUCT, SUM, TRITON_DTYPES, UNARY, Code, literal
-from mtmc_lsp.micro.builtin.formulas import FORMULAS, REPEATS_OPERAND
+from mtmc_lsp.micro.builtin.formulas import REPEATS_OPERAND, render
 from mtmc_lsp.micro.builtin.index import Index, Variable
 from mtmc_lsp.micro.builtin.naming import RESERVED, Names, value_name
 
@@ -350,7 +350,7 @@ class Expressions:
         if prim.fn in REPEATS_OPERAND:
             operands = [self._variable_for(o, prim.inputs[i]) for i, o in enumerate(operands)]
         try:
-            text, precedence = FORMULAS[prim.fn](operands, prim.attrs, target)
+            text, precedence = render(prim.fn, operands, prim.attrs, target)
         except KeyError as missing:
             raise CannotCode(f"no Triton form of {missing}") from None
         return Code(text, target, rows, cols, precedence)
