@@ -28,6 +28,7 @@ COMMANDS = {
     "measure.time": "mtmc_lsp.measure.in_timer:time_candidate",
     "measure.quick": "mtmc_lsp.measure.in_timer:quick",
     "measure.device": "mtmc_lsp.measure.in_timer:device",
+    "measure.start": "mtmc_lsp.measure.in_worker:start",
 }
 """Command to ``module:function``; each takes and returns a JSON object."""
 

@@ -8,16 +8,13 @@ from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import StepStatus
-from mtmc_lsp.macro.configs import variants
+from mtmc_lsp.macro.configs import SPLIT, variants
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.fusion import Fusion, FusionSearch, has_fp32_product
 from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import Region, RegionKind, analyse, lines_of
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
-
-SPLIT = "fp16x3"
-"""The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
 
 PRECISIONS = (SPLIT, "ieee")
 """Modes for fp32 products, fastest first."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,15 @@ class LocalMeasurer:
         self._shared = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
         self._prepared: list[Case] | None = None
         self._device: Device | None = None
+        if self.measured:
+            # Importing torch takes seconds: all processes do it at once, while the first step is planned.
+            for worker in (self._reference, self._runner, self._compiler, self._timer):
+                threading.Thread(target=self._start, args=(worker,), daemon=True).start()
+
+    def _start(self, worker: Worker) -> None:
+        # What is wrong with an interpreter is said by the first real request.
+        with contextlib.suppress(MtmcError):
+            worker.call("measure.start", {"gpu": worker is not self._compiler}, self._run_seconds)
 
     def device(self) -> Device:
         """Measured ceilings on a GPU, else those of a data sheet."""

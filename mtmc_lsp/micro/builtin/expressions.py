@@ -173,6 +173,8 @@ class Expressions:
         self.flat = tuple(flat)
         self.declared: set[str] = set()
         self._widen = widen
+        self.eviction = ""
+        """The cache policy of loads, while a row is walked more than once."""
         self.masks = list(masks)
         self.emit = emit
         self.provide = provide
@@ -218,6 +220,8 @@ class Expressions:
         if index.constant.terms or not parts:
             parts.append(self.parameters.size(index.constant))
         rows, cols = any(p.rows for p in parts), any(p.cols for p in parts)
+        # What is the same for the whole tile comes first: it is added to the pointer once, as a scalar.
+        parts.sort(key=lambda part: part.rows or part.cols)
         if len(parts) == 1:
             return parts[0]
         return Code(" + ".join(p.at(SUM) for p in parts).replace("+ -", "- "), "int64", rows, cols, SUM)
@@ -290,7 +294,7 @@ class Expressions:
         if prim.op is PrimOp.ALIAS:
             return self.value(source, at)
         if prim.op is PrimOp.EXPAND:
-            return self.value(source, self._aligned(source, at))
+            return self.value(source, self.aligned(source, at))
         if prim.op is PrimOp.PERMUTE:
             dims = prim.attrs["dims"]
             assert isinstance(dims, tuple)
@@ -318,13 +322,13 @@ class Expressions:
             return self._gather(prim, at)
         return self.provide(prim, at)
 
-    def _aligned(self, source: str, at: tuple[Index, ...]) -> tuple[Index, ...]:
+    def aligned(self, source: str, at: tuple[Index, ...]) -> tuple[Index, ...]:
         shape = self.program.prims[source].shape
         offset = len(at) - len(shape)
         return tuple(Index() if size == ONE else at[offset + i] for i, size in enumerate(shape))
 
     def _pointwise(self, prim: Prim, at: tuple[Index, ...]) -> Code:
-        operands = [self.value(source, self._aligned(source, at)) for source in prim.inputs]
+        operands = [self.value(source, self.aligned(source, at)) for source in prim.inputs]
         target = compute_dtype(prim.dtype)
         rows, cols = any(o.rows for o in operands), any(o.cols for o in operands)
         if prim.fn == "cast":
@@ -399,7 +403,14 @@ class Expressions:
     def _load(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         pointer = self.parameters.tensor(prim.name)
         offset = self.offset(self.parameters.buffers[prim.name], at)
-        text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)})"
+        # A policy is for what is walked along the columns of every row, not for what all rows share.
+        walked = (
+            bool(self.eviction)
+            and offset.cols
+            and set(self.region.table.all_axes(prim.name)) > set(self.region.reduced)
+        )
+        policy = f', eviction_policy="{self.eviction}"' if walked else ""
+        text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"
         if is_half(prim.dtype) and self._widen:
             text += ".to(tl.float32)"
         code = Code(text, compute_dtype(prim.dtype) if self._widen else prim.dtype, offset.rows, offset.cols)
@@ -517,7 +528,7 @@ class Expressions:
         dim = prim.attrs["dim"]
         assert isinstance(dim, int)
         source, index = prim.inputs
-        looked_up = self.value(index, self._aligned(index, at))
+        looked_up = self.value(index, self.aligned(index, at))
         if not looked_up.text.isidentifier():
             looked_up = self._assign(looked_up, "index")
         size = self.program.prims[source].shape[dim]

@@ -79,6 +79,13 @@ def _pow(x, y):
     signed = tl.where(x < 0.0, tl.where(whole, tl.where(odd, -size, size), float("nan")), size)
     return tl.where(y == 0.0, 1.0, signed)
 ''',
+    "_unit_scale": '''@triton.jit
+def _unit_scale(largest):
+    """The power of two that brings ``largest`` into [64, 128), and its inverse: exact, also for 0 and subnormals."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    up = tl.minimum(260 - exponent, 252)
+    return (up << 23).to(tl.float32, bitcast=True), ((254 - up) << 23).to(tl.float32, bitcast=True)
+''',
     "_max_nan": """@triton.jit
 def _max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -325,9 +332,9 @@ FORMULAS: dict[str, Formula] = {
 """Function name to the expression it becomes; the operands already have the dtype the function computes in."""
 
 REPEATS_OPERAND = frozenset(
-    "square rounded silu gelu gelu_tanh mish hardswish asinh atanh acosh hypot relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign "
+    "square rounded silu gelu gelu_tanh mish hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign "
     "tan sinh cosh hardshrink softshrink smooth_l1_loss huber_loss kl_div kl_div_log bce_logits remainder floor_div fmod pow "
-    "trunc_div".split()
+    "trunc_div asinh atanh acosh hypot".split()
 )
 """Functions whose formula names an operand more than once, so it should be a variable."""
 

@@ -108,6 +108,9 @@ class _TileWriter:
         self.has_rows = bool(kept)
         self.rows_per_program = int(config.get("rows", 1)) if self.has_rows else 1
         self.block = int(config.get("block", 1024))
+        if self.is_map and not self.has_rows:
+            # All axes run as one, so the tile's rows and columns do too.
+            self.block *= int(config.get("rows", 1))
         self.loop = bool(config.get("loop", False)) and not self.is_map
         self.loop = self.loop or region.kind is RegionKind.SCAN
         self.parameters = Parameters(program, buffers)
@@ -226,10 +229,15 @@ class _TileWriter:
         self.body = []
         self._declare_columns("start + ")
 
-    def _close_loop(self) -> None:
+    def _close_loop(self, *, backwards: bool = False) -> None:
         assert self.body is not None
         bound = self._named_size(self.n_cols, "n_cols")
-        self.lines.append(f"for start in range(0, {bound}, BLOCK):")
+        if backwards:
+            self.lines.append("# Backwards, so that what was read last is still in the cache.")
+            self.lines.append(f"for back in range(0, {bound}, BLOCK):")
+            self.lines.append(f"    start = (tl.cdiv({bound}, BLOCK) - 1) * BLOCK - back")
+        else:
+            self.lines.append(f"for start in range(0, {bound}, BLOCK):")
         self.lines += [f"    {line}" for line in self.body]
         self.body = None
         self.tile.cache = {key: code for key, code in self.tile.cache.items() if not code.cols}
@@ -237,19 +245,23 @@ class _TileWriter:
 
     def _write_loops(self) -> None:
         levels = self._levels()
+        full = [ref for ref in self.region.outputs if self._varies_along_columns(ref)]
+        several = len(set(levels.values())) + bool(full) > 1
         for level in sorted(set(levels.values())):
             self._open_loop()
+            self.tile.eviction = "evict_last" if several else ""
             wanted = [self.program.prims[name] for name, own in levels.items() if own == level]
             paired = {prim.inputs[1] for prim in wanted if prim.fn == "sum_exp"}
             accumulators = [self._accumulate(prim) for prim in wanted if prim.name not in paired]
             self._close_loop()
             for prim, names in accumulators:
                 self._finish_reduction(prim, names)
-        full = [ref for ref in self.region.outputs if self._varies_along_columns(ref)]
         if full:
             self._open_loop()
+            self.tile.eviction = "evict_first" if several else ""
             self._store_all(full)
-            self._close_loop()
+            self._close_loop(backwards=several)
+        self.tile.eviction = ""
         self._store_all([ref for ref in self.region.outputs if ref not in full])
 
     def _varies_along_columns(self, ref: Ref) -> bool:
