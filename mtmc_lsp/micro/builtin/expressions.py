@@ -19,7 +19,7 @@ from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import ATOM, PRODUCT, SUM, TRITON_DTYPES, UNARY, Code, literal
 from mtmc_lsp.micro.builtin.formulas import REPEATS_OPERAND, render
 from mtmc_lsp.micro.builtin.index import Index, Variable
-from mtmc_lsp.micro.builtin.naming import RESERVED, Names, value_name
+from mtmc_lsp.micro.builtin.naming import RESERVED, Names, identifier, value_name
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,13 @@ class Parameters:
         several = len(size.terms) > 1
         return Code(str(size), "int64", precedence=SUM if several else (PRODUCT if "*" in str(size) else ATOM))
 
+    def divisor(self, size: Size) -> str:
+        """A size to divide by: a product of sizes, which may pass 32 bits, is worked out by the launcher."""
+        if not size.is_constant and not size.is_symbol and size not in self.sizes and len(size.terms) == 1:
+            factors, coefficient = size.terms[0]
+            self.name_size(size, identifier("_".join([*factors, *([str(coefficient)] if coefficient != 1 else [])])))
+        return self.size(size).at(UNARY)
+
     def _named_factors(self, size: Size) -> tuple[list[str], Size]:
         """The named sizes whose product ``size`` is, and what is left."""
         found: list[str] = []
@@ -237,12 +244,12 @@ class Expressions:
         for axis in reversed(group.axes):
             coefficient = coefficients.get(axis, Size.of(0))
             if coefficient.terms:
-                text = group.name if below == ONE else f"{group.name} // {self.parameters.size(below).at(UNARY)}"
+                text = group.name if below == ONE else f"{group.name} // {self.parameters.divisor(below)}"
                 if axis is not group.axes[0]:
                     text = (
-                        f"({text}) % {self.parameters.size(axis.size).at(UNARY)}"
+                        f"({text}) % {self.parameters.divisor(axis.size)}"
                         if below != ONE
-                        else (f"{text} % {self.parameters.size(axis.size).at(UNARY)}")
+                        else (f"{text} % {self.parameters.divisor(axis.size)}")
                     )
                 parts.append(self._product(Code(f"({text})", "int64", group.rows, group.cols), coefficient))
             below = below * axis.size
@@ -251,17 +258,18 @@ class Expressions:
     def _taken_out(self, group: Group) -> str:
         text = group.taken_from
         if group.below != ONE:
-            text += f" // {self.parameters.size(group.below).at(UNARY)}"
+            text += f" // {self.parameters.divisor(group.below)}"
         if not group.outermost:
             size = product([axis.size for axis in group.axes])
-            text += f" % {self.parameters.size(size).at(UNARY)}"
+            text += f" % {self.parameters.divisor(size)}"
         return text
 
     def _product(self, factor: Code, coefficient: Size) -> Code:
         if coefficient == ONE:
             return factor
         size = self.parameters.size(coefficient)
-        return Code(f"{factor.at(PRODUCT)} * {size.at(UNARY)}", "int64", factor.rows, factor.cols, PRODUCT)
+        # From the left, so that 64-bit indices make each product 64-bit.
+        return Code(f"{factor.at(PRODUCT)} * {size.at(PRODUCT)}", "int64", factor.rows, factor.cols, PRODUCT)
 
     # Values ------------------------------------------------------------------------------------------------------
 
@@ -465,7 +473,7 @@ class Expressions:
 
     def _computed_divmod(self, linear: Index, size: Size) -> tuple[Index, Index]:
         code = self._assign(self.index(linear), "position") if linear.terms else self.index(linear)
-        divisor = self.parameters.size(size).at(UNARY)
+        divisor = self.parameters.divisor(size)
         bound = Size.of(1 << 30)
         quotient = Variable(-1, bound, f"({code.text} // {divisor})", code.rows, code.cols)
         remainder = Variable(-1, size, f"({code.text} % {divisor})", code.rows, code.cols)
@@ -528,7 +536,8 @@ class Expressions:
         dim = prim.attrs["dim"]
         assert isinstance(dim, int)
         source, index = prim.inputs
-        looked_up = self.value(index, self.aligned(index, at))
+        # Offsets into a large table pass 32 bits.
+        looked_up = self.cast(self.value(index, self.aligned(index, at)), "int64")
         if not looked_up.text.isidentifier():
             looked_up = self._assign(looked_up, "index")
         size = self.program.prims[source].shape[dim]

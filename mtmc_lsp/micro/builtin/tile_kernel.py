@@ -65,9 +65,24 @@ def write_tile_kernel(
     probe.write()
     kept = merge_axes(region.kept, probe.accesses)
     reduced = merge_axes(region.reduced, probe.accesses)
+    columns = kept[-1:] if region.kind is RegionKind.MAP else reduced
     writer = _TileWriter(program, region, buffers, config, kept, reduced)
+    writer.wide_columns = any(_steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
     return writer.finish(name, docstring, body)
+
+
+def _steps_far(columns: Sequence[Sequence[Axis]], access: Index) -> bool:
+    """Whether an access may go beyond 32 bits along the columns: it does not walk them densely, and no size bounds it."""
+    axes = [axis for group in columns for axis in group]
+    steps = {variable.id: coefficient for variable, coefficient in access.terms if not variable.code}
+    reach, below, dense = Size.of(0), Size.of(1), True
+    for axis in reversed(axes):
+        step = steps.get(axis.id, Size.of(0))
+        dense = dense and (step == below or not step.terms)
+        reach = reach + step * (axis.size - 1)
+        below = below * axis.size
+    return not dense and not (reach.is_constant and reach.constant < 2**31)
 
 
 def merge_axes(axes: Sequence[Axis], accesses: Sequence[Index]) -> list[list[Axis]]:
@@ -101,6 +116,8 @@ class _TileWriter:
         self.region = region
         self.config = config
         self.is_map = region.kind is RegionKind.MAP
+        self.wide_columns = False
+        """Whether column indices must be 64-bit."""
         if self.is_map:
             kept, reduced = kept[:-1], kept[-1:]
         self.n_rows = product([axis.size for group in kept for axis in group])
@@ -148,6 +165,10 @@ class _TileWriter:
             return True
         return self.n_cols.constant % self._static_block() != 0
 
+    @property
+    def _fits_in_32_bits(self) -> bool:
+        return self.n_cols.value(self.program.graph.sizes) < 2**31
+
     def _static_block(self) -> int:
         """Columns of a tile: all of them, rounded up to a power of two, where nothing loops."""
         if self.loop or self.is_map:
@@ -181,7 +202,8 @@ class _TileWriter:
         wide = "[None, :]" if self.rows_per_program > 1 else ""
         if not self.col_groups:
             return
-        self._emit(f"cols = {start}tl.arange(0, BLOCK){wide}", True)
+        text = f"{start}tl.arange(0, BLOCK){wide}"
+        self._emit(f"cols = ({text}).to(tl.int64)" if self.wide_columns else f"cols = {text}", True)
         if self.col_masked:
             self._emit(f"col_mask = cols < {self._named_size(self.n_cols, 'n_cols')}", True)
 
@@ -196,7 +218,7 @@ class _TileWriter:
         if self.is_map:
             offset = ""
             if self.col_groups:
-                wide = ".to(tl.int64)" if not self.has_rows else ""
+                wide = "" if self.has_rows and self._fits_in_32_bits else ".to(tl.int64)"
                 offset = f"tl.program_id({1 if self.has_rows else 0}){wide} * BLOCK + "
             self._declare_columns(offset)
             self._store_all(self.region.outputs)
@@ -408,7 +430,7 @@ class _TileWriter:
             source_kind = TRITON_DTYPES[compute_dtype(self.program.prims[prim.inputs[0]].dtype)]
             best, where = names.unique("best"), names.unique("best_at")
             self.lines.append(f"{best} = tl.full({shape}, {neutral}, {source_kind})")
-            self.lines.append(f"{where} = tl.zeros({shape}, tl.int32)")
+            self.lines.append(f"{where} = tl.zeros({shape}, tl.int{64 if self.wide_columns else 32})")
             candidate = names.unique("candidate")
             better = ">" if prim.fn == "argmax" else "<"
             self._emit(f"{candidate} = {value}", True)
@@ -505,6 +527,8 @@ class _TileWriter:
         else:
             dynamic["BLOCK"] = "triton.next_power_of_2(n_cols)"
             limits = (f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}",)
+        if self.is_map and self.has_rows and not self.n_cols.is_constant and self._fits_in_32_bits:
+            limits = (f"{self.n_cols} < {2**31}",)
         if not self.col_groups:
             constexprs.pop("BLOCK", None)
         return assemble(
