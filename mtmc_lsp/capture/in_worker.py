@@ -321,7 +321,7 @@ def _without_dead_nodes(graph: Graph) -> Graph:
     wanted = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if node.name in wanted or any(word in node.op for word in RANDOM_OPS):
+        if node.name in wanted or is_random(node.op):
             kept.append(node)
             wanted |= {ref.name for ref in node.inputs()}
     return replace(graph, nodes=tuple(reversed(kept)))
