@@ -19,7 +19,7 @@ from mtmc_lsp.macro.regions import Region, RegionKind
 Config = dict[str, "int | str | bool"]
 
 WHOLE_ROW_LIMIT = 16384
-"""Columns up to which a row is held at once."""
+"""Columns up to which a row is held at once; twice as many where it is the only tensor that is walked along them."""
 
 
 def next_power_of_two(number: int) -> int:
@@ -45,7 +45,9 @@ def default_config(program: Program, region: Region) -> Config:
     whole = next_power_of_two(columns)
     if region.kind is RegionKind.SCAN:
         return {"rows": 1, "block": min(whole, 1024), "loop": True, "warps": 4, "stages": 2}
-    if whole > WHOLE_ROW_LIMIT:
+    if whole > WHOLE_ROW_LIMIT * (2 if _walked(region) == 1 else 1):
+        if _walked(region) == 1:
+            return {"rows": 1, "block": 8192, "loop": True, "warps": 16, "stages": 2}
         return {"rows": 1, "block": 4096, "loop": True, "warps": 8, "stages": 2}
     rows = max(1, min(16, 1024 // whole))
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
@@ -53,7 +55,14 @@ def default_config(program: Program, region: Region) -> Config:
 
 def _warps(elements: int) -> int:
     """Warps so that each thread holds about 16 elements."""
-    return max(1, min(16, next_power_of_two(elements // 512)))
+    return max(1, min(32 if elements > WHOLE_ROW_LIMIT else 16, next_power_of_two(elements // 512)))
+
+
+def _walked(region: Region) -> int:
+    """Tensors that the region reads along its rows, what all rows share not counted."""
+    reduced, kept = set(region.reduced), set(region.kept)
+    axes = [set(region.table.all_axes(name)) for name in region.inputs]
+    return sum(1 for own in axes if own & reduced and own & kept)
 
 
 SPLIT = "fp16x3"
@@ -217,6 +226,7 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
                 (8192, 16),
                 (8192, 8),
                 (16384, 16),
+                (16384, 32),
             ]
             if block < whole
         ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.loading_paths import project_root
+from mtmc_lsp.capture.records import RECORDS
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.protocols import State
@@ -103,17 +104,16 @@ def capture_target(opened: Opened) -> Capture:
     path = str(opened.request.path)
     plain = opened.plain
     target = find_target(plain, path, opened.target.qualname)
-    workload = find_workload(path, plain, target, opened.root / ".mtmc" / "records.jsonl")
+    workload = find_workload(path, plain, target, opened.root / ".mtmc" / RECORDS)
     with Worker(opened.request.python, cwd=str(opened.root)) as worker:
-        # Imported from its own place wherever possible, so that what the user's code raises names their file.
-        own = plain.decode() if plain != opened.request.path.read_bytes() else None
-        return run_capture(workload, plain, worker, CAPTURE_SECONDS, own=own)
+        return run_capture(workload, plain, worker, CAPTURE_SECONDS)
 
 
 def open_measurer(opened: Opened, capture: Capture) -> LocalMeasurer:
     """What checks and times candidates of the target; to be closed."""
     settings = opened.request.settings
-    return LocalMeasurer(capture, opened.request.python, source=opened.plain.decode(), archs=settings.archs)
+    own = opened.plain.decode()
+    return LocalMeasurer(capture, opened.request.python, source=own, archs=settings.archs, precision=settings.precision)
 
 
 def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:

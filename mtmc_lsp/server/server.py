@@ -25,7 +25,7 @@ from mtmc_lsp.server.protocol import Protocol
 from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, steps_from_json, stored_reviews
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
-from mtmc_lsp.source.lint import Context, Finding, check
+from mtmc_lsp.source.lint import Context, Finding, check, context_of
 from mtmc_lsp.source.outline import Outline, Outliner
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Document:
     def findings(self) -> list[tuple[int, Finding]]:
         """What the static checks say, with the offset of the statement that each is in."""
         outline = self.outline
-        context = Context(outline.names.imports, outline.kernels, outline.launched)
+        context = context_of(outline)
         if context != self._context:
             self._context, self._checked = context, {}
         known, self._checked = self._checked, {}

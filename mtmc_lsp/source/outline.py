@@ -30,6 +30,8 @@ from mtmc_lsp.source.targets import (
 T = TypeVar("T")
 DIRECTIVE = re.compile(rb"[ \t]*#\s*mtmc:(?!\s*(?:begin|end|dispatch|import|ignore)(?:[\s\[]|$))")
 
+DEFINED = re.compile(rb"\bdef ([A-Za-z_]\w*)")
+CALLED = re.compile(rb"\b([A-Za-z_]\w*)\(")
 LAUNCH = re.compile(rb"\b([A-Za-z_]\w*)[ \t]*\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\][ \t]*\(")
 
 
@@ -74,6 +76,11 @@ class _Facts:
     imports: dict[str, str]
     classes: tuple[ClassFacts, ...]
     launched: frozenset[str]
+    """What it launches as kernels."""
+    launchers: frozenset[str]
+    """Functions in it, where it launches something."""
+    called: frozenset[str]
+    minds_layout: bool
     names: FileNames | None = None
     outlined: tuple[Outlined, ...] = ()
     """Relative to the chunk, for ``names``."""
@@ -88,6 +95,10 @@ class Outline:
     names: FileNames
     launched: frozenset[str]
     """Names that are launched as kernels somewhere: ``name[grid](...)``."""
+    called: frozenset[str]
+    """Those of its functions that launch kernels and are called somewhere in it."""
+    minds_layout: bool
+    """Whether it speaks of contiguous tensors anywhere."""
     _find: Callable[[Chunk], tuple[Outlined, ...]]
 
     @cached_property
@@ -146,8 +157,13 @@ class Outliner:
         names = FileNames(self._path, modules, imports)
         # One object while nothing changes, so that what depends on it is compared quickly.
         self._names = self._names if names == self._names else names
-        launched = frozenset(name for facts in self._facts.values() for name in facts.launched)
-        return Outline(text, chunks, self._names, launched, self._outlined)
+        facts = self._facts.values()
+        launched = frozenset[str]().union(*(item.launched for item in facts))
+        launchers = frozenset[str]().union(*(item.launchers for item in facts))
+        # Only launchers: whatever else is called, nothing is to be looked at anew because of it.
+        called = launchers & frozenset[str]().union(*(item.called for item in facts))
+        minds_layout = any(item.minds_layout for item in facts)
+        return Outline(text, chunks, self._names, launched, called, minds_layout, self._outlined)
 
     def _outlined(self, chunk: Chunk) -> tuple[Outlined, ...]:
         facts = self._facts.get(chunk.text) or self._facts.setdefault(chunk.text, _facts(chunk.text))
@@ -176,7 +192,14 @@ def _facts(text: bytes) -> _Facts:
     root = parse(text)
     imports = {found.name: found.module for found in bindings(root)}
     launched = frozenset(match[1].decode() for match in LAUNCH.finditer(text))
-    return _Facts(imports, class_facts(root) if b"class" in text else (), launched)
+    launchers = frozenset(match[1].decode() for match in DEFINED.finditer(text)) if launched else frozenset[str]()
+    called = frozenset(match[1].decode() for match in CALLED.finditer(text) if not _is_definition(text, match))
+    classes = class_facts(root) if b"class" in text else ()
+    return _Facts(imports, classes, launched, launchers, called, b"contiguous" in text or b"input_guard" in text)
+
+
+def _is_definition(text: bytes, match: re.Match[bytes]) -> bool:
+    return text[: match.start()].endswith(b"def ")
 
 
 def _chunks(text: bytes, root: Node) -> Iterator[Chunk]:

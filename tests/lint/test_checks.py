@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp import docs
-from mtmc_lsp.source.lint import CODES, Context, Finding, check
+from mtmc_lsp.source.lint import CODES, Finding, check, context_of
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import parse
 
@@ -19,7 +19,7 @@ HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
 def findings(text: str) -> list[tuple[int, Finding]]:
     """What is found in a file, with the offset of its statement."""
     outline = Outliner("/m.py").outline(text.encode(), parse(text.encode()))
-    context = Context(outline.names.imports, outline.kernels, outline.launched)
+    context = context_of(outline)
     return [(chunk.start, finding) for chunk in outline.chunks for finding in check(chunk.text, context)]
 
 
@@ -132,6 +132,7 @@ def test_a_launcher_that_asks_for_layout_anywhere_is_left_alone() -> None:
     text = example("assumed-contiguous", "Reported")
     assert codes(text.replace("    y = ", "    assert x.is_contiguous()\n    y = ")) == []
     assert codes(text.replace("def twice", "@contiguous_inputs\ndef twice")) == []
+    assert codes(f"{text}\n\ndef outer(x):\n    return twice(x + 1)\n") == []
 
 
 def test_broken_code_is_checked_as_far_as_it_goes() -> None:

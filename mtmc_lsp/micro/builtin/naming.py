@@ -9,7 +9,8 @@ from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.macro.prims import Program
 
 RESERVED = frozenset(
-    "tl triton torch row rows cols start offsets pid grid BLOCK ROWS n_rows n_cols row_mask col_mask seed_ptr range self".split()
+    "tl triton torch row rows cols start back offsets pid grid BLOCK ROWS n_rows n_cols row_mask col_mask seed_ptr "
+    "range self".split()
 )
 """Names that any kernel may use for itself."""
 
@@ -20,10 +21,8 @@ PRODUCT_NAMES = RESERVED | frozenset(
 """Names that the kernels of a product use for themselves."""
 
 ATTENTION_NAMES = RESERVED | frozenset(
-    (
-        "m n m_mask n_mask EVEN_M EVEN_N batch head width scores logits weights shrink acc "
-        "row_max row_total new_max BLOCK_M BLOCK_N HEAD WIDTH"
-    ).split()
+    "m n m_mask n_mask EVEN_M EVEN_N batch head width scores logits weights shrink acc row_max row_total new_max "
+    "BLOCK_M BLOCK_N HEAD WIDTH".split()
 )
 """Names that an attention kernel uses for itself."""
 

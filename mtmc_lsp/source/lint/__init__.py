@@ -14,9 +14,10 @@ from tree_sitter import Node
 from mtmc_lsp.source.lint import blocks, host, memory, precision, tuning
 from mtmc_lsp.source.lint.finding import Context, Finding
 from mtmc_lsp.source.lint.kernel import Kernel, kernels_in
+from mtmc_lsp.source.outline import Outline
 from mtmc_lsp.source.syntax import parse
 
-__all__ = ["CODES", "Context", "Finding", "check"]
+__all__ = ["CODES", "Context", "Finding", "check", "context_of"]
 
 OF_KERNEL: dict[str, Callable[[Kernel], Iterator[Finding]]] = {
     "unmasked-access": memory.unmasked_access,
@@ -35,6 +36,12 @@ OF_HOST: dict[str, Callable[[Node, Context], Iterator[Finding]]] = {
 }
 CODES = (*OF_KERNEL, *OF_HOST)
 IGNORE = re.compile(rb"#\s*mtmc:\s*ignore(?:\[([^\]]*)\])?")
+
+
+def context_of(outline: Outline) -> Context:
+    """What the checks know of the file around a statement."""
+    names = outline.names.imports
+    return Context(names, outline.kernels, outline.launched, outline.called, outline.minds_layout)
 
 
 def check(text: bytes, context: Context) -> tuple[Finding, ...]:

@@ -52,6 +52,10 @@ class Context:
     """Names of its ``@triton.jit`` functions."""
     launched: frozenset[str]
     """Names that are launched somewhere in it: ``name[grid](...)``."""
+    called: frozenset[str]
+    """Names that are called somewhere in it: ``name(...)``, ``other.name(...)``."""
+    minds_layout: bool
+    """Whether it speaks of contiguous tensors anywhere."""
 
 
 def found(code: str, severity: Severity, node: Node, message: str, fix: Fix | None = None) -> Finding:

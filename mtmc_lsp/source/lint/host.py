@@ -14,7 +14,7 @@ SYNCS = {"item": ".item()", "cpu": ".cpu()", "tolist": ".tolist()", "numpy": ".n
 """Methods of tensors that wait for the GPU."""
 TENSOR_USES = frozenset("shape numel size stride dtype device is_cuda ndim element_size data_ptr".split())
 """Attributes that show a name to be a tensor."""
-CARES = ("contiguous", "stride", "reshape", "view", "flatten", "ravel", "TensorDescriptor")
+CARES = ("stride", "reshape", "view", "flatten", "ravel", "TensorDescriptor")
 """Words that show that a launcher thinks of layout, however it does."""
 
 
@@ -50,23 +50,27 @@ def _sync(node: Node) -> str:
 
 def assumed_contiguous(root: Node, context: Context) -> Iterator[Finding]:
     """A launcher that gives a kernel a tensor it was given, and nothing of how the tensor lies in memory."""
+    if context.minds_layout:
+        return
     for function in _functions(root):
         tensors = _tensor_parameters(function)
-        text = text_of(function)
-        decorators = function.parent if function.parent is not None else function
-        is_cared_for = any(word in text for word in CARES) or "contiguous" in text_of(decorators)[:400]
-        if is_cared_for or not tensors:
+        # What the file itself calls may get tensors that were made contiguous before.
+        is_inner = text_of(field(function, "name")) in context.called
+        if is_inner or not tensors or any(word in text_of(function) for word in CARES):
             continue
         for launch in _launches(function, context):
             arguments = field(launch, "arguments")
-            for argument in arguments.named_children if arguments is not None else ():
-                if argument.type == "identifier" and text_of(argument) in tensors:
-                    name = text_of(argument)
-                    message = (
-                        f"the kernel gets `{name}` without its strides, so it computes nonsense where `{name}` is not "
-                        f"contiguous; pass them, or call `{name}.contiguous()` first"
-                    )
-                    yield found("assumed-contiguous", Severity.HINT, argument, message)
+            given = arguments.named_children if arguments is not None else []
+            passed = [node for node in given if node.type == "identifier" and text_of(node) in tensors]
+            if passed:
+                # One report for a launch: what is done about one tensor is done about all.
+                names = " and ".join(f"`{text_of(node)}`" for node in passed[:2])
+                names += f" and {len(passed) - 2} more" if len(passed) > 2 else ""
+                message = (
+                    f"the kernel gets {names} without strides, so it computes nonsense where these are not contiguous; "
+                    "pass the strides, or call `.contiguous()` first"
+                )
+                yield found("assumed-contiguous", Severity.HINT, passed[0], message)
 
 
 def python_loop(root: Node, context: Context) -> Iterator[Finding]:

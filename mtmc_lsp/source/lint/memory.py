@@ -53,7 +53,7 @@ def _bounded_names(kernel: Kernel) -> dict[str, Node]:
             continue
         operator = next((text_of(child) for child in node.children if not child.is_named), "")
         left, right = node.named_children
-        if operator not in ("<", "<=") or kernel.is_block(right):
+        if operator not in ("<", "<=") or kernel.is_block(right) or not _is_bound(kernel, right):
             continue
         plain = left
         while plain.type in ("subscript", "parenthesized_expression"):
@@ -61,6 +61,12 @@ def _bounded_names(kernel: Kernel) -> dict[str, Node]:
         if plain.type == "identifier" and kernel.is_block(plain) and not _is_wrapped(kernel, plain):
             result.setdefault(text_of(plain), node)
     return result
+
+
+def _is_bound(kernel: Kernel, node: Node) -> bool:
+    """Whether a number comes from the kernel's parameters alone, and from no loop's variable."""
+    names = kernel.names_behind(node)
+    return bool(names & kernel.parameters.keys()) and not names & kernel.loop_names
 
 
 def _is_wrapped(kernel: Kernel, name: Node) -> bool:
@@ -115,9 +121,10 @@ def _product(kernel: Kernel, node: Node) -> Finding | None:
 
 
 def _program_id(kernel: Kernel, node: Node) -> Node | None:
-    """The call of ``program_id`` that a name or an expression is, and nothing but it."""
+    """The call of ``program_id(0)`` that a name or an expression is, and nothing but it."""
     if node.type == "identifier":
         values = kernel.values.get(text_of(node), ())
         return _program_id(kernel, values[0]) if len(values) == 1 and values[0].type == "call" else None
     is_call = node.type == "call" and kernel.triton_name(field(node, "function")) == "program_id"
-    return node if is_call else None
+    # The other axes of a grid have 65535 programs at most, and count heads and the like.
+    return node if is_call and text_of(argument(node, 0, "axis")) == "0" else None

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from mtmc_lsp.source.lint.finding import Finding, Severity, found
-from mtmc_lsp.source.lint.kernel import Kernel, argument, names_in
+from mtmc_lsp.source.lint.kernel import Kernel, argument
 from mtmc_lsp.source.syntax import field, text_of, walk
 
 
 def autotune_key(kernel: Kernel) -> Iterator[Finding]:
-    """An autotune key that names no parameter, that the kernel does not use, that is tuned itself, or that is not there."""
+    """An autotune key that names no parameter, that is tuned itself, or that is not there."""
     for decorator in kernel.decorators:
         call = next((item for item in decorator.named_children if item.type == "call"), None)
         if call is None or not text_of(field(call, "function")).endswith("autotune"):
@@ -22,17 +22,13 @@ def autotune_key(kernel: Kernel) -> Iterator[Finding]:
             continue
         names = [(text_of(item).strip("\"'"), item) for item in key.named_children if item.type == "string"]
         tuned = _tuned(call)
-        used = set(names_in(kernel.body))
         for name, node in names:
             if name not in kernel.parameters:
                 known = ", ".join(kernel.parameters)
                 message = f"the key {name!r} names no parameter of {kernel.name}; there is {known}"
                 yield found("autotune-key", Severity.ERROR, node, message)
             elif name in tuned:
-                message = f"{name!r} is what is tuned, so it cannot be a key as well"
-                yield found("autotune-key", Severity.ERROR, node, message)
-            elif name not in used:
-                message = f"{kernel.name} does not use {name!r}, so each value of it is tuned for nothing"
+                message = f"{name!r} is what is tuned, so as a key it has no effect"
                 yield found("autotune-key", Severity.HINT, node, message)
         if not names and not key.named_children and (size := _bound(kernel)):
             message = (
