@@ -25,6 +25,7 @@ from mtmc_lsp.server.protocol import Protocol
 from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, steps_from_json, stored_reviews
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
+from mtmc_lsp.source.compose import BEGIN, END
 from mtmc_lsp.source.lint import Context, Finding, check, context_of
 from mtmc_lsp.source.outline import Outline, Outliner
 
@@ -56,6 +57,17 @@ class Document:
         if self._outline is None or self._outline.text is not self.text.data:
             self._outline = self._outliner.outline(self.text.data, self.text.root)
         return self._outline
+
+    def block_at(self, line: int) -> str | None:
+        """The target whose generated block is around a 0-based line."""
+        data = self.text.data
+        at = self.text.offset(lsp.Position(line, 0))
+        begin = data.rfind(f"{BEGIN} ".encode(), 0, at + len(self.text.line(line)))
+        if begin < 0:
+            return None
+        name = self.text.line(self.text.position(begin).line)[len(BEGIN) + 1 :].strip()
+        end = data.find(END.encode() + b" " + name, begin)
+        return name.decode("utf-8", "replace") if end >= 0 and at <= end else None
 
     @property
     def findings(self) -> list[tuple[int, Finding]]:

@@ -54,7 +54,10 @@ def code_actions(ls: Server, params: lsp.CodeActionParams) -> list[lsp.CodeActio
 
 
 def _of_target(ls: Server, document: Document, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
-    found = document.outline.target_at(params.range.start.line) or document.outline.target_at(params.range.end.line)
+    first, last = params.range.start.line, params.range.end.line
+    # What was generated belongs to the target that it was generated for.
+    owner = document.outline.by_name.get(document.block_at(first) or "")
+    found = owner or document.outline.target_at(first) or document.outline.target_at(last)
     if found is None:
         return []
     offers = [*_review_offers(ls, document, found), *_offers(ls, document, found)]

@@ -12,7 +12,7 @@ from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.report.words import headline, ratio_text, report_lines, verdict_line
 from mtmc_lsp.server.reviews import Review, Standing
 from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.source.compose import BEGIN, DISPATCH, END
+from mtmc_lsp.source.compose import DISPATCH
 from mtmc_lsp.source.triton_words import ACTIONS, TRITON
 
 WORD = re.compile(rb"[A-Za-z_][\w.]*")
@@ -59,14 +59,14 @@ def _of_word(document: Document, line: int, word: str) -> str | None:
     if name in TRITON and (module == "triton.language" or (word == "triton.cdiv" and module == "triton")):
         return f"**`{word}`** (Triton)\n\n{TRITON[name]}"
     comment = document.text.line(line).decode("utf-8", "replace").partition("#")[2]
-    if word in ACTIONS and word in comment and _block_of(document, line) is not None:
+    if word in ACTIONS and word in comment and document.block_at(line) is not None:
         return f"**{word}** (macro action)\n\n{ACTIONS[word]}"
     return None
 
 
 def _meant(document: Document, line: int) -> str | None:
     """The target that a line is about: its ``def`` or decorators, its dispatch line, or its generated block."""
-    block = _block_of(document, line)
+    block = document.block_at(line)
     if block is not None:
         return block
     found = document.outline.target_at(line)
@@ -74,18 +74,6 @@ def _meant(document: Document, line: int) -> str | None:
         return None
     is_head = found.first_line - 1 <= line <= found.target.start_line - 1
     return found.target.qualname if is_head or DISPATCH.encode() in document.text.line(line) else None
-
-
-def _block_of(document: Document, line: int) -> str | None:
-    """The target of the generated block around a line."""
-    at = document.text.offset(lsp.Position(line, 0))
-    data = document.text.data
-    begin = data.rfind(f"{BEGIN} ".encode(), 0, at + len(document.text.line(line)))
-    if begin < 0:
-        return None
-    name = document.text.line(document.text.position(begin).line)[len(BEGIN) + 1 :].strip()
-    end = data.find(END.encode() + b" " + name, begin)
-    return name.decode("utf-8", "replace") if end >= 0 and at <= end else None
 
 
 # The table -----------------------------------------------------------------------------------------------------------
