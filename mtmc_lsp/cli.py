@@ -132,6 +132,7 @@ def optimize(
     as_json: AsJson = False,
 ) -> int:
     """Optimise a target step by step; every step is verified, and timed where there is a GPU."""
+    from mtmc_lsp.core.run import KEPT
     from mtmc_lsp.report import text
     from mtmc_lsp.report.documents import run_document
     from mtmc_lsp.search import session
@@ -159,7 +160,7 @@ def optimize(
         out.print(f"  written to {opened.request.path}; the text before is in {backup}")
     if as_json:
         print(run_document(result))
-    return 0 if result.status in session.KEPT else 1
+    return 0 if result.status in KEPT else 1
 
 
 def _opened_run(spec: str, resume: bool, open_spec: Callable[[str], Opened]) -> tuple[Opened, RunRecord | None]:

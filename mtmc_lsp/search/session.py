@@ -13,7 +13,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
-from mtmc_lsp.core.run import RunResult, RunStatus, Step
+from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
 from mtmc_lsp.core.settings import Settings, read_settings
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture, Target
@@ -27,8 +27,6 @@ from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
 from mtmc_lsp.source.targets import find_target
 
 CAPTURE_SECONDS = 180.0
-KEPT = (RunStatus.IMPROVED, RunStatus.UNMEASURED)
-"""How a run ends whose last version is worth having."""
 
 
 @dataclass(frozen=True)

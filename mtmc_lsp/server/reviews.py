@@ -17,11 +17,10 @@ from typing import Any
 from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
+from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
-from mtmc_lsp.search.session import KEPT, open_store
-from mtmc_lsp.search.store import RunRecord
-from mtmc_lsp.source.outline import Outline
+from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.source.outline import Outline, Outlined
 from mtmc_lsp.source.own_text import block_start, generated_block, own_text
 
 
@@ -70,6 +69,8 @@ class Standing:
     """How a run stands against the text as it is now."""
 
     review: Review
+    place: Outlined
+    """The target, where it stands now."""
     kept: int
     """How many of the accepted steps the file holds."""
     is_edited: bool
@@ -132,7 +133,7 @@ class Reviews:
 
     def standing(self, review: Review, outline: Outline) -> Standing | None:
         """How a run stands; None where the target is gone from the file."""
-        found = outline.by_name.get(review.qualname)
+        found = outline.find(review.qualname)
         if found is None:
             return None
         text = outline.text
@@ -142,7 +143,7 @@ class Reviews:
         own, block = self._read(review.qualname, part)
         kept = _kept(review.accepted, block)
         is_edited = block is not None and not kept and block.rstrip("\n") not in self._blocks
-        return Standing(review, kept, is_edited, review.own is not None and own != review.own)
+        return Standing(review, found, kept, is_edited, review.own is not None and own != review.own)
 
     def _read(self, qualname: str, part: bytes) -> tuple[bytes | None, str | None]:
         key = (qualname, part)
@@ -194,7 +195,7 @@ def stored_reviews(path: str) -> list[Review]:
         return []
     found: list[Review] = []
     try:
-        with open_store(Path(path)) as store:
+        with Store(folder) as store:
             newest: dict[str, RunRecord] = {}
             for record in store.runs():
                 if record.path == path:

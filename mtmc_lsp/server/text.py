@@ -52,7 +52,7 @@ class Text:
         new = text.encode("utf-8", ERRORS)
         before, old_end = self._point(start), self._point(end)
         self.data = self.data[:start] + new + self.data[end:]
-        self._starts = None
+        self._starts = self._moved_starts(start, end, len(new) - (end - start))
         self._is_parsed = False
         if self._tree is not None:
             self._tree.edit(start, end, start + len(new), before, old_end, self._point(start + len(new)))
@@ -79,6 +79,18 @@ class Text:
         if self._starts is None:
             self._starts = [0, *(match.end() for match in NEWLINE.finditer(self.data))]
         return self._starts
+
+    def _moved_starts(self, start: int, end: int, by: int) -> list[int] | None:
+        """The lines after a change of the old offsets ``start`` to ``end``; only those around it are looked for anew."""
+        old = self._starts
+        if old is None:
+            return None
+        # One line more on each side: a line ending may have been cut in two, or made of two.
+        first = max(0, bisect_right(old, start) - 2)
+        behind = bisect_right(old, end) + 1
+        stop = old[behind] + by if behind < len(old) else len(self.data)
+        between = [match.end() for match in NEWLINE.finditer(self.data, old[first], stop)]
+        return [*old[: first + 1], *between, *(at + by for at in old[behind + 1 :])]
 
     @property
     def line_count(self) -> int:

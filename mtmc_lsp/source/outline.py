@@ -112,6 +112,16 @@ class Outline:
         """Qualified name to target."""
         return {item.target.qualname: item for item in self.targets}
 
+    def find(self, qualname: str) -> Outlined | None:
+        """The target of that name, without placing all the others."""
+        last = qualname.rpartition(".")[2].encode()
+        for chunk in reversed(self.chunks):
+            if last in chunk.text:
+                for item in reversed(self._find(chunk)):
+                    if item.target.qualname == qualname:
+                        return item
+        return None
+
     @cached_property
     def kernels(self) -> frozenset[str]:
         """Names of its Triton kernels."""

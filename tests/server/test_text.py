@@ -61,6 +61,7 @@ def test_edits_give_the_clients_text_and_the_tree_of_a_fresh_parse(
         ours.replace(range_, new)
         text = text[:start] + new + text[end:]
         assert str(ours) == text
+        assert ours.line_count == Text(text, encoding).line_count
         assert str(ours.root) == str(parse(text.encode()))
         fresh = Outliner("/m.py").outline(ours.data, parse(ours.data))
         assert outliner.outline(ours.data, ours.root).targets == fresh.targets

@@ -56,7 +56,8 @@ def code_actions(ls: Server, params: lsp.CodeActionParams) -> list[lsp.CodeActio
 def _of_target(ls: Server, document: Document, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     first, last = params.range.start.line, params.range.end.line
     # What was generated belongs to the target that it was generated for.
-    owner = document.outline.by_name.get(document.block_at(first) or "")
+    block = document.block_at(first)
+    owner = document.outline.find(block) if block is not None else None
     found = owner or document.outline.target_at(first) or document.outline.target_at(last)
     if found is None:
         return []
@@ -200,7 +201,7 @@ def resolve(ls: Server, action: lsp.CodeAction) -> lsp.CodeAction:
 def directive_edit(ls: Server, uri: str, qualname: str) -> lsp.WorkspaceEdit | None:
     """The directive as a comment above the target; None where the target is gone."""
     document = ls.document(uri)
-    found = document.outline.by_name.get(qualname) if document is not None else None
+    found = document.outline.find(qualname) if document is not None else None
     if document is None or found is None:
         return None
     text = document.text.data

@@ -54,7 +54,7 @@ def place(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, Outlined, d
     document = ls.document(str(given.get("uri", "")))
     if document is None:
         raise JsonRpcInvalidParams('pass {"uri": ..., "target": ...} of a Python file that is open')
-    found = document.outline.by_name.get(str(given.get("target", "")))
+    found = document.outline.find(str(given.get("target", "")))
     if found is None:
         names = ", ".join(document.outline.by_name) or "none"
         raise JsonRpcInvalidParams(f"no target {given.get('target')!r} in {document.uri}; there is {names}")

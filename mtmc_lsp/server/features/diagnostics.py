@@ -9,6 +9,7 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunStatus, Step
+from mtmc_lsp.core.workload import Target
 from mtmc_lsp.docs import page
 from mtmc_lsp.report.words import ratio_text
 from mtmc_lsp.server.reviews import Standing
@@ -84,7 +85,8 @@ def diagnostics_of(ls: Server, document: Document) -> list[lsp.Diagnostic]:
     found = [item for standing in ls.standings(document) for item in _of_standing(document, standing)]
     for (path, qualname), (text, verdict) in ls.verdicts.items():
         if path == document.path and not verdict.is_correct and text == document.text.data:
-            found.append(_incorrect(document, qualname, verdict))
+            place = document.outline.find(qualname)
+            found += [_incorrect(document, place.target, verdict)] if place is not None else []
     ignored = ls.settings.ignored_checks
     found += [of_finding(document, start, item) for start, item in document.findings if item.code not in ignored]
     return found
@@ -109,22 +111,21 @@ def described(code: str, kind: str = "diagnostics") -> lsp.CodeDescription:
 
 def _diagnostic(
     document: Document,
-    qualname: str,
+    target: Target,
     code: str,
     severity: lsp.DiagnosticSeverity,
     message: str,
     related: list[lsp.DiagnosticRelatedInformation],
 ) -> lsp.Diagnostic:
-    line = document.outline.by_name[qualname].target.start_line - 1
     return lsp.Diagnostic(
-        range=document.text.line_range(line),
+        range=document.text.line_range(target.start_line - 1),
         message=message,
         severity=severity,
         code=code,
         code_description=described(code),
         source=SOURCE,
         related_information=related or None,
-        data={"target": qualname},
+        data={"target": target.qualname},
     )
 
 
@@ -135,13 +136,15 @@ def _of_standing(document: Document, standing: Standing) -> list[lsp.Diagnostic]
     if standing.is_stale:
         what = "; the kernel in the file still computes what it was" if kernel else ""
         text = f"{name} was changed since it was measured{what}. Optimise it again."
-        return [_diagnostic(document, name, "stale", lsp.DiagnosticSeverity.Hint, text, kernel)]
+        return [_diagnostic(document, standing.place.target, "stale", lsp.DiagnosticSeverity.Hint, text, kernel)]
     if review.status is RunStatus.NO_GAIN and review.steps:
         text = f"Nothing was faster than {name} as it is: {len(review.steps)} steps were tried."
-        return [_diagnostic(document, name, "not-faster", lsp.DiagnosticSeverity.Hint, text, [])]
+        return [_diagnostic(document, standing.place.target, "not-faster", lsp.DiagnosticSeverity.Hint, text, [])]
     if review.status is RunStatus.INCORRECT:
         text = f"No step for {name} could be verified: {review.steps[-1].reason}"
-        return [_diagnostic(document, name, "unverified", lsp.DiagnosticSeverity.Information, text, [])]
+        return [
+            _diagnostic(document, standing.place.target, "unverified", lsp.DiagnosticSeverity.Information, text, [])
+        ]
     step = standing.shown
     if step is None:
         return []
@@ -151,7 +154,11 @@ def _of_standing(document: Document, standing: Standing) -> list[lsp.Diagnostic]
     if standing.pending:
         text = f"{text}; {len(standing.pending)} steps wait for your decision"
     code = "speedup" if step.timing is not None else "unmeasured"
-    return [_diagnostic(document, name, code, lsp.DiagnosticSeverity.Information, f"{name}: {text}.", related)]
+    return [
+        _diagnostic(
+            document, standing.place.target, code, lsp.DiagnosticSeverity.Information, f"{name}: {text}.", related
+        )
+    ]
 
 
 def speed_words(step: Step, gpu: str) -> str:
@@ -166,10 +173,10 @@ def speed_words(step: Step, gpu: str) -> str:
     return f"{ratio_text(best.speedup)} over {best.name}: {times}, on {gpu}"
 
 
-def _incorrect(document: Document, qualname: str, verdict: Verdict) -> lsp.Diagnostic:
-    text = f"{qualname} with its kernel does not compute what its own code does: {verdict.reason}"
+def _incorrect(document: Document, target: Target, verdict: Verdict) -> lsp.Diagnostic:
+    text = f"{target.qualname} with its kernel does not compute what its own code does: {verdict.reason}"
     severity = lsp.DiagnosticSeverity.Error
-    return _diagnostic(document, qualname, "incorrect", severity, text, _kernel_place(document, qualname))
+    return _diagnostic(document, target, "incorrect", severity, text, _kernel_place(document, target.qualname))
 
 
 def _kernel_place(document: Document, qualname: str) -> list[lsp.DiagnosticRelatedInformation]:
@@ -185,7 +192,7 @@ def _kernel_place(document: Document, qualname: str) -> list[lsp.DiagnosticRelat
 def _step_places(document: Document, standing: Standing) -> list[lsp.DiagnosticRelatedInformation]:
     """The lines that each step is about, where they stand now."""
     result = standing.review.result
-    found = document.outline.by_name[standing.review.qualname].target
+    found = standing.place.target
     if result is None:
         return []
     # The dispatch statement is first in the body, so lines of the body have moved as far as the end has.

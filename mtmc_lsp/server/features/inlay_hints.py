@@ -20,7 +20,7 @@ def inlay_hints(ls: Server, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
         return []
     hints = []
     for standing in ls.standings(document):
-        line = document.outline.by_name[standing.review.qualname].target.start_line - 1
+        line = standing.place.target.start_line - 1
         step = standing.kept_steps[-1] if standing.kept_steps else None
         timing = step.timing if step is not None else None
         if timing is None or standing.is_stale or not params.range.start.line <= line <= params.range.end.line:

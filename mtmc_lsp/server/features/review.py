@@ -16,8 +16,6 @@ from pygls.uris import from_fs_path
 
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.run import RunStatus, Step
-from mtmc_lsp.search.review import without_last
-from mtmc_lsp.search.session import open_store
 from mtmc_lsp.server.edits import apply
 from mtmc_lsp.server.features.commands import place, start
 from mtmc_lsp.server.jobs import JobState
@@ -189,6 +187,10 @@ async def _undo_last(ls: Server, document: Document, standing: Standing, step: S
             return False
 
     def note() -> None:
+        # Only here: what a search needs takes a while to import, and the server has little time to be ready.
+        from mtmc_lsp.search.review import without_last
+        from mtmc_lsp.search.session import open_store
+
         with open_store(Path(review.path)) as store:
             without_last(store, review.run, step.index)
 

@@ -14,7 +14,7 @@ from tree_sitter import Node
 from mtmc_lsp.source.lint import blocks, host, memory, precision, tuning
 from mtmc_lsp.source.lint.finding import Context, Finding
 from mtmc_lsp.source.lint.kernel import Kernel, kernels_in
-from mtmc_lsp.source.outline import Outline
+from mtmc_lsp.source.outline import LAUNCH, Outline
 from mtmc_lsp.source.syntax import parse
 
 __all__ = ["CODES", "Context", "Finding", "check", "context_of"]
@@ -46,8 +46,8 @@ def context_of(outline: Outline) -> Context:
 
 def check(text: bytes, context: Context) -> tuple[Finding, ...]:
     """What the checks find in one top-level statement, in source order; offsets are relative to ``text``."""
-    # Most of a file has nothing to do with tensors, and is looked at on every keystroke in it.
-    if not any(word in text for word in (b"def ", b"class ")):
+    # Most of a file is neither a kernel nor calls one, and need not be parsed.
+    if not (b"jit" in text or b"forward" in text or (context.kernels and LAUNCH.search(text))):
         return ()
     root = parse(text)
     found = [f for kernel in kernels_in(root, context) for one in OF_KERNEL.values() for f in one(kernel)]
