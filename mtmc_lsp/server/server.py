@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcInvalidParams, JsonRpcMethodNotFound
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
@@ -115,6 +116,9 @@ class Server(LanguageServer):
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Into the log: an error of ours is no reason to put a window before the user's code."""
+        if isinstance(error, (JsonRpcInvalidParams, JsonRpcMethodNotFound)):
+            # The client's mistake, and it was answered.
+            return
         log.error("%s: %s", getattr(source, "__name__", source), error)
         self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, f"mtmc: {type(error).__name__}: {error}"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lsprotocol import types as lsp
 from pygls.uris import to_fs_path
@@ -28,6 +29,7 @@ def register(server: Server) -> None:
     renames = lsp.FileOperationRegistrationOptions([python])
     server.feature(lsp.WORKSPACE_DID_RENAME_FILES, renames)(did_rename)
     server.feature(lsp.SHUTDOWN)(shutdown)
+    server.feature("mtmc/text")(text)
 
 
 def initialize(ls: Server, params: lsp.InitializeParams) -> None:
@@ -117,3 +119,9 @@ def did_rename(ls: Server, params: lsp.RenameFilesParams) -> None:
 async def shutdown(ls: Server, params: None) -> None:
     """Leave nothing behind."""
     await ls.close()
+
+
+def text(ls: Server, params: Any) -> dict[str, Any] | None:
+    """``mtmc/text``: a document as the server has it, for clients that want to know whether both still agree."""
+    document = ls.documents.get(str(getattr(params, "uri", "")))
+    return {"text": str(document.text), "version": document.version} if document is not None else None
