@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from mtmc_lsp.core.graph import Graph, Node, Ref
+from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
@@ -81,6 +81,10 @@ def used_outside(program: Program, nodes: Iterable[str]) -> tuple[Ref, ...]:
     )
 
 
+def _is_expanded(kind: TensorType) -> bool:
+    return any(not step.terms and size != Size.of(1) for size, step in zip(kind.shape, kind.stride, strict=True))
+
+
 def _returned_views(graph: Graph) -> set[Ref]:
     """Values on the way from an input to a result that is a view of it."""
     nodes = {node.name: node for node in graph.nodes}
@@ -113,6 +117,8 @@ def analyse(program: Program, nodes: Iterable[str]) -> Region:
     prims, inputs = _needed(program, chosen, [program.of(ref).name for ref in outputs])
     if not prims:
         raise CannotFuse("nothing is computed")
+    if any(_is_expanded(program.graph.type_of(ref)) for ref in outputs):
+        raise CannotFuse("a result shows one element in many places")
     if set(outputs) & _returned_views(program.graph):
         raise CannotFuse("a result is a view of an input, and a kernel would make a copy of it")
     members = [program.prims[name] for name in prims]
