@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mtmc_lsp.capture.effects import is_random
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.sizes import Size
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides."""
-
-RANDOM_OPS = ("dropout", "rand", "bernoulli", "normal", "multinomial", "exponential")
 
 
 def laid_out_as(graph: Graph, returned: list[Layout | None]) -> Graph:
@@ -43,7 +42,7 @@ def without_dead_nodes(graph: Graph) -> Graph:
     wanted = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if node.name in wanted or any(word in node.op for word in RANDOM_OPS):
+        if node.name in wanted or is_random(node.op):
             kept.append(node)
             wanted |= {ref.name for ref in node.inputs()}
     return replace(graph, nodes=tuple(reversed(kept)))
@@ -53,4 +52,7 @@ def without_unused_inputs(graph: Graph) -> Graph:
     """Without the inputs that nothing reads."""
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
     used |= {ref.name for ref in graph.outputs if ref is not None} | {m.input for m in graph.mutations}
-    return replace(graph, inputs=tuple(item for item in graph.inputs if item.name in used))
+    inputs = tuple(item for item in graph.inputs if item.name in used)
+    # The sizes of a parameter that is not read are none of the graph's.
+    read = {name for item in inputs for size in (*item.type.shape, *item.type.stride) for name in size.symbols()}
+    return replace(graph, inputs=inputs, sizes={name: size for name, size in graph.sizes.items() if name in read})

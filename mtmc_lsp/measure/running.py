@@ -47,9 +47,8 @@ def module_of(capture: Capture, own: str, candidate: str | None, widened: bool) 
     path = capture.workload.target.path
     if (path, text) not in _modules:
         name = capture.module_name if candidate is None else f"{capture.module_name}__candidate{len(_modules)}"
-        on_disk = Path(path).read_bytes().decode("utf-8")
-        # Read from its own place wherever possible, so that what the user's code raises names their file.
-        _modules[path, text] = load_user_module(path, None if text == on_disk else text, name)
+        # The user's own text stands in its own place, so that what it raises names their file.
+        _modules[path, text] = load_user_module(path, text, name, in_place=candidate is None)
     return _modules[path, text]
 
 

@@ -82,6 +82,9 @@ def render(
     schedule = _with_random_kernels(program, schedule)
     base = _base_name(capture.workload.target.qualname, source)
     launcher = Launcher(program)
+    if not all(part.isidentifier() for part in capture.module_name.split(".")):
+        # KernelBench's files, such as 1_Square_matrix.py, are imported by their path.
+        launcher.namespace = "mtmc_{''.join(c if c.isalnum() else '_' for c in __name__)}"
     kernels: list[Kernel] = []
     lines = source.splitlines()
     todo = units(program, schedule)

@@ -92,6 +92,8 @@ class Launcher:
     """Collects the launcher's statements while the kernels are written."""
 
     program: Program
+    namespace: str = "{__name__.replace('.', '_')}"
+    """Of the operators, inside an f-string: the user's module, wherever it is imported."""
     names: Names = field(
         default_factory=lambda: Names(frozenset({"torch", "triton", "tl", "seed", "n_rows", "n_cols"}))
     )
@@ -286,7 +288,7 @@ class Launcher:
         mutated = [self.input_names[mutation.input] for mutation in self.program.graph.mutations]
         mutates = "{" + ", ".join(repr(m) for m in mutated) + "}" if mutated else "()"
         result = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
-        qualified = f"f\"{{__name__.replace('.', '_')}}::{name}\""
+        qualified = f'f"{self.namespace}::{name}"'
         wrapped = [f"wrap_triton({kernel})" for kernel in kernels]
         call = f"    return {launcher}({', '.join([*inputs, *wrapped])})"
         if len(call) > LINE:
