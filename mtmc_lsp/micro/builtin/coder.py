@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.jsonable import from_json, to_json
@@ -16,13 +18,16 @@ from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.guard import write_guard
 from mtmc_lsp.micro.builtin.kernel import Kernel
-from mtmc_lsp.micro.builtin.launcher import Launcher, Unit, units
+from mtmc_lsp.micro.builtin.launcher import Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
-from mtmc_lsp.micro.builtin.product_kernel import write_product_kernels
+from mtmc_lsp.micro.builtin.product_kernel import whole_product, write_product_kernels
+from mtmc_lsp.micro.builtin.product_split import write_split_product
+from mtmc_lsp.micro.builtin.split_kernel import write_split_kernels
 from mtmc_lsp.micro.builtin.tile_kernel import write_tile_kernel
 from mtmc_lsp.source.compose import compose, strip_generated
 
@@ -97,7 +102,7 @@ def _with_random_kernels(program: Program, schedule: Schedule) -> Schedule:
     """Every random operation runs in a kernel, so that all draw from the launcher's one seed."""
     for prim in program.prims.values():
         if prim.op is PrimOp.RANDOM and schedule.kernels and schedule.kernel_of(prim.origin) is None:
-            schedule = Schedule((*schedule.kernels, KernelPlan((prim.origin,))))
+            schedule = replace(schedule, kernels=(*schedule.kernels, KernelPlan((prim.origin,))))
     return schedule
 
 
@@ -112,23 +117,42 @@ def _write_kernels(
     missing = [prim for prim in region.inputs if prim not in launcher.buffers]
     if missing:
         raise CannotCode(f"{program.prims[missing[0]].origin} is not in memory")
-    docstring = _docstring(program, region, lines)
     config = plan.config or default_config(program, region)
+    docstring = _docstring(program, region, plan, config, lines)
     if region.kind is RegionKind.MATMUL:
-        return write_product_kernels(program, region, launcher.buffers, config, name, docstring)
+        finished = write_split_product if int(config.get("split_k", 1)) > 1 else whole_product
+        return write_product_kernels(program, region, launcher.buffers, config, name, docstring, finished)
     if region.kind is RegionKind.ATTENTION:
         return [write_attention_kernel(program, region, launcher.buffers, config, name, docstring)]
+    if region.kind is RegionKind.REDUCE and int(config.get("split", 1)) > 1:
+        return write_split_kernels(program, region, launcher.buffers, config, name, docstring)
     return [write_tile_kernel(program, region, launcher.buffers, config, name, docstring)]
 
 
-def _docstring(program: Program, region: Region, lines: list[str]) -> str:
+def _how(region: Region, config: Mapping[str, int | str | bool]) -> str:
+    """How the work is shared out."""
+    if region.kind is RegionKind.REDUCE and int(config.get("split", 1)) > 1:
+        return "Many programs share each row, and combine what the kernels before found for each part of it"
+    if region.kind is RegionKind.MATMUL and int(config.get("split_k", 1)) > 1:
+        return "The sums of all parts of K are added; what surrounds the product is done on the tile in registers"
+    how = HOW[region.kind]
+    return f"{how}, one piece of work after another" if config.get("persist") else how
+
+
+def _docstring(
+    program: Program,
+    region: Region,
+    plan: KernelPlan,
+    config: Mapping[str, int | str | bool],
+    lines: list[str],
+) -> str:
     """The user's own lines that the kernel computes, and what is saved."""
-    numbers = sorted({program.graph.node(name).line for name in region.nodes} - {0})
+    numbers = sorted({program.graph.node(name).line for name in (*region.nodes, *plan.recomputed)} - {0})
     quoted = [lines[n - 1].strip() for n in numbers if 0 < n <= len(lines)]
     results = ", ".join(value_name(program, ref) for ref in region.outputs)
     inner = len(region.nodes) - len(region.outputs)
     saved = "; nothing between is written to memory" if inner > 0 else ""
-    passes = HOW[region.kind]
+    passes = _how(region, config)
     head = f"{results}, in one kernel."
     body = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
     return f"{head}\n\n{body}\n{passes}{saved}.".replace('"""', "'''").replace("\\", "\\\\")

@@ -8,7 +8,7 @@ arXiv 2203.03341).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_half
@@ -23,6 +23,7 @@ from mtmc_lsp.micro.builtin.expressions import Expressions, Group, Mask, Paramet
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
+from mtmc_lsp.micro.builtin.persistence import one_tile_after_another
 from mtmc_lsp.micro.builtin.tile_kernel import merge_axes
 
 Config = Mapping[str, "int | str | bool"]
@@ -42,6 +43,13 @@ class Halves:
     """What each row of halves must be multiplied by to give the operand."""
 
 
+Finish = Callable[
+    ["ProductAxes", Mapping[str, TensorType], Config, "list[Halves] | None", str, str],
+    list[Kernel],
+]
+"""Renders a product whose operands are prepared."""
+
+
 def write_product_kernels(
     program: Program,
     region: Region,
@@ -49,15 +57,19 @@ def write_product_kernels(
     config: Config,
     name: str,
     docstring: str,
+    finished: Finish,
 ) -> list[Kernel]:
     """Render a matmul region: the product's kernel, after those that split its operands where the precision asks for it.
+
+    Args:
+        finished: renders the product itself, once its operands are prepared: :func:`whole_product`, or in parts along K.
 
     Raises:
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(program, region)
     if config.get("precision") != "fp16x3":
-        return [_ProductWriter(axes, buffers, config, None).kernel(name, docstring)]
+        return finished(axes, buffers, config, None, name, docstring)
     names = [_operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
@@ -69,8 +81,19 @@ def write_product_kernels(
         for i in (0, 1)
     ]
     kernels = [_write_split(axes, buffers, side, halves[side], f"{name}_split_{names[side]}") for side in (0, 1)]
-    kernels.append(_ProductWriter(axes, buffers, config, halves).kernel(name, docstring))
-    return kernels
+    return kernels + finished(axes, buffers, config, halves, name, docstring)
+
+
+def whole_product(
+    axes: ProductAxes,
+    buffers: Mapping[str, TensorType],
+    config: Config,
+    halves: list[Halves] | None,
+    name: str,
+    docstring: str,
+) -> list[Kernel]:
+    """One program per tile of the product (or one after another, where it is persistent)."""
+    return [ProductWriter(axes, buffers, config, halves).kernel(name, docstring)]
 
 
 def _operand_name(program: Program, region: Region, prim: str) -> str:
@@ -203,7 +226,7 @@ def int32_limit(size: Size) -> str:
 
 def mask_needed(size: Size, block: int) -> bool:
     """Whether the last block may reach beyond ``size``."""
-    return not (size.is_constant and size.constant % block == 0)
+    return any(coefficient % block for _, coefficient in size.terms)
 
 
 def _write_split(
@@ -299,7 +322,7 @@ def _split_body(
     return body, name
 
 
-class _ProductWriter:
+class ProductWriter:
     """Writes the kernel of the product itself."""
 
     def __init__(
@@ -334,26 +357,58 @@ class _ProductWriter:
             self._loop_over_halves()
         else:
             self._loop()
-        self._epilogue()
-        blocks = {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
+        self._finish()
+        blocks = self._blocks()
         grid = [f"triton.cdiv(n_m, {blocks['BLOCK_M']}) * triton.cdiv(n_n, {blocks['BLOCK_N']})"]
         sizes = {"n_m": self.axes.sizes["M"], "n_n": self.axes.sizes["N"]}
         if self.axes.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self.axes.n_batch
+        if self.config.get("persist"):
+            grid[0] = f"min({self.config['persist']}, {grid[0]})"
+            self.lines = one_tile_after_another(self.lines)
         return assemble(
             name,
             self.parameters,
             blocks,
             docstring,
             self.lines,
-            grid=tuple(grid),
+            grid=(*grid, *self._more_grid()),
             grid_sizes=sizes,
             num_warps=int(self.config["warps"]),
             num_stages=int(self.config["stages"]),
             limits=self._limits(),
             scratch_read=self._scratch_read(),
+            scratch_written=self._scratch_written(),
         )
+
+    def _blocks(self) -> dict[str, int]:
+        return {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
+
+    def _more_grid(self) -> tuple[str, ...]:
+        """Grid dimensions behind those of tiles and batch."""
+        return ()
+
+    def _scratch_written(self) -> tuple[tuple[str, Scratch], ...]:
+        return ()
+
+    def _finish(self) -> None:
+        """What is done with the sums in ``acc``."""
+        self._unscale()
+        self._epilogue()
+
+    def _unscale(self) -> None:
+        """Undo the scaling of split operands."""
+        if self.halves is None:
+            return
+        m, n = self._size("M"), self._size("N")
+        batch_m, batch_n = (f"batch * {m} + ", f"batch * {n} + ") if self.axes.batch else ("", "")
+        mask_m = ", mask=m_mask, other=0.0" if self._mask("m", "block_m", rows=True) else ""
+        mask_n = ", mask=n_mask, other=0.0" if self._mask("n", "block_n", rows=False) else ""
+        self.lines += [
+            f"acc *= tl.load({self.scales[0]} + {batch_m}m{mask_m})",
+            f"acc *= tl.load({self.scales[1]} + {batch_n}n{mask_n})",
+        ]
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
         halves = self.halves or []
@@ -443,9 +498,6 @@ class _ProductWriter:
         size_a = self.parameters.size(self.axes.n_batch * self.axes.sizes["M"] * self.axes.sizes["K"]).at(60)
         size_b = self.parameters.size(self.axes.n_batch * self.axes.sizes["N"] * self.axes.sizes["K"]).at(60)
         masked = mask_needed(self.axes.sizes["K"], int(self.config["block_k"]))
-        batch_m, batch_n = (f"batch * {m} + ", f"batch * {n} + ") if self.axes.batch else ("", "")
-        mask_m = ", mask=m_mask, other=0.0" if self._mask("m", "block_m", rows=True) else ""
-        mask_n = ", mask=n_mask, other=0.0" if self._mask("n", "block_n", rows=False) else ""
         batch_a = f"batch * {m} * {k} + " if self.axes.batch else ""
         batch_b = f"batch * {n} * {k} + " if self.axes.batch else ""
         masks_a = [m.text for m in self._mask("m", "block_m", rows=True)] + ([f"(k[None, :] < {k})"] if masked else [])
@@ -462,8 +514,6 @@ class _ProductWriter:
             f"    {tile_a} = tl.load({a} + low_a + {batch_a}m * {k} + k[None, :]{mask_a})",
             f"    {tile_b} = tl.load({b} + low_b + {batch_b}n * {k} + k[:, None]{mask_b})",
             f"    acc = tl.dot({tile_a}, {tile_b}, acc)",
-            f"acc *= tl.load({self.scales[0]} + {batch_m}m{mask_m})",
-            f"acc *= tl.load({self.scales[1]} + {batch_n}n{mask_n})",
         ]
 
     def _epilogue(self) -> None:
