@@ -14,9 +14,11 @@ from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
 from mtmc_lsp.macro.configs import default_config
-from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
+from mtmc_lsp.macro.rewrites import program_of
+from mtmc_lsp.macro.rewrites.editing import CannotRewrite
+from mtmc_lsp.macro.rewrites.sizes import guard_conditions, in_captured_sizes
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
@@ -55,11 +57,11 @@ class BuiltinCoder:
         Raises:
             CannotCode: the action is not legal here, or has no Triton form.
         """
-        program = lower(capture.graph)
         schedule = from_json(Schedule, candidate.schedule)
         try:
-            changed = apply_action(program, schedule, action)
-        except IllegalAction as reason:
+            changed = apply_action(capture.graph, schedule, action)
+            program = program_of(capture.graph, changed)
+        except (IllegalAction, CannotRewrite) as reason:
             raise CannotCode(str(reason)) from None
         target = capture.workload.target
         plain = strip_generated(candidate.source.encode(), target.qualname)
@@ -94,7 +96,10 @@ def render(
         for kernel in _write_kernels(program, unit.region, unit.plan, launcher, name, lines):
             launcher.launch(kernel)
             kernels.append(kernel)
-    block = _block(capture, program, base, kernels, launcher)
+    asked = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
+    own_sizes = (in_captured_sizes(limit, schedule.rewrites) for limit in asked)
+    limits = (*guard_conditions(schedule.rewrites), *own_sizes)
+    block = _block(capture, limits, base, kernels, launcher)
     return GeneratedCode(IMPORTS, block, _dispatch(capture, base)), tuple(launcher.launches)
 
 
@@ -173,10 +178,9 @@ def _kernel_name(program: Program, unit: Unit, base: str, several: bool) -> str:
     return f"{base}_{identifier(value_name(program, unit.region.outputs[-1]))}_kernel" if several else f"{base}_kernel"
 
 
-def _block(capture: Capture, program: Program, base: str, kernels: list[Kernel], launcher: Launcher) -> str:
+def _block(capture: Capture, limits: tuple[str, ...], base: str, kernels: list[Kernel], launcher: Launcher) -> str:
     graph = capture.graph
     access = {item.name: item.access for item in graph.inputs}
-    limits = tuple(dict.fromkeys(limit for kernel in kernels for limit in kernel.limits))
     guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits)
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
     sources = [kernel.source for kernel in kernels]
