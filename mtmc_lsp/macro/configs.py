@@ -52,8 +52,8 @@ def default_config(program: Program, region: Region) -> Config:
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
 
 
-FEW_PROGRAMS = 64
-"""With fewer programs than this, each with a long sum, most of a large device would be idle."""
+FEW_PROGRAMS, FEW_TILES = 256, 128
+"""With fewer programs (of a reduction, of a product) than this, each with a long sum, much of a large device would be idle."""
 MANY_PROGRAMS = 512
 """About as many programs as a large device runs at once."""
 LEAST_SHARED = 1 << 18
@@ -90,7 +90,7 @@ def split_product_parts(program: Program, region: Region, config: Mapping[str, i
     m, n = prim.shape[-2].value(sizes), prim.shape[-1].value(sizes)
     tiles = -(-m // int(config["block_m"])) * -(-n // int(config["block_n"])) * product(prim.shape[:-2]).value(sizes)
     depth = region.columns.value(sizes)
-    parts = min(2 * FEW_PROGRAMS // tiles, depth // (8 * int(config["block_k"])))
+    parts = min(FEW_TILES // tiles, depth // (8 * int(config["block_k"])))
     return {"split_k": 1 << (parts.bit_length() - 1)} if parts >= 4 else {}
 
 

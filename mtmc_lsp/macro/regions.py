@@ -97,6 +97,8 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
     if not outputs:
         raise CannotFuse("nothing of it is used")
     prims, inputs = _needed(program, chosen, [program.of(ref).name for ref in outputs])
+    if any(program.of(ref).name not in prims for ref in outputs):
+        raise CannotFuse("a result is just what was read")
     members = [program.prims[name] for name in prims]
     table = AxisTable(program.prims, prims, program.graph.sizes)
     kind = _kind(members)

@@ -13,7 +13,8 @@ from dataclasses import replace
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
-from mtmc_lsp.macro.fusion import FusionSearch
+from mtmc_lsp.macro.actions.fuse import SPLIT
+from mtmc_lsp.macro.fusion import Fusion, FusionSearch
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.rewrites import ALGEBRA, algebra_edit
 from mtmc_lsp.macro.rewrites.editing import CannotRewrite, Edit
@@ -40,24 +41,30 @@ class Algebra:
         return changed
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """Every rewrite that the model predicts to save time."""
-        program = situation.program
-        for node in program.graph.nodes:
-            for rule in ALGEBRA:
-                edit = rule.match(program.graph, node)
-                action = self._action(situation, program, Rewrite(rule.name, node.name), edit) if edit else None
-                if action is not None and action.expected.saved_us > LEAST_US:
-                    yield action
+        """Every rewrite that leaves less to do than fusion alone could."""
+        graph = situation.program.graph
+        matches = [(rule.name, edit) for node in graph.nodes for rule in ALGEBRA if (edit := rule.match(graph, node))]
+        if not matches:
+            return
+        least = _fused_cost(situation, situation.schedule)[0]
+        for name, edit in matches:
+            action = self._action(situation, Rewrite(name, edit.node), edit, least)
+            if action is not None and action.expected.saved_us > LEAST_US:
+                yield action
 
-    def _action(self, situation: Situation, program: Program, rewrite: Rewrite, edit: Edit) -> MacroAction | None:
+    def _action(self, situation: Situation, rewrite: Rewrite, edit: Edit, least: float) -> MacroAction | None:
+        """The action, where even the fused program costs more than ``least`` without it."""
+        program = situation.program
         try:
             base = _rewritten(situation.graph, situation.schedule, rewrite)
-            after_program = program_for(situation.graph, base)
-            left = {node.name for node in after_program.graph.nodes}
+            after_us, fusions = _fused_cost(situation, base)
+            if least - after_us <= LEAST_US:
+                return None
+            left = {node.name for node in program_for(situation.graph, base).graph.nodes}
             gone = tuple(node.name for node in program.graph.nodes if node.name not in left)
             added = {node.name for node in edit.added}
-            search = FusionSearch(after_program, base, situation.device, "ieee")
-            kernels = [{"nodes": list(f.region.nodes), "config": f.config} for f in search.best() if f.nodes & added]
+            # The new operations run as kernels at once, or there might be nothing of ours to verify.
+            kernels = [{"nodes": list(f.region.nodes), "config": f.config} for f in fusions if f.nodes & added]
             lines, place = where(program, gone)
             action = MacroAction(
                 kind=self.kind,
@@ -68,10 +75,17 @@ class Algebra:
                 text=f"{edit.text} in {place}",
             )
             after = self.apply(situation.graph, situation.schedule, action)
-            # Without a kernel there would be nothing of ours to verify or to run.
             return with_saving(situation, action, after) if after.kernels else None
         except IllegalAction:
             return None
+
+
+def _fused_cost(situation: Situation, schedule: Schedule) -> tuple[float, list[Fusion]]:
+    """What a schedule would cost with the best fusions added, and these: what algebra must be better than."""
+    program = program_for(situation.graph, schedule)
+    mode = "ieee" if situation.strict else SPLIT
+    fusions = FusionSearch(program, schedule, situation.device, mode).best()
+    return situation.cost(schedule).us - sum(fusion.saved_us for fusion in fusions), fusions
 
 
 def _rewritten(graph: Graph, schedule: Schedule, rewrite: Rewrite) -> Schedule:

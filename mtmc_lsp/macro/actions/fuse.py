@@ -32,6 +32,8 @@ SPLIT = "fp16x3"
 """The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
 PRECISIONS = (SPLIT, "ieee")
 """Modes for fp32 products, fastest first."""
+LEAST_US = 0.05
+"""A smaller predicted saving is noise of the model."""
 
 
 class Fuse:
@@ -62,7 +64,9 @@ class Fuse:
         for mode in PRECISIONS[1:] if situation.strict else PRECISIONS:
             search = FusionSearch(program, situation.schedule, situation.device, mode, refused[mode])
             taken = {name for action in actions for name in action.region}
-            actions += [_action(program, f) for f in search.best() if not f.nodes & taken]
+            # A first kernel is the way to everything else; one more must bring something.
+            least = LEAST_US if situation.schedule.kernels else 0.0
+            actions += [_action(program, f) for f in search.best() if not f.nodes & taken and f.saved_us > least]
         return actions
 
 
@@ -110,10 +114,8 @@ def _action(program: Program, fusion: Fusion) -> MacroAction:
     elif len(region.nodes) == 1:
         why = "One Triton kernel reads each input once"
     else:
-        why = (
-            f"{len(region.nodes)} operations run as one kernel, so {size_text(saved)} less "
-            f"{'moves' if saved >= 0 else 'stays'} through memory"
-        )
+        gain = f"so {size_text(saved)} less moves" if saved >= 0 else f"though {size_text(saved)} more moves"
+        why = f"{len(region.nodes)} operations run as one kernel, {gain} through memory"
     return MacroAction(
         kind=ActionKind.TENSOR_CORE if split else ActionKind.FUSE,
         region=region.nodes,

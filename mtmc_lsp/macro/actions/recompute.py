@@ -1,7 +1,7 @@
 """Recompute: a cheap value is computed again by each kernel that reads it, instead of being written once and read often.
 
 *Legal* when the value (and what it is made of inside its kernel) is elementwise, draws no random numbers, is not returned, and
-all who read it are kernels that stay one kernel with it inside. The same operations on the same operands give the same bits.
+all who read it can be kernels with it inside. The same operations on the same operands give the same bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Recompute:
         if not any(own.name == node for own in program.graph.nodes):
             raise IllegalAction(f"recompute: there is no {node}")
         chain = _chain(program, schedule, node)
-        _check(program, schedule, chain, schedule.kernel_of(node))
+        _check(program, chain, schedule.kernel_of(node))
         readers_of = {reader.name for name in chain for reader in readers(program.graph, name)} - set(chain)
         kernels = []
         for plan in schedule.kernels:
@@ -55,13 +55,15 @@ class Recompute:
             if changed != plan and region_of(program, changed).kind is not region_of(program, plan).kind:
                 raise IllegalAction("recompute: a reader would become another kind of kernel")
             kernels.append(changed)
+        kernels += _new_kernels(program, schedule, readers_of, chain)
         return replace(schedule, kernels=tuple(kernels))
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Values whose writing and reading costs more than computing them again."""
         program = situation.program
         for node in program.graph.nodes:
-            if not readers(program.graph, node.name) or node.op.split(".")[1] in ("view", "reshape"):
+            # What no kernel writes yet, fusion looks at first.
+            if situation.schedule.kernel_of(node.name) is None or not readers(program.graph, node.name):
                 continue
             lines, place = where(program, [node.name])
             size = tensor_bytes(node.type, program.graph.sizes)
@@ -85,6 +87,19 @@ class Recompute:
                 yield action
 
 
+def _new_kernels(
+    program: Program, schedule: Schedule, names: Iterable[str], chain: tuple[str, ...]
+) -> list[KernelPlan]:
+    """Readers that are torch calls so far, each as a kernel that computes the value for itself."""
+    order = [node.name for node in program.graph.nodes]
+    loose = [name for name in order if name in set(names) and schedule.kernel_of(name) is None]
+    again = {name for plan in schedule.kernels for name in plan.recomputed}
+    plans = [KernelPlan((name,), {}, chain) for name in loose if name not in again]
+    for plan in plans:
+        region_of(program, plan)
+    return plans
+
+
 def _chain(program: Program, schedule: Schedule, node: str) -> tuple[str, ...]:
     """The node and what it is made of inside its own kernel, in execution order."""
     plan = schedule.kernel_of(node)
@@ -100,18 +115,15 @@ def _chain(program: Program, schedule: Schedule, node: str) -> tuple[str, ...]:
     return tuple(name for name in nodes if name in found)
 
 
-def _check(program: Program, schedule: Schedule, chain: tuple[str, ...], owner: KernelPlan | None) -> None:
+def _check(program: Program, chain: tuple[str, ...], owner: KernelPlan | None) -> None:
     graph = program.graph
     for name in chain:
         if name in program.opaque or any(prim.op not in CHEAP for prim in program.of_node(name)):
             raise IllegalAction("recompute: only elementwise work is cheap enough to do again")
         if is_returned(graph, name):
             raise IllegalAction("recompute: the value is a result, so it is written anyway")
-        for reader in readers(graph, name):
-            in_kernel = schedule.kernel_of(reader.name) is not None or reader.name in chain
-            again = any(reader.name in plan.recomputed for plan in schedule.kernels)
-            if not in_kernel and not again:
-                raise IllegalAction("recompute: a torch call reads the value")
+        if any(reader.name in program.opaque for reader in readers(graph, name)):
+            raise IllegalAction("recompute: a torch call reads the value")
     outside = {r.name for name in chain for r in readers(graph, name)} - set(chain)
     if owner is not None and outside <= set(owner.nodes):
         raise IllegalAction("recompute: nobody else reads the value")

@@ -242,7 +242,8 @@ class Reorder(_Tuning):
         """Other group sizes, or the other order."""
         if region.kind is RegionKind.MATMUL:
             return [{"group_m": number} for number in (1, 4, 16) if number != config["group_m"]]
-        if not self.has(region, config, "order"):
+        columns = region.kept[-1].size.value(situation.program.graph.sizes) if region.kept else 1
+        if not self.has(region, config, "order") or columns <= int(config["block"]):
             return []
         return [{"order": "rows" if config.get("order") == "columns" else "columns"}]
 

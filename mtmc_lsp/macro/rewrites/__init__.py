@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.lower import GraphBox, lower
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.rewrites import affine, constants, hoisting, identities, layouts, sizes
 from mtmc_lsp.macro.rewrites.editing import CannotRewrite, Edit, edited
@@ -48,21 +48,8 @@ def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
     return edited(graph, algebra_edit(graph, rewrite))
 
 
-class _Box:
-    """Makes a graph hashable by identity, for the cache."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def __hash__(self) -> int:
-        return id(self.graph)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Box) and other.graph is self.graph
-
-
 @lru_cache(maxsize=64)
-def _rewritten_by(box: _Box, rewrites: tuple[Rewrite, ...]) -> Graph:
+def _rewritten_by(box: GraphBox, rewrites: tuple[Rewrite, ...]) -> Graph:
     if not rewrites:
         return box.graph
     return rewritten(_rewritten_by(box, rewrites[:-1]), rewrites[-1])
@@ -74,4 +61,4 @@ def program_of(graph: Graph, schedule: Schedule) -> Program:
     Raises:
         CannotRewrite: one of them does not apply.
     """
-    return lower(_rewritten_by(_Box(graph), schedule.rewrites))
+    return lower(_rewritten_by(GraphBox(graph), schedule.rewrites))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
-from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, dense, is_only_for, made, made_by
+from mtmc_lsp.macro.rewrites.editing import (
+    AlgebraRule,
+    Edit,
+    base_name,
+    dense,
+    is_only_for,
+    made,
+    made_by,
+    uses_other_outputs,
+)
 
 CONVOLUTIONS = frozenset(f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3))
 
@@ -37,7 +46,7 @@ def _convolution(graph: Graph, node: Node) -> Node | None:
 
 def _finish(node: Node, inner: Node, chain: _Chain, weight: Ref, bias: Ref | None, why: str, text: str) -> Edit:
     args = (inner.args[0], weight, bias, *inner.args[3:])
-    new = Node(f"{node.name}_folded", inner.op, args, inner.kwargs, node.outputs, node.line, node.variable)
+    new = Node(f"{node.name}_folded", inner.op, args, inner.kwargs, inner.outputs, node.line, node.variable)
     return Edit(node.name, Ref(new.name), (*chain.nodes, new), why, text)
 
 
@@ -61,10 +70,10 @@ def scale(graph: Graph, node: Node) -> Edit | None:
 def normalise(graph: Graph, node: Node) -> Edit | None:
     """Batch norm in evaluation mode: ``(conv(x, w, b) - mean) * g + beta`` with ``g = gamma / sqrt(var + eps)``."""
     inner = _convolution(graph, node)
-    args = node.args
-    if inner is None or base_name(node) != "batch_norm" or len(args) < 8 or args[5] is not False:
+    statistics = _statistics(node)
+    if inner is None or statistics is None or uses_other_outputs(graph, node):
         return None
-    gamma, beta, mean, var, eps = args[1], args[2], args[3], args[4], args[7]
+    gamma, beta, mean, var, eps = statistics
     weight, bias = inner.args[1], inner.args[2] if len(inner.args) > 2 else None
     if not isinstance(mean, Ref) or not isinstance(var, Ref) or not isinstance(weight, Ref):
         return None
@@ -94,6 +103,16 @@ def normalise(graph: Graph, node: Node) -> Edit | None:
         new_bias = chain.add("add.Tensor", new_bias, beta, shape_of=var)
     why = "in evaluation mode it is a fixed scale and shift per channel, which go into the weights and the bias"
     return _finish(node, inner, chain, new_weight, new_bias, why, "fold the batch norm into the convolution")
+
+
+def _statistics(node: Node) -> tuple[Argument, ...] | None:
+    """Weight, bias, running mean, running variance and epsilon of a batch norm in evaluation mode."""
+    name, args = base_name(node), node.args
+    if name == "_native_batch_norm_legit_no_training" and len(args) == 7:
+        return (*args[1:5], args[6])
+    if name == "batch_norm" and len(args) > 7 and args[5] is False:
+        return (*args[1:5], args[7])
+    return None
 
 
 def _is_ungrouped(convolution: Node) -> bool:

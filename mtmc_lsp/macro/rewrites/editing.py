@@ -85,6 +85,13 @@ def is_only_for(graph: Graph, name: str, reader: str) -> bool:
     return not is_returned(graph, name) and {node.name for node in readers(graph, name)} == {reader}
 
 
+def uses_other_outputs(graph: Graph, node: Node) -> bool:
+    """Whether anybody wants more than the first thing that a node returns."""
+    read = [ref for other in graph.nodes for ref in other.inputs()]
+    read += [ref for ref in graph.outputs if ref is not None] + [m.value for m in graph.mutations]
+    return any(ref.name == node.name and ref.index for ref in read)
+
+
 def dense(shape: tuple[Size, ...], dtype: str) -> TensorType:
     """A contiguous tensor."""
     return TensorType(shape, dtype, contiguous_stride(shape))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, escapes, made, made_by
+from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, escapes, made, made_by, uses_other_outputs
 
 IDEMPOTENT = frozenset("relu abs floor ceil trunc round sign".split())
 SAME_VALUES = frozenset("clone contiguous alias detach _to_copy to type_as lift_fresh_copy".split())
@@ -20,7 +20,7 @@ def _drop(graph: Graph, node: Node, source: Argument, why: str, text: str) -> Ed
     kind = graph.type_of(source)
     # The same strides too: a torch call that reads it may ask for dense rows.
     # The caller gets a tensor of its own, never an alias of an input or of another result.
-    if kind != node.type or _uses_other_outputs(graph, node) or escapes(graph, node.name):
+    if kind != node.type or uses_other_outputs(graph, node) or escapes(graph, node.name):
         return None
     return Edit(node.name, source, (), why, text)
 
@@ -96,13 +96,6 @@ def _order(node: Node) -> list[int] | None:
     return None
 
 
-def _uses_other_outputs(graph: Graph, node: Node) -> bool:
-    """Whether anybody wants more than the first thing that a node returns."""
-    read = [ref for other in graph.nodes for ref in other.inputs()]
-    read += [ref for ref in graph.outputs if ref is not None] + [m.value for m in graph.mutations]
-    return any(ref.name == node.name and ref.index for ref in read)
-
-
 def single(graph: Graph, node: Node) -> Edit | None:
     """A reduction of dimensions of size 1."""
     name = base_name(node)
@@ -120,7 +113,7 @@ def single(graph: Graph, node: Node) -> Edit | None:
     why, text = "one element is its own sum, mean and extremum", f"drop the {name} of a single element"
     if kind.shape == node.type.shape:
         return _drop(graph, node, source, why, text)
-    if _uses_other_outputs(graph, node) or escapes(graph, node.name) or kind.dtype != node.type.dtype:
+    if uses_other_outputs(graph, node) or escapes(graph, node.name) or kind.dtype != node.type.dtype:
         return None
     shape = tuple(size.constant if size.is_constant else size for size in node.type.shape)
     new = made(node, "element", "aten.reshape.default", (source, shape), node.type)

@@ -92,7 +92,7 @@ def render(
         if unit.plan is None or unit.region is None:
             launcher.torch_call(graph.node(unit.nodes[0]))
             continue
-        name = _kernel_name(program, unit, base, several)
+        name = _free(_kernel_name(program, unit, base, several), {kernel.name for kernel in kernels})
         for kernel in _write_kernels(program, unit.region, unit.plan, launcher, name, lines):
             launcher.launch(kernel)
             kernels.append(kernel)
@@ -176,6 +176,12 @@ def _base_name(qualname: str, source: str) -> str:
 def _kernel_name(program: Program, unit: Unit, base: str, several: bool) -> str:
     assert unit.region is not None
     return f"{base}_{identifier(value_name(program, unit.region.outputs[-1]))}_kernel" if several else f"{base}_kernel"
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """``name``, or with a number in front of ``_kernel`` where another kernel has it."""
+    choices = itertools.chain([name], (f"{name.removesuffix('_kernel')}_{n}_kernel" for n in itertools.count(2)))
+    return next(choice for choice in choices if choice not in taken)
 
 
 def _block(capture: Capture, limits: tuple[str, ...], base: str, kernels: list[Kernel], launcher: Launcher) -> str:

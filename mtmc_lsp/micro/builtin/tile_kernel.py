@@ -101,7 +101,10 @@ class TileWriter:
         self.columns_first = self.is_map and self.has_rows and bool(reduced) and config.get("order") == "columns"
         self.rows_per_program = int(config.get("rows", 1)) if self.has_rows else 1
         self.block = int(config.get("block", 1024))
-        self.loop = bool(config.get("loop", False)) and not self.is_map
+        if self.is_map and not self.has_rows:
+            # All axes run as one: the tile keeps its number of elements.
+            self.block *= int(config.get("rows", 1))
+        self.loop = bool(config.get("loop", False)) and not self.is_map and bool(reduced)
         self.loop = self.loop or region.kind is RegionKind.SCAN
         self.parameters = Parameters(program, buffers)
         self.lines: list[str] = []
@@ -295,17 +298,19 @@ class TileWriter:
             code = Code(f"{code.at(100)}.to(tl.int32)", "int32", code.rows, code.cols)
         elif not prim.fn.startswith("arg"):
             code = self.tile.cast(code, prim.dtype)
-        text = code.text
-        if not code.cols or (self.rows_per_program > 1 and not code.rows):
-            shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
-            text = (
-                f"tl.broadcast_to({text}, {shape})"
-                if code.cols or code.rows
-                else f"tl.full({shape}, {text}, {TRITON_DTYPES[code.dtype]})"
-            )
+        text = self._spread(code)
         if self.col_masked and not (neutral == "0.0" and self._zero_outside(source)):
             text = f"tl.where(col_mask, {text}, {neutral})"
         return text
+
+    def _spread(self, code: Code) -> str:
+        """The value over the whole tile."""
+        if code.cols and (code.rows or self.rows_per_program == 1):
+            return code.text
+        shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
+        if code.cols or code.rows:
+            return f"tl.broadcast_to({code.text}, {shape})"
+        return f"tl.full({shape}, {code.text}, {TRITON_DTYPES[code.dtype]})"
 
     def _zero_outside(self, name: str) -> bool:
         """Whether the value is certainly 0 in columns beyond the last: what was loaded there is 0."""
@@ -375,7 +380,7 @@ class TileWriter:
             top = self._provide(self.program.prims[prim.inputs[1]], self.tile.own_index(prim.inputs[1]))
             source = prim.inputs[0]
             value = self.tile.value(source, self.tile.own_index(source))
-            text = f"tl.exp({value.at(60)} - {top.text})"
+            text = self._spread(Code(f"tl.exp({value.at(60)} - {top.text})", prim.dtype, value.rows, value.cols))
             text = f"tl.where(col_mask, {text}, 0.0)" if self.col_masked else text
             self._set(prim, self._across("tl.sum", text), prim.dtype)
             return
@@ -510,7 +515,7 @@ class TileWriter:
                 *limits,
                 f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}",
             )
-        if not self.col_groups:
+        if not self.col_groups and self.is_map:
             constexprs.pop("BLOCK", None)
         return assemble(
             name,
