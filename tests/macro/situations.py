@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.actions.base import Situation
@@ -25,12 +26,14 @@ def schedule_of(candidate: Candidate) -> Schedule:
     return from_json(Schedule, candidate.schedule)
 
 
-def situation(capture: Capture, candidate: Candidate, *, measured: bool = False, strict: bool = True) -> Situation:
-    return Situation(capture.graph, schedule_of(candidate), SLOW, measured=measured, strict=strict)
+def situation(
+    capture: Capture, candidate: Candidate, *, measured: bool = False, strict: bool = True, device: Device = SLOW
+) -> Situation:
+    return Situation(capture.graph, schedule_of(candidate), device, measured=measured, strict=strict)
 
 
-def proposed(capture: Capture, candidate: Candidate, kind: ActionKind, *, measured: bool = False) -> list[MacroAction]:
-    found = proposals(situation(capture, candidate, measured=measured))
+def proposed(capture: Capture, candidate: Candidate, kind: ActionKind, *, device: Device = SLOW) -> list[MacroAction]:
+    found = proposals(situation(capture, candidate, device=device))
     return [action for action in found if action.kind is kind]
 
 

@@ -11,6 +11,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Step
+from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.cost import Cost
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import CannotFuse, Region, RegionKind, analyse, lines_of
@@ -124,6 +125,11 @@ def config_of(action: MacroAction) -> Mapping[str, int | str | bool]:
     if not isinstance(changes, Mapping) or not changes:
         raise IllegalAction(f"{action.kind.value}: the action has no configuration")
     return changes
+
+
+def current_config(program: Program, region: Region, plan: KernelPlan) -> Config:
+    """How a kernel runs now: its plan's configuration, or the first one where the plan leaves it open."""
+    return dict(plan.config) or default_config(program, region)
 
 
 def whole_numbers(action: MacroAction, changes: Mapping[str, object], *, powers: bool = True) -> None:

@@ -16,6 +16,7 @@ from mtmc_lsp.macro.actions.base import (
     IllegalAction,
     Situation,
     config_of,
+    current_config,
     kernel_of,
     kind_word,
     program_for,
@@ -24,7 +25,6 @@ from mtmc_lsp.macro.actions.base import (
     whole_numbers,
 )
 from mtmc_lsp.macro.actions.tuning import measured_choice
-from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.cost import programs_of
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import Region, RegionKind
@@ -50,7 +50,7 @@ class Persist:
         if set(changes) != {"persist"}:
             raise IllegalAction("persist: only the number of programs is to be chosen")
         whole_numbers(action, changes, powers=False)
-        config = {**default_config(program, region), **plan.config, **changes}
+        config = {**current_config(program, region, plan), **changes}
         _check(region, config)
         return schedule.with_kernel(KernelPlan(plan.nodes, config, plan.recomputed))
 
@@ -58,7 +58,7 @@ class Persist:
         """Where there are many programs; what it brings, only measuring tells."""
         program, device = situation.program, situation.device
         for plan, region in situation.kernels() if situation.measured else ():
-            config = {**default_config(program, region), **plan.config}
+            config = current_config(program, region, plan)
             if config.get("persist") or programs_of(program, region, config) < LEAST_WAVES * device.sm_count:
                 continue
             try:

@@ -16,6 +16,7 @@ from mtmc_lsp.macro.actions.base import (
     IllegalAction,
     Situation,
     config_of,
+    current_config,
     expected,
     kernel_of,
     kind_word,
@@ -24,7 +25,7 @@ from mtmc_lsp.macro.actions.base import (
     where,
     whole_numbers,
 )
-from mtmc_lsp.macro.configs import default_config, split_parts, split_product_parts
+from mtmc_lsp.macro.configs import split_parts, split_product_parts
 from mtmc_lsp.macro.cost import kernel_cost, programs_of
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import Region, RegionKind
@@ -49,7 +50,7 @@ class Split:
             raise IllegalAction(f"split: a {kind_word(region.kind)} kernel has no such parts")
         name, block = KEYS[region.kind]
         whole_numbers(action, {key: changes[key] for key in (name, "block", "warps") if key in changes})
-        config = {**default_config(program, region), **plan.config, **changes}
+        config = {**current_config(program, region, plan), **changes}
         most = region.columns.value(program.graph.sizes)
         if int(config[name]) > max(1, -(-most // int(config[block]))):
             raise IllegalAction(f"split: {config[name]} parts of {most} would leave some empty")
@@ -64,7 +65,7 @@ class Split:
 
     def _for(self, situation: Situation, program: Program, plan: KernelPlan, region: Region) -> Iterable[MacroAction]:
         name, _ = KEYS[region.kind]
-        config = {**default_config(program, region), **plan.config}
+        config = current_config(program, region, plan)
         if int(config.get(name, 1)) > 1:
             return
         if region.kind is RegionKind.REDUCE:

@@ -17,6 +17,7 @@ from mtmc_lsp.macro.actions.base import (
     IllegalAction,
     Situation,
     config_of,
+    current_config,
     kernel_of,
     kind_word,
     program_for,
@@ -24,7 +25,7 @@ from mtmc_lsp.macro.actions.base import (
     where,
     whole_numbers,
 )
-from mtmc_lsp.macro.configs import default_config, variants
+from mtmc_lsp.macro.configs import variants
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
@@ -51,7 +52,7 @@ class _Tuning:
         program = program_for(graph, schedule)
         region = region_of(program, plan)
         changes = config_of(action)
-        config = {**default_config(program, region), **plan.config}
+        config = current_config(program, region, plan)
         wrong = [name for name in changes if name not in self.keys or not self.has(region, config, name)]
         if wrong:
             word = kind_word(region.kind)
@@ -80,7 +81,7 @@ class _Tuning:
         """A few other values per kernel, to be measured."""
         program = situation.program
         for plan, region in situation.kernels() if situation.measured else ():
-            config = {**default_config(program, region), **plan.config}
+            config = current_config(program, region, plan)
             choices = [item for item in self.choices(situation, region, config) if item]
             _, place = where(program, region.nodes)
             name = f"the {kind_word(region.kind)} kernel of {place}"
@@ -108,7 +109,7 @@ def measured_choice(
 ) -> Iterator[MacroAction]:
     """One action that measures several configurations of a kernel; nothing where it was tried, or can bring nothing."""
     program = situation.program
-    cost = kernel_cost(program, region, plan.config or default_config(program, region), situation.device)
+    cost = kernel_cost(program, region, current_config(program, region, plan), situation.device)
     saved = share * (cost.us - situation.device.launch_us)
     tried = any(step.action.kind is kind and step.action.region == region.nodes for step in situation.history)
     if tried or not variants or saved < LEAST_US:
