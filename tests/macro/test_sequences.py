@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate
@@ -75,7 +75,10 @@ def replayed(capture: Capture, candidate: Candidate, action: MacroAction) -> Can
     return Candidate(again.id, again.parent, action, again.source, again.code, again.schedule, again.launches)
 
 
-SLOWLY = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+# Each case starts worker processes, so a failing one is not made smaller: the targets are small as they are.
+SLOWLY = settings(
+    deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+)
 
 
 @settings(SLOWLY, max_examples=25)
@@ -104,8 +107,6 @@ def test_any_sequence_of_proposed_actions_computes_what_the_user_wrote(
 def test_an_action_that_cannot_be_written_is_said_so(captured) -> None:
     text = "import torch\n# mtmc: x=f32[N] N=8\ndef f(x):\n    return torch.sort(x * 2.0)[0]\n"
     capture = captured(text, "f")
-    from mtmc_lsp.core.action import ActionKind
-
     with pytest.raises(CannotCode, match="stays a torch call"):
         BuiltinCoder().write(
             capture, start(capture, text), MacroAction(ActionKind.FUSE, ("mul", "sort"), (0, 0), {"config": {}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.micro.harness import fused, verified
-from tests.micro.test_kernels import COLUMNS, GROUP, LINEAR, LOSS, NORM, ROTARY, SCAN, SOFTMAX
+from tests.micro.test_kernels import COLUMNS, DROPOUT, GROUP, LINEAR, LOSS, NORM, ROTARY, SCAN, SOFTMAX
 
 TOTAL = """import torch
 # mtmc: x=f32[N,M] N=30 M=70
@@ -71,6 +71,7 @@ PERSISTENT = {
     "norm, several rows": (NORM, {"rows": 2, "block": 64, "persist": 2}),
     "norm, looped": (NORM, {"rows": 1, "block": 32, "loop": True, "persist": 4}),
     "elementwise": (ROTARY, {"rows": 4, "block": 16, "persist": 2}),
+    "elementwise over one axis": (DROPOUT, {"block": 64, "persist": 3}),
     "scan": (SCAN, {"rows": 2, "block": 16, "persist": 2}),
 }
 

@@ -96,8 +96,7 @@ def _check(region: Region, config: Config) -> None:
         raise IllegalAction("persist: attention's programs differ in length; the device shares them out better")
     if int(config.get("split", 1)) > 1 or int(config.get("split_k", 1)) > 1:
         raise IllegalAction("persist: a split kernel has few pieces for many programs already")
-    axes = region.kept[:-1] if region.kind is RegionKind.MAP else region.kept
-    if not axes:
+    if not region.kept:
         raise IllegalAction("persist: there are no rows to do one after another")
     if config.get("order") == "columns":
         raise IllegalAction("persist: the programs run along the columns first")

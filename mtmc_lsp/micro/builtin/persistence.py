@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from mtmc_lsp.core.protocols import CannotCode
 
 PROGRAM = "pid = tl.program_id(0)"
+PIECE = "tl.program_id(0).to(tl.int64)"
 
 
 def one_tile_after_another(lines: Sequence[str]) -> list[str]:
@@ -23,20 +24,18 @@ def one_tile_after_another(lines: Sequence[str]) -> list[str]:
     return [*shared, loop, *(f"    {line}" for line in rest)]
 
 
-def one_group_after_another(lines: Sequence[str], n_rows: str, rows: int) -> list[str]:
-    """The body of a tile kernel, whose first line sets the row (or rows), looped over rows.
+def one_group_after_another(lines: Sequence[str], pieces: str) -> list[str]:
+    """The body of a tile kernel, whose first line sets the row, rows or columns, looped over ``pieces`` of work.
 
-    Statements that no row takes part in come before the loop; a kernel never writes what it reads, so that is the same.
+    Statements that no piece takes part in come before the loop; a kernel never writes what it reads, so that is the same.
     """
     first, *rest = lines
-    if rows > 1:
-        loop = f"for group in range(tl.program_id(0).to(tl.int64), tl.cdiv({n_rows}, ROWS), tl.num_programs(0)):"
-        head = [first.replace("tl.program_id(0).to(tl.int64)", "group")]
-        varying = {"rows", "group"}
-    else:
-        loop = f"for row in range(tl.program_id(0).to(tl.int64), {n_rows}, tl.num_programs(0)):"
-        head, varying = [], {"row"}
-    before, inside = _parted(rest, varying)
+    name, _, index = first.partition(" = ")
+    head: list[str] = []
+    if index != PIECE:
+        head = [first.replace(PIECE, "group")]
+    loop = f"for {'group' if head else name} in range({PIECE}, {pieces}, tl.num_programs(0)):"
+    before, inside = _parted(rest, {name, "group"})
     return [*before, loop, *(f"    {line}" for line in [*head, *inside])]
 
 

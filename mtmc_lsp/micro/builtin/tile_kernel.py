@@ -54,9 +54,7 @@ def write_tile_kernel(
     writer = TileWriter(program, region, buffers, config, kept, reduced)
     body = writer.write()
     if config.get("persist"):
-        if not writer.has_rows:
-            raise CannotCode("one program cannot take one row after another where there are no rows")
-        body = one_group_after_another(body, writer.named_size(writer.n_rows, "n_rows"), writer.rows_per_program)
+        body = one_group_after_another(body, writer.pieces())
     return writer.finish(name, docstring, body)
 
 
@@ -179,6 +177,19 @@ class TileWriter:
         self._emit(f"cols = {start}tl.arange(0, BLOCK){wide}", True)
         if self.col_masked:
             self._emit(f"col_mask = cols < {self.named_size(self.n_cols, 'n_cols')}", True)
+
+    def pieces(self) -> str:
+        """How many pieces of work there are for programs to do one after another.
+
+        Raises:
+            CannotCode: there is but one.
+        """
+        if self.has_rows:
+            n_rows = self.named_size(self.n_rows, "n_rows")
+            return f"tl.cdiv({n_rows}, ROWS)" if self.rows_per_program > 1 else n_rows
+        if self.is_map and self.col_groups:
+            return f"tl.cdiv({self.named_size(self.n_cols, 'n_cols')}, BLOCK)"
+        raise CannotCode("one program does all of it already")
 
     def named_size(self, size: Size, name: str) -> str:
         """A size by a name of its own."""
