@@ -44,7 +44,8 @@ Out = Annotated[Optional[Path], typer.Option("--out", help="Where to write it; e
 
 def main() -> None:
     """Entry point of ``mtmc``."""
-    as_json = "--json" in sys.argv
+    own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
+    as_json = "--json" in own
     try:
         code = app(standalone_mode=False)
     except MtmcError as error:
@@ -194,6 +195,27 @@ def plan(spec: Spec, arch: Arch = None, python: Python = "", as_json: AsJson = F
     else:
         show_plan(console(), actions, device)
     return 0 if actions else 1
+
+
+@app.command()
+def record(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What to run: -- python train.py ...")],
+    target: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="FILE::NAME", help="Note this target alone; may be given several times."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Run a command and note how your functions are called with tensors: shapes and ranges, never data."""
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.text import console, show_recording
+    from mtmc_lsp.search.recording import record as run_recorded
+
+    recording = run_recorded(command, Path.cwd(), target or (), quiet=as_json)
+    if as_json:
+        print(document(**{name: getattr(recording, name) for name in ("command", "exit_code", "targets")}))
+    show_recording(console(stderr=True) if as_json else console(), recording)
+    return recording.exit_code or (0 if recording.targets else 1)
 
 
 @app.command()

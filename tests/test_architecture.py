@@ -18,6 +18,7 @@ FACES = {"__init__.py", "__main__.py", "cli.py"}
 IN_WORKER = {
     "worker.py",
     "capture/calls.py",
+    "capture/effects.py",
     "capture/exporting.py",
     "capture/in_worker.py",
     "capture/loading.py",
@@ -33,6 +34,8 @@ IN_WORKER = {
     "search/probe_in_worker.py",
 }
 """Files that run in the user's interpreter. Only these import torch, and whatever they import must be there or ours."""
+IN_USERS_PROGRAM = ["capture/hook/sitecustomize.py", "capture/recorder.py"]
+"""Files that ``mtmc record`` puts into the user's own program: they need the standard library alone."""
 HEAVY = {"torch", "triton", "numpy"}
 THERE = HEAVY | set(sys.stdlib_module_names) | {"__future__", "mtmc_lsp"}
 SCRIPTS = {"worker.py", "search/probe_in_worker.py"}
@@ -98,6 +101,11 @@ def test_a_worker_file_needs_only_what_the_user_has(name: str) -> None:
     for file in {name} | ours(name):
         tops = {module.split(".")[0] for module in imports(file)}
         assert tops <= THERE, f"{name} needs {tops - THERE} through {file}"
+
+
+@pytest.mark.parametrize("name", IN_USERS_PROGRAM)
+def test_what_runs_in_the_users_program_needs_the_standard_library_alone(name: str) -> None:
+    assert {module.split(".")[0] for module in imports(name)} <= set(sys.stdlib_module_names) | {"__future__"}
 
 
 def test_worker_files_import_where_nothing_of_ours_is_installed() -> None:

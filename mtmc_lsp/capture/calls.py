@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.core.errors import Location, MtmcError, OutOfMemory, RequestError, TargetRaises
+from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, TargetRaises, TargetUnsupported
 from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+
+NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
+"""How torch says that there is no GPU."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,12 @@ class Call:
 
 
 def resolve(module: ModuleType, qualname: str) -> Any:
-    """The object called ``qualname`` in the module."""
+    """The object called ``qualname`` in the module; what ``torch.compile`` made, as it was before."""
     item: Any = module
     for part in qualname.split("."):
         item = getattr(item, part)
+    while callable(getattr(item, "_torchdynamo_orig_callable", None)) and not isinstance(item, type):
+        item = item._torchdynamo_orig_callable
     return item
 
 
@@ -99,7 +105,7 @@ def build_call(module: ModuleType, workload: Workload, device: str, sizes: Mappi
             else getattr(instance, target.qualname.rpartition(".")[2])
         )
     positional = [value.to(device) if isinstance(value, torch.Tensor) else value for value in positional]
-    return _bound(function, instance, positional, named)
+    return _bound(function, instance, positional, named, target)
 
 
 def _values(arguments: Sequence[ArgumentSpec], sizes: Mapping[str, int], device: str, seed: int) -> dict[str, Any]:
@@ -109,12 +115,18 @@ def _values(arguments: Sequence[ArgumentSpec], sizes: Mapping[str, int], device:
     }
 
 
-def _bound(function: Any, instance: torch.nn.Module | None, positional: list[Any], named: dict[str, Any]) -> Call:
+def _bound(
+    function: Any, instance: torch.nn.Module | None, positional: list[Any], named: dict[str, Any], target: Target
+) -> Call:
     """Fill in defaults, so every value that the graph is built from is known by name."""
     signature = inspect.signature(function)
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise RequestError(f"the target takes *{parameter.name}", remedy="Name each argument.")
+            raise TargetUnsupported(
+                f"{target.qualname} takes any number of arguments, as *{parameter.name}",
+                where=Location(target.path, target.start_line),
+                remedy="Name each argument in its definition.",
+            )
     bound = signature.bind(*positional, **named)
     bound.apply_defaults()
     names = tuple(bound.arguments)
@@ -132,10 +144,24 @@ def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:
             where=Location(target.path, target.start_line),
             remedy="Make the sizes in the workload smaller.",
         )
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
-    line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
+    where = _user_line(error, target)
+    if any(words in str(error) for words in NO_CUDA):
+        return EnvironmentNotAble(
+            f"{target.qualname} asks for CUDA by itself {doing}, and there is no CUDA GPU here",
+            where=where,
+            remedy="Run this on a machine with a GPU, or make new tensors on the device of an argument (x.device).",
+        )
+    remedy = "Check the workload's shapes, dtypes and constants against what the code expects."
+    if isinstance(error, ModuleNotFoundError):
+        remedy = f"Install it for {sys.executable}, or name the interpreter that has it with --python."
     return TargetRaises(
         f"{target.qualname} raises {type(error).__name__} {doing}: {error}",
-        where=Location(target.path, line),
-        remedy="Check the workload's shapes, dtypes and constants against what the code expects.",
+        where=where,
+        remedy=remedy,
     )
+
+
+def _user_line(error: BaseException, target: Target) -> Location:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
+    line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
+    return Location(target.path, line)

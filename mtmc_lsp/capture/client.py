@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from mtmc_lsp.capture.records import recorded, recorded_workload
 from mtmc_lsp.core.errors import Location, NoWorkload
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.worker import Worker
@@ -23,27 +23,18 @@ def find_workload(path: str, text: bytes, target: Target, records: Path | None =
     found = parse_directive(text, target, path) or workload_from_annotations(text, target, path)
     if found is None and any(item.qualname == "get_inputs" for item in find_targets(text, path)):
         found = Workload(target, WorkloadSource.GET_INPUTS)
-    if found is None and records is not None and records.exists():
-        found = recorded_workload(target, records)
+    calls = recorded(target, records) if found is None and records is not None else None
+    if calls is not None:
+        found = recorded_workload(target, calls)
     if found is None:
+        seen = f": its {calls.count} recorded calls cannot be repeated, as {calls.calls[0].unusable}" if calls else ""
         raise NoWorkload(
-            f"no example inputs are known for {target.qualname}",
+            f"no example inputs are known for {target.qualname}{seen}",
             where=Location(path, target.start_line),
-            remedy=f"Add this line above it, with your own sizes:\n    {suggest_directive(text, target)}",
+            remedy=f"Add this line above it, with your own sizes:\n    {suggest_directive(text, target)}\n"
+            "  or record real calls: mtmc record -- python your_program.py",
         )
     return found
-
-
-def recorded_workload(target: Target, records: Path) -> Workload | None:
-    """The most frequent recorded call of the target."""
-    best: Workload | None = None
-    most = 0
-    for line in records.read_text().splitlines():
-        record = json.loads(line)
-        if record["path"] == target.path and record["qualname"] == target.qualname and record["count"] > most:
-            most = record["count"]
-            best = from_json(Workload, {**record["workload"], "target": to_json(target)})
-    return best
 
 
 def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: float) -> Capture:
@@ -57,5 +48,9 @@ def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: fl
         (1, source.count(b"\n") + 1) if target.kind is not TargetKind.FUNCTION else (target.start_line, target.end_line)
     )
     variables = assigned_names(source, first, last)
-    request = {"workload": to_json(workload), "variables": {str(line): name for line, name in variables.items()}}
+    request = {
+        "workload": to_json(workload),
+        "variables": {str(line): name for line, name in variables.items()},
+        "source": source.decode(),
+    }
     return from_json(Capture, worker.call("capture.capture", request, timeout_s))

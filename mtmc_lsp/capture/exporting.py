@@ -15,6 +15,7 @@ import torch.fx.proxy
 from torch.export import Dim, export
 from torch.export.graph_signature import OutputKind
 
+from mtmc_lsp.capture.expanding import expansions
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
@@ -121,20 +122,20 @@ def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, 
     with _recording_lines(target.path), torch.no_grad():
         try:
             exported = export(_Flat(function), tensors, dynamic_shapes=(shapes,), strict=False)
-            return exported.run_decompositions({})
+            return exported.run_decompositions(expansions())
         except Exception as error:
-            raise _export_error(error, target) from error
+            raise export_error(error, target) from error
 
 
-def _export_error(error: Exception, target: Target) -> TargetUnsupported:
-    """What stopped the export, at the user's line."""
+def export_error(error: Exception, target: Target) -> TargetUnsupported:
+    """What stopped a target from being traced, at the user's line."""
     import traceback
 
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
     line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
     text = f"{type(error).__name__}: {error}"
     where = Location(target.path, line)
-    if "data-dependent" in text or "DataDependent" in text or "_local_scalar_dense" in text:
+    if any(word in text for word in ("data-dependent", "DataDependent", "_local_scalar_dense", "DynamicOutputShape")):
         return TargetUnsupported(
             f"{target.qualname} decides by the values of a tensor, so it is no single graph",
             where=where,
@@ -165,6 +166,8 @@ class _Reader:
                 where=Location(target.path, target.start_line),
                 remedy="Pass it as an argument, or register it as a buffer of the module.",
             )
+        self.taken = {item.name for item in inputs}
+        """Names of inputs and nodes: an operator may be called as an argument is."""
         self.symbols_at: dict[tuple[int, int], set[str]] = {}
         self.names: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
@@ -188,6 +191,17 @@ class _Reader:
                     self.names[symbol] = wanted
                 if isinstance(size, torch.SymInt) and len(symbols) == 1 and str(size.node.expr) in symbols:
                     self.sizes.setdefault(self.names[next(iter(symbols))], int(item.value.shape[d]))
+        # Steps over memory that no size explains, as those of a slice, are sizes of their own.
+        for node, item in zip(self.placeholders, self.inputs, strict=True):
+            for d, stride in enumerate(node.meta["val"].stride()):
+                for symbol in _symbols(stride) - set(self.names):
+                    if str(stride.node.expr) == symbol:
+                        name = f"{item.name}_stride{d}"
+                        while name in taken:
+                            name += "_"
+                        taken.add(name)
+                        self.names[symbol] = name
+                        self.sizes[name] = int(item.value.stride(d))
 
     def awkward_symbols(self) -> set[str]:
         """Symbols in sizes or guards that are no polynomials: divisions, remainders, maxima."""
@@ -299,9 +313,13 @@ class _Reader:
             references[node.name] = None
             return None
         tensors = list(value if isinstance(value, (tuple, list)) else [value])
-        references[node.name] = Ref(node.name)
+        name = node.name
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        references[node.name] = Ref(name)
         return Node(
-            name=node.name,
+            name=name,
             op=str(node.target),
             args=tuple(self._argument(item, references) for item in node.args),
             kwargs={

@@ -2,71 +2,79 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
-from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from mtmc_lsp.capture.calls import Call, build_call, user_error
-from mtmc_lsp.capture.exporting import InputTensor, export_graph
+from mtmc_lsp.capture.effects import Snapshot, is_random, refuse_random, watching_attributes
+from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
-from mtmc_lsp.core.graph import Graph, InputKind
+from mtmc_lsp.core.graph import Graph, InputKind, Node
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
 """Above this many input elements the CPU does not run the target in capture: verification runs it, on reduced sizes."""
 
-RANDOM_OPS = ("dropout", "rand", "bernoulli", "normal", "multinomial", "exponential")
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides."""
 
 
 def capture(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"workload": ..., "variables": {line: name}}`` to a :class:`Capture`."""
+    """``{"workload": ..., "variables": {line: name}, "source": text}`` to a :class:`Capture`.
+
+    The text is the file's without what an earlier run put in.
+    """
     workload = from_json(Workload, request["workload"])
     variables = {int(line): name for line, name in request["variables"].items()}
     device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
-    from pathlib import Path
-
-    module = _load(workload.target)
+    module = _load(workload.target, request.get("source"))
     call = _build(module, workload, device)
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     structure = "tensor"
+    returned: list[Layout | None] = []
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
-        structure = _run_eagerly(call, inputs, workload.target)
-    reads: dict[str, object] = {}
-    with _recording_attribute_reads(call.instance, reads):
+        structure, returned = _run_eagerly(module, call, inputs, workload.target)
+    with watching_attributes(call.instance, workload.target.path) as watched:
         graph, notes = export_graph(_flat_function(call, inputs), inputs, workload.target, variables)
-        structure = _structure(call, inputs) or structure
-    constants = _constants(call, reads, workload.target)
+        traced, flops = _structure(call, inputs, workload.target)
+        structure = traced or structure
+    watched.refuse_writes(workload.target)
+    refuse_random(graph, workload.target)
+    notes += _gradient_notes(workload)
+    constants = _constants(call, watched.reads, workload.target)
     graph = replace(graph, constants=constants, returns=structure, fp32_matmul=_fp32_matmul())
-    graph = _without_unused_inputs(graph)
+    graph = _without_unused_inputs(_without_dead_nodes(_laid_out_as(graph, returned)))
     _check_graph(graph, workload.target)
     result = Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
         graph=graph,
         arguments=_arguments(call, inputs),
         environment=environment(),
-        flops=0.0,
+        flops=flops,
         bytes=_bytes(graph),
         module_name=module_name(Path(workload.target.path)),
         variable_sizes=_variable_sizes(graph, _arguments(call, inputs), workload),
-        uses_random=any(word in node.op for node in graph.nodes for word in RANDOM_OPS),
+        uses_random=any(is_random(node.op) for node in graph.nodes),
     )
     data: dict[str, Any] = to_json(result)
     return data
 
 
-def _load(target: Target) -> Any:
+def _load(target: Target, source: str | None) -> Any:
     try:
-        return load_user_module(target.path)
+        return load_user_module(target.path, source, in_place=True)
     except SyntaxError as error:
         where = Location(error.filename or target.path, error.lineno or 0)
         raise SourceSyntaxError(f"the file does not parse: {error.msg}", where=where, remedy="Mend it first.") from None
@@ -158,11 +166,30 @@ def _flat_function(call: Call, inputs: list[InputTensor]) -> Any:
     return flat
 
 
-def _run_eagerly(call: Call, inputs: list[InputTensor], target: Target) -> str:
-    """Run the target twice: it must not raise, must return tensors, and must return the same again."""
-    runs = []
+def _gradient_notes(workload: Workload) -> tuple[str, ...]:
+    names = [spec.name for spec in workload.arguments if spec.tensor is not None and spec.tensor.requires_grad]
+    if not names:
+        return ()
+    return (
+        f"gradients are asked for {', '.join(names)}: the Triton version is forward only; calls that record gradients "
+        "keep running the original code, so training is as before and only calls under torch.no_grad() get faster",
+    )
+
+
+def _run_eagerly(
+    module: ModuleType, call: Call, inputs: list[InputTensor], target: Target
+) -> tuple[str, list[Layout | None]]:
+    """Run the target twice: it must not raise, must return tensors, and must return the same again.
+
+    Returns:
+        How its results are put together, and the shape and strides of each.
+    """
+    runs: list[Any] = []
+    before = None
     try:
         for _ in range(2):
+            # What the first call alone changes is a cache, as a table of positions is.
+            before = Snapshot(module, call.instance) if runs else None
             torch.manual_seed(0)
             tensors = tuple(item.value.clone(memory_format=torch.preserve_format) for item in inputs)
             with torch.no_grad():
@@ -180,7 +207,34 @@ def _run_eagerly(call: Call, inputs: list[InputTensor], target: Target) -> str:
                 where=Location(target.path, target.start_line),
                 remedy="Draw random numbers from torch's generator, and keep no state between calls.",
             )
-    return structure
+    assert before is not None
+    before.refuse_changes(target)
+    return structure, [None if t is None else (tuple(t.shape), t.stride()) for t in _tensors_of(runs[0])]
+
+
+def _laid_out_as(graph: Graph, returned: list[Layout | None]) -> Graph:
+    """The graph with results laid out as the target laid them out.
+
+    Where a dimension of size 1 leaves the order of dimensions open, the export may settle it otherwise than eager code does.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    for ref, seen in zip(graph.outputs, returned, strict=False):
+        if ref is None or seen is None or ref.name not in nodes:
+            continue
+        node = nodes[ref.name]
+        kind = node.outputs[ref.index]
+        own = [stride.value(graph.sizes) for stride in kind.stride]
+        if all(a == b or size == 1 for size, a, b in zip(seen[0], own, seen[1], strict=True)):
+            continue
+        inner_first = sorted(range(len(own)), key=lambda dim: (seen[1][dim], seen[0][dim], -dim))
+        stride = list(kind.stride)
+        below = Size.of(1)
+        for dim in inner_first:
+            stride[dim], below = below, below * kind.shape[dim]
+        outputs = list(node.outputs)
+        outputs[ref.index] = replace(kind, stride=tuple(stride))
+        nodes[ref.name] = replace(node, outputs=tuple(outputs))
+    return replace(graph, nodes=tuple(nodes[node.name] for node in graph.nodes))
 
 
 def _nearly_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -201,58 +255,32 @@ def _structure_of(value: Any, target: Target) -> str:
     items = list(value) if type(value) in (tuple, list) else []
     if any(item is not None for item in items) and all(i is None or isinstance(i, torch.Tensor) for i in items):
         return type(value).__name__
-    kind = "nothing" if value is None else f"a {type(value).__name__}"
+    other = [type(item).__name__ for item in items if item is not None and not isinstance(item, torch.Tensor)]
+    kind = "nothing" if value is None else f"a {type(value).__name__}{f' with a {other[0]} in it' if other else ''}"
     raise TargetUnsupported(
-        f"{target.qualname} returns {kind}; there is nothing to verify",
+        f"{target.qualname} returns {kind}, which cannot be verified",
         where=Location(target.path, target.start_line),
         remedy="Return a tensor, or a tuple or list of tensors.",
     )
 
 
-def _structure(call: Call, inputs: list[InputTensor]) -> str:
-    """The structure of the result, found on tensors without data, for targets that were not run."""
+def _structure(call: Call, inputs: list[InputTensor], target: Target) -> tuple[str, float]:
+    """The structure of the result and the work of a call, found on tensors without data, for targets that were not run."""
     if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
-        return ""
+        return "", 0.0
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    counter = FlopCounterMode(display=False)
     with mode, torch.no_grad():
         tensors = tuple(mode.from_tensor(item.value) for item in inputs)
-        value = _flat_function(call, inputs)(*tensors)
-    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-@contextlib.contextmanager
-def _recording_attribute_reads(instance: torch.nn.Module | None, reads: dict[str, object]) -> Iterator[None]:
-    """Note every plain Python value that the modules read from themselves: the graph holds only for these values."""
-    if instance is None:
-        yield
-        return
-    originals = {name: (module, type(module)) for name, module in instance.named_modules()}
-    for name, (module, kind) in originals.items():
-        access = "self." + name if name else "self"
-        access = ".".join(part if not part.isdigit() else f"[{part}]" for part in access.split(".")).replace(".[", "[")
-        module.__class__ = _recording_class(kind, access, reads)
-    try:
-        yield
-    finally:
-        for module, kind in originals.values():
-            module.__class__ = kind
-
-
-def _recording_class(kind: type, access: str, reads: dict[str, object]) -> type:
-    def __getattribute__(self: Any, name: str) -> Any:
-        value = super(type(self), self).__getattribute__(name)
-        if not name.startswith("_") and isinstance(value, (bool, int, float, str, tuple, type(None))):
-            own = object.__getattribute__(self, "__dict__")
-            if name in own and name not in ("dump_patches", "call_super_init"):
-                plain = list(value) if isinstance(value, tuple) else value
-                if not isinstance(plain, list) or all(isinstance(item, (bool, int, float, str)) for item in plain):
-                    reads[f"{access}.{name}"] = plain
-        return value
-
-    recorder: type = type(kind.__name__, (kind,), {"__getattribute__": __getattribute__, "__module__": kind.__module__})
-    return recorder
+        try:
+            with counter:
+                value = _flat_function(call, inputs)(*tensors)
+        except Exception as error:
+            raise export_error(error, target) from error
+    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__, float(counter.get_total_flops())
 
 
 def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:
@@ -288,10 +316,24 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
     return tuple(arguments)
 
 
+def _without_dead_nodes(graph: Graph) -> Graph:
+    """Without what no result needs, such as what only an assertion looked at. Random numbers are drawn all the same."""
+    wanted = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.name in wanted or is_random(node.op):
+            kept.append(node)
+            wanted |= {ref.name for ref in node.inputs()}
+    return replace(graph, nodes=tuple(reversed(kept)))
+
+
 def _without_unused_inputs(graph: Graph) -> Graph:
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
     used |= {ref.name for ref in graph.outputs if ref is not None} | {m.input for m in graph.mutations}
-    return replace(graph, inputs=tuple(item for item in graph.inputs if item.name in used))
+    inputs = tuple(item for item in graph.inputs if item.name in used)
+    # The sizes of a parameter that is not read are none of the graph's.
+    read = {name for item in inputs for size in item.type.shape for name in size.symbols()}
+    return replace(graph, inputs=inputs, sizes={name: size for name, size in graph.sizes.items() if name in read})
 
 
 def _check_graph(graph: Graph, target: Target) -> None:
@@ -310,7 +352,8 @@ def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workl
     for argument in arguments:
         if argument.high is not None and argument.high > 1 and argument.name not in tied:
             pinned |= {name for name, value in graph.sizes.items() if value > argument.high}
-    return tuple(name for name in graph.sizes if name not in pinned)
+    in_shapes = {name for item in graph.inputs for size in item.type.shape for name in size.symbols()}
+    return tuple(name for name in graph.sizes if name in in_shapes and name not in pinned)
 
 
 def _bytes(graph: Graph) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import linecache
 import sys
 import tempfile
 from pathlib import Path
@@ -12,13 +13,17 @@ from types import ModuleType
 from mtmc_lsp.capture.loading_paths import module_name, package_of, project_root
 
 
-def load_user_module(path: str, source: str | None = None, as_name: str | None = None) -> ModuleType:
+def load_user_module(
+    path: str, source: str | None = None, as_name: str | None = None, *, in_place: bool = False
+) -> ModuleType:
     """Run the file (or another text in its place) as a module, never as ``__main__``.
 
     Args:
         path: the user's file; relative imports and ``__file__`` are as for it.
         source: text to run instead; it is put into a real file, because Triton reads a kernel's source back.
         as_name: name in ``sys.modules``; the file's own name by default.
+        in_place: whether the text stands for the file itself: what it raises names the user's file. At most one text of a
+            file can do so in a process.
     """
     file = Path(path).resolve()
     package, folder = package_of(file)
@@ -29,7 +34,9 @@ def load_user_module(path: str, source: str | None = None, as_name: str | None =
         importlib.import_module(package)
     name = as_name or module_name(file)
     location = file
-    if source is not None:
+    if source is not None and source.encode() == file.read_bytes():
+        source = None
+    if source is not None and not in_place:
         location = Path(tempfile.mkdtemp(prefix="mtmc-")) / file.name
         location.write_bytes(source.encode("utf-8"))
     spec = importlib.util.spec_from_file_location(name, location)
@@ -38,5 +45,10 @@ def load_user_module(path: str, source: str | None = None, as_name: str | None =
     module.__file__ = str(file)
     module.__package__ = package
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    if source is not None and in_place:
+        # Without a time of change it is never read anew, and Triton finds the text of kernels in it.
+        linecache.cache[str(file)] = (len(source), None, source.splitlines(keepends=True), str(file))
+        exec(compile(source.encode(), str(file), "exec", dont_inherit=True), module.__dict__)
+    else:
+        spec.loader.exec_module(module)
     return module

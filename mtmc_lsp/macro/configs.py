@@ -8,6 +8,7 @@ that do one piece of work after another) and ``order`` (``columns``: an elementw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
@@ -20,7 +21,7 @@ from mtmc_lsp.macro.regions import Region, RegionKind
 Config = dict[str, "int | str | bool"]
 
 WHOLE_ROW_LIMIT = 16384
-"""Columns up to which a row is held at once."""
+"""Columns up to which a row is held at once; twice as many where it is the only tensor that is walked along them."""
 
 
 def next_power_of_two(number: int) -> int:
@@ -31,9 +32,9 @@ def next_power_of_two(number: int) -> int:
 def default_config(program: Program, region: Region) -> Config:
     """A sound first configuration for the workload's sizes."""
     if region.kind is RegionKind.MATMUL:
-        return _product_config(program, region)
+        return product_config(program, region)
     if region.kind is RegionKind.ATTENTION:
-        return {"block_m": 128, "block_n": 64, "warps": 8, "stages": 3}
+        return _attention_config(program, region)
     sizes = program.graph.sizes
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
@@ -46,8 +47,9 @@ def default_config(program: Program, region: Region) -> Config:
     whole = next_power_of_two(columns)
     if region.kind is RegionKind.SCAN:
         return {"rows": 1, "block": min(whole, 1024), "loop": True, "warps": 4, "stages": 2}
-    if whole > WHOLE_ROW_LIMIT:
-        return _shared_out(program, region, {"rows": 1, "block": 4096, "loop": True, "warps": 8, "stages": 2})
+    if whole > WHOLE_ROW_LIMIT * (2 if _walked(region) == 1 else 1):
+        block, warps = (8192, 16) if _walked(region) == 1 else (4096, 8)
+        return _shared_out(program, region, {"rows": 1, "block": block, "loop": True, "warps": warps, "stages": 2})
     rows = max(1, min(16, 1024 // whole))
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
 
@@ -96,28 +98,62 @@ def split_product_parts(program: Program, region: Region, config: Mapping[str, i
 
 def _warps(elements: int) -> int:
     """Warps so that each thread holds about 16 elements."""
-    return max(1, min(16, next_power_of_two(elements // 512)))
+    return max(1, min(32 if elements > WHOLE_ROW_LIMIT else 16, next_power_of_two(elements // 512)))
 
 
-def _product_config(program: Program, region: Region) -> Config:
+def _walked(region: Region) -> int:
+    """Tensors that the region reads along its rows, what all rows share not counted."""
+    reduced, kept = set(region.reduced), set(region.kept)
+    axes = [set(region.table.all_axes(name)) for name in region.inputs]
+    return sum(1 for own in axes if own & reduced and own & kept)
+
+
+SPLIT = "fp16x3"
+"""The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
+
+CORE_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64))
+"""Tiles for half-precision operands, largest first."""
+BUSY = 100
+"""Programs below which a smaller tile is taken, so that no large part of the device idles."""
+
+
+def product_config(program: Program, region: Region, precision: str = "ieee") -> Config:
+    """A first configuration of a matrix product.
+
+    Args:
+        program: what the region is a part of.
+        region: one with a product.
+        precision: the mode for fp32 operands, where the user's own code does not run TF32.
+    """
     prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
     operand = program.prims[prim.inputs[0]].dtype
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
-    sizes = program.graph.sizes
-    m, n = prim.shape[-2].value(sizes), prim.shape[-1].value(sizes)
-    block_m = min(128, max(16, next_power_of_two(m)))
-    block_n = min(256 if half else 128, max(16, next_power_of_two(n)))
-    precision = "native" if half else program.graph.fp32_matmul
-    config: Config = {
-        "block_m": block_m,
-        "block_n": block_n,
-        "block_k": 64 if half else 32,
-        "group_m": 8,
-        "warps": 8 if block_m * block_n >= 128 * 128 else 4,
-        "stages": 3,
-        "precision": precision,
-    }
+    own = program.graph.fp32_matmul
+    mode = "native" if half else (precision if own == "ieee" and operand == "float32" else own)
+    *batch, m, n = (size.value(program.graph.sizes) for size in prim.shape)
+    if half or mode == SPLIT:
+        block_m, block_n, block_k, warps = _tensor_core_tile(m, n, math.prod(batch))
+    else:
+        block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
+        block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
+    tile: Config = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "group_m": 8}
+    config: Config = {**tile, "warps": warps, "stages": 3, "precision": mode}
     return {**config, **split_product_parts(program, region, config)}
+
+
+def _tensor_core_tile(m: int, n: int, batch: int) -> tuple[int, int, int, int]:
+    """The largest tile, cut to the result's size, that keeps the device busy; else the smallest."""
+    tiles = [(min(a, max(16, next_power_of_two(m))), min(b, max(16, next_power_of_two(n)))) for a, b in CORE_TILES]
+    tall, wide = next((t for t in tiles if -(-m // t[0]) * -(-n // t[1]) * batch >= BUSY), tiles[-1])
+    return tall, wide, 64, 8 if tall * wide >= 128 * 128 else 4
+
+
+def _attention_config(program: Program, region: Region) -> Config:
+    """Four warps suffice for small heads; larger ones need eight to hold the accumulator."""
+    products = [program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL]
+    head = max(prim.shape[-1].value(program.graph.sizes) for prim in products[1:])
+    tall, warps = (64, 4) if head <= 64 else (128, 8)
+    return {"block_m": tall, "block_n": 64, "warps": warps, "stages": 3}
 
 
 def _strided_columns(program: Program, region: Region) -> bool:
@@ -234,6 +270,7 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
                 (8192, 16),
                 (8192, 8),
                 (16384, 16),
+                (16384, 32),
             ]
             if block < whole
         ]
@@ -242,8 +279,11 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
 
 def _product_variants(config: Mapping[str, int | str | bool]) -> list[Config]:
     shapes = [
-        (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 4, 4),
-        (128, 128, 128, 8, 2), (64, 256, 64, 8, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4),
-        (128, 128, 32, 4, 4), (64, 64, 32, 4, 5),
+        (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4), (128, 128, 64, 8, 4),
+        (128, 128, 64, 8, 3), (128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (128, 256, 32, 8, 5), (64, 256, 64, 8, 4),
+        (64, 128, 64, 4, 4), (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (32, 64, 64, 4, 5),
     ]  # fmt: skip
+    if config["precision"] in ("ieee", "tf32"):
+        # Operands of four bytes: the same shared memory holds half of K.
+        shapes = [(m, n, k // 2, w, s) for m, n, k, w, s in shapes]
     return [{"block_m": m, "block_n": n, "block_k": k, "warps": w, "stages": s} for m, n, k, w, s in shapes]

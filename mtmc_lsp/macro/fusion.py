@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
-from mtmc_lsp.macro.configs import default_config
-from mtmc_lsp.macro.cost import VIEWS, ZERO, Cost, kernel_cost, matmul_flops, torch_cost
+from mtmc_lsp.macro.configs import default_config, product_config
+from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.macro.prims import PrimOp, Program
-from mtmc_lsp.macro.regions import CannotFuse, Region, RegionKind, analyse
+from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse
 from mtmc_lsp.macro.schedule import Schedule
 
 
@@ -191,10 +191,9 @@ class FusionSearch:
         for kernel in self.schedule.kernels:
             if set(kernel.nodes) <= set(region.nodes) and self._kind_of(kernel.nodes) is region.kind and kernel.config:
                 return dict(kernel.config)
-        config = default_config(self.program, region)
-        if region.kind is RegionKind.MATMUL and config["precision"] == "ieee":
-            config["precision"] = self.precision
-        return config
+        if region.kind is RegionKind.MATMUL:
+            return product_config(self.program, region, self.precision)
+        return default_config(self.program, region)
 
     def _kind_of(self, nodes: Iterable[str]) -> RegionKind | None:
         region = self._region(frozenset(nodes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_float
@@ -15,6 +15,10 @@ INTERPRETER_ELEMENTS = 60_000
 """Elements of all inputs that one interpreted run may have, about a second of it."""
 INTERPRETER_PRODUCT = 2.0e6
 """Multiply-adds that one interpreted run may have."""
+VALUES_ELEMENTS = 1 << 24
+"""Elements of a graph's tensors above which a GPU tries distributions of values on smaller sizes."""
+LEAST_PART = 130
+"""Down to which sizes are then made smaller: more than one block of any kernel."""
 LARGER_BYTES = 8.0e9
 """Workloads that move more than this are not verified on larger sizes as well: they may not fit."""
 CPU_WORK = 2.0e11
@@ -75,10 +79,9 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int) -> tup
         empty = {**other, variable[0]: 0}
         larger = {**base, **{name: (base[name] + base[name] // 4) | 1 for name in variable}}
         plans += [(base, "normal"), (odd, "normal"), (small, "normal"), (other, "mixed")]
-        # What values do does not hang on the size, so the slow interpreter gets them in a quarter of it.
-        part = (
-            {**base, **{name: _odd(-(-base[name] // 2), i) for i, name in enumerate(variable)}} if interpreted else odd
-        )
+        # What values do does not hang on the size, so they are tried on small ones.
+        less = {name: -(-base[name] // 2) for name in variable} if interpreted else _smaller(graph, base, variable)
+        part = {**base, **{name: _odd(less[name], i) for i, name in enumerate(variable)}}
         plans += [(part, d) for d in ("uniform", "tiny", "mixed", "constant", "large")] + [(empty, "normal")]
         if not (_too_large(graph, larger, 2.0) if interpreted else capture.bytes > LARGER_BYTES):
             plans.append((larger, "normal"))
@@ -111,6 +114,22 @@ def _odd(value: int, position: int) -> int:
 
 def _allowed(graph: Graph, sizes: Mapping[str, int]) -> bool:
     return all(bool(eval(text, {"__builtins__": {}}, dict(sizes))) for text in graph.conditions)
+
+
+def _smaller(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
+    """Variable sizes halved, the largest first, until a GPU needs no time for copying; never below two tiles."""
+    sizes = dict(base)
+    while _elements(graph, sizes) > VALUES_ELEMENTS:
+        largest = max(variable, key=lambda name: sizes[name])
+        if sizes[largest] <= LEAST_PART:
+            break
+        sizes[largest] = max(LEAST_PART, math.ceil(sizes[largest] / 2))
+    return sizes
+
+
+def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
+    kinds = [item.type for item in graph.inputs] + [kind for node in graph.nodes for kind in node.outputs]
+    return sum(kind.numel.value(sizes) for kind in kinds)
 
 
 def reduced_sizes(capture: Capture) -> dict[str, int]:

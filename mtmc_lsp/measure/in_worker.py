@@ -19,12 +19,21 @@ from mtmc_lsp.measure.running import (
     LaunchCount,
     copies,
     device_for,
+    is_interpreted,
+    mend_interpreter,
     module_of,
     own_text,
     poison_new_memory,
     run_case,
     same_bits,
 )
+
+
+def start(request: dict[str, Any]) -> dict[str, Any]:
+    """Import torch and start the GPU's context, so that the first request need not wait for it."""
+    if request["gpu"] and torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
+    return {}
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +150,8 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     case = request["case"]
     device = device_for(capture, case["kind"])
     poison_new_memory()
+    if is_interpreted():
+        mend_interpreter()
     try:
         module = module_of(capture, own_text(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:

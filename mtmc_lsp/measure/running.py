@@ -47,9 +47,8 @@ def module_of(capture: Capture, own: str, candidate: str | None, widened: bool) 
     path = capture.workload.target.path
     if (path, text) not in _modules:
         name = capture.module_name if candidate is None else f"{capture.module_name}__candidate{len(_modules)}"
-        on_disk = Path(path).read_bytes().decode("utf-8")
-        # Read from its own place wherever possible, so that what the user's code raises names their file.
-        _modules[path, text] = load_user_module(path, None if text == on_disk else text, name)
+        # The user's own text stands in its own place, so that what it raises names their file.
+        _modules[path, text] = load_user_module(path, text, name, in_place=candidate is None)
     return _modules[path, text]
 
 
@@ -134,6 +133,27 @@ def poison_new_memory() -> None:
     if not torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def mend_interpreter() -> None:
+    """Make Triton's interpreter spread the truth of a scalar comparison over a tile as truth values.
+
+    It notes the operands' type for the result, so ``(loaded_float != 0) & mask`` would be an operation on floats.
+    """
+    import numpy
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    original = InterpreterBuilder.create_splat
+    if original.__module__ == __name__:
+        return
+
+    def create_splat(self: Any, kind: Any, value: Any) -> Any:
+        if value.data.dtype == numpy.bool_:
+            return TensorHandle(numpy.full(kind.shape, value.data, dtype=numpy.bool_), tl.int1)
+        return original(self, kind, value)
+
+    InterpreterBuilder.create_splat = create_splat
 
 
 class LaunchCount:

@@ -15,12 +15,15 @@ from mtmc_lsp.core.results import CompileReport, Device, Ratio, Timing, Verdict
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.doctor import Finding
+from mtmc_lsp.search.recording import Recording
 from mtmc_lsp.search.store import RunRecord
 
 STYLE = {StepStatus.ACCEPTED: "green", StepStatus.REJECTED: "yellow", StepStatus.FAILED: "red"}
 MARK = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}
 WIDE = 200
 """Columns of a table that goes to a file or a pipe."""
+SHOWN_CALLS = 3
+"""Kinds of calls that are shown of each recorded target."""
 DIFF_STYLE = {"+": "green", "-": "red", "@": "cyan"}
 
 
@@ -170,6 +173,27 @@ def headline(result: RunResult) -> str:
     if result.status is RunStatus.INCORRECT:
         return "incorrect: no step could be verified, so the file stays as it is"
     return "no gain: nothing was faster than what you have, so the file stays as it is"
+
+
+def show_recording(out: Console, recording: Recording) -> None:
+    """What a recorded command called, the most called first."""
+    out.print()
+    for target in recording.targets:
+        name = f"{Path(target.path).name}::{target.qualname}"
+        kinds = f"{len(target.calls)} kinds of them" if len(target.calls) > 1 else "all alike"
+        out.print(Text(name, style="bold"), Text(f" {target.count} calls, {kinds}", style="dim"))
+        for call in target.calls[:SHOWN_CALLS]:
+            out.print(Text(f"  {call.count:6}  {call.directive if not call.unusable else call.unusable}"))
+        if len(target.calls) > SHOWN_CALLS or target.others:
+            out.print(Text(f"          and {target.count - sum(c.count for c in target.calls[:SHOWN_CALLS])} more"))
+    if recording.exit_code:
+        out.print(f"the command ended with exit code {recording.exit_code}; what it did before is kept")
+    if recording.targets:
+        out.print("these calls are used where a target has no directive: mtmc optimize FILE::NAME")
+    elif not recording.python_seen:
+        out.print("nothing was recorded: no Python ran, or it was told to ignore PYTHONPATH (-E, -I) or site (-S)")
+    else:
+        out.print("nothing was recorded: no function of this project was called with a tensor")
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:

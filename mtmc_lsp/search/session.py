@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.loading_paths import project_root
+from mtmc_lsp.capture.records import RECORDS
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.protocols import State
@@ -103,7 +104,7 @@ def capture_target(opened: Opened) -> Capture:
     path = str(opened.request.path)
     plain = opened.plain
     target = find_target(plain, path, opened.target.qualname)
-    workload = find_workload(path, plain, target, opened.root / ".mtmc" / "records.jsonl")
+    workload = find_workload(path, plain, target, opened.root / ".mtmc" / RECORDS)
     with Worker(opened.request.python, cwd=str(opened.root)) as worker:
         return run_capture(workload, plain, worker, CAPTURE_SECONDS)
 
@@ -111,7 +112,9 @@ def capture_target(opened: Opened) -> Capture:
 def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
     """The first step's choices, best first, and the device they are estimated for; nothing is written."""
     settings = opened.request.settings
-    measurer = LocalMeasurer(capture, opened.request.python, archs=settings.archs)
+    measurer = LocalMeasurer(
+        capture, opened.request.python, source=opened.plain.decode(), archs=settings.archs, precision=settings.precision
+    )
     try:
         root = BuiltinCoder().start(capture, opened.plain.decode())
         state = State(capture, root, (), measurer.device(), measurer.measured)
@@ -164,7 +167,9 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = LocalMeasurer(capture, opened.request.python, archs=settings.archs)
+    measurer = LocalMeasurer(
+        capture, opened.request.python, source=opened.plain.decode(), archs=settings.archs, precision=settings.precision
+    )
 
     def on_step(step: Step) -> None:
         store.add_step(run_id, step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import hashlib
 import os
 import shutil
@@ -10,6 +11,9 @@ import tempfile
 from pathlib import Path
 
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
+
+UNFINISHED = ".mtmc-new"
+"""Ending of a file's new text until it takes the file's place."""
 
 
 def unified_diff(before: str, after: str, path: str) -> str:
@@ -65,7 +69,10 @@ def write_if_unchanged(path: Path, expected_sha256: str, new_bytes: bytes, backu
 
 
 def _replace(path: Path, new_bytes: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # What a write that was killed left behind; the suffix tells it from an editor's own files.
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
+        left.unlink(missing_ok=True)
+    handle, temporary = tempfile.mkstemp(UNFINISHED, f".{path.name}.", path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(new_bytes)

@@ -33,7 +33,14 @@ STATEMENTS = [
     "v = F.linear(torch.tanh(v), w, b)",
     "v = F.dropout(v, 0.5, training=False)",
 ]
-RESULTS = ["v", "v.sum(0), v.sum(1)", "v.mean(1, keepdim=True) * 2.0", "v, v.sum()", "torch.relu(v).t()"]
+RESULTS = [
+    "v",
+    "v.sum(0), v.sum(1)",
+    "v.mean(1, keepdim=True) * 2.0",
+    "v, v.sum()",
+    "torch.relu(v).t()",
+    "F.linear(v, w, b).mean(-1)",
+]
 MOST_ACTIONS = 5
 
 

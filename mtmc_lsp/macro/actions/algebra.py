@@ -13,7 +13,7 @@ from dataclasses import replace
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
-from mtmc_lsp.macro.actions.fuse import SPLIT
+from mtmc_lsp.macro.configs import SPLIT
 from mtmc_lsp.macro.fusion import Fusion, FusionSearch
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.rewrites import ALGEBRA, algebra_edit

@@ -24,12 +24,11 @@ from mtmc_lsp.macro.actions.base import (
     size_text,
     where,
 )
+from mtmc_lsp.macro.configs import SPLIT
 from mtmc_lsp.macro.fusion import Fusion, FusionSearch, has_fp32_product
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 
-SPLIT = "fp16x3"
-"""The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
 PRECISIONS = (SPLIT, "ieee")
 """Modes for fp32 products, fastest first."""
 LEAST_US = 0.05

@@ -13,14 +13,14 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions, Mask, Parameters
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
 from mtmc_lsp.micro.builtin.naming import ATTENTION_NAMES
-from mtmc_lsp.micro.builtin.product_kernel import ProductAxes, Tile, mask_needed
+from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed
 from mtmc_lsp.micro.builtin.tile_kernel import LOWEST
 
 Config = Mapping[str, "int | str | bool"]
@@ -92,13 +92,15 @@ class _AttentionWriter:
         blocks["WIDTH"] = width_block
         queries, keys = self._size(self.scores.m), self._size(self.scores.n)
         n_queries, n_keys = self.parameters.size(queries).text, self.parameters.size(keys).text
+        dynamic: dict[str, str] = {}
         self.lines.append("m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]")
         if self.batch:
             self.lines.append("batch = tl.program_id(1).to(tl.int64)")
         m_masks: list[Mask] = []
         if mask_needed(queries, block_m):
-            self.lines.append(f"m_mask = m < {n_queries}")
+            self.lines.append(f"m_mask = EVEN_M | (m < {n_queries})")
             m_masks = [Mask("m_mask", True, False)]
+            dynamic["EVEN_M"] = f"n_q % {block_m} == 0"
         self.lines += ["head = tl.arange(0, HEAD)", "width = tl.arange(0, WIDTH)[None, :]"]
         head_row, head_column = (
             self._edge("head[None, :]", self.head, head_block),
@@ -107,39 +109,34 @@ class _AttentionWriter:
         q = self._operand(self.scores, 0, (self.scores.m, "m"), (self.scores.k, "head[None, :]"),
                           [*m_masks, *self._masks(head_row, rows=False)], self.lines)  # fmt: skip
         self.lines += [
-            f"row_max = tl.full([BLOCK_M, 1], {LOWEST}, tl.float32)",
-            "row_total = tl.zeros([BLOCK_M, 1], tl.float32)",
+            f"row_max = tl.full([BLOCK_M], {LOWEST}, tl.float32)",
+            "row_total = tl.zeros([BLOCK_M], tl.float32)",
             "acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)",
         ]
         body = ["n = start + tl.arange(0, BLOCK_N)"]
-        masked = mask_needed(keys, block_n)
-        n_row = f"(n[None, :] < {n_keys})" if masked else ""
-        n_column = f"(n[:, None] < {n_keys})" if masked else ""
+        n_row = n_column = ""
+        if mask_needed(keys, block_n):
+            body.append(f"n_mask = EVEN_N | (n < {n_keys})")
+            n_row, n_column = "n_mask[None, :]", "n_mask[:, None]"
+            dynamic["EVEN_N"] = f"n_k % {block_n} == 0"
         k = self._operand(self.scores, 1, (self.scores.k, "head[:, None]"), (self.scores.n, "n[None, :]"),
                           [*self._masks(head_column, rows=True), *self._masks(n_row, rows=False)], body)  # fmt: skip
         precision = "" if is_half(self._dtype(self.scores)) else ', input_precision="ieee"'
         body.append(f"scores = tl.dot({q}, {k}{precision})")
-        known = {self.form.scores.name: Code("scores", "float32", True, True)}
-        logits = self._tile(
-            (self.scores.m, "m"),
-            (self.scores.n, "n[None, :]"),
-            [*m_masks, *self._masks(n_row, rows=False)],
-            body,
-            known,
-            self.form.logits,
-        )
-        body += self._softmax(logits, n_row)
+        body += self._softmax([*m_masks, *self._masks(n_row, rows=False)], body, n_row)
         width_edge = self._edge("width", self.width, width_block)
         v = self._operand(self.result, 1, (self.result.k, "n[:, None]"), (self.result.n, "width"),
                           [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body)  # fmt: skip
         dtype = self._dtype(self.result)
         weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_half(dtype) else "weights"
-        body.append(f"acc = tl.dot({weights}, {v}, acc * shrink{precision})")
+        body.append(f"acc = tl.dot({weights}, {v}, acc * shrink[:, None]{precision})")
         self.lines.append(f"for start in range(0, {n_keys}, BLOCK_N):")
         self.lines += [f"    {line}" for line in body]
-        self.lines.append("acc = acc / row_total")
+        if self.form.zero_for_none:
+            self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
+        self.lines.append("acc = acc / row_total[:, None]")
         self._store(m_masks, width_block)
-        grid, sizes = [f"triton.cdiv(n_q, {block_m})"], {"n_q": queries}
+        grid, sizes = [f"triton.cdiv(n_q, {block_m})"], {"n_q": queries, "n_k": keys}
         if self.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self._size(self.batch)
@@ -155,7 +152,8 @@ class _AttentionWriter:
             grid_sizes=sizes,
             num_warps=int(self.config["warps"]),
             num_stages=int(self.config["stages"]),
-            limits=tuple(self.limits),
+            dynamic=dynamic,
+            limits=tuple(dict.fromkeys(self.limits)),
         )
 
     def _dtype(self, axes: ProductAxes) -> str:
@@ -200,6 +198,7 @@ class _AttentionWriter:
             tile = self._make_tile(rows, cols, masks, lines if final else [], known, accesses, final, widen=widen)
             code = tile.value(prim)
             accesses = tile.expressions.accesses
+        self._limit(accesses)
         return code
 
     def _make_tile(
@@ -228,19 +227,59 @@ class _AttentionWriter:
             widen=widen,
         )
 
-    def _softmax(self, logits: Code, n_row: str) -> list[str]:
-        value = f"{logits.at(70)} * {LOG2E}"
+    def _softmax(self, masks: list[Mask], lines: list[str], n_row: str) -> list[str]:
+        """Statements of one step of the online softmax; what the scores go through before is added to ``lines``."""
+        known = {self.form.scores.name: Code("scores", "float32", True, True)}
+        rows, cols = (self.scores.m, "m"), (self.scores.n, "n[None, :]")
+        accesses: list[Index] = []
+        for final in (False, True):
+            tile = self._make_tile(rows, cols, masks, lines if final else [], known, accesses, final, widen=True)
+            at = tile.expressions.own_index(self.form.logits)
+            text = " + ".join(self._scaled(tile.expressions, self.form.logits, at, LOG2E))
+            accesses = tile.expressions.accesses
+        self._limit(accesses)
         if n_row:
-            value = f'tl.where({n_row[1:-1]}, {value}, -float("inf"))'
+            text = f'tl.where({n_row}, {text}, -float("inf"))'
         return [
             "# In powers of two, which the hardware computes directly.",
-            f"logits = {value}",
-            "new_max = tl.maximum(row_max, tl.max(logits, axis=1, keep_dims=True))",
-            "weights = tl.exp2(logits - new_max)",
+            f"logits = {text}",
+            "new_max = tl.maximum(row_max, tl.max(logits, axis=1))",
+            "weights = tl.exp2(logits - new_max[:, None])",
             "shrink = tl.exp2(row_max - new_max)",
-            "row_total = row_total * shrink + tl.sum(weights, axis=1, keep_dims=True)",
+            "row_total = row_total * shrink + tl.sum(weights, axis=1)",
             "row_max = new_max",
         ]
+
+    def _scaled(self, expressions: Expressions, name: str, at: tuple[Index, ...], factor: float) -> list[str]:
+        """The terms of a value times ``factor``; constant factors of a term become one with it."""
+        prim = self.program.prims[name]
+        if prim.op is PrimOp.POINTWISE and name not in expressions.region.inputs and prim.dtype != "float64":
+            inner = [(source, expressions.aligned(source, at)) for source in prim.inputs]
+            if prim.fn == "add":
+                return [term for source, index in inner for term in self._scaled(expressions, source, index, factor)]
+            if prim.fn == "cast" and "float" in self.program.prims[prim.inputs[0]].dtype:
+                return self._scaled(expressions, *inner[0], factor)
+            constants = [self._number(source) for source in prim.inputs]
+            if prim.fn == "div" and constants[1]:
+                return self._scaled(expressions, *inner[0], factor / constants[1])
+            if prim.fn == "mul" and constants[1] is not None:
+                return self._scaled(expressions, *inner[0], factor * constants[1])
+        return [f"{expressions.value(name, at).at(70)} * {factor!r}"]
+
+    def _number(self, name: str) -> float | None:
+        prim = self.program.prims[name]
+        value = prim.attrs.get("value") if prim.op is PrimOp.CONSTANT else None
+        return float(value) if isinstance(value, (int, float)) else None
+
+    def _limit(self, accesses: list[Index]) -> None:
+        """Offsets inside a tile are 32-bit; those from batch to batch are not."""
+        for access in accesses:
+            extent = product([])
+            for variable, step in access.terms:
+                if variable.rows or variable.cols:
+                    extent = extent + step * variable.size
+            if not extent.is_constant:
+                self.limits.append(int32_limit(extent))
 
     def _store(self, m_masks: list[Mask], width_block: int) -> None:
         masks = [*m_masks, *self._masks(self._edge("width", self.width, width_block), rows=False)]

@@ -26,7 +26,7 @@ from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.guard import write_guard
 from mtmc_lsp.micro.builtin.kernel import Kernel
-from mtmc_lsp.micro.builtin.launcher import Launcher
+from mtmc_lsp.micro.builtin.launcher import LINE, Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
 from mtmc_lsp.micro.builtin.product_kernel import whole_product, write_product_kernels
 from mtmc_lsp.micro.builtin.product_split import write_split_product
@@ -41,7 +41,12 @@ HOW = {
     RegionKind.MATMUL: "Each program makes one tile of the product; what surrounds the product is done on the tile in registers",
     RegionKind.ATTENTION: "Each program keeps a block of queries and walks the keys; the scores never go to memory",
 }
-IMPORTS = ("import torch", "import triton", "import triton.language as tl")
+IMPORTS = (
+    "import torch",
+    "import triton",
+    "import triton.language as tl",
+    "from torch.library import triton_op, wrap_triton",
+)
 
 
 class BuiltinCoder:
@@ -85,6 +90,9 @@ def render(
     schedule = _with_random_kernels(program, schedule)
     base = _base_name(capture.workload.target.qualname, source)
     launcher = Launcher(program)
+    if not all(part.isidentifier() for part in capture.module_name.split(".")):
+        # KernelBench's files, such as 1_Square_matrix.py, are imported by their path.
+        launcher.namespace = "mtmc_{''.join(c if c.isalnum() else '_' for c in __name__)}"
     kernels: list[Kernel] = []
     lines = source.splitlines()
     todo = units(program, schedule)
@@ -101,7 +109,7 @@ def render(
     own_sizes = (in_captured_sizes(limit, schedule.rewrites) for limit in asked)
     limits = (*guard_conditions(schedule.rewrites), *own_sizes)
     block = _block(capture, limits, base, kernels, launcher)
-    return GeneratedCode(IMPORTS, block, _dispatch(capture, base)), tuple(launcher.launches)
+    return GeneratedCode(IMPORTS, block, _dispatch(capture, base, launcher)), tuple(launcher.launches)
 
 
 def _with_random_kernels(program: Program, schedule: Schedule) -> Schedule:
@@ -169,7 +177,7 @@ def _base_name(qualname: str, source: str) -> str:
     parts = [part for part in qualname.split(".") if part != "forward"]
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
     base = identifier(words)
-    while any(re.search(rf"\b{base}_{suffix}\b", source) for suffix in ("fits", "triton", "kernel")):
+    while any(re.search(rf"\b{base}_{suffix}\b", source) for suffix in ("fits", "launch", "triton", "kernel")):
         base += "_mtmc"
     return base
 
@@ -192,7 +200,7 @@ def _block(capture: Capture, limits: tuple[str, ...], base: str, kernels: list[K
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
     sources = [kernel.source for kernel in kernels]
     helpers = _helpers("\n".join(sources))
-    return "\n\n".join([*helpers, *sources, guard, launcher.finish(f"{base}_triton", what)])
+    return "\n\n".join([*helpers, *sources, guard, launcher.finish(f"{base}_launch", f"{base}_triton", what)])
 
 
 def _helpers(text: str) -> list[str]:
@@ -211,9 +219,13 @@ def _guard_parameters(capture: Capture) -> list[str]:
     return [*own, *(argument.name for argument in capture.arguments)]
 
 
-def _dispatch(capture: Capture, base: str) -> str:
+def _dispatch(capture: Capture, base: str, launcher: Launcher) -> str:
     graph = capture.graph
-    call = f"{base}_triton({', '.join(item.access for item in graph.inputs)})"
+    run = f"{base}_launch"
+    if launcher.is_operator():
+        run = f"({base}_triton if torch.compiler.is_compiling() else {base}_launch)"
+    arguments = ", ".join(item.access for item in graph.inputs)
+    call = f"{run}({arguments})" if len(run) + len(arguments) <= LINE else f"{run}(\n        {arguments},\n    )"
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:

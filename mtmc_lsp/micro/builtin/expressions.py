@@ -17,9 +17,9 @@ from mtmc_lsp.macro.axes import Axis, AxisTable
 from mtmc_lsp.macro.prims import ONE, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import ATOM, PRODUCT, SUM, TRITON_DTYPES, UNARY, Code, literal
-from mtmc_lsp.micro.builtin.formulas import FORMULAS, REPEATS_OPERAND
+from mtmc_lsp.micro.builtin.formulas import REPEATS_OPERAND, render
 from mtmc_lsp.micro.builtin.index import Index, Variable
-from mtmc_lsp.micro.builtin.naming import RESERVED, Names, value_name
+from mtmc_lsp.micro.builtin.naming import RESERVED, Names, identifier, value_name
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,13 @@ class Parameters:
         several = len(size.terms) > 1
         return Code(str(size), "int64", precedence=SUM if several else (PRODUCT if "*" in str(size) else ATOM))
 
+    def divisor(self, size: Size) -> str:
+        """A size to divide by: a product of sizes, which may pass 32 bits, is worked out by the launcher."""
+        if not size.is_constant and not size.is_symbol and size not in self.sizes and len(size.terms) == 1:
+            factors, coefficient = size.terms[0]
+            self.name_size(size, identifier("_".join([*factors, *([str(coefficient)] if coefficient != 1 else [])])))
+        return self.size(size).at(UNARY)
+
     def _named_factors(self, size: Size) -> tuple[list[str], Size]:
         """The named sizes whose product ``size`` is, and what is left."""
         found: list[str] = []
@@ -173,6 +180,8 @@ class Expressions:
         self.flat = tuple(flat)
         self.declared: set[str] = set()
         self._widen = widen
+        self.eviction = ""
+        """The cache policy of loads, while a row is walked more than once."""
         self.masks = list(masks)
         self.emit = emit
         self.provide = provide
@@ -218,6 +227,8 @@ class Expressions:
         if index.constant.terms or not parts:
             parts.append(self.parameters.size(index.constant))
         rows, cols = any(p.rows for p in parts), any(p.cols for p in parts)
+        # What is the same for the whole tile comes first: it is added to the pointer once, as a scalar.
+        parts.sort(key=lambda part: part.rows or part.cols)
         if len(parts) == 1:
             return parts[0]
         return Code(" + ".join(p.at(SUM) for p in parts).replace("+ -", "- "), "int64", rows, cols, SUM)
@@ -233,12 +244,12 @@ class Expressions:
         for axis in reversed(group.axes):
             coefficient = coefficients.get(axis, Size.of(0))
             if coefficient.terms:
-                text = group.name if below == ONE else f"{group.name} // {self.parameters.size(below).at(UNARY)}"
+                text = group.name if below == ONE else f"{group.name} // {self.parameters.divisor(below)}"
                 if axis is not group.axes[0]:
                     text = (
-                        f"({text}) % {self.parameters.size(axis.size).at(UNARY)}"
+                        f"({text}) % {self.parameters.divisor(axis.size)}"
                         if below != ONE
-                        else (f"{text} % {self.parameters.size(axis.size).at(UNARY)}")
+                        else (f"{text} % {self.parameters.divisor(axis.size)}")
                     )
                 parts.append(self._product(Code(f"({text})", "int64", group.rows, group.cols), coefficient))
             below = below * axis.size
@@ -247,17 +258,18 @@ class Expressions:
     def _taken_out(self, group: Group) -> str:
         text = group.taken_from
         if group.below != ONE:
-            text += f" // {self.parameters.size(group.below).at(UNARY)}"
+            text += f" // {self.parameters.divisor(group.below)}"
         if not group.outermost:
             size = product([axis.size for axis in group.axes])
-            text += f" % {self.parameters.size(size).at(UNARY)}"
+            text += f" % {self.parameters.divisor(size)}"
         return text
 
     def _product(self, factor: Code, coefficient: Size) -> Code:
         if coefficient == ONE:
             return factor
         size = self.parameters.size(coefficient)
-        return Code(f"{factor.at(PRODUCT)} * {size.at(UNARY)}", "int64", factor.rows, factor.cols, PRODUCT)
+        # From the left, so that 64-bit indices make each product 64-bit.
+        return Code(f"{factor.at(PRODUCT)} * {size.at(PRODUCT)}", "int64", factor.rows, factor.cols, PRODUCT)
 
     # Values ------------------------------------------------------------------------------------------------------
 
@@ -277,6 +289,10 @@ class Expressions:
             return self._pointwise(prim, at)
         if prim.op is PrimOp.CONSTANT:
             value = prim.attrs["value"]
+            if isinstance(value, Size):
+                # Arithmetic with floats makes a float of it.
+                size = self.parameters.size(value)
+                return Code(size.text, compute_dtype(prim.dtype), precedence=size.precedence)
             typed = float(value) if is_float(prim.dtype) and isinstance(value, (int, float)) else value
             return Code(literal(typed), compute_dtype(prim.dtype), precedence=ATOM if not _negative(typed) else UNARY)
         if prim.op is PrimOp.IOTA:
@@ -286,7 +302,7 @@ class Expressions:
         if prim.op is PrimOp.ALIAS:
             return self.value(source, at)
         if prim.op is PrimOp.EXPAND:
-            return self.value(source, self._aligned(source, at))
+            return self.value(source, self.aligned(source, at))
         if prim.op is PrimOp.PERMUTE:
             dims = prim.attrs["dims"]
             assert isinstance(dims, tuple)
@@ -314,13 +330,13 @@ class Expressions:
             return self._gather(prim, at)
         return self.provide(prim, at)
 
-    def _aligned(self, source: str, at: tuple[Index, ...]) -> tuple[Index, ...]:
+    def aligned(self, source: str, at: tuple[Index, ...]) -> tuple[Index, ...]:
         shape = self.program.prims[source].shape
         offset = len(at) - len(shape)
         return tuple(Index() if size == ONE else at[offset + i] for i, size in enumerate(shape))
 
     def _pointwise(self, prim: Prim, at: tuple[Index, ...]) -> Code:
-        operands = [self.value(source, self._aligned(source, at)) for source in prim.inputs]
+        operands = [self.value(source, self.aligned(source, at)) for source in prim.inputs]
         target = compute_dtype(prim.dtype)
         rows, cols = any(o.rows for o in operands), any(o.cols for o in operands)
         if prim.fn == "cast":
@@ -336,10 +352,17 @@ class Expressions:
             operands = [
                 o if prim.fn == "where" and i == 0 else self.cast(o, operand_dtype) for i, o in enumerate(operands)
             ]
+        if all(_number(o.text) is not None for o in operands):
+            # Arithmetic on numbers alone would be Python's, whose results have no dtype.
+            first = operands[0]
+            operands = [
+                Code(f"tl.full([], {first.text}, {TRITON_DTYPES[first.dtype]})", first.dtype),
+                *operands[1:],
+            ]
         if prim.fn in REPEATS_OPERAND:
             operands = [self._variable_for(o, prim.inputs[i]) for i, o in enumerate(operands)]
         try:
-            text, precedence = FORMULAS[prim.fn](operands, prim.attrs, target)
+            text, precedence = render(prim.fn, operands, prim.attrs, target)
         except KeyError as missing:
             raise CannotCode(f"no Triton form of {missing}") from None
         return Code(text, target, rows, cols, precedence)
@@ -388,7 +411,14 @@ class Expressions:
     def _load(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         pointer = self.parameters.tensor(prim.name)
         offset = self.offset(self.parameters.buffers[prim.name], at)
-        text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)})"
+        # A policy is for what is walked along the columns of every row, not for what all rows share.
+        walked = (
+            bool(self.eviction)
+            and offset.cols
+            and set(self.region.table.all_axes(prim.name)) > set(self.region.reduced)
+        )
+        policy = f', eviction_policy="{self.eviction}"' if walked else ""
+        text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"
         if is_half(prim.dtype) and self._widen:
             text += ".to(tl.float32)"
         code = Code(text, compute_dtype(prim.dtype) if self._widen else prim.dtype, offset.rows, offset.cols)
@@ -443,7 +473,7 @@ class Expressions:
 
     def _computed_divmod(self, linear: Index, size: Size) -> tuple[Index, Index]:
         code = self._assign(self.index(linear), "position") if linear.terms else self.index(linear)
-        divisor = self.parameters.size(size).at(UNARY)
+        divisor = self.parameters.divisor(size)
         bound = Size.of(1 << 30)
         quotient = Variable(-1, bound, f"({code.text} // {divisor})", code.rows, code.cols)
         remainder = Variable(-1, size, f"({code.text} % {divisor})", code.rows, code.cols)
@@ -496,7 +526,8 @@ class Expressions:
         value = self.cast(self.value(source, tuple(inner)), prim.dtype)
         self.masks.pop()
         fill = prim.attrs["value"]
-        number = literal(float(fill) if is_float(prim.dtype) and isinstance(fill, (int, float)) else fill)
+        assert isinstance(fill, (bool, int, float))
+        number = self.cast(Code(literal(fill), ""), prim.dtype).text
         return Code(
             f"tl.where({inside.text}, {value.text}, {number})", value.dtype, rows or value.rows, cols or value.cols
         )
@@ -505,7 +536,8 @@ class Expressions:
         dim = prim.attrs["dim"]
         assert isinstance(dim, int)
         source, index = prim.inputs
-        looked_up = self.value(index, self._aligned(index, at))
+        # Offsets into a large table pass 32 bits.
+        looked_up = self.cast(self.value(index, self.aligned(index, at)), "int64")
         if not looked_up.text.isidentifier():
             looked_up = self._assign(looked_up, "index")
         size = self.program.prims[source].shape[dim]

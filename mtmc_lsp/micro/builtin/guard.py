@@ -84,6 +84,12 @@ def _common(graph: Graph) -> list[str]:
     result = [f"all({' and '.join(checks)} for t in tensors)"]
     if len(graph.inputs) > 1:
         result.append("all(t.device == tensors[0].device for t in tensors)")
+    # Triton launches on the present device.
+    result.append("tensors[0].get_device() == torch.cuda.current_device()")
+    # A kernel reads memory, which fake tensors, DTensors and the like do not have.
+    result.append(
+        "(torch.compiler.is_compiling() or all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors))"
+    )
     return result
 
 
@@ -103,7 +109,7 @@ def _shapes(graph: Graph, names: dict[str, str], texts: dict[str, str]) -> list[
             conditions += _shape(item, own, texts)
         if not all_dense:
             conditions += _layout(item, own, texts)
-        if item.type.shape:
+        if any(not size.is_constant or size.constant == 0 for size in item.type.shape):
             conditions.append(f"{own}.numel() > 0")
         earlier.append(item)
     return _without_repeated_numel(conditions)
@@ -117,6 +123,8 @@ def _without_repeated_numel(conditions: list[str]) -> list[str]:
 
 def _shape(item: GraphInput, own: str, texts: dict[str, str]) -> list[str]:
     rank = len(item.type.shape)
+    if rank and all(size.is_constant for size in item.type.shape):
+        return [f"{own}.shape == ({', '.join(str(size) for size in item.type.shape)}{',' if rank == 1 else ''})"]
     result = [f"{own}.ndim == {rank}"]
     for i, size in enumerate(item.type.shape):
         text = size_text(size, texts)

@@ -11,11 +11,15 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.regions import VIEWS
 from mtmc_lsp.micro.builtin.code import POINTER_TYPES
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
 from mtmc_lsp.micro.builtin.torch_calls import torch_call
+
+LINE = 105
+"""Characters up to which a call or a signature stays on one line."""
 
 
 @dataclass
@@ -23,6 +27,8 @@ class Launcher:
     """Collects the launcher's statements while the kernels are written."""
 
     program: Program
+    namespace: str = "{__name__.replace('.', '_')}"
+    """Of the operators, inside an f-string: the user's module, wherever it is imported."""
     names: Names = field(
         default_factory=lambda: Names(frozenset({"torch", "triton", "tl", "seed", "n_rows", "n_cols"}))
     )
@@ -46,6 +52,8 @@ class Launcher:
         self._size_names: dict[str, str] = {}
         self._scratch: dict[Scratch, str] = {}
         self._locals: dict[str, str] = {}
+        self._storage: dict[str, str] = {}
+        """The variable whose memory each view shows."""
 
     def _place(self, ref: Ref, variable: str, kind: TensorType) -> None:
         self.variables[ref] = variable
@@ -78,6 +86,9 @@ class Launcher:
             self.lines.append(f"{', '.join(wanted)} = {text}")
         for i, (name, kind) in enumerate(zip(wanted, node.outputs, strict=True)):
             self._place(Ref(node.name, i), name, kind)
+            if _is_view(node):
+                source = self.variables[next(node.inputs())]
+                self._storage[name] = self._storage.get(source, source)
 
     def allocate(self, ref: Ref) -> str:
         """A new buffer for a value; returns its variable."""
@@ -143,9 +154,9 @@ class Launcher:
         keywords += [f"{name}={text}" for name, text in kernel.dynamic.items()]
         keywords += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         grid = _tuple(list(kernel.grid))
-        head = f"torch.library.wrap_triton({kernel.name})[{grid}]("
+        head = f"{kernel.name}[{grid}]("
         one_line = head + ", ".join([*arguments, *keywords]) + ")"
-        if len(one_line) <= 110:
+        if len(one_line) <= LINE:
             self.lines.append(one_line)
         else:
             self.lines += [head, f"    {', '.join(arguments)},", f"    {', '.join(keywords)},", ")"]
@@ -185,44 +196,70 @@ class Launcher:
             tuple(divisible),
         )
 
-    def finish(self, name: str, what: str) -> str:
-        """The launcher's source."""
+    def finish(self, name: str, operator: str, what: str) -> str:
+        """The source of the launcher and, where there can be one, of the operator around it.
+
+        Args:
+            name: of the launcher. Eager code calls it: the dispatch of an operator would take longer than a launch.
+            operator: name of the operator, which ``torch.compile`` and ``torch.export`` see through.
+            what: one line that says what is computed.
+        """
         graph = self.program.graph
         returned = [self.variables[ref] for ref in graph.outputs if ref is not None]
         for mutation in graph.mutations:
             self.lines.append(f"{self.input_names[mutation.input]}.copy_({self.variables[mutation.value]})")
-        mutated = [self.input_names[mutation.input] for mutation in graph.mutations]
         prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in self._size_names.items()]
         if self.uses_seed:
             count = sum(1 for prim in self.program.prims.values() if prim.op.value == "random")
             first = self.input_names[graph.inputs[0].name]
             prelude.append(f"seed = torch.randint(2**31 - 1, ({count},), device={first}.device)")
-        result = "torch.Tensor" if len(returned) == 1 else f"tuple[{', '.join(['torch.Tensor'] * len(returned))}]"
-        head = f"def {name}({', '.join(f'{n}: torch.Tensor' for n in self.input_names.values())}) -> {result}:"
-        if len(head) > 110:
-            params = "".join(f"    {n}: torch.Tensor,\n" for n in self.input_names.values())
-            head = f"def {name}(\n{params}) -> {result}:"
-        mutates = "{" + ", ".join(repr(m) for m in mutated) + "}" if mutated else "()"
-        lines = []
-        if self.is_operator():
-            # An operator of its own for torch.compile, torch.export and CUDA graphs.
-            operator = f"f\"{{__name__.replace('.', '_')}}::{name}\""
-            lines.append(f"@torch.library.triton_op({operator}, mutates_args={mutates})")
-        lines += [head, f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
+        kernels = list(dict.fromkeys(launch.kernel for launch in self.launches))
+        parameters = [*self.input_names.values(), *(f"{kernel}={kernel}" for kernel in kernels)]
+        lines = [*_head(name, parameters), f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
         lines.append(f"    return {', '.join(returned)}")
+        if self.is_operator():
+            lines += ["", "", *self._operator(name, operator, kernels, len(returned))]
         return "\n".join(lines) + "\n"
 
+    def _operator(self, launcher: str, name: str, kernels: list[str], results: int) -> list[str]:
+        inputs = list(self.input_names.values())
+        mutated = [self.input_names[mutation.input] for mutation in self.program.graph.mutations]
+        mutates = "{" + ", ".join(repr(m) for m in mutated) + "}" if mutated else "()"
+        result = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
+        qualified = f'f"{self.namespace}::{name}"'
+        wrapped = [f"wrap_triton({kernel})" for kernel in kernels]
+        call = f"    return {launcher}({', '.join([*inputs, *wrapped])})"
+        if len(call) > LINE:
+            call = f"    return {launcher}(\n        {', '.join(inputs)},\n        {', '.join(wrapped)},\n    )"
+        return [
+            f"@triton_op({qualified}, mutates_args={mutates})",
+            *_head(name, [f"{n}: torch.Tensor" for n in inputs], result),
+            f'    """``{launcher}`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""',
+            call,
+        ]
+
     def is_operator(self) -> bool:
-        """An operator may not return its inputs, nor one tensor twice."""
+        """An operator may not return its inputs, nor one tensor twice, nor views of these."""
         returned = [self.variables[ref] for ref in self.program.graph.outputs if ref is not None]
-        return len(set(returned)) == len(returned) and not set(returned) & set(self.input_names.values())
+        storages = [self._storage.get(name, name) for name in returned]
+        return len(set(storages)) == len(storages) and not set(storages) & set(self.input_names.values())
 
 
-def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> int:
+def _head(name: str, parameters: list[str], result: str = "") -> list[str]:
+    """A function's first lines."""
+    arrow = f" -> {result}" if result else ""
+    one_line = f"def {name}({', '.join(parameters)}){arrow}:"
+    return [one_line] if len(one_line) <= LINE else [f"def {name}(", *(f"    {p}," for p in parameters), f"){arrow}:"]
+
+
+def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> int | bool:
     """The workload's value of a constexpr that the launcher computes."""
-    if text != "triton.next_power_of_2(n_cols)":
-        raise AssertionError(text)
-    return 1 << max(0, kernel.grid_sizes["n_cols"].value(sizes) - 1).bit_length()
+    divisible = re.fullmatch(r"(\w+) % (\d+) == 0", text)
+    if divisible is not None:
+        return kernel.grid_sizes[divisible[1]].value(sizes) % int(divisible[2]) == 0
+    power = re.fullmatch(r"triton\.next_power_of_2\((\w+)\)", text)
+    assert power is not None, text
+    return 1 << max(0, kernel.grid_sizes[power[1]].value(sizes) - 1).bit_length()
 
 
 def _sizes_in(argument: object) -> Sequence[Size]:
@@ -234,9 +271,7 @@ def _sizes_in(argument: object) -> Sequence[Size]:
 
 
 def _is_view(node: Node) -> bool:
-    return node.op.split(".")[1] in (
-        "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk".split()
-    )
+    return node.op.split(".")[1] in VIEWS
 
 
 def _may_be_strided(node: Node) -> bool:

@@ -9,19 +9,20 @@ from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.macro.prims import Program
 
 RESERVED = frozenset(
-    "tl triton torch row rows group cols start offsets pid part parts piece PARTS grid "
+    "tl triton torch row rows group cols start back offsets pid part parts piece PARTS grid "
     "BLOCK ROWS n_rows n_cols row_mask col_mask seed_ptr range self".split()
 )
 """Names that any kernel may use for itself."""
 
 PRODUCT_NAMES = RESERVED | frozenset(
-    "m n k m_mask n_mask k_mask batch acc blocks_m blocks_n first_m group_m step steps largest exponent factor scaled high low "
-    "place inside BLOCK_M BLOCK_N BLOCK_K GROUP_M DEPTH".split()
+    "m n k m_mask n_mask k_mask batch acc blocks_m blocks_n first_m group_m step steps BLOCK_M BLOCK_N BLOCK_K GROUP_M "
+    "largest factor inverse scaled high low place inside stored last part DEPTH".split()
 )
 """Names that the kernels of a product use for themselves."""
 
 ATTENTION_NAMES = RESERVED | frozenset(
-    "m n m_mask batch head width scores logits weights shrink acc row_max row_total new_max BLOCK_M BLOCK_N HEAD WIDTH".split()
+    "m n m_mask n_mask EVEN_M EVEN_N batch head width scores logits weights shrink acc row_max row_total new_max "
+    "BLOCK_M BLOCK_N HEAD WIDTH".split()
 )
 """Names that an attention kernel uses for itself."""
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
-from mtmc_lsp.micro.builtin.product_kernel import Config, Halves, ProductAxes, ProductWriter, int32_limit
+from mtmc_lsp.micro.builtin.product_axes import ProductAxes, int32_limit
+from mtmc_lsp.micro.builtin.product_kernel import Config, ProductWriter
+from mtmc_lsp.micro.builtin.split_operands import Halves
 
 _EVERY_BLOCK = r"in range(piece * BLOCK_K, \1, PARTS * BLOCK_K)"
 _EVERY_STEP = r"in range(piece, \1, PARTS)"
@@ -34,7 +37,7 @@ def write_split_product(
     """
     parts = int(config["split_k"])
     size = axes.n_batch * axes.sizes["M"] * axes.sizes["N"]
-    sums = Scratch("product_parts", (Size.of(parts), size), "float32")
+    sums = Scratch("product_parts", (Size.of(parts), size), compute_dtype(axes.prim.dtype))
     what = "Each part of each tile of the product; K is too long for one program per tile."
     small = {
         **config,

@@ -28,6 +28,23 @@ MOST_ELEMENTS = 65536
 MOST_PROGRAMS = 65535
 """Size of a grid's second dimension."""
 
+SCANS = {
+    "sum": ("0.0", "tl.cumsum({value}, axis={axis})", "{} + {}", "tl.sum({value}, axis={axis}, keep_dims=True)"),
+    "prod": (
+        "1.0",
+        "tl.cumprod({value}, axis={axis})",
+        "{} * {}",
+        "tl.reduce({value}, {axis}, _multiply, keep_dims=True)",
+    ),
+    "log_sum_exp": (
+        '-float("inf")',
+        "tl.associative_scan({value}, {axis}, _log_add_exp)",
+        "_log_add_exp({}, {})",
+        "tl.reduce({value}, {axis}, _log_add_exp, keep_dims=True)",
+    ),
+}
+"""For each scan: what changes nothing, the scan of a block, how two results are joined, and a block's total."""
+
 LOWEST = "-3.4028234663852886e38"
 """Start of a running maximum of float32: finite, so the difference to an infinite value stays defined."""
 
@@ -51,11 +68,26 @@ def write_tile_kernel(
     probe.write()
     kept = merge_axes(region.kept, probe.accesses)
     reduced = merge_axes(region.reduced, probe.accesses)
+    columns = kept[-1:] if region.kind is RegionKind.MAP else reduced
     writer = TileWriter(program, region, buffers, config, kept, reduced)
+    writer.wide_columns = any(_steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
     if config.get("persist"):
         body = one_group_after_another(body, writer.pieces())
     return writer.finish(name, docstring, body)
+
+
+def _steps_far(columns: Sequence[Sequence[Axis]], access: Index) -> bool:
+    """Whether an access may go beyond 32 bits along the columns: it does not walk them densely, and no size bounds it."""
+    axes = [axis for group in columns for axis in group]
+    steps = {variable.id: coefficient for variable, coefficient in access.terms if not variable.code}
+    reach, below, dense = Size.of(0), Size.of(1), True
+    for axis in reversed(axes):
+        step = steps.get(axis.id, Size.of(0))
+        dense = dense and (step == below or not step.terms)
+        reach = reach + step * (axis.size - 1)
+        below = below * axis.size
+    return not dense and not (reach.is_constant and reach.constant < 2**31)
 
 
 def merge_axes(axes: Sequence[Axis], accesses: Sequence[Index]) -> list[list[Axis]]:
@@ -91,6 +123,8 @@ class TileWriter:
         self.region = region
         self.config = config
         self.is_map = region.kind is RegionKind.MAP
+        self.wide_columns = False
+        """Whether column indices must be 64-bit."""
         if self.is_map:
             kept, reduced = kept[:-1], kept[-1:]
         self.n_rows = product([axis.size for group in kept for axis in group])
@@ -100,7 +134,7 @@ class TileWriter:
         self.rows_per_program = int(config.get("rows", 1)) if self.has_rows else 1
         self.block = int(config.get("block", 1024))
         if self.is_map and not self.has_rows:
-            # All axes run as one: the tile keeps its number of elements.
+            # All axes run as one, so the tile's rows and columns do too.
             self.block *= int(config.get("rows", 1))
         self.loop = bool(config.get("loop", False)) and not self.is_map and bool(reduced)
         self.loop = self.loop or region.kind is RegionKind.SCAN
@@ -141,6 +175,10 @@ class TileWriter:
             return True
         return not _divides(self._static_block(), self.n_cols)
 
+    @property
+    def _fits_in_32_bits(self) -> bool:
+        return self.n_cols.value(self.program.graph.sizes) < 2**31
+
     def _static_block(self) -> int:
         """Columns of a tile: all of them, rounded up to a power of two, where nothing loops."""
         if self.loop or self.is_map:
@@ -174,7 +212,8 @@ class TileWriter:
         wide = "[None, :]" if self.rows_per_program > 1 else ""
         if not self.col_groups:
             return
-        self._emit(f"cols = {start}tl.arange(0, BLOCK){wide}", True)
+        text = f"{start}tl.arange(0, BLOCK){wide}"
+        self._emit(f"cols = ({text}).to(tl.int64)" if self.wide_columns else f"cols = {text}", True)
         if self.col_masked:
             self._emit(f"col_mask = cols < {self.named_size(self.n_cols, 'n_cols')}", True)
 
@@ -203,7 +242,7 @@ class TileWriter:
         if self.is_map:
             offset = ""
             if self.col_groups:
-                wide = ".to(tl.int64)" if not self.has_rows else ""
+                wide = "" if self.has_rows and self._fits_in_32_bits else ".to(tl.int64)"
                 offset = f"tl.program_id({0 if self.columns_first or not self.has_rows else 1}){wide} * BLOCK + "
             self._declare_columns(offset)
             self._store_all(self.region.outputs)
@@ -236,10 +275,15 @@ class TileWriter:
         self.body = []
         self._declare_columns("start + ")
 
-    def _close_loop(self) -> None:
+    def _close_loop(self, *, backwards: bool = False) -> None:
         assert self.body is not None
         bound = self.named_size(self.n_cols, "n_cols")
-        self.lines.append(f"for start in {self._column_range(bound)}:")
+        if backwards:
+            self.lines.append("# Backwards, so that what was read last is still in the cache.")
+            self.lines.append(f"for back in range(0, {bound}, BLOCK):")
+            self.lines.append(f"    start = (tl.cdiv({bound}, BLOCK) - 1) * BLOCK - back")
+        else:
+            self.lines.append(f"for start in {self._column_range(bound)}:")
         self.lines += [f"    {line}" for line in self.body]
         self.body = None
         self.tile.cache = {key: code for key, code in self.tile.cache.items() if not code.cols}
@@ -249,9 +293,10 @@ class TileWriter:
         """Where the blocks of columns start."""
         return f"range(0, {bound}, BLOCK)"
 
-    def _reduce_in_loop(self, wanted: Sequence[Prim]) -> None:
+    def _reduce_in_loop(self, wanted: Sequence[Prim], eviction: str = "") -> None:
         """One loop over the columns for reductions that do not need each other."""
         self._open_loop()
+        self.tile.eviction = eviction
         paired = {prim.inputs[1] for prim in wanted if prim.fn == "sum_exp"}
         accumulators = [self._accumulate(prim) for prim in wanted if prim.name not in paired]
         self._close_loop()
@@ -260,13 +305,17 @@ class TileWriter:
 
     def _write_loops(self) -> None:
         levels = self.levels()
-        for level in sorted(set(levels.values())):
-            self._reduce_in_loop([self.program.prims[name] for name, own in levels.items() if own == level])
         full = [ref for ref in self.region.outputs if self._varies_along_columns(ref)]
+        several = len(set(levels.values())) + bool(full) > 1
+        for level in sorted(set(levels.values())):
+            wanted = [self.program.prims[name] for name, own in levels.items() if own == level]
+            self._reduce_in_loop(wanted, "evict_last" if several else "")
         if full:
             self._open_loop()
+            self.tile.eviction = "evict_first" if several else ""
             self._store_all(full)
-            self._close_loop()
+            self._close_loop(backwards=several)
+        self.tile.eviction = ""
         self._store_all([ref for ref in self.region.outputs if ref not in full])
 
     def _varies_along_columns(self, ref: Ref) -> bool:
@@ -415,7 +464,7 @@ class TileWriter:
             source_kind = TRITON_DTYPES[compute_dtype(self.program.prims[prim.inputs[0]].dtype)]
             best, where = names.unique("best"), names.unique("best_at")
             self.lines.append(f"{best} = tl.full({shape}, {neutral}, {source_kind})")
-            self.lines.append(f"{where} = tl.zeros({shape}, tl.int32)")
+            self.lines.append(f"{where} = tl.zeros({shape}, tl.int{64 if self.wide_columns else 32})")
             candidate = names.unique("candidate")
             better = ">" if prim.fn == "argmax" else "<"
             self._emit(f"{candidate} = {value}", True)
@@ -473,8 +522,9 @@ class TileWriter:
         """Block after block of columns, carrying the running total of each row."""
         prim = next(p for p in map(self.program.prims.__getitem__, self.region.prims) if p.op is PrimOp.SCAN)
         carry = self.parameters.names.unique("carry")
-        is_sum = prim.fn == "sum"
-        neutral = ("0.0" if is_sum else "1.0") if is_float(prim.dtype) else ("0" if is_sum else "1")
+        neutral, scan, join, total = SCANS[prim.fn]
+        if not is_float(prim.dtype):
+            neutral = neutral.removesuffix(".0")
         kind = TRITON_DTYPES[compute_dtype(prim.dtype)]
         shape = "[ROWS, 1]" if self.rows_per_program > 1 else "[1]"
         self.lines.append(f"{carry} = tl.full({shape}, {neutral}, {kind})")
@@ -482,17 +532,11 @@ class TileWriter:
         value = self.parameters.names.unique("value")
         self._emit(f"{value} = {self._operand(prim, neutral)}", True)
         scanned = self.parameters.names.unique("scanned")
-        call = "tl.cumsum" if is_sum else "tl.cumprod"
-        sign = "+" if is_sum else "*"
-        self._emit(f"{scanned} = {call}({value}, axis={self.axis}) {sign} {carry}", True)
+        within = scan.format(value=value, axis=self.axis)
+        self._emit(f"{scanned} = {join.format(within, carry)}", True)
         self.known[prim.name] = Code(scanned, compute_dtype(prim.dtype), self.rows_per_program > 1, True)
         self._store_all(self.region.outputs)
-        total = (
-            f"tl.sum({value}, axis={self.axis}, keep_dims=True)"
-            if is_sum
-            else f"tl.reduce({value}, {self.axis}, _multiply, keep_dims=True)"
-        )
-        self._emit(f"{carry} {sign}= {total}", True)
+        self._emit(f"{carry} = {join.format(total.format(value=value, axis=self.axis), carry)}", True)
         self._close_loop()
 
     # Finishing ---------------------------------------------------------------------------------------------------
@@ -522,10 +566,9 @@ class TileWriter:
             constexprs["BLOCK"] = self._static_block()
         else:
             dynamic["BLOCK"] = "triton.next_power_of_2(n_cols)"
-            limits = (
-                *limits,
-                f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}",
-            )
+            limits = (*limits, f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}")
+        if self.is_map and self.has_rows and not self.n_cols.is_constant and self._fits_in_32_bits:
+            limits = (*limits, f"{self.n_cols} < {2**31}")
         if not self.col_groups and self.is_map:
             constexprs.pop("BLOCK", None)
         return assemble(

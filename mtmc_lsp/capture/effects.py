@@ -1,0 +1,169 @@
+"""What a call does beside returning tensors: a Triton version would not do it, so such targets are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.errors import Location, TargetUnsupported
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.workload import Target
+
+RANDOM_OPS = ("dropout", "rand", "bernoulli", "normal", "multinomial", "exponential", "uniform", "poisson", "geometric")
+CONTAINERS = (list, dict, set)
+
+
+def is_random(op: str) -> bool:
+    """Whether an ATen operator draws random numbers; ``native_dropout`` and ``randn_like`` do."""
+    name = op.split(".")[1]
+    return any(word in name for word in RANDOM_OPS)
+
+
+def refuse_random(graph: Graph, target: Target) -> None:
+    """Refuse random numbers that kernels cannot draw alike; those of dropout they can.
+
+    Raises:
+        TargetUnsupported: says which operator in which line.
+    """
+    for node in graph.nodes:
+        if is_random(node.op) and "dropout" not in node.op:
+            name = node.op.split(".")[1]
+            raise TargetUnsupported(
+                f"{target.qualname} draws random numbers ({name}), so its results cannot be compared",
+                where=Location(target.path, node.line or target.start_line),
+                remedy="Pass them in as an argument; dropout by torch.nn.functional.dropout is supported.",
+            )
+
+
+@dataclass
+class Watched:
+    """What the modules of a target do with their attributes while it is traced."""
+
+    reads: dict[str, object] = field(default_factory=dict)
+    """Plain Python values that they read from themselves: the graph holds only for these."""
+    writes: dict[str, int] = field(default_factory=dict)
+    """What they assign, with the line of the user's file; in-place changes of tensors are none."""
+
+    def refuse_writes(self, target: Target) -> None:
+        """Refuse assignments.
+
+        Raises:
+            TargetUnsupported: there is one; says which in which line.
+        """
+        for access, line in self.writes.items():
+            raise TargetUnsupported(
+                f"{target.qualname} assigns {access}, which its Triton version would leave as it is",
+                where=Location(target.path, line or target.start_line),
+                remedy=f"Write {access}.copy_(...) where it is a buffer, or return the value instead.",
+            )
+
+
+@contextlib.contextmanager
+def watching_attributes(instance: torch.nn.Module | None, path: str) -> Iterator[Watched]:
+    """Note what all modules of ``instance`` read from and assign to themselves."""
+    watched = Watched()
+    if instance is None:
+        yield watched
+        return
+    originals = {name: (module, type(module)) for name, module in instance.named_modules()}
+    for name, (module, kind) in originals.items():
+        access = "self." + name if name else "self"
+        access = ".".join(part if not part.isdigit() else f"[{part}]" for part in access.split(".")).replace(".[", "[")
+        module.__class__ = _watching_class(kind, access, watched, path)
+    try:
+        yield watched
+    finally:
+        for module, kind in originals.values():
+            module.__class__ = kind
+
+
+def _watching_class(kind: type, access: str, watched: Watched, path: str) -> type:
+    def __getattribute__(self: Any, name: str) -> Any:
+        value = super(type(self), self).__getattribute__(name)
+        if not name.startswith("_") and isinstance(value, (bool, int, float, str, tuple, type(None))):
+            own = object.__getattribute__(self, "__dict__")
+            if name in own and name not in ("dump_patches", "call_super_init"):
+                plain = list(value) if isinstance(value, tuple) else value
+                if not isinstance(plain, list) or all(isinstance(item, (bool, int, float, str)) for item in plain):
+                    watched.reads[f"{access}.{name}"] = plain
+        return value
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        # `self.mean += x` assigns the tensor that it changed in place, which tracing follows; `__class__` is put back by us.
+        same = isinstance(value, torch.Tensor) and value is getattr(self, name, None)
+        if not same and not name.startswith("__"):
+            watched.writes.setdefault(f"{access}.{name}", _line_in(path))
+        super(type(self), self).__setattr__(name, value)
+
+    own = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__module__": kind.__module__}
+    recorder: type = type(kind.__name__, (kind,), own)
+    return recorder
+
+
+def _line_in(path: str) -> int:
+    """The line of the user's file that is running."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename != path:
+        frame = frame.f_back
+    return int(frame.f_lineno) if frame is not None else 0
+
+
+class Snapshot:
+    """What a call must leave as it is: the file's globals, the modules' attributes, and random generators of Python's."""
+
+    def __init__(self, module: ModuleType, instance: torch.nn.Module | None) -> None:
+        self._holders = {"": module.__dict__}
+        for name, item in instance.named_modules() if instance is not None else ():
+            self._holders[f"self.{name}." if name else "self."] = item.__dict__
+        self._before = {name: _marks(values) for name, values in self._holders.items()}
+        self._random = _random_states()
+
+    def refuse_changes(self, target: Target) -> None:
+        """Refuse what has changed since.
+
+        Raises:
+            TargetUnsupported: something did; says what.
+        """
+        changed = self._changed()
+        if changed:
+            raise TargetUnsupported(
+                f"{target.qualname} {changed}, which its Triton version would not do",
+                where=Location(target.path, target.start_line),
+                remedy="Move that out of it, to where it is called.",
+            )
+
+    def _changed(self) -> str:
+        for name, state in _random_states().items():
+            if self._random.get(name) != state:
+                return f"draws random numbers from {name}"
+        for holder, values in self._holders.items():
+            before, now = self._before[holder], _marks(values)
+            for name in now.keys() | before.keys():
+                if now.get(name) != before.get(name):
+                    return f"changes {holder}{name}"
+        return ""
+
+
+def _marks(values: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Which object each name stands for, and how many elements a container has."""
+    return {
+        name: (id(value), len(value) if isinstance(value, CONTAINERS) else 0)
+        for name, value in values.items()
+        if not name.startswith("__")
+    }
+
+
+def _random_states() -> dict[str, object]:
+    states: dict[str, object] = {"Python's random module": random.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        state = numpy.random.get_state()
+        states["numpy's global generator"] = (state[1].tobytes(), state[2])
+    return states

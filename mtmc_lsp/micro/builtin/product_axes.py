@@ -1,0 +1,133 @@
+"""What the kernels of a matrix product share: its axes, and tiles of its operands and result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, Program
+from mtmc_lsp.macro.regions import Region
+from mtmc_lsp.micro.builtin.code import Code
+from mtmc_lsp.micro.builtin.expressions import Expressions, Group, Mask, Parameters, taken_apart
+from mtmc_lsp.micro.builtin.index import Index
+from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
+from mtmc_lsp.micro.builtin.tile_kernel import merge_axes
+
+
+class ProductAxes:
+    """The axes of the product: batch, rows (m), columns (n) and the contracted ones (k)."""
+
+    def __init__(self, program: Program, region: Region, product_prim: Prim | None = None) -> None:
+        self.program = program
+        self.region = region
+        self.prim: Prim = product_prim or next(
+            p for p in map(program.prims.__getitem__, region.prims) if p.op is PrimOp.MATMUL
+        )
+        table, rank = region.table, len(self.prim.shape)
+        self.m, self.n = table.axes(self.prim.name, rank - 2), table.axes(self.prim.name, rank - 1)
+        self.k = table.axes(self.prim.inputs[0], len(program.prims[self.prim.inputs[0]].shape) - 1)
+        self.batch = tuple(axis for dim in range(rank - 2) for axis in table.axes(self.prim.name, dim))
+        if set(self.m) & set(self.n) or set(self.batch) & (set(self.m) | set(self.n)):
+            raise CannotCode("a product of a tensor with itself along one axis")
+
+    @property
+    def sizes(self) -> dict[str, Size]:
+        """``M``, ``N`` and ``K``."""
+        return {
+            name: product([axis.size for axis in axes])
+            for name, axes in zip("MNK", (self.m, self.n, self.k), strict=True)
+        }
+
+    @property
+    def n_batch(self) -> Size:
+        return product([axis.size for axis in self.batch])
+
+    def is_plain(self, side: int) -> bool:
+        """Whether the operand is read just as it lies in memory, in a half precision that tensor cores take."""
+        prim = self.program.prims[self.prim.inputs[side]]
+        if not is_half(prim.dtype):
+            return False
+        name = prim.name
+        while name not in self.region.inputs:
+            inner = self.program.prims[name]
+            if inner.op not in VIEW_OPS:
+                return False
+            name = inner.inputs[0]
+        return True
+
+
+class Tile:
+    """One operand's (or the result's) tile: its expressions, written into a list of lines."""
+
+    def __init__(
+        self,
+        axes: ProductAxes,
+        parameters: Parameters,
+        rows: tuple[tuple[Axis, ...], str],
+        cols: tuple[tuple[Axis, ...], str],
+        masks: Sequence[Mask],
+        lines: list[str],
+        *,
+        known: Mapping[str, Code] | None = None,
+        widen: bool = True,
+        apart: bool = False,
+        accesses: Sequence[Index] = (),
+    ) -> None:
+        self.lines = lines
+        self.axes = axes
+        self.known = known or {}
+        groups: list[Group] = []
+        flat: list[Group] = []
+        for (own, name), is_rows in ((rows, True), (cols, False)):
+            if not own:
+                continue
+            whole = Group(own, name, rows=is_rows, cols=not is_rows)
+            pieces = [[axis] for axis in own] if apart else merge_axes(own, accesses)
+            groups += taken_apart(whole, pieces, parameters.names, 0)
+            flat.append(whole)
+        if axes.batch:
+            whole = Group(axes.batch, "batch")
+            pieces = [[axis] for axis in axes.batch] if apart else merge_axes(axes.batch, accesses)
+            groups += taken_apart(whole, pieces, parameters.names, 10)
+            flat.append(whole)
+        self.expressions = Expressions(
+            axes.program,
+            axes.region,
+            parameters,
+            groups,
+            flat,
+            masks,
+            lambda text, cols: self.lines.append(text),
+            self._provide,
+            widen=widen,
+        )
+
+    def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        if prim.name in self.known:
+            return self.known[prim.name]
+        raise CannotCode(f"{prim.op.value} beside a matrix product")
+
+    def value(self, prim: str) -> Code:
+        return self.expressions.value(prim, self.expressions.own_index(prim))
+
+
+def operand_accesses(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> list[Index]:
+    """How an operand is read, with every axis apart: shows which axes run as one."""
+    rows = (axes.m, axes.n)[side]
+    probe = Tile(axes, Parameters(axes.program, buffers, PRODUCT_NAMES), (rows, "r"), (axes.k, "k"), [], [], apart=True)
+    probe.value(axes.prim.inputs[side])
+    return probe.expressions.accesses
+
+
+def int32_limit(size: Size) -> str:
+    """The guard's condition under which offsets below ``size`` fit in 32 bits."""
+    return f"{size} < 2147483648"
+
+
+def mask_needed(size: Size, block: int) -> bool:
+    """Whether the last block may reach beyond ``size``."""
+    return any(coefficient % block for _, coefficient in size.terms)

@@ -1,0 +1,213 @@
+"""Operands of a float32 product as sums of two float16 halves, and the walk over them on tensor cores.
+
+Each row is scaled by a power of two and split, x = high + low, which keeps 22 of the 24 bits. The product is then
+low*high + high*low + high*high, summed in float32 (after Ootomo & Yokota, arXiv 2203.03341). The halves of a row lie side by
+side with K dense: [low | high] for the left operand, [high | low] for the right one. So the first two terms are one walk over
+both halves, and the third starts in the middle of the left and at the beginning of the right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.micro.builtin.expressions import Mask, Parameters
+from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
+from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
+from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, operand_accesses
+
+PAD = 128
+"""K is padded to a multiple of this where it is a number, so that no block of K is cut."""
+WHOLE_LIMIT = 16384
+"""Sizes of K up to which a row is split while it is held in registers."""
+STRIDED_ROWS, STRIDED_DEPTH = 16, 128
+"""Tile of a program that splits an operand whose K is not dense, or too large to be held."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The buffers of a split operand."""
+
+    name: str
+    """Of the operand."""
+    side: int
+    """0 for the left operand, 1 for the right one."""
+    rows: Size
+    """M or N, without the batch."""
+    k: Size
+    k_pad: Size
+    """Elements from a row's first half to its second."""
+    values: Scratch
+    scale: Scratch
+    """What each row of halves must be multiplied by to give the operand."""
+
+    @staticmethod
+    def of(axes: ProductAxes, side: int, name: str) -> Halves:
+        """The buffers for one operand of a product."""
+        rows, k = axes.sizes["MN"[side]], axes.sizes["K"]
+        k_pad = Size.of(-(-k.constant // PAD) * PAD) if k.is_constant else k
+        total = axes.n_batch * rows
+        values = Scratch(f"{name}_halves", (total, Size.of(2) * k_pad), "float16")
+        return Halves(name, side, rows, k, k_pad, values, Scratch(f"{name}_scale", (total,), "float32"))
+
+
+def write_split(axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Halves, name: str) -> Kernel:
+    """The kernel that writes an operand's scaled halves and each row's scale."""
+    return _SplitWriter(axes, buffers, halves).kernel(name)
+
+
+class _SplitWriter:
+    def __init__(self, axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Halves) -> None:
+        self.axes = axes
+        self.buffers = buffers
+        self.halves = halves
+        self.parameters = Parameters(axes.program, buffers, PRODUCT_NAMES)
+        size_name = "MN"[halves.side]
+        self.row = size_name.lower()
+        self.values = self.parameters.names.unique(f"{halves.values.name}_ptr")
+        self.scale = self.parameters.names.unique(f"{halves.scale.name}_ptr")
+        self.parameters.name_size(halves.rows, size_name)
+        self.parameters.name_size(halves.k, "K")
+        self.n_rows, self.k = (self.parameters.size(size).text for size in (halves.rows, halves.k))
+        self.k_pad = self.parameters.size(halves.k_pad).text
+        self.accesses = operand_accesses(axes, buffers, halves.side)
+
+    def kernel(self, name: str) -> Kernel:
+        """The finished kernel."""
+        whole = self._is_dense() and self.halves.k.is_constant and self.halves.k.constant <= WHOLE_LIMIT
+        lines, blocks, warps = self._whole() if whole else self._looped()
+        rows = blocks["ROWS"]
+        grid, sizes = [f"triton.cdiv(rows_{self.row}, {rows})"], {f"rows_{self.row}": self.halves.rows}
+        start = [f"{self.row} = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]"]
+        if self.axes.batch:
+            start.append("batch = tl.program_id(1).to(tl.int64)")
+            grid.append("n_batch")
+            sizes["n_batch"] = self.axes.n_batch
+        order = "low and high" if self.halves.side == 0 else "high and low"
+        what = (
+            f"Each row of {self.halves.name}, scaled, as the sum of two float16 numbers: {order} half side by side.\n\n"
+            "high holds the leading 11 bits of each significand, low the next 11."
+        )
+        return assemble(
+            name,
+            self.parameters,
+            blocks,
+            what,
+            [*start, *lines],
+            grid=tuple(grid),
+            grid_sizes=sizes,
+            num_warps=warps,
+            num_stages=2,
+            limits=(int32_limit(self.axes.n_batch * self.halves.rows * Size.of(2) * self.halves.k_pad),),
+            scratch_written=((self.values, self.halves.values), (self.scale, self.halves.scale)),
+        )
+
+    def _is_dense(self) -> bool:
+        """Whether neighbours along K are neighbours in every tensor that the operand is read from."""
+        for access in self.accesses:
+            for variable, step in access.terms:
+                if variable.cols and step != Size.of(1) and variable.size != Size.of(1):
+                    return False
+        return True
+
+    def _tile(self, lines: list[str]) -> str:
+        """Write what reads (and computes) a tile of the operand; the name or expression that holds it."""
+        side = self.halves.side
+        rows = (self.axes.m, self.axes.n)[side]
+        mask = [Mask("inside", True, True)]
+        tile = Tile(
+            self.axes, self.parameters, (rows, self.row), (self.axes.k, "k"), mask, lines, accesses=self.accesses
+        )
+        value = tile.value(self.axes.prim.inputs[side])
+        if value.text.isidentifier():
+            return value.text
+        name = self.parameters.names.unique("value")
+        # What lies outside is no part of the row: its size must not count.
+        lines.append(f"{name} = tl.where(inside, {value.text}, 0.0)")
+        return name
+
+    def _inside(self) -> str:
+        return f"inside = ({self.row} < {self.n_rows}) & (k < {self.k})"
+
+    def _whole(self) -> tuple[list[str], dict[str, int], int]:
+        """A row at once, read once."""
+        depth = max(16, 1 << (self.halves.k_pad.constant - 1).bit_length())
+        lines = ["k = tl.arange(0, DEPTH)[None, :]", self._inside()]
+        value = self._tile(lines)
+        lines += [
+            f"factor, inverse = _unit_scale(tl.max(tl.abs({value}), axis=1, keep_dims=True))",
+            *self._store_scale(),
+        ]
+        lines += self._store_halves(value)
+        return lines, {"ROWS": max(1, 2048 // depth), "DEPTH": depth}, max(4, min(16, depth // 1024))
+
+    def _looped(self) -> tuple[list[str], dict[str, int], int]:
+        """A few rows at a time, walked twice: for their largest element, then to be split."""
+        body = ["k = (start + tl.arange(0, DEPTH))[None, :]", self._inside()]
+        value = self._tile(body)
+        lines = ["largest = tl.zeros([ROWS, DEPTH], tl.float32)", f"for start in range(0, {self.k}, DEPTH):"]
+        lines += [f"    {line}" for line in [*body, f"largest = tl.maximum(largest, tl.abs({value}))"]]
+        lines += ["factor, inverse = _unit_scale(tl.max(largest, axis=1, keep_dims=True))", *self._store_scale()]
+        lines += [f"for start in range(0, {self.k_pad}, DEPTH):"]
+        lines += [f"    {line}" for line in [*body, *self._store_halves(value)]]
+        return lines, {"ROWS": STRIDED_ROWS, "DEPTH": STRIDED_DEPTH}, 8
+
+    def _store_scale(self) -> list[str]:
+        batch = f"batch * {self.n_rows} + " if self.axes.batch else ""
+        return [f"tl.store({self.scale} + {batch}{self.row}, inverse, mask={self.row} < {self.n_rows})"]
+
+    def _store_halves(self, value: str) -> list[str]:
+        batch = f"batch * {self.n_rows} * 2 * {self.k_pad} + " if self.axes.batch else ""
+        first, second = ("low", "high") if self.halves.side == 0 else ("high", "low")
+        return [
+            f"scaled = {value} * factor",
+            "high = scaled.to(tl.float16)",
+            "low = (scaled - high.to(tl.float32)).to(tl.float16)",
+            f"place = {self.values} + {batch}{self.row} * (2 * {self.k_pad}) + k",
+            f"stored = ({self.row} < {self.n_rows}) & (k < {self.k_pad})",
+            f"tl.store(place, {first}, mask=stored)",
+            f"tl.store(place + {self.k_pad}, {second}, mask=stored)",
+        ]
+
+
+def walk_halves(
+    axes: ProductAxes,
+    parameters: Parameters,
+    a: Halves,
+    b: Halves,
+    values: list[str],
+    block_k: int,
+) -> list[str]:
+    """Statements of the product's loop: the small terms first, so that little of them is rounded away."""
+    m, n, k, pad = (parameters.size(size).text for size in (a.rows, b.rows, a.k, a.k_pad))
+    batch_a, batch_b = (f"batch * {rows} * 2 * {pad} + " if axes.batch else "" for rows in (m, n))
+    tile_a, tile_b = (parameters.names.unique(f"{half.name}_part") for half in (a, b))
+    row_a, row_b = (parameters.names.unique(f"{half.name}_row") for half in (a, b))
+    lines = [
+        "k = tl.arange(0, BLOCK_K)",
+        "# Rows beyond the last wrap around; what they give is not stored.",
+        f"{row_a} = {values[0]} + {batch_a}(m % {m}) * (2 * {pad}) + k[None, :]",
+        f"{row_b} = {values[1]} + {batch_b}(n % {n}) * (2 * {pad}) + k[:, None]",
+    ]
+    if a.k_pad.is_constant and a.k_pad.constant % block_k == 0:
+        return [
+            *lines,
+            "# low*high and high*low in one walk, then high*high.",
+            f"for start in range(0, 3 * {pad}, BLOCK_K):",
+            f"    last = start >= 2 * {pad}",
+            f"    {tile_a} = tl.load({row_a} + tl.where(last, start - {pad}, start))",
+            f"    {tile_b} = tl.load({row_b} + tl.where(last, start - 2 * {pad}, start))",
+            f"    acc = tl.dot({tile_a}, {tile_b}, acc)",
+        ]
+    return [
+        *lines,
+        "# low*high, high*low, high*high.",
+        "for part in tl.static_range(3):",
+        f"    for start in range(0, {k}, BLOCK_K):",
+        f"        inside = start + k < {k}",
+        f"        {tile_a} = tl.load({row_a} + start + (part + 1) // 2 * {pad}, mask=inside[None, :], other=0.0)",
+        f"        {tile_b} = tl.load({row_b} + start + part % 2 * {pad}, mask=inside[:, None], other=0.0)",
+        f"        acc = tl.dot({tile_a}, {tile_b}, acc)",
+    ]

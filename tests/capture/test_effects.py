@@ -1,0 +1,78 @@
+"""What a target does beside returning tensors is found, and told with its line and a remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, TargetUnsupported
+
+HEAD = "import random\n\nimport numpy\nimport torch\nfrom torch import nn\n\nLOG = []\nCALLS = 0\n\n\n# mtmc: x=f32[8,48]\n"
+"""The targets' first line is 12."""
+
+
+def refusal(captured, text: str) -> MtmcError:
+    with pytest.raises(MtmcError) as caught:
+        captured(HEAD + text, "f")
+    assert caught.value.remedy
+    assert caught.value.where is not None
+    return caught.value
+
+
+def module(forward: str) -> str:
+    return (
+        "class f(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('mean', torch.zeros(48))\n        self.calls = 0\n\n"
+        f"    def forward(self, x):\n        {forward}\n        return torch.relu(x - self.mean)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "line"),
+    [
+        ("def f(x):\n    LOG.append(1)\n    return x + 1\n", "changes LOG", 12),
+        ("def f(x):\n    global CALLS\n    CALLS += 1\n    return x + 1\n", "changes CALLS", 12),
+        ("def f(x):\n    random.random()\n    return x + 1\n", "Python's random module", 12),
+        ("def f(x):\n    numpy.random.rand()\n    return x + 1\n", "numpy's global generator", 12),
+        ("def f(x):\n    y = x + 1\n    return y * torch.rand_like(x)\n", "(rand_like)", 14),
+        ("def f(x):\n    y = x + 1\n    return y + torch.randn(8, 48)\n", "(randn)", 14),
+        (module("self.mean = x.mean(0)"), "assigns self.mean", 19),
+        (module("self.calls += 1"), "changes self.calls", 12),
+        (module("self.last = x * 2"), "changes self.last", 12),
+        ("def f(x):\n    y = x + 1\n    return y[y > 0]\n", "values of a tensor", 14),
+        ("def f(x):\n    y = x + 1\n    return torch.tensor(y.tolist())\n", "values of a tensor", 14),
+        ("def f(x, *more):\n    return x + 1\n", "any number of arguments, as *more", 12),
+        ("def f(x):\n    return {'a': x + 1}\n", "returns a dict", 12),
+        ("def f(x):\n    return x + 1, x.shape[0]\n", "returns a tuple with a int in it", 12),
+        ("def f(x):\n    yield x + 1\n", "returns a generator", 12),
+    ],
+)
+def test_is_refused(captured, text: str, words: str, line: int) -> None:
+    error = refusal(captured, text)
+    assert isinstance(error, TargetUnsupported)
+    assert words in error.message
+    assert error.where is not None and error.where.line == line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # A cache that is filled once is no effect of every call.
+        "def f(x):\n    if not LOG:\n        LOG.append(torch.float32)\n    return x + 1\n",
+        "def f(x):\n    state = random.getstate()\n    random.random()\n    random.setstate(state)\n    return x + 1\n",
+        module("self.mean.mul_(0.9).add_(x.mean(0))"),
+        module("self.mean += x.mean(0)"),
+        module("y = self.mean * 2"),
+    ],
+    ids=["cache", "generator put back", "in place", "in place by an operator", "reading"],
+)
+def test_is_not_refused(captured, text: str) -> None:
+    assert captured(HEAD + text, "f").graph.nodes
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
+@pytest.mark.parametrize("text", ["x.cuda()", "x.to('cuda')", "x + torch.ones(48, device='cuda')"])
+def test_code_that_asks_for_cuda_by_itself_is_told_apart_from_a_wrong_workload(captured, text: str) -> None:
+    error = refusal(captured, f"def f(x):\n    y = x + 1\n    return y * {text}\n")
+    assert isinstance(error, EnvironmentNotAble)
+    assert "asks for CUDA by itself" in error.message
+    assert error.where is not None and error.where.line == 14

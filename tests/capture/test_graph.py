@@ -1,0 +1,194 @@
+"""The captured graph: lines, names, sizes and symbols, module parameters, constants, and how the target is called."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.graph import InputKind, Ref
+
+HEAD = "import torch\nfrom torch import nn\n\n\n"
+
+NAMED = (
+    HEAD
+    + """\
+# mtmc: x=f32[B,D] w=f32[D] B=8 D=48
+def named(x, w, eps=1e-6, *, flag=True):
+    scaled = x * w
+    total = (
+        scaled.sum(-1, keepdim=True)
+        + eps
+    )
+    return scaled / total
+"""
+)
+
+
+def test_nodes_know_their_line_and_the_variable_assigned_there(captured) -> None:
+    graph = captured(NAMED, "named").graph
+    seen = [(node.op.split(".")[1], node.line, node.variable) for node in graph.nodes]
+    assert seen == [("mul", 7, "scaled"), ("sum", 9, ""), ("add", 9, "total"), ("div", 12, "")]
+
+
+def test_sizes_keep_the_names_of_the_directive(captured) -> None:
+    capture = captured(NAMED, "named")
+    assert capture.graph.sizes == {"B": 8, "D": 48}
+    assert capture.variable_sizes == ("B", "D")
+    assert [str(size) for size in capture.graph.nodes[-1].type.shape] == ["B", "D"]
+    assert [str(size) for size in capture.graph.nodes[1].type.shape] == ["B", "1"]
+
+
+def test_defaults_are_constants_and_keyword_arguments_are_passed_by_name(captured) -> None:
+    capture = captured(NAMED, "named")
+    assert capture.graph.constants == {"eps": 1e-6, "flag": True}
+    assert [(a.name, a.input, a.keyword) for a in capture.arguments] == [
+        ("x", "x", False),
+        ("w", "w", False),
+        ("eps", None, False),
+        ("flag", None, True),
+    ]
+
+
+def test_sizes_that_the_directive_gives_as_numbers_are_constants_beside_named_ones(captured) -> None:
+    text = HEAD + "# mtmc: x=f32[B,64] B=4\ndef f(x):\n    a, b = x.chunk(2, -1)\n    return a * b\n"
+    capture = captured(text, "f")
+    assert capture.graph.sizes == {"B": 4}
+    assert [str(size) for size in capture.graph.nodes[-1].type.shape] == ["B", "32"]
+
+
+def test_sizes_without_names_get_some(captured) -> None:
+    text = HEAD + "# mtmc: x=f32[4,16] y=f32[16,8]\ndef f(x, y):\n    return torch.relu(x @ y)\n"
+    capture = captured(text, "f")
+    assert capture.graph.sizes == {"s0": 4, "s1": 16, "s2": 8}
+    assert [str(size) for size in capture.graph.inputs[1].type.shape] == ["s1", "s2"]
+    assert capture.flops == 2 * 4 * 16 * 8
+    assert capture.bytes == 4 * (4 * 16 + 16 * 8 + 4 * 8)
+
+
+def test_sizes_that_divisions_speak_of_become_constants(captured) -> None:
+    text = HEAD + "# mtmc: x=f32[8,4,6]\ndef f(x):\n    return x.reshape(8, -1, 12).sum(-1)\n"
+    capture = captured(text, "f")
+    assert capture.graph.sizes == {}
+    assert [size.value(capture.graph.sizes) for size in capture.graph.nodes[-1].type.shape] == [8, 2]
+
+
+def test_strides_and_several_results_come_through(captured) -> None:
+    text = HEAD + "# mtmc: x=f32[4,16]{1,4}\ndef f(x):\n    return torch.relu(x), x.t() + 1, None\n"
+    graph = captured(text, "f").graph
+    assert [str(size) for size in graph.inputs[0].type.stride] == ["1", "s0"]
+    assert graph.returns == "tuple"
+    assert [output is None for output in graph.outputs] == [False, False, True]
+
+
+def test_an_operator_called_as_an_argument_is_another_value(captured) -> None:
+    text = HEAD + "# mtmc: table=f32[10,16] index=i64[4]@0..9\ndef f(table, index):\n    return table[index] + 1\n"
+    graph = captured(text, "f").graph
+    names = [item.name for item in graph.inputs] + [node.name for node in graph.nodes]
+    assert len(set(names)) == len(names)
+    lookup = next(node for node in graph.nodes if node.op == "aten.index.Tensor")
+    assert Ref("index") in list(lookup.inputs())
+    assert Ref(lookup.name) in list(graph.nodes[-1].inputs())
+
+
+def test_sizes_that_indices_point_into_do_not_vary(captured) -> None:
+    text = HEAD + "# mtmc: table=f32[10,16] index=i64[4]@0..9\ndef f(table, index):\n    return table[index] + 1\n"
+    capture = captured(text, "f")
+    rows = str(capture.graph.inputs[0].type.shape[0])
+    assert capture.graph.sizes[rows] == 10
+    assert rows not in capture.variable_sizes
+
+
+MODULE = (
+    HEAD
+    + """\
+class Inner(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+        self.register_buffer("shift", torch.zeros(width))
+        self.slope = 0.1
+
+    def forward(self, x):
+        return torch.where(x > 0, x, x * self.slope) * self.gain + self.shift
+
+
+# mtmc: x=f32[4,16] init: width=16
+class Outer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.ModuleList([Inner(width), Inner(width)])
+        self.unused = nn.Linear(3, 3)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+    # mtmc: x=f32[4,16] init: width=16
+    def half(self, x, by=0.5):
+        return self.norm(x) * by
+"""
+)
+
+
+def test_parameters_and_buffers_are_inputs_with_their_access_and_unread_ones_are_none(captured) -> None:
+    graph = captured(MODULE, "Outer").graph
+    assert [(item.name, item.access, item.kind) for item in graph.inputs] == [
+        ("x", "x", InputKind.ARGUMENT),
+        ("layers_0_gain", "self.layers[0].gain", InputKind.PARAMETER),
+        ("layers_1_gain", "self.layers[1].gain", InputKind.PARAMETER),
+        ("norm_weight", "self.norm.weight", InputKind.PARAMETER),
+        ("norm_bias", "self.norm.bias", InputKind.PARAMETER),
+        ("layers_0_shift", "self.layers[0].shift", InputKind.BUFFER),
+        ("layers_1_shift", "self.layers[1].shift", InputKind.BUFFER),
+    ]
+    assert set(graph.sizes) == {"s0"}, "the sizes of what is not read are none of the graph's"
+
+
+def test_numbers_that_modules_read_from_themselves_are_constants_of_the_graph(captured) -> None:
+    constants = captured(MODULE, "Outer").graph.constants
+    assert constants["self.layers[0].slope"] == 0.1
+    assert constants["self.norm.eps"] == 1e-5
+    assert constants["self.norm.normalized_shape"] == [16]
+
+
+def test_another_method_than_forward_is_captured(captured) -> None:
+    graph = captured(MODULE, "Outer.half").graph
+    assert {item.access for item in graph.inputs} == {"x", "self.norm.weight", "self.norm.bias"}
+    assert graph.constants["by"] == 0.5
+
+
+def test_a_changed_argument_is_a_mutation_and_dropout_is_random(captured) -> None:
+    text = HEAD + (
+        "# mtmc: x=f32[8,48]\ndef f(x):\n    x.add_(1)\n    return torch.nn.functional.dropout(x, 0.5, True)\n"
+    )
+    capture = captured(text, "f")
+    assert [mutation.input for mutation in capture.graph.mutations] == ["x"]
+    assert capture.uses_random
+
+
+def test_a_function_under_torch_compile_is_captured_as_it_was_before(captured) -> None:
+    text = HEAD + "# mtmc: x=f32[8,48]\n@torch.compile\ndef f(x):\n    return torch.relu(x) + 1\n"
+    assert [node.op for node in captured(text, "f").graph.nodes] == ["aten.relu.default", "aten.add.Tensor"]
+
+
+def test_kernelbench_constructor_arguments_may_be_a_pair_of_positional_and_named_ones(captured) -> None:
+    text = HEAD + (
+        "class Model(nn.Module):\n    def __init__(self, scale, shift):\n        super().__init__()\n"
+        "        self.scale, self.shift = scale, shift\n\n"
+        "    def forward(self, x):\n        return torch.relu(x) * self.scale + self.shift\n\n\n"
+        "def get_inputs():\n    return [torch.rand(8, 48)]\n\n\n"
+        "def get_init_inputs():\n    return [[2.0], {'shift': 0.5}]\n"
+    )
+    constants = captured(text, "Model").graph.constants
+    assert (constants["self.scale"], constants["self.shift"]) == (2.0, 0.5)
+
+
+def test_a_text_in_the_place_of_the_file_is_what_is_captured_and_named(captured, interpreter_worker, user_file) -> None:
+    """As when the file holds an earlier run's kernels: lines are those of the text without them."""
+    from mtmc_lsp.capture.client import find_workload, run_capture
+    from mtmc_lsp.source.targets import find_target
+
+    path = user_file("raise RuntimeError('what is on disk is not run')\n")
+    text = NAMED.encode()
+    target = find_target(text, str(path), "named")
+    graph = run_capture(find_workload(str(path), text, target), text, interpreter_worker, 120).graph
+    assert [node.line for node in graph.nodes] == [7, 9, 9, 12]
