@@ -183,3 +183,13 @@ async def test_symbols_and_folding(ide: Editor) -> None:
     (fold,) = await ide.client.text_document_folding_range_async(lsp.FoldingRangeParams(document))
     lines = ide.texts[uri].splitlines()
     assert (lines[fold.start_line], lines[fold.end_line]) == ("# mtmc: begin f", "# mtmc: end f")
+
+
+async def test_every_code_has_a_page_and_every_page_a_code() -> None:
+    from mtmc_lsp import docs
+    from mtmc_lsp.server.features import diagnostics as feature
+
+    source = Path(feature.__file__).read_text()
+    pages = {path.stem for path in (docs.FOLDER / "diagnostics").glob("*.md")}
+    assert pages == {"incorrect", "stale", "not-faster", "unverified", "speedup", "unmeasured"}
+    assert all(f'"{code}"' in source for code in pages)
