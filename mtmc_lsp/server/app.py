@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from pygls.io_ import run_async
 
+from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError
 from mtmc_lsp.server import features
 from mtmc_lsp.server.server import Server
 
@@ -35,26 +36,40 @@ def main() -> None:
     )
     parser.add_argument("--tcp", metavar="HOST:PORT", help="serve any number of clients on this address instead")
     parser.add_argument("--log", metavar="FILE", help="write a log there")
-    serve(tcp=(options := parser.parse_args()).tcp, log_file=options.log)
+    options = parser.parse_args()
+    try:
+        serve(tcp=options.tcp, log_file=options.log)
+    except MtmcError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def serve(*, tcp: str | None = None, log_file: str | None = None, host_command: Sequence[str] = HOST_COMMAND) -> None:
-    """Serve until the client is gone (with ``tcp``: until interrupted)."""
+    """Serve until the client is gone (with ``tcp``: until interrupted).
+
+    Raises:
+        RequestError: the address cannot be read.
+        EnvironmentNotAble: the address cannot be served on, or the log cannot be written.
+    """
     # Standard output is the protocol's; without a file only errors are said, on standard error.
     level = logging.INFO if log_file else logging.CRITICAL
-    logging.basicConfig(filename=log_file, level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        logging.basicConfig(filename=log_file, level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    except OSError as error:
+        remedy = "Choose another file for the log."
+        raise EnvironmentNotAble(f"cannot write {log_file}: {error.strerror}", remedy=remedy) from None
     if tcp is None:
         make_server(host_command).start_io()
         return
     host, _, port = tcp.rpartition(":")
     if not port.isdigit():
-        sys.exit(f"cannot read the address {tcp!r}: write HOST:PORT, as in 127.0.0.1:7007")
+        raise RequestError(f"cannot read the address {tcp!r}", remedy="Write HOST:PORT, as in 127.0.0.1:7007.")
     try:
         asyncio.run(_serve_tcp(host or "127.0.0.1", int(port), host_command))
     except KeyboardInterrupt:
         pass
     except OSError as error:
-        sys.exit(f"cannot serve on {tcp}: {error.strerror}")
+        raise EnvironmentNotAble(f"cannot serve on {tcp}: {error.strerror}", remedy="Choose another port.") from None
 
 
 async def _serve_tcp(host: str, port: int, host_command: Sequence[str]) -> None:

@@ -294,3 +294,13 @@ async def test_a_refused_edit_changes_nothing_and_is_said(ide: Editor) -> None:
     assert await ide.command("keep", uri, "f") is False
     assert "the version is another" in ide.client.messages[-1].message
     assert ide.texts[uri] == MODEL
+
+
+async def test_nothing_is_put_where_it_could_not_be_taken_out_again(ide: Editor) -> None:
+    uri = await pending(ide)
+    ide.replace(uri, "# fake f", '("""é # fake f')
+    broken = ide.texts[uri]
+    await ide.command("keepAll", uri, "f")
+    if ide.texts[uri] != broken:
+        await ide.command("undoAll", uri, "f")
+    assert ide.texts[uri] == broken

@@ -157,3 +157,21 @@ async def test_static_checks_come_with_every_keystroke_and_can_be_switched_off(t
         ide.client.set_configuration({"ignoredChecks": ["arange-bound"]}, section="mtmc")
         ide.client.workspace_did_change_configuration(lsp.DidChangeConfigurationParams(settings=None))
         await ide.until(lambda: ide.client.diagnostics.get(uri) == [] or not ide.client.diagnostics.get(uri))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--tcp", "nonsense"], 2, "cannot read the address 'nonsense'"),
+        (["--tcp", "192.0.2.1:1"], 3, "cannot serve on 192.0.2.1:1"),
+        (["--log", "/no/such/folder/x.log"], 3, "cannot write /no/such/folder/x.log"),
+    ],
+)
+async def test_a_wrong_command_line_is_one_clear_message(arguments: list[str], code: int, said: str) -> None:
+    for command in ([sys.executable, "-m", "mtmc_lsp.server.app"], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
+        process = await asyncio.create_subprocess_exec(
+            *command, *arguments, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
+        )
+        _, error = await asyncio.wait_for(process.communicate(), 30)
+        assert (process.returncode, error.decode().count("\n")) == (code, 2)
+        assert said in error.decode()

@@ -14,7 +14,7 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.uris import from_fs_path
 
-from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.errors import Location, MtmcError, SourceSyntaxError
 from mtmc_lsp.core.run import RunStatus, Step
 from mtmc_lsp.server.edits import apply
 from mtmc_lsp.server.features.commands import place, start
@@ -167,7 +167,15 @@ def composed(document: Document, qualname: str, step: Step | None) -> bytes:
     """
     plain = strip_generated(document.text.data, qualname)
     code = step.candidate.code if step is not None and step.candidate is not None else None
-    return compose(plain, find_target(plain, document.path, qualname), code) if code is not None else plain
+    if code is None:
+        return plain
+    new = compose(plain, find_target(plain, document.path, qualname), code)
+    if strip_generated(new, qualname) != plain:
+        # An open string elsewhere makes the marks a part of it, and what cannot be taken out must not be put in.
+        where = Location(document.path, document.outline.by_name[qualname].target.start_line)
+        remedy = "Mend the syntax errors in the file first."
+        raise SourceSyntaxError(f"the kernel of {qualname} could not be taken out again", where=where, remedy=remedy)
+    return new
 
 
 async def _may_replace(ls: Server, qualname: str) -> bool:
