@@ -26,6 +26,7 @@ COMMANDS = {
     "measure.candidate": "mtmc_lsp.measure.in_worker:candidate",
     "measure.compile": "mtmc_lsp.measure.in_compiler:compile_launches",
     "measure.time": "mtmc_lsp.measure.in_timer:time_candidate",
+    "measure.baseline": "mtmc_lsp.measure.in_timer:baseline",
     "measure.quick": "mtmc_lsp.measure.in_timer:quick",
     "measure.device": "mtmc_lsp.measure.in_timer:device",
     "measure.start": "mtmc_lsp.measure.in_worker:start",

@@ -15,6 +15,7 @@ import torch.fx.proxy
 from torch.export import Dim, export
 from torch.export.graph_signature import OutputKind
 
+from mtmc_lsp.capture.expanding import expansions
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
@@ -121,7 +122,7 @@ def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, 
     with _recording_lines(target.path), torch.no_grad():
         try:
             exported = export(_Flat(function), tensors, dynamic_shapes=(shapes,), strict=False)
-            return exported.run_decompositions({})
+            return exported.run_decompositions(expansions())
         except Exception as error:
             raise export_error(error, target) from error
 
@@ -190,6 +191,17 @@ class _Reader:
                     self.names[symbol] = wanted
                 if isinstance(size, torch.SymInt) and len(symbols) == 1 and str(size.node.expr) in symbols:
                     self.sizes.setdefault(self.names[next(iter(symbols))], int(item.value.shape[d]))
+        # Steps over memory that no size explains, as those of a slice, are sizes of their own.
+        for node, item in zip(self.placeholders, self.inputs, strict=True):
+            for d, stride in enumerate(node.meta["val"].stride()):
+                for symbol in _symbols(stride) - set(self.names):
+                    if str(stride.node.expr) == symbol:
+                        name = f"{item.name}_stride{d}"
+                        while name in taken:
+                            name += "_"
+                        taken.add(name)
+                        self.names[symbol] = name
+                        self.sizes[name] = int(item.value.stride(d))
 
     def awkward_symbols(self) -> set[str]:
         """Symbols in sizes or guards that are no polynomials: divisions, remainders, maxima."""

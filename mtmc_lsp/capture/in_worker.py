@@ -17,12 +17,16 @@ from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
-from mtmc_lsp.core.graph import Graph, InputKind
+from mtmc_lsp.core.graph import Graph, InputKind, Node
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
 """Above this many input elements the CPU does not run the target in capture: verification runs it, on reduced sizes."""
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides."""
 
 
 def capture(request: dict[str, Any]) -> dict[str, Any]:
@@ -39,8 +43,9 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     _check_inputs(inputs, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     structure = "tensor"
+    returned: list[Layout | None] = []
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
-        structure = _run_eagerly(module, call, inputs, workload.target)
+        structure, returned = _run_eagerly(module, call, inputs, workload.target)
     with watching_attributes(call.instance, workload.target.path) as watched:
         graph, notes = export_graph(_flat_function(call, inputs), inputs, workload.target, variables)
         traced, flops = _structure(call, inputs, workload.target)
@@ -50,7 +55,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     notes += _gradient_notes(workload)
     constants = _constants(call, watched.reads, workload.target)
     graph = replace(graph, constants=constants, returns=structure, fp32_matmul=_fp32_matmul())
-    graph = _without_unused_inputs(graph)
+    graph = _without_unused_inputs(_without_dead_nodes(_laid_out_as(graph, returned)))
     _check_graph(graph, workload.target)
     result = Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
@@ -171,8 +176,14 @@ def _gradient_notes(workload: Workload) -> tuple[str, ...]:
     )
 
 
-def _run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], target: Target) -> str:
-    """Run the target twice: it must not raise, must return tensors, and must return the same again."""
+def _run_eagerly(
+    module: ModuleType, call: Call, inputs: list[InputTensor], target: Target
+) -> tuple[str, list[Layout | None]]:
+    """Run the target twice: it must not raise, must return tensors, and must return the same again.
+
+    Returns:
+        How its results are put together, and the shape and strides of each.
+    """
     runs: list[Any] = []
     before = None
     try:
@@ -198,7 +209,32 @@ def _run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], targ
             )
     assert before is not None
     before.refuse_changes(target)
-    return structure
+    return structure, [None if t is None else (tuple(t.shape), t.stride()) for t in _tensors_of(runs[0])]
+
+
+def _laid_out_as(graph: Graph, returned: list[Layout | None]) -> Graph:
+    """The graph with results laid out as the target laid them out.
+
+    Where a dimension of size 1 leaves the order of dimensions open, the export may settle it otherwise than eager code does.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    for ref, seen in zip(graph.outputs, returned, strict=False):
+        if ref is None or seen is None or ref.name not in nodes:
+            continue
+        node = nodes[ref.name]
+        kind = node.outputs[ref.index]
+        own = [stride.value(graph.sizes) for stride in kind.stride]
+        if all(a == b or size == 1 for size, a, b in zip(seen[0], own, seen[1], strict=True)):
+            continue
+        inner_first = sorted(range(len(own)), key=lambda dim: (seen[1][dim], seen[0][dim], -dim))
+        stride = list(kind.stride)
+        below = Size.of(1)
+        for dim in inner_first:
+            stride[dim], below = below, below * kind.shape[dim]
+        outputs = list(node.outputs)
+        outputs[ref.index] = replace(kind, stride=tuple(stride))
+        nodes[ref.name] = replace(node, outputs=tuple(outputs))
+    return replace(graph, nodes=tuple(nodes[node.name] for node in graph.nodes))
 
 
 def _nearly_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -280,6 +316,17 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
     return tuple(arguments)
 
 
+def _without_dead_nodes(graph: Graph) -> Graph:
+    """Without what no result needs, such as what only an assertion looked at. Random numbers are drawn all the same."""
+    wanted = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.name in wanted or is_random(node.op):
+            kept.append(node)
+            wanted |= {ref.name for ref in node.inputs()}
+    return replace(graph, nodes=tuple(reversed(kept)))
+
+
 def _without_unused_inputs(graph: Graph) -> Graph:
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
     used |= {ref.name for ref in graph.outputs if ref is not None} | {m.input for m in graph.mutations}
@@ -305,7 +352,8 @@ def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workl
     for argument in arguments:
         if argument.high is not None and argument.high > 1 and argument.name not in tied:
             pinned |= {name for name, value in graph.sizes.items() if value > argument.high}
-    return tuple(name for name in graph.sizes if name not in pinned)
+    in_shapes = {name for item in graph.inputs for size in item.type.shape for name in size.symbols()}
+    return tuple(name for name in graph.sizes if name in in_shapes and name not in pinned)
 
 
 def _bytes(graph: Graph) -> float:

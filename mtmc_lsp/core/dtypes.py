@@ -54,6 +54,16 @@ EPSILON: dict[str, float] = {
 }
 """Machine epsilon: the spacing of numbers at 1."""
 
+LARGEST: dict[str, float] = {
+    "float64": 1.7976931348623157e308,
+    "float32": 3.4028234663852886e38,
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+}
+"""The largest finite number."""
+
 
 def is_float(dtype: str) -> bool:
     """Whether ``dtype`` is a floating point type."""

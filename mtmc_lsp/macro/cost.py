@@ -10,13 +10,7 @@ from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.prims import PrimOp, Program
-from mtmc_lsp.macro.regions import Region, RegionKind
-
-VIEWS = frozenset(
-    "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
-    "_unsafe_view narrow".split()
-)
-"""ATen operations that only make another view of a tensor (a reshape may copy; the model neglects it)."""
+from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind
 
 PASSES = {"layer_norm": 2, "group_norm": 3, "batch_norm": 3, "instance_norm": 3, "softmax": 2, "log_softmax": 2}
 """How many times PyTorch's own kernel reads or writes the tensor, where it is more than once each."""

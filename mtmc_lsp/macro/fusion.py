@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.macro.configs import default_config, product_config
-from mtmc_lsp.macro.cost import VIEWS, ZERO, Cost, kernel_cost, matmul_flops, torch_cost
+from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.macro.prims import PrimOp, Program
-from mtmc_lsp.macro.regions import CannotFuse, Region, RegionKind, analyse
+from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse
 from mtmc_lsp.macro.schedule import Schedule
 
 

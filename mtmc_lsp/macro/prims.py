@@ -25,7 +25,7 @@ class PrimOp(Enum):
     OPAQUE = "opaque"
     """The result of an ATen call that stays a torch call."""
     CONSTANT = "constant"
-    """``attrs["value"]``, broadcast."""
+    """``attrs["value"]`` (a number or a Size), broadcast."""
     IOTA = "iota"
     """Its own index along ``attrs["dim"]``, times ``attrs["step"]`` plus ``attrs["start"]``."""
     RANDOM = "random"
@@ -141,6 +141,10 @@ class Builder:
         """A scalar."""
         return self.add(PrimOp.CONSTANT, (), (), dtype, value=value)
 
+    def size(self, size: Size, dtype: str) -> str:
+        """A size as a scalar."""
+        return self.add(PrimOp.CONSTANT, (), (), dtype, value=size.constant if size.is_constant else size)
+
     def pointwise(self, fn: str, *operands: str | bool | int | float, dtype: str, **attrs: object) -> str:
         """``fn`` of operands broadcast as in PyTorch; Python scalars become constants of ``dtype``."""
         names = [self.constant(x, self._scalar_dtype(x, dtype)) if not isinstance(x, str) else x for x in operands]
@@ -160,9 +164,20 @@ class Builder:
         return name if self.dtype(name) == dtype else self.pointwise("cast", name, dtype=dtype)
 
     def reduce(self, fn: str, name: str, dims: Sequence[int], dtype: str, *extra: str) -> str:
-        """Reduce ``dims``, kept with size 1."""
+        """Reduce ``dims``, kept with size 1. Dimensions of size 1 have nothing to reduce, so no reduction is made of them."""
+        dims = [d for d in dims if self.shape(name)[d] != ONE]
+        if not dims:
+            return self._of_single(fn, name, dtype, *extra)
         shape = [ONE if i in dims else size for i, size in enumerate(self.shape(name))]
         return self.add(PrimOp.REDUCE, (name, *extra), shape, dtype, fn=fn, dims=tuple(sorted(dims)))
+
+    def _of_single(self, fn: str, name: str, dtype: str, *extra: str) -> str:
+        """What a reduction of one element each gives."""
+        if fn.startswith("arg"):
+            return self.expand(self.constant(0, dtype), self.shape(name))
+        if fn == "sum_exp":
+            return self.pointwise("exp", self.pointwise("sub", name, *extra, dtype=dtype), dtype=dtype)
+        return self.cast(name, dtype)
 
     def reshape(self, name: str, shape: Sequence[SizeLike]) -> str:
         """``name`` with another shape of the same number of elements."""

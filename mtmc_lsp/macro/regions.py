@@ -6,10 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from mtmc_lsp.core.graph import Node, Ref
+from mtmc_lsp.core.graph import Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
+
+VIEWS = frozenset(
+    "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
+    "_unsafe_view narrow".split()
+)
+"""ATen operations that only make another view of a tensor (a reshape may copy; the model neglects it)."""
 
 
 class CannotFuse(Exception):
@@ -75,6 +81,20 @@ def used_outside(program: Program, nodes: Iterable[str]) -> tuple[Ref, ...]:
     )
 
 
+def _returned_views(graph: Graph) -> set[Ref]:
+    """Values on the way from an input to a result that is a view of it."""
+    nodes = {node.name: node for node in graph.nodes}
+    found: set[Ref] = set()
+    for ref in graph.outputs:
+        chain: set[Ref] = set()
+        while ref is not None and ref.name in nodes and nodes[ref.name].op.split(".")[1] in VIEWS:
+            chain.add(ref)
+            ref = next(nodes[ref.name].inputs())
+        if ref is not None and ref.name not in nodes:
+            found |= chain
+    return found
+
+
 def analyse(program: Program, nodes: Iterable[str]) -> Region:
     """The region that ``nodes`` make.
 
@@ -91,8 +111,15 @@ def analyse(program: Program, nodes: Iterable[str]) -> Region:
     if not outputs:
         raise CannotFuse("nothing of it is used")
     prims, inputs = _needed(program, chosen, [program.of(ref).name for ref in outputs])
+    if not prims:
+        raise CannotFuse("nothing is computed")
+    if set(outputs) & _returned_views(program.graph):
+        raise CannotFuse("a result is a view of an input, and a kernel would make a copy of it")
     members = [program.prims[name] for name in prims]
-    table = AxisTable(program.prims, prims, program.graph.sizes)
+    # A result that is an input as it is (a clone) has axes too.
+    results = [program.of(ref).name for ref in outputs]
+    table = AxisTable(program.prims, [*(name for name in results if name in inputs), *prims], program.graph.sizes)
+    _check_distinct(members, table)
     kind = _kind(members)
     if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
         return _product_region(program, ordered, prims, inputs, outputs, kind, table)
@@ -106,6 +133,14 @@ def analyse(program: Program, nodes: Iterable[str]) -> Region:
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")
     return Region(ordered, prims, inputs, outputs, kind, table, kept, reduced)
+
+
+def _check_distinct(members: list[Prim], table: AxisTable) -> None:
+    """A value against its own transpose walks one axis twice: that takes two sets of axes."""
+    for prim in members:
+        axes = table.all_axes(prim.name)
+        if len(set(axes)) != len(axes):
+            raise CannotFuse("a tensor meets itself along another axis")
 
 
 def _check_convex(program: Program, chosen: set[str]) -> None:
@@ -171,6 +206,8 @@ class AttentionForm:
     """The left operand of the second product."""
     result: Prim
     """The second product."""
+    zero_for_none: bool
+    """Whether a query with no key at all gives zeros, as in PyTorch's own attention, and not NaN."""
 
 
 def attention_form(members: list[Prim]) -> AttentionForm | None:
@@ -193,7 +230,7 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     rank = len(own[total.name].shape)
     if total.attrs["dims"] != (rank - 1,) or not _elementwise_from(own, total.inputs[0], scores):
         return None
-    return AttentionForm(scores, total.inputs[0], result.inputs[0], result)
+    return AttentionForm(scores, total.inputs[0], result.inputs[0], result, bool(quotient.attrs.get("zero_for_none")))
 
 
 def _skip_casts(own: dict[str, Prim], name: str) -> Prim | None:

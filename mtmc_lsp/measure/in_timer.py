@@ -85,6 +85,14 @@ def _compiled(capture: Capture, own: str) -> tuple[Run | None, str]:
     return result
 
 
+def baseline(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile the user's own code, so that the first timing need not wait for it."""
+    capture = from_json(Capture, request["capture"])
+    with torch.no_grad():
+        _compiled(capture, own_text(request, capture))
+    return {}
+
+
 def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
     """Time a candidate against eager, ``torch.compile`` and the previous version; a :class:`Timing` as JSON."""
     capture = from_json(Capture, request["capture"])

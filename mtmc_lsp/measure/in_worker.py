@@ -19,6 +19,8 @@ from mtmc_lsp.measure.running import (
     LaunchCount,
     copies,
     device_for,
+    is_interpreted,
+    mend_interpreter,
     module_of,
     own_text,
     poison_new_memory,
@@ -148,6 +150,8 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     case = request["case"]
     device = device_for(capture, case["kind"])
     poison_new_memory()
+    if is_interpreted():
+        mend_interpreter()
     try:
         module = module_of(capture, own_text(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:

@@ -121,7 +121,7 @@ def prepared_call(
     module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str
 ) -> tuple[Call, list[Any]]:
     """The target of ``module`` holding the case's parameters, and the arguments to call it with."""
-    call = build_call(module, capture.workload, device, _tiny_sizes(capture))
+    call = build_call(module, capture.workload, device, _call_sizes(capture, inputs))
     if call.instance is not None:
         floats = [t for t in inputs.values() if t.is_floating_point()]
         if floats and any(t.dtype is torch.float64 for t in floats):
@@ -156,6 +156,17 @@ def _place(instance: Any, access: str, value: torch.Tensor) -> None:
         owner._buffers[name] = value
 
 
-def _tiny_sizes(capture: Capture) -> dict[str, int]:
-    """Sizes for the throw-away arguments that a call is built with; the case's own replace them."""
-    return {name: min(value, 4) for name, value in capture.workload.sizes.items()}
+def _call_sizes(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Sizes for the throw-away arguments that a call is built with; the case's own replace them.
+
+    Arguments that the graph does not use are kept, so where there are any, they get the case's sizes.
+    """
+    sizes = {name: min(value, 4) for name, value in capture.workload.sizes.items()}
+    tensors = {argument.name for argument in capture.workload.arguments if argument.tensor is not None}
+    if tensors <= set(inputs):
+        return sizes
+    for item in capture.graph.inputs:
+        for size, length in zip(item.type.shape, inputs[item.name].shape, strict=True):
+            if size.is_symbol:
+                sizes[str(size)] = length
+    return sizes

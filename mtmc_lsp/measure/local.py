@@ -6,8 +6,8 @@ import contextlib
 import secrets
 import shutil
 import tempfile
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +87,14 @@ class LocalMeasurer:
         # Two folders: the candidate's process is never told where the expected results lie.
         self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
         self._shared = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
-        self._prepared: list[Case] | None = None
+        self._background = ThreadPoolExecutor(4)
+        self._prepared: Future[list[Case]] | None = None
+        self._baseline: Future[None] | None = None
         self._device: Device | None = None
         if self.measured:
             # Importing torch takes seconds: all processes do it at once, while the first step is planned.
             for worker in (self._reference, self._runner, self._compiler, self._timer):
-                threading.Thread(target=self._start, args=(worker,), daemon=True).start()
+                self._background.submit(self._start, worker)
 
     def _start(self, worker: Worker) -> None:
         # What is wrong with an interpreter is said by the first real request.
@@ -112,7 +114,9 @@ class LocalMeasurer:
 
     def close(self) -> None:
         """End the workers and remove their files."""
+        self._background.shutdown(wait=False, cancel_futures=True)
         for worker in (self._reference, self._runner, self._compiler, self._timer):
+            worker.kill()
             worker.close()
         for folder in (self._secret, self._shared):
             shutil.rmtree(folder, ignore_errors=True)
@@ -159,25 +163,42 @@ class LocalMeasurer:
     ) -> Verdict:
         return Verdict(status, tuple(checks), self._mode, *worst, reason, self._notes(fallbacks))
 
+    def _prepare(self) -> None:
+        """Let the references and, on a GPU, the compiled baseline be made while the first candidate is compiled."""
+        if self._prepared is None:
+            self._prepared = self._background.submit(self._made_cases)
+        if self._baseline is None and self.measured:
+            self._baseline = self._background.submit(self._made_baseline)
+
+    def _made_baseline(self) -> None:
+        request = {"capture": to_json(self._capture), "own": self._own}
+        # What fails here fails again, and is said, when a candidate is timed.
+        with contextlib.suppress(MtmcError):
+            self._timer.call("measure.baseline", request, self._time_seconds)
+
     def _cases(self) -> list[Case]:
         """The cases whose reference is computed; made once, before any candidate runs."""
-        if self._prepared is None:
-            prepared: list[Case] = []
-            for case in verification_cases(self._capture, interpreted=not self.measured, seed=self._seed):
-                request = {**self._request(case, len(prepared)), "expected": str(self._expected(len(prepared)))}
-                try:
-                    self._reference.call("measure.reference", request, self._run_seconds)
-                except MtmcError as error:
-                    # The user's own code does not take these sizes; the first case is the workload itself.
-                    if not prepared:
-                        raise
-                    if self.measured and "CUDA" in error.message:
-                        # A failed kernel leaves the process's GPU context unusable.
-                        self._reference.close()
-                    continue
-                prepared.append(case)
-            self._prepared = prepared
-        return self._prepared
+        self._prepare()
+        assert self._prepared is not None
+        return self._prepared.result()
+
+    def _made_cases(self) -> list[Case]:
+        """The cases that the user's own code takes, each with its reference on disk."""
+        prepared: list[Case] = []
+        for case in verification_cases(self._capture, interpreted=not self.measured, seed=self._seed):
+            request = {**self._request(case, len(prepared)), "expected": str(self._expected(len(prepared)))}
+            try:
+                self._reference.call("measure.reference", request, self._run_seconds)
+            except MtmcError as error:
+                # The user's own code does not take these sizes; the first case is the workload itself.
+                if not prepared or (isinstance(error, WorkerFailed) and error.kind == "cancelled"):
+                    raise
+                if self.measured and "CUDA" in error.message:
+                    # A failed kernel leaves the process's GPU context unusable.
+                    self._reference.close()
+                continue
+            prepared.append(case)
+        return prepared
 
     def _request(self, case: Case, number: int) -> dict[str, object]:
         return {
@@ -225,7 +246,7 @@ class LocalMeasurer:
     def _notes(self, fallbacks: int) -> tuple[str, ...]:
         notes = []
         if not self.measured:
-            cases = self._prepared or []
+            cases = self._cases()
             shown = ", ".join(f"{k}={v}" for k, v in (cases[0].sizes if cases else {}).items())
             if cases and dict(cases[0].sizes) != dict(self._capture.graph.sizes):
                 notes.append(f"sizes reduced to {shown} for Triton's interpreter")
@@ -241,6 +262,7 @@ class LocalMeasurer:
 
     def compile(self, candidate: Candidate) -> CompileReport:
         """Cross-compile every kernel for every architecture."""
+        self._prepare()
         archs = [self._capture.environment.capability] if self.measured else list(self._archs)
         request = {
             "path": self._capture.workload.target.path,

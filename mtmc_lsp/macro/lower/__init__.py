@@ -60,12 +60,14 @@ class Call:
         return self.tensor(position, name) if self.has(position, name) else None
 
     def operand(self, position: int, name: str = "") -> str | bool | int | float:
-        """A tensor's primitive or a Python number; a constant size counts as a number."""
+        """A tensor's primitive or a Python number; a constant size counts as a number, a named one is a primitive."""
         value = self.raw(position, name)
         if isinstance(value, Ref):
             return self.tensor(position, name)
         if isinstance(value, Size) and value.is_constant:
             return value.constant
+        if isinstance(value, Size):
+            return self.b.size(value, self.out.dtype)
         if isinstance(value, (bool, int, float)):
             return value
         raise CannotLower(f"{self.node.op}: argument {position} is neither a tensor nor a number")
@@ -89,11 +91,15 @@ class Call:
 
     def dim(self, position: int, name: str, rank: int, default: int = 0) -> int:
         """A dimension, made non-negative."""
+        if not rank:
+            raise self.fail("a dimension of a scalar")
         value = self.integer(position, name, default)
         return value + rank if value < 0 else value
 
     def dims(self, position: int, name: str, rank: int) -> tuple[int, ...]:
-        """Dimensions, made non-negative; all of them for None or an empty list."""
+        """Dimensions, made non-negative; all of them for None or an empty list, none of a scalar."""
+        if not rank:
+            return ()
         value = self.raw(position, name)
         items = value if isinstance(value, tuple) else (() if value is None else (value,))
         numbers = [v.constant if isinstance(v, Size) else v for v in items]
@@ -154,6 +160,13 @@ def _base(op: str) -> str:
 
 def lower(graph: Graph) -> Program:
     """The primitive form of ``graph``; an operation without a rule becomes ``OPAQUE``."""
-    from mtmc_lsp.macro.lower import normalisation, pointwise, products, reductions, views  # noqa: F401 (they register)
+    from mtmc_lsp.macro.lower import (  # noqa: F401 (they register)
+        losses,
+        normalisation,
+        pointwise,
+        products,
+        reductions,
+        views,
+    )
 
     return _lower(_Box(graph))

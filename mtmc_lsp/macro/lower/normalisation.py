@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import compute_dtype
+from mtmc_lsp.core.dtypes import EPSILON, compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
 from mtmc_lsp.macro.lower.reductions import centred_moments, count, scale_by_count
@@ -56,7 +56,7 @@ def rms_norm(c: Call) -> str:
     d = compute_dtype(c.out.dtype)
     wide = c.b.cast(x, d)
     # Without eps PyTorch takes the machine epsilon of the dtype in which it computes.
-    eps = c.number(3, "eps", 0.0) if c.has(3, "eps") else 1.1920928955078125e-07
+    eps = c.number(3, "eps", 0.0) if c.has(3, "eps") else EPSILON[d]
     square = c.b.reduce("sum", c.b.pointwise("square", wide, dtype=d), dims, d)
     mean = scale_by_count(c.b, square, count(c.b.shape(x), dims), d)
     inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", mean, eps, dtype=d), dtype=d)
@@ -90,36 +90,43 @@ def instance_norm(c: Call) -> str:
 
 
 @rule("batch_norm", "_native_batch_norm_legit_no_training")
-def batch_norm(c: Call) -> str:
+def batch_norm(c: Call) -> str | tuple[str, ...]:
     """With running statistics (evaluation): one scale and shift per channel."""
-    training = c.op == "batch_norm" and c.flag(5, "training")
-    if training or not c.has(3) or c.op != "batch_norm":
+    if c.op == "batch_norm" and (c.flag(5, "training") or not c.has(3)):
         raise c.fail("with batch statistics")
     x = c.tensor(0)
     rank, d = len(c.b.shape(x)), compute_dtype(c.out.dtype)
     mean, var = per_channel(c.b, c.tensor(3), rank), per_channel(c.b, c.tensor(4), rank)
     assert mean is not None and var is not None
-    inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", var, c.number(7, "eps", 1e-5), dtype=d), dtype=d)
+    eps = c.number(7 if c.op == "batch_norm" else 6, "eps", 1e-5)
+    inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", var, eps, dtype=d), dtype=d)
     value = c.b.pointwise("mul", c.b.pointwise("sub", c.b.cast(x, d), mean, dtype=d), inverse, dtype=d)
     weight, bias = per_channel(c.b, c.optional(1), rank), per_channel(c.b, c.optional(2), rank)
-    return affine(c.b, value, weight, bias, c.out.dtype)
+    value = affine(c.b, value, weight, bias, c.out.dtype)
+    # What training would save for its backward pass is empty here.
+    empty = [c.b.expand(c.b.constant(0.0, kind.dtype), kind.shape) for kind in c.node.outputs[1:]]
+    return (value, *empty) if empty else value
 
 
-@rule("_native_batch_norm_legit_functional")
+@rule("_native_batch_norm_legit_functional", "_native_batch_norm_legit")
 def batch_norm_training(c: Call) -> tuple[str, ...]:
     """Batch statistics, and the running ones moved towards them (the variance unbiased, as PyTorch does)."""
     x = c.tensor(0)
     shape, d = c.b.shape(x), compute_dtype(c.out.dtype)
-    if not c.flag(5, "training"):
+    alone = c.overload == "no_stats"
+    if not c.flag(3 if alone else 5, "training") or (c.op == "_native_batch_norm_legit" and not alone):
         raise c.fail("without batch statistics")
     dims = tuple(i for i in range(len(shape)) if i != 1)
-    wide = c.b.cast(x, d)
-    mean, squares, n = centred_moments(c.b, wide, dims)
+    mean, squares, n = centred_moments(c.b, c.b.cast(x, d), dims)
     var = scale_by_count(c.b, squares, n, d)
-    inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", var, c.number(7, "eps", 1e-5), dtype=d), dtype=d)
-    value = c.b.pointwise("mul", c.b.pointwise("sub", wide, mean, dtype=d), inverse, dtype=d)
+    eps = c.number(5 if alone else 7, "eps", 1e-5)
+    inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", var, eps, dtype=d), dtype=d)
+    value = c.b.pointwise("mul", c.b.pointwise("sub", c.b.cast(x, d), mean, dtype=d), inverse, dtype=d)
     weight, bias = per_channel(c.b, c.optional(1), len(shape)), per_channel(c.b, c.optional(2), len(shape))
     result = affine(c.b, value, weight, bias, c.out.dtype)
+    saved = c.b.reshape(mean, [shape[1]]), c.b.reshape(inverse, [shape[1]])
+    if alone:
+        return (result, *saved)
     momentum = c.number(6, "momentum", 0.1)
     unbiased = scale_by_count(c.b, squares, n - 1, d)
 
@@ -128,5 +135,4 @@ def batch_norm_training(c: Call) -> tuple[str, ...]:
         new = c.b.pointwise("mul", c.b.reshape(batch, [shape[1]]), momentum, dtype=d)
         return c.b.cast(c.b.pointwise("add", old, new, dtype=d), c.b.dtype(running))
 
-    saved = c.b.reshape(mean, [shape[1]]), c.b.reshape(inverse, [shape[1]])
     return (result, *saved, moved(c.tensor(3), mean), moved(c.tensor(4), unbiased))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import is_float
+from mtmc_lsp.core.dtypes import LARGEST, compute_dtype, is_float
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.lower import Call, rule
@@ -11,13 +11,23 @@ from mtmc_lsp.macro.prims import PrimOp
 UNARY = (
     "exp log sqrt rsqrt sin cos tan tanh sigmoid erf log1p expm1 abs neg floor ceil trunc round sign reciprocal relu silu "
     "exp2 log2 log10 isnan isinf isfinite logical_not bitwise_not mish hardswish hardsigmoid log_sigmoid relu6 square "
-    "asin acos atan sinh cosh erfc softsign"
+    "atan sinh cosh erfc softsign asinh acosh atanh"
 ).split()
 BINARY = (
     "mul maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor fmod "
-    "remainder atan2 pow __lshift__ __rshift__"
+    "remainder hypot fmax fmin pow __lshift__ __rshift__ __and__ __or__ __xor__"
 ).split()
-COMPARISONS = frozenset("eq ne lt le gt ge logical_and logical_or logical_xor".split())
+SPELT = {
+    "__lshift__": "shift_left",
+    "__rshift__": "shift_right",
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+}
+"""Python's operators by the names of the functions that they are."""
+ON_BOOLS = {"add": "logical_or", "maximum": "logical_or", "mul": "logical_and", "minimum": "logical_and"}
+"""What arithmetic on truth values is."""
+COMPARISONS = frozenset("eq ne lt le gt ge".split())
 
 
 @rule(*UNARY)
@@ -32,7 +42,9 @@ def unary(c: Call) -> str:
 
 @rule(*BINARY)
 def binary(c: Call) -> str:
-    fn = {"__lshift__": "shift_left", "__rshift__": "shift_right"}.get(c.op, c.op)
+    fn = SPELT.get(c.op, c.op)
+    if c.out.dtype == "bool":
+        fn = ON_BOOLS.get(fn, fn)
     return c.b.pointwise(fn, c.operand(0), c.operand(1), dtype=c.out.dtype, **_promoted(c))
 
 
@@ -60,10 +72,12 @@ def add(c: Call) -> str:
         left, right = (left, scaled) if c.op != "rsub" else (scaled, right)
         if c.op == "rsub":
             raise c.fail("rsub with alpha")
+    if c.out.dtype == "bool":
+        return c.b.pointwise(ON_BOOLS["add"], left, right, dtype="bool")
     return c.b.pointwise("add" if c.op == "add" else "sub", left, right, dtype=c.out.dtype)
 
 
-@rule("div", "floor_divide")
+@rule("div", "true_divide", "floor_divide")
 def div(c: Call) -> str:
     mode = "floor" if c.op == "floor_divide" else c.raw(2, "rounding_mode")
     fn = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[mode if isinstance(mode, str) else None]
@@ -96,6 +110,23 @@ def clamp(c: Call) -> str:
         x = c.b.pointwise("maximum", x, low, dtype=c.out.dtype)
     if isinstance(high, (str, int, float)):
         x = c.b.pointwise("minimum", x, high, dtype=c.out.dtype)
+    return x
+
+
+@rule("nan_to_num")
+def nan_to_num(c: Call) -> str:
+    x, d = c.tensor(0), c.out.dtype
+    if not is_float(d):
+        return x
+    most = LARGEST[d]
+    nan = c.number(1, "nan", 0.0) if c.has(1, "nan") else 0.0
+    high = c.number(2, "posinf", most) if c.has(2, "posinf") else most
+    low = c.number(3, "neginf", -most) if c.has(3, "neginf") else -most
+    wide = c.b.cast(x, compute_dtype(d))
+    inf = float("inf")
+    for fn, bound, value in (("ne", wide, nan), ("eq", inf, high), ("eq", -inf, low)):
+        found = c.b.pointwise(fn, wide, bound, dtype="bool", operand_dtype=compute_dtype(d))
+        x = c.b.pointwise("where", found, float(value), x, dtype=d)
     return x
 
 
@@ -181,6 +212,29 @@ def arange(c: Call) -> str:
     if not isinstance(start, (int, float)) or not isinstance(step, (int, float)):
         raise c.fail("arange from a symbolic start")
     return c.b.add(PrimOp.IOTA, (), c.out.shape, c.out.dtype, dim=0, start=start, step=step)
+
+
+@rule("fill", "empty_like", "new_empty")
+def fill(c: Call) -> str:
+    """A tensor that is filled; until then it may hold anything, so zero."""
+    value = c.operand(1, "value") if c.op == "fill" else 0
+    if isinstance(value, str):
+        return c.b.expand(c.b.cast(value, c.out.dtype), c.out.shape)
+    typed = bool(value) if c.out.dtype == "bool" else (float(value) if is_float(c.out.dtype) else int(value))
+    return c.b.expand(c.b.constant(typed, c.out.dtype), c.out.shape)
+
+
+@rule("_prelu_kernel")
+def prelu(c: Call) -> str:
+    x, d = c.tensor(0), c.out.dtype
+    positive = c.b.pointwise("gt", x, 0.0, dtype="bool", operand_dtype=compute_dtype(d))
+    return c.b.pointwise("where", positive, x, c.b.pointwise("mul", x, c.tensor(1), dtype=d), dtype=d)
+
+
+@rule("outer")
+def outer(c: Call) -> str:
+    left, right = c.tensor(0), c.tensor(1)
+    return c.b.pointwise("mul", c.b.reshape(left, [*c.b.shape(left), 1]), right, dtype=c.out.dtype)
 
 
 @rule("lerp")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mtmc_lsp.core.dtypes import compute_dtype
+from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
 from mtmc_lsp.macro.lower.reductions import rounded, softmax_statistics
@@ -14,6 +14,8 @@ from mtmc_lsp.macro.prims import Builder, CannotLower, PrimOp, broadcast
 def matmul(b: Builder, left: str, right: str, dtype: str) -> str:
     """PyTorch's ``matmul`` for operands of at least two dimensions, batch dimensions broadcast."""
     a, c = b.shape(left), b.shape(right)
+    if not is_float(dtype):
+        raise CannotLower("a product of integers")
     if len(a) < 2 or len(c) < 2:
         raise CannotLower("a product with a vector")
     if _ancestors(b, left) & _ancestors(b, right):
@@ -40,9 +42,16 @@ def _ancestors(b: Builder, name: str) -> set[str]:
     return found
 
 
-@rule("mm", "bmm", "matmul")
+@rule("mm", "bmm", "matmul", "dot")
 def mm(c: Call) -> str:
     left, right = c.tensor(0), c.tensor(1)
+    if len(c.b.shape(left)) == 1:
+        row = c.b.reshape(left, [1, *c.b.shape(left)])
+        if len(c.b.shape(right)) > 1:
+            rank = len(c.b.shape(right))
+            right = c.b.permute(right, [*range(rank - 2), rank - 1, rank - 2])
+            return _matrix_vector(c, right, c.b.reshape(left, [*c.b.shape(left), 1]))
+        return _matrix_vector(c, row, c.b.reshape(right, [*c.b.shape(right), 1]))
     if len(c.b.shape(right)) == 1 and len(c.b.shape(left)) >= 2:
         column = c.b.reshape(right, [c.b.shape(right)[0], 1])
         return _matrix_vector(c, left, column)
@@ -79,8 +88,12 @@ def addmm(c: Call) -> str:
 @rule("linear")
 def linear(c: Call) -> str:
     weight = c.tensor(1)
-    if len(c.b.shape(weight)) != 2 or len(c.b.shape(c.tensor(0))) < 2:
-        raise c.fail("a linear map of a vector")
+    if len(c.b.shape(weight)) != 2:
+        raise c.fail("a linear map to a number")
+    if len(c.b.shape(c.tensor(0))) == 1:
+        value = _matrix_vector(c, weight, c.b.reshape(c.tensor(0), [c.b.shape(weight)[1], 1]))
+        bias = c.optional(2, "bias")
+        return value if bias is None else c.b.pointwise("add", value, bias, dtype=c.out.dtype)
     value = matmul(c.b, c.tensor(0), c.b.permute(weight, (1, 0)), c.out.dtype)
     bias = c.optional(2, "bias")
     return value if bias is None else c.b.pointwise("add", value, bias, dtype=c.out.dtype)
@@ -110,7 +123,8 @@ def attention(c: Call) -> str:
     scores = rounded(c.b, scores)
     top, total = softmax_statistics(c.b, scores, (rank - 1,))
     weights = c.b.pointwise("exp", c.b.pointwise("sub", scores, top, dtype=d), dtype=d)
-    weights = c.b.cast(c.b.pointwise("div", weights, total, dtype=d), c.out.dtype)
+    share = c.b.pointwise("div", weights, total, dtype=d, zero_for_none=c.has(3, "attn_mask"))
+    weights = c.b.cast(share, c.out.dtype)
     return matmul(c.b, weights, v, c.out.dtype)
 
 

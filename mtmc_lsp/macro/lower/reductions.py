@@ -1,10 +1,10 @@
-"""Reductions, softmax, scans and losses."""
+"""Reductions, softmax and scans."""
 
 from __future__ import annotations
 
 import math
 
-from mtmc_lsp.core.dtypes import compute_dtype, is_float
+from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
 from mtmc_lsp.macro.prims import ONE, Builder, PrimOp
@@ -40,15 +40,11 @@ def finish(c: Call, name: str) -> str:
     return c.b.cast(c.b.reshape(name, c.out.shape), c.out.dtype)
 
 
-@rule("sum", "prod", "amax", "amin", "any", "all", "mean", "nansum")
+@rule("sum", "prod", "amax", "amin", "any", "all", "mean")
 def reduce(c: Call) -> str:
     x = c.tensor(0)
-    if not rank_of(c, x):
-        raise c.fail("a reduction of a scalar")
     whole = c.overload == "default" and c.op in ("sum", "prod", "any", "all", "mean")
     dims = tuple(range(rank_of(c, x))) if whole else c.dims(1, "dim", rank_of(c, x))
-    if c.op == "nansum":
-        raise c.fail("nansum")
     fn = {"amax": "max", "amin": "min", "mean": "sum"}.get(c.op, c.op)
     if c.op in ("any", "all"):
         x = c.b.cast(x, "bool")
@@ -64,13 +60,11 @@ def extremum(c: Call) -> str | tuple[str, ...]:
     if c.overload == "other":
         return c.b.pointwise("maximum" if c.op == "max" else "minimum", x, c.tensor(1), dtype=c.out.dtype)
     rank = rank_of(c, x)
-    if not rank:
-        raise c.fail("a reduction of a scalar")
     if c.overload == "default":
         return finish(c, c.b.reduce(c.op, x, tuple(range(rank)), c.b.dtype(x)))
-    dim = c.dim(1, "dim", rank)
-    value = c.b.reduce(c.op, x, (dim,), c.b.dtype(x))
-    where = c.b.reduce(f"arg{c.op}", x, (dim,), "int64")
+    dims = c.dims(1, "dim", rank)
+    value = c.b.reduce(c.op, x, dims, c.b.dtype(x))
+    where = c.b.reduce(f"arg{c.op}", x, dims, "int64")
     return c.b.reshape(value, c.node.outputs[0].shape), c.b.reshape(where, c.node.outputs[1].shape)
 
 
@@ -79,8 +73,8 @@ def argmax(c: Call) -> str:
     x = c.tensor(0)
     if not c.has(1, "dim"):
         x = c.b.reshape(x, [product(c.b.shape(x))])
-    dim = c.dim(1, "dim", rank_of(c, x)) if c.has(1, "dim") else 0
-    return finish(c, c.b.reduce(c.op, x, (dim,), "int64"))
+    dims = c.dims(1, "dim", rank_of(c, x)) if c.has(1, "dim") else (0,)
+    return finish(c, c.b.reduce(c.op, x, dims, "int64"))
 
 
 @rule("var", "std", "var_mean", "std_mean")
@@ -140,11 +134,9 @@ def softmax_statistics(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, 
 @rule("softmax", "_softmax", "log_softmax", "_log_softmax", "special_log_softmax", "special_softmax")
 def softmax(c: Call) -> str:
     x = c.tensor(0)
-    if not rank_of(c, x):
-        raise c.fail("softmax of a scalar")
     d = compute_dtype(c.out.dtype)
     x = rounded(c.b, c.b.cast(x, d))
-    top, total = softmax_statistics(c.b, x, (c.dim(1, "dim", rank_of(c, x)),))
+    top, total = softmax_statistics(c.b, x, c.dims(1, "dim", rank_of(c, x)))
     shifted = c.b.pointwise("sub", x, top, dtype=d)
     if "log" in c.op:
         value = c.b.pointwise("sub", shifted, c.b.pointwise("log", total, dtype=d), dtype=d)
@@ -169,112 +161,23 @@ def vector_norm(c: Call) -> str:
         return finish(c, c.b.reduce("sum", size, dims, d))
     if math.isinf(order):
         return finish(c, c.b.reduce("max" if order > 0 else "min", size, dims, d))
-    raise c.fail(f"a norm of order {order}")
+    if order == 0:
+        used = c.b.pointwise("ne", size, 0.0, dtype="bool", operand_dtype=d)
+        return finish(c, c.b.reduce("sum", c.b.cast(used, d), dims, d))
+    powers = c.b.reduce("sum", c.b.pointwise("pow", size, order, dtype=d), dims, d)
+    return finish(c, c.b.pointwise("pow", powers, 1.0 / order, dtype=d))
 
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 def scan(c: Call) -> str | tuple[str, ...]:
     x = c.tensor(0)
-    if c.op not in ("cumsum", "cumprod") or not rank_of(c, x):
-        raise c.fail("this scan")
+    if c.op in ("cummax", "cummin"):
+        raise c.fail("a scan with indices")
     d = compute_dtype(c.out.dtype)
     x = c.b.cast(x, d)
-    fn = "sum" if c.op == "cumsum" else "prod"
-    name = c.b.add(PrimOp.SCAN, (x,), c.b.shape(x), d, fn=fn, dim=c.dim(1, "dim", rank_of(c, x)))
+    dims = c.dims(1, "dim", rank_of(c, x))
+    if all(c.b.shape(x)[dim] == ONE for dim in dims):
+        return c.b.cast(x, c.out.dtype)
+    fn = {"cumsum": "sum", "cumprod": "prod", "logcumsumexp": "log_sum_exp"}[c.op]
+    name = c.b.add(PrimOp.SCAN, (x,), c.b.shape(x), d, fn=fn, dim=dims[0])
     return c.b.cast(name, c.out.dtype)
-
-
-REDUCTION = {0: "none", 1: "mean", 2: "sum"}
-
-
-def reduce_loss(c: Call, loss: str, reduction: int) -> str:
-    """Apply ATen's reduction number to an elementwise loss."""
-    if reduction == 0:
-        return finish(c, loss)
-    d, dims = compute_dtype(c.out.dtype), tuple(range(rank_of(c, loss)))
-    total = c.b.reduce("sum", loss, dims, d)
-    return finish(c, total if reduction == 2 else scale_by_count(c.b, total, count(c.b.shape(loss), dims), d))
-
-
-@rule(
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "binary_cross_entropy_with_logits",
-    "kl_div",
-    "soft_margin_loss",
-)
-def elementwise_loss(c: Call) -> str:
-    x, target = c.tensor(0), c.tensor(1)
-    d = compute_dtype(c.out.dtype)
-    if c.op == "mse_loss":
-        loss = c.b.pointwise("square", c.b.pointwise("sub", x, target, dtype=d), dtype=d)
-        return reduce_loss(c, loss, c.integer(2, "reduction", 1))
-    if c.op == "l1_loss":
-        loss = c.b.pointwise("abs", c.b.pointwise("sub", x, target, dtype=d), dtype=d)
-        return reduce_loss(c, loss, c.integer(2, "reduction", 1))
-    if c.op in ("smooth_l1_loss", "huber_loss"):
-        beta = c.number(3, "beta" if c.op == "smooth_l1_loss" else "delta", 1.0)
-        difference = c.b.pointwise("sub", x, target, dtype=d)
-        loss = c.b.pointwise(c.op, difference, dtype=d, beta=beta)
-        return reduce_loss(c, loss, c.integer(2, "reduction", 1))
-    if c.op == "kl_div":
-        log_target = bool(c.node.kwargs.get("log_target", False))
-        loss = c.b.pointwise("kl_div_log" if log_target else "kl_div", x, target, dtype=d)
-        return reduce_loss(c, loss, c.integer(2, "reduction", 1))
-    if c.op == "binary_cross_entropy_with_logits" and not c.has(2) and not c.has(3):
-        return reduce_loss(c, c.b.pointwise("bce_logits", x, target, dtype=d), c.integer(4, "reduction", 1))
-    raise c.fail("this loss")
-
-
-@rule("cross_entropy_loss")
-def cross_entropy(c: Call) -> str:
-    """Class indices over dimension 1 (or 0): ``logsumexp(x) - x[target]``, smoothed, ignoring ``ignore_index``."""
-    x, target = c.tensor(0), c.tensor(1)
-    shape = c.b.shape(x)
-    if c.has(2, "weight") or is_float(c.b.dtype(target)):
-        raise c.fail("class weights or soft targets")
-    reduction, ignore = c.integer(3, "reduction", 1), c.integer(4, "ignore_index", -100)
-    smoothing = c.number(5, "label_smoothing", 0.0)
-    d, dim = compute_dtype(c.out.dtype), 1 if len(shape) > 1 else 0
-    wide = rounded(c.b, c.b.cast(x, d))
-    top, total = softmax_statistics(c.b, wide, (dim,))
-    log_total = c.b.pointwise("add", c.b.pointwise("log", total, dtype=d), top, dtype=d)
-    spread = c.b.reshape(target, [ONE if i == dim else size for i, size in enumerate(shape)])
-    kept = c.b.pointwise("ne", spread, ignore, dtype="bool", operand_dtype="int64")
-    safe = c.b.pointwise("where", kept, spread, 0, dtype="int64")
-    picked = c.b.add(PrimOp.GATHER, (wide, safe), c.b.shape(spread), d, dim=dim)
-    loss = c.b.pointwise("sub", log_total, picked, dtype=d)
-    if smoothing:
-        mean = scale_by_count(c.b, c.b.reduce("sum", wide, (dim,), d), shape[dim], d)
-        smooth = c.b.pointwise("sub", log_total, mean, dtype=d)
-        weighted = c.b.pointwise("mul", loss, 1.0 - smoothing, dtype=d)
-        loss = c.b.pointwise("add", weighted, c.b.pointwise("mul", smooth, smoothing, dtype=d), dtype=d)
-    loss = c.b.pointwise("where", kept, loss, 0.0, dtype=d)
-    if reduction == 0:
-        return finish(c, loss)
-    dims = tuple(range(len(shape)))
-    summed = c.b.reduce("sum", loss, dims, d)
-    if reduction == 1:
-        number = c.b.reduce("sum", c.b.cast(kept, d), dims, d)
-        summed = c.b.pointwise("div", summed, number, dtype=d)
-    return finish(c, summed)
-
-
-@rule("nll_loss_nd", "nll_loss")
-def nll(c: Call) -> str:
-    x, target = c.tensor(0), c.tensor(1)
-    shape = c.b.shape(x)
-    if c.has(2, "weight") or len(shape) != 2 or c.integer(3, "reduction", 1) == 0:
-        raise c.fail("this form")
-    d, ignore = compute_dtype(c.out.dtype), c.integer(4, "ignore_index", -100)
-    spread = c.b.reshape(target, [shape[0], 1])
-    kept = c.b.pointwise("ne", spread, ignore, dtype="bool", operand_dtype="int64")
-    safe = c.b.pointwise("where", kept, spread, 0, dtype="int64")
-    picked = c.b.add(PrimOp.GATHER, (c.b.cast(x, d), safe), [shape[0], 1], d, dim=1)
-    loss = c.b.pointwise("where", kept, c.b.pointwise("neg", picked, dtype=d), 0.0, dtype=d)
-    summed = c.b.reduce("sum", loss, (0, 1), d)
-    if c.integer(3, "reduction", 1) == 1:
-        summed = c.b.pointwise("div", summed, c.b.reduce("sum", c.b.cast(kept, d), (0, 1), d), dtype=d)
-    return finish(c, summed)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
-from mtmc_lsp.macro.prims import ONE, CannotLower, PrimOp
+from mtmc_lsp.macro.prims import ONE, PrimOp
 
 
 @rule("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as")
@@ -20,7 +20,7 @@ def permute(c: Call) -> str:
     order = list(range(rank))
     if c.op == "permute":
         order = [int(d) % rank for d in _ints(c, 1)]
-    elif c.op in ("transpose", "swapaxes"):
+    elif c.op in ("transpose", "swapaxes") and rank:
         i, j = c.dim(1, "dim0", rank), c.dim(2, "dim1", rank)
         order[i], order[j] = j, i
     elif c.op == "mT":
@@ -47,6 +47,16 @@ def _ints(c: Call, position: int) -> list[int]:
 @rule("expand", "expand_as", "broadcast_to")
 def expand(c: Call) -> str:
     return c.b.expand(c.tensor(0), c.out.shape)
+
+
+@rule("repeat")
+def repeat(c: Call) -> str:
+    x = c.tensor(0)
+    times = [Size.of(t) for t in _ints(c, 1)]
+    shape = [ONE] * (len(times) - len(c.b.shape(x))) + list(c.b.shape(x))
+    apart = [part for size in shape for part in (ONE, size)]
+    wide = [part for time, size in zip(times, shape, strict=True) for part in (time, size)]
+    return c.b.reshape(c.b.expand(c.b.reshape(x, apart), wide), c.out.shape)
 
 
 @rule("slice", "narrow")
@@ -120,6 +130,26 @@ def flip(c: Call) -> str:
     return c.b.add(PrimOp.FLIP, (x,), c.b.shape(x), c.b.dtype(x), dims=dims)
 
 
+@rule("roll")
+def roll(c: Call) -> str:
+    x, shifts = c.tensor(0), _ints(c, 1)
+    if not c.has(2, "dims") or not c.raw(2, "dims"):
+        x = c.b.reshape(x, [product(c.b.shape(x))])
+        dims = [0]
+    else:
+        dims = list(_ints(c, 2))
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim %= len(c.b.shape(x))
+        size = c.b.shape(x)[dim]
+        if not size.is_constant:
+            raise c.fail("rolling along a symbolic size, which the shift may pass")
+        cut = (size - shift).constant % max(1, size.constant)
+        if cut:
+            parts = [c.b.slice(x, dim, cut, size - cut), c.b.slice(x, dim, 0, cut)]
+            x = c.b.add(PrimOp.CAT, parts, c.b.shape(x), c.b.dtype(x), dim=dim)
+    return c.b.reshape(x, c.out.shape)
+
+
 @rule("embedding")
 def embedding(c: Call) -> str:
     """``weight[indices]``: a gather along dimension 0 with the index broadcast over the embedding dimension."""
@@ -157,9 +187,9 @@ def gather(c: Call) -> str:
     x, index = c.tensor(0), c.tensor(2)
     rank = len(c.b.shape(x))
     dim = c.dim(1, "dim", rank)
-    for i, (own, other) in enumerate(zip(c.b.shape(x), c.b.shape(index), strict=True)):
-        if i != dim and own != other:
-            raise CannotLower("gather over part of the other dimensions")
+    for i, size in enumerate(c.b.shape(index)):
+        if i != dim:
+            x = c.b.slice(x, i, 0, size)
     return c.b.add(PrimOp.GATHER, (x, index), c.out.shape, c.out.dtype, dim=dim)
 
 
@@ -178,9 +208,7 @@ def index(c: Call) -> str:
         raise c.fail("a mask as index")
     size = c.b.shape(x)[dim]
     negative = c.b.pointwise("lt", name, 0, dtype="bool", operand_dtype="int64")
-    if not size.is_constant:
-        raise c.fail("indexing, which may wrap, along a symbolic size")
-    wrapped = c.b.pointwise("add", name, size.constant, dtype=c.b.dtype(name))
+    wrapped = c.b.pointwise("add", name, c.b.size(size, c.b.dtype(name)), dtype=c.b.dtype(name))
     return _take(c, x, dim, c.b.pointwise("where", negative, wrapped, name, dtype=c.b.dtype(name)))
 
 

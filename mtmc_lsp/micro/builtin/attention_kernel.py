@@ -132,6 +132,8 @@ class _AttentionWriter:
         body.append(f"acc = tl.dot({weights}, {v}, acc * shrink[:, None]{precision})")
         self.lines.append(f"for start in range(0, {n_keys}, BLOCK_N):")
         self.lines += [f"    {line}" for line in body]
+        if self.form.zero_for_none:
+            self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
         self.lines.append("acc = acc / row_total[:, None]")
         self._store(m_masks, width_block)
         grid, sizes = [f"triton.cdiv(n_q, {block_m})"], {"n_q": queries, "n_k": keys}

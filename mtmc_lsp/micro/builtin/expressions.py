@@ -17,9 +17,9 @@ from mtmc_lsp.macro.axes import Axis, AxisTable
 from mtmc_lsp.macro.prims import ONE, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import ATOM, PRODUCT, SUM, TRITON_DTYPES, UNARY, Code, literal
-from mtmc_lsp.micro.builtin.formulas import FORMULAS, REPEATS_OPERAND
+from mtmc_lsp.micro.builtin.formulas import REPEATS_OPERAND, render
 from mtmc_lsp.micro.builtin.index import Index, Variable
-from mtmc_lsp.micro.builtin.naming import RESERVED, Names, value_name
+from mtmc_lsp.micro.builtin.naming import RESERVED, Names, identifier, value_name
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,13 @@ class Parameters:
         several = len(size.terms) > 1
         return Code(str(size), "int64", precedence=SUM if several else (PRODUCT if "*" in str(size) else ATOM))
 
+    def divisor(self, size: Size) -> str:
+        """A size to divide by: a product of sizes, which may pass 32 bits, is worked out by the launcher."""
+        if not size.is_constant and not size.is_symbol and size not in self.sizes and len(size.terms) == 1:
+            factors, coefficient = size.terms[0]
+            self.name_size(size, identifier("_".join([*factors, *([str(coefficient)] if coefficient != 1 else [])])))
+        return self.size(size).at(UNARY)
+
     def _named_factors(self, size: Size) -> tuple[list[str], Size]:
         """The named sizes whose product ``size`` is, and what is left."""
         found: list[str] = []
@@ -237,12 +244,12 @@ class Expressions:
         for axis in reversed(group.axes):
             coefficient = coefficients.get(axis, Size.of(0))
             if coefficient.terms:
-                text = group.name if below == ONE else f"{group.name} // {self.parameters.size(below).at(UNARY)}"
+                text = group.name if below == ONE else f"{group.name} // {self.parameters.divisor(below)}"
                 if axis is not group.axes[0]:
                     text = (
-                        f"({text}) % {self.parameters.size(axis.size).at(UNARY)}"
+                        f"({text}) % {self.parameters.divisor(axis.size)}"
                         if below != ONE
-                        else (f"{text} % {self.parameters.size(axis.size).at(UNARY)}")
+                        else (f"{text} % {self.parameters.divisor(axis.size)}")
                     )
                 parts.append(self._product(Code(f"({text})", "int64", group.rows, group.cols), coefficient))
             below = below * axis.size
@@ -251,17 +258,18 @@ class Expressions:
     def _taken_out(self, group: Group) -> str:
         text = group.taken_from
         if group.below != ONE:
-            text += f" // {self.parameters.size(group.below).at(UNARY)}"
+            text += f" // {self.parameters.divisor(group.below)}"
         if not group.outermost:
             size = product([axis.size for axis in group.axes])
-            text += f" % {self.parameters.size(size).at(UNARY)}"
+            text += f" % {self.parameters.divisor(size)}"
         return text
 
     def _product(self, factor: Code, coefficient: Size) -> Code:
         if coefficient == ONE:
             return factor
         size = self.parameters.size(coefficient)
-        return Code(f"{factor.at(PRODUCT)} * {size.at(UNARY)}", "int64", factor.rows, factor.cols, PRODUCT)
+        # From the left, so that 64-bit indices make each product 64-bit.
+        return Code(f"{factor.at(PRODUCT)} * {size.at(PRODUCT)}", "int64", factor.rows, factor.cols, PRODUCT)
 
     # Values ------------------------------------------------------------------------------------------------------
 
@@ -281,6 +289,10 @@ class Expressions:
             return self._pointwise(prim, at)
         if prim.op is PrimOp.CONSTANT:
             value = prim.attrs["value"]
+            if isinstance(value, Size):
+                # Arithmetic with floats makes a float of it.
+                size = self.parameters.size(value)
+                return Code(size.text, compute_dtype(prim.dtype), precedence=size.precedence)
             typed = float(value) if is_float(prim.dtype) and isinstance(value, (int, float)) else value
             return Code(literal(typed), compute_dtype(prim.dtype), precedence=ATOM if not _negative(typed) else UNARY)
         if prim.op is PrimOp.IOTA:
@@ -340,10 +352,17 @@ class Expressions:
             operands = [
                 o if prim.fn == "where" and i == 0 else self.cast(o, operand_dtype) for i, o in enumerate(operands)
             ]
+        if all(_number(o.text) is not None for o in operands):
+            # Arithmetic on numbers alone would be Python's, whose results have no dtype.
+            first = operands[0]
+            operands = [
+                Code(f"tl.full([], {first.text}, {TRITON_DTYPES[first.dtype]})", first.dtype),
+                *operands[1:],
+            ]
         if prim.fn in REPEATS_OPERAND:
             operands = [self._variable_for(o, prim.inputs[i]) for i, o in enumerate(operands)]
         try:
-            text, precedence = FORMULAS[prim.fn](operands, prim.attrs, target)
+            text, precedence = render(prim.fn, operands, prim.attrs, target)
         except KeyError as missing:
             raise CannotCode(f"no Triton form of {missing}") from None
         return Code(text, target, rows, cols, precedence)
@@ -454,7 +473,7 @@ class Expressions:
 
     def _computed_divmod(self, linear: Index, size: Size) -> tuple[Index, Index]:
         code = self._assign(self.index(linear), "position") if linear.terms else self.index(linear)
-        divisor = self.parameters.size(size).at(UNARY)
+        divisor = self.parameters.divisor(size)
         bound = Size.of(1 << 30)
         quotient = Variable(-1, bound, f"({code.text} // {divisor})", code.rows, code.cols)
         remainder = Variable(-1, size, f"({code.text} % {divisor})", code.rows, code.cols)
@@ -507,7 +526,8 @@ class Expressions:
         value = self.cast(self.value(source, tuple(inner)), prim.dtype)
         self.masks.pop()
         fill = prim.attrs["value"]
-        number = literal(float(fill) if is_float(prim.dtype) and isinstance(fill, (int, float)) else fill)
+        assert isinstance(fill, (bool, int, float))
+        number = self.cast(Code(literal(fill), ""), prim.dtype).text
         return Code(
             f"tl.where({inside.text}, {value.text}, {number})", value.dtype, rows or value.rows, cols or value.cols
         )
@@ -516,7 +536,8 @@ class Expressions:
         dim = prim.attrs["dim"]
         assert isinstance(dim, int)
         source, index = prim.inputs
-        looked_up = self.value(index, self.aligned(index, at))
+        # Offsets into a large table pass 32 bits.
+        looked_up = self.cast(self.value(index, self.aligned(index, at)), "int64")
         if not looked_up.text.isidentifier():
             looked_up = self._assign(looked_up, "index")
         size = self.program.prims[source].shape[dim]

@@ -35,6 +35,32 @@ def _expm1(x):
     small = x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666667 + x * (0.0083333333 + x * 0.0013888889)))))
     return tl.where(tl.abs(x) < 0.3, small, tl.exp(x) - 1.0)
 ''',
+    "_tanh64": '''@triton.jit
+def _tanh64(x):
+    """tanh in double precision, by exp(x) - 1 that does not cancel."""
+    e = _expm1_64(-2.0 * tl.abs(x))
+    return tl.where(x < 0.0, e, -e) / (2.0 + e)
+''',
+    "_expm1_64": '''@triton.jit
+def _expm1_64(x):
+    """exp(x) - 1 in double precision without losing small x (W. Kahan's correction by the logarithm of the rounded power)."""
+    u = tl.exp(x)
+    plain = (u == 1.0) | (u == 0.0) | (u == float("inf"))
+    safe = tl.where(plain, 2.0, u)
+    corrected = (safe - 1.0) * (x / tl.log(safe))
+    return tl.where(u == 1.0, x, tl.where(plain, u - 1.0, corrected))
+''',
+    "_atan": '''@triton.jit
+def _atan(x):
+    """atan to a few ulp: folded to below tan(pi / 8), then an odd polynomial (S. Moshier, Cephes)."""
+    a = tl.abs(x)
+    steep, middle = a > 2.414213562, a > 0.4142135624
+    t = tl.where(steep, -1.0 / a, tl.where(middle, (a - 1.0) / (a + 1.0), a))
+    z = t * t
+    p = t + t * z * (-0.333329491539 + z * (0.199777106478 + z * (-0.138776856032 + z * 0.0805374449538)))
+    angle = p + tl.where(steep, 1.5707963267948966, tl.where(middle, 0.7853981633974483, 0.0))
+    return tl.where(x < 0.0, -angle, angle)
+''',
     "_round_half_even": '''@triton.jit
 def _round_half_even(x):
     """Round to the nearest integer, halves to even, as torch.round does."""
@@ -68,6 +94,13 @@ def _max_nan(a, b):
 def _min_nan(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """,
+    "_log_add_exp": '''@triton.jit
+def _log_add_exp(a, b):
+    """log(exp(a) + exp(b)), the larger of the two taken out; equal infinities stay as they are."""
+    top = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    distance = tl.where(a == b, 0.0, -tl.abs(a - b))
+    return top + tl.log(1.0 + tl.exp(distance))
+''',
     "_multiply": """@triton.jit
 def _multiply(a, b):
     return a * b
@@ -151,6 +184,27 @@ def _remainder(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     return f"{a} % {b} + tl.where(({a} % {b} != 0) & (({a} < 0) != ({b} < 0)), {b}, 0)", SUM
 
 
+def _logical(symbol: str) -> Formula:
+    """Truth values as they are, all else compared with zero."""
+
+    def render(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+        parts = [o.at(BITS + 1) if o.dtype == "bool" else f"({o.at(BITS)} != 0)" for o in x]
+        return f" {symbol} ".join(parts), BITS
+
+    return render
+
+
+def _sign(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+    if is_float(dtype):
+        return _text("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))")(x, attrs, dtype)
+    return _text("tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0))")(x, attrs, dtype)
+
+
+def _relu(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+    zero = "0.0" if is_float(dtype) else "0"
+    return _text(f"tl.where({{0}} < 0, {zero}, {{0}})")(x, attrs, dtype)
+
+
 def _abs(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     return f"tl.abs({x[0].text})", ATOM
 
@@ -192,9 +246,9 @@ FORMULAS: dict[str, Formula] = {
     "le": _infix("<=", COMPARE),
     "gt": _infix(">", COMPARE),
     "ge": _infix(">=", COMPARE),
-    "logical_and": _text("({0} != 0) & ({1} != 0)", BITS),
-    "logical_or": _text("({0} != 0) | ({1} != 0)", BITS),
-    "logical_xor": _text("({0} != 0) ^ ({1} != 0)", BITS),
+    "logical_and": _logical("&"),
+    "logical_or": _logical("|"),
+    "logical_xor": _logical("^"),
     "bitwise_and": _infix("&", BITS, BITS),
     "bitwise_or": _infix("|", BITS, BITS + 1),
     "bitwise_xor": _infix("^", BITS, BITS + 1),
@@ -217,6 +271,15 @@ FORMULAS: dict[str, Formula] = {
     "tanh": _call("_tanh"),
     "sinh": _text("0.5 * (_expm1({0}) - _expm1(-{0}))", PRODUCT),
     "cosh": _text("0.5 * (tl.exp({0}) + tl.exp(-{0}))", PRODUCT),
+    "atan": _call("_atan"),
+    "asinh": _text(
+        "tl.where({0} < 0, -1.0, 1.0) * _log1p(tl.abs({0}) + {0} * {0} / (1.0 + tl.sqrt({0} * {0} + 1.0)))", PRODUCT
+    ),
+    "acosh": _text("_log1p({0} - 1.0 + tl.sqrt(({0} - 1.0) * ({0} + 1.0)))"),
+    "atanh": _text("0.5 * _log1p(2.0 * {0} / (1.0 - {0}))", PRODUCT),
+    "hypot": _text("tl.sqrt({0} * {0} + {1} * {1})"),
+    "fmax": lambda x, attrs, dtype: (f"tl.maximum({x[0].text}, {x[1].text})", ATOM),
+    "fmin": lambda x, attrs, dtype: (f"tl.minimum({x[0].text}, {x[1].text})", ATOM),
     "erf": _call("tl.erf"),
     "erfc": _text("1.0 - tl.erf({0})", SUM),
     "sigmoid": _call("tl.sigmoid"),
@@ -225,13 +288,19 @@ FORMULAS: dict[str, Formula] = {
     "abs": _abs,
     "floor": _identity_for_integers("floor"),
     "ceil": _identity_for_integers("ceil"),
-    "trunc": _text("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))"),
-    "round": lambda x, attrs, dtype: (f"_round_half_even({x[0].text})", ATOM) if is_float(dtype) else (x[0].text, ATOM),
-    "sign": _text("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"),
+    "trunc": lambda x, attrs, dtype: (
+        _text("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))")(x, attrs, dtype)
+        if is_float(dtype)
+        else (x[0].text, x[0].precedence)
+    ),
+    "round": lambda x, attrs, dtype: (
+        (f"_round_half_even({x[0].text})", ATOM) if is_float(dtype) else (x[0].text, x[0].precedence)
+    ),
+    "sign": _sign,
     "isnan": _text("{0} != {0}", COMPARE),
     "isinf": _text('tl.abs({0}) == float("inf")', COMPARE),
     "isfinite": _text('tl.abs({0}) < float("inf")', COMPARE),
-    "relu": _text("tl.where({0} < 0, 0.0, {0})"),
+    "relu": _relu,
     "relu6": _text("tl.where({0} < 0, 0.0, tl.where({0} > 6.0, 6.0, {0}))"),
     "silu": _text("{0} * tl.sigmoid({0})", PRODUCT),
     "gelu": _text("0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", PRODUCT),
@@ -265,14 +334,28 @@ FORMULAS: dict[str, Formula] = {
 REPEATS_OPERAND = frozenset(
     "square rounded silu gelu gelu_tanh mish hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign "
     "tan sinh cosh hardshrink softshrink smooth_l1_loss huber_loss kl_div kl_div_log bce_logits remainder floor_div fmod pow "
-    "trunc_div".split()
+    "trunc_div asinh atanh acosh hypot".split()
 )
 """Functions whose formula names an operand more than once, so it should be a variable."""
 
 
-def is_known(fn: str) -> bool:
-    """Whether the function can be rendered (``div_by_size`` is the writer's own)."""
-    return fn in FORMULAS or fn == "div_by_size"
+IN_DOUBLE = {"_tanh(": "_tanh64(", "_expm1(": "_expm1_64("}
+"""Helpers whose polynomials are for float32, and what stands for them in float64."""
+
+
+def render(fn: str, operands: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
+    """The expression of a function, and its precedence.
+
+    Raises:
+        KeyError: it has none in this dtype.
+    """
+    text, precedence = FORMULAS[fn](operands, attrs, dtype)
+    if dtype == "float64":
+        for narrow, wide in IN_DOUBLE.items():
+            text = text.replace(narrow, wide)
+        if "_atan(" in text:
+            raise KeyError(f"{fn} in float64")
+    return text, precedence
 
 
 def helpers_used(text: str) -> list[str]:

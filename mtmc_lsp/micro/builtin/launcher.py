@@ -11,7 +11,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.prims import Program
-from mtmc_lsp.macro.regions import CannotFuse, Region, analyse
+from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, analyse
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.micro.builtin.code import POINTER_TYPES
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
@@ -116,6 +116,8 @@ class Launcher:
         self._sizes = {symbol: binding.text for symbol, binding in bindings(graph, self.input_names).items()}
         self._size_names: dict[str, str] = {}
         self._scratch: dict[Scratch, str] = {}
+        self._storage: dict[str, str] = {}
+        """The variable whose memory each view shows."""
 
     def _place(self, ref: Ref, variable: str, kind: TensorType) -> None:
         self.variables[ref] = variable
@@ -148,6 +150,9 @@ class Launcher:
             self.lines.append(f"{', '.join(wanted)} = {text}")
         for i, (name, kind) in enumerate(zip(wanted, node.outputs, strict=True)):
             self._place(Ref(node.name, i), name, kind)
+            if _is_view(node):
+                source = self.variables[next(node.inputs())]
+                self._storage[name] = self._storage.get(source, source)
 
     def allocate(self, ref: Ref) -> str:
         """A new buffer for a value; returns its variable."""
@@ -296,9 +301,10 @@ class Launcher:
         ]
 
     def is_operator(self) -> bool:
-        """An operator may not return its inputs, nor one tensor twice."""
+        """An operator may not return its inputs, nor one tensor twice, nor views of these."""
         returned = [self.variables[ref] for ref in self.program.graph.outputs if ref is not None]
-        return len(set(returned)) == len(returned) and not set(returned) & set(self.input_names.values())
+        storages = [self._storage.get(name, name) for name in returned]
+        return len(set(storages)) == len(storages) and not set(storages) & set(self.input_names.values())
 
 
 def _head(name: str, parameters: list[str], result: str = "") -> list[str]:
@@ -327,9 +333,7 @@ def _sizes_in(argument: object) -> Sequence[Size]:
 
 
 def _is_view(node: Node) -> bool:
-    return node.op.split(".")[1] in (
-        "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk".split()
-    )
+    return node.op.split(".")[1] in VIEWS
 
 
 def _may_be_strided(node: Node) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import compute_dtype, is_half
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import VIEW_OPS, Program
@@ -88,13 +88,17 @@ class _ProductWriter:
 
         self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in halves or []]
 
+    @property
+    def _sum_dtype(self) -> str:
+        return compute_dtype(self.axes.prim.dtype)
+
     def _size(self, name: str) -> str:
         return self.parameters.size(self.axes.sizes[name]).text
 
     def kernel(self, name: str, docstring: str) -> Kernel:
         """The finished kernel."""
         self._program_order()
-        self.lines.append("acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)")
+        self.lines.append(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {TRITON_DTYPES[self._sum_dtype]})")
         if self.halves is not None:
             self._loop_over_halves()
         else:
@@ -215,7 +219,7 @@ class _ProductWriter:
 
     def _epilogue(self) -> None:
         masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)
-        known = {self.axes.prim.name: Code("acc", "float32", True, True)}
+        known = {self.axes.prim.name: Code("acc", self._sum_dtype, True, True)}
         accesses: list[Index] = []
         for final in (False, True):
             lines: list[str] = self.lines if final else []

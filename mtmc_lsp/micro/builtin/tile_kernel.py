@@ -25,6 +25,23 @@ Config = Mapping[str, "int | str | bool"]
 MOST_ELEMENTS = 65536
 """Elements of the largest tile that a program holds; longer rows run the original code."""
 
+SCANS = {
+    "sum": ("0.0", "tl.cumsum({value}, axis={axis})", "{} + {}", "tl.sum({value}, axis={axis}, keep_dims=True)"),
+    "prod": (
+        "1.0",
+        "tl.cumprod({value}, axis={axis})",
+        "{} * {}",
+        "tl.reduce({value}, {axis}, _multiply, keep_dims=True)",
+    ),
+    "log_sum_exp": (
+        '-float("inf")',
+        "tl.associative_scan({value}, {axis}, _log_add_exp)",
+        "_log_add_exp({}, {})",
+        "tl.reduce({value}, {axis}, _log_add_exp, keep_dims=True)",
+    ),
+}
+"""For each scan: what changes nothing, the scan of a block, how two results are joined, and a block's total."""
+
 LOWEST = "-3.4028234663852886e38"
 """Start of a running maximum of float32: finite, so the difference to an infinite value stays defined."""
 
@@ -48,9 +65,24 @@ def write_tile_kernel(
     probe.write()
     kept = merge_axes(region.kept, probe.accesses)
     reduced = merge_axes(region.reduced, probe.accesses)
+    columns = kept[-1:] if region.kind is RegionKind.MAP else reduced
     writer = _TileWriter(program, region, buffers, config, kept, reduced)
+    writer.wide_columns = any(_steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
     return writer.finish(name, docstring, body)
+
+
+def _steps_far(columns: Sequence[Sequence[Axis]], access: Index) -> bool:
+    """Whether an access may go beyond 32 bits along the columns: it does not walk them densely, and no size bounds it."""
+    axes = [axis for group in columns for axis in group]
+    steps = {variable.id: coefficient for variable, coefficient in access.terms if not variable.code}
+    reach, below, dense = Size.of(0), Size.of(1), True
+    for axis in reversed(axes):
+        step = steps.get(axis.id, Size.of(0))
+        dense = dense and (step == below or not step.terms)
+        reach = reach + step * (axis.size - 1)
+        below = below * axis.size
+    return not dense and not (reach.is_constant and reach.constant < 2**31)
 
 
 def merge_axes(axes: Sequence[Axis], accesses: Sequence[Index]) -> list[list[Axis]]:
@@ -84,6 +116,8 @@ class _TileWriter:
         self.region = region
         self.config = config
         self.is_map = region.kind is RegionKind.MAP
+        self.wide_columns = False
+        """Whether column indices must be 64-bit."""
         if self.is_map:
             kept, reduced = kept[:-1], kept[-1:]
         self.n_rows = product([axis.size for group in kept for axis in group])
@@ -131,6 +165,10 @@ class _TileWriter:
             return True
         return self.n_cols.constant % self._static_block() != 0
 
+    @property
+    def _fits_in_32_bits(self) -> bool:
+        return self.n_cols.value(self.program.graph.sizes) < 2**31
+
     def _static_block(self) -> int:
         """Columns of a tile: all of them, rounded up to a power of two, where nothing loops."""
         if self.loop or self.is_map:
@@ -164,7 +202,8 @@ class _TileWriter:
         wide = "[None, :]" if self.rows_per_program > 1 else ""
         if not self.col_groups:
             return
-        self._emit(f"cols = {start}tl.arange(0, BLOCK){wide}", True)
+        text = f"{start}tl.arange(0, BLOCK){wide}"
+        self._emit(f"cols = ({text}).to(tl.int64)" if self.wide_columns else f"cols = {text}", True)
         if self.col_masked:
             self._emit(f"col_mask = cols < {self._named_size(self.n_cols, 'n_cols')}", True)
 
@@ -179,7 +218,7 @@ class _TileWriter:
         if self.is_map:
             offset = ""
             if self.col_groups:
-                wide = ".to(tl.int64)" if not self.has_rows else ""
+                wide = "" if self.has_rows and self._fits_in_32_bits else ".to(tl.int64)"
                 offset = f"tl.program_id({1 if self.has_rows else 0}){wide} * BLOCK + "
             self._declare_columns(offset)
             self._store_all(self.region.outputs)
@@ -391,7 +430,7 @@ class _TileWriter:
             source_kind = TRITON_DTYPES[compute_dtype(self.program.prims[prim.inputs[0]].dtype)]
             best, where = names.unique("best"), names.unique("best_at")
             self.lines.append(f"{best} = tl.full({shape}, {neutral}, {source_kind})")
-            self.lines.append(f"{where} = tl.zeros({shape}, tl.int32)")
+            self.lines.append(f"{where} = tl.zeros({shape}, tl.int{64 if self.wide_columns else 32})")
             candidate = names.unique("candidate")
             better = ">" if prim.fn == "argmax" else "<"
             self._emit(f"{candidate} = {value}", True)
@@ -448,8 +487,9 @@ class _TileWriter:
         """Block after block of columns, carrying the running total of each row."""
         prim = next(p for p in map(self.program.prims.__getitem__, self.region.prims) if p.op is PrimOp.SCAN)
         carry = self.parameters.names.unique("carry")
-        is_sum = prim.fn == "sum"
-        neutral = ("0.0" if is_sum else "1.0") if is_float(prim.dtype) else ("0" if is_sum else "1")
+        neutral, scan, join, total = SCANS[prim.fn]
+        if not is_float(prim.dtype):
+            neutral = neutral.removesuffix(".0")
         kind = TRITON_DTYPES[compute_dtype(prim.dtype)]
         shape = "[ROWS, 1]" if self.rows_per_program > 1 else "[1]"
         self.lines.append(f"{carry} = tl.full({shape}, {neutral}, {kind})")
@@ -457,17 +497,11 @@ class _TileWriter:
         value = self.parameters.names.unique("value")
         self._emit(f"{value} = {self._operand(prim, neutral)}", True)
         scanned = self.parameters.names.unique("scanned")
-        call = "tl.cumsum" if is_sum else "tl.cumprod"
-        sign = "+" if is_sum else "*"
-        self._emit(f"{scanned} = {call}({value}, axis={self.axis}) {sign} {carry}", True)
+        within = scan.format(value=value, axis=self.axis)
+        self._emit(f"{scanned} = {join.format(within, carry)}", True)
         self.known[prim.name] = Code(scanned, compute_dtype(prim.dtype), self.rows_per_program > 1, True)
         self._store_all(self.region.outputs)
-        total = (
-            f"tl.sum({value}, axis={self.axis}, keep_dims=True)"
-            if is_sum
-            else f"tl.reduce({value}, {self.axis}, _multiply, keep_dims=True)"
-        )
-        self._emit(f"{carry} {sign}= {total}", True)
+        self._emit(f"{carry} = {join.format(total.format(value=value, axis=self.axis), carry)}", True)
         self._close_loop()
 
     # Finishing ---------------------------------------------------------------------------------------------------
@@ -493,6 +527,8 @@ class _TileWriter:
         else:
             dynamic["BLOCK"] = "triton.next_power_of_2(n_cols)"
             limits = (f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}",)
+        if self.is_map and self.has_rows and not self.n_cols.is_constant and self._fits_in_32_bits:
+            limits = (f"{self.n_cols} < {2**31}",)
         if not self.col_groups:
             constexprs.pop("BLOCK", None)
         return assemble(

@@ -1,0 +1,147 @@
+"""Captures, renders and checks many small targets in two long-lived workers: the user's code in one, candidates in another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtmc_lsp.capture.client import find_workload, run_capture
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.fusion import FusionSearch
+from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.regions import CannotFuse, analyse
+from mtmc_lsp.macro.schedule import Schedule
+from mtmc_lsp.measure.cases import Case
+from mtmc_lsp.measure.devices import data_sheet
+from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.source.targets import find_target
+
+SECONDS = 60.0
+
+
+class Checker:
+    """Runs candidates on single cases, without the cost of a measurer of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
+        env = {"TRITON_INTERPRET": "1"}
+        self._own, self._runner = (Worker(sys.executable, cwd=str(folder), env=env) for _ in range(2))
+        self._compiler = Worker(sys.executable, cwd=str(folder))
+        self._written = 0
+
+    def close(self) -> None:
+        """End the workers."""
+        self._own.close()
+        self._runner.close()
+        self._compiler.close()
+
+    def capture(self, text: str, name: str = "f") -> Capture:
+        """Capture a target of a file of its own."""
+        self._written += 1
+        path = self.folder / f"target{self._written}.py"
+        path.write_text(text)
+        source = path.read_bytes()
+        target = find_target(source, str(path), name)
+        return run_capture(find_workload(str(path), source, target), source, self._own, SECONDS)
+
+    def wrong(self, capture: Capture, candidates: Sequence[Candidate], case: Case) -> list[str]:
+        """For each candidate what is wrong with it on the case; empty texts where nothing is."""
+        files = {name: str(self.folder / f"{name}.pt") for name in ("inputs", "expected", "results")}
+        common: dict[str, Any] = {
+            "capture": to_json(capture),
+            "own": Path(capture.workload.target.path).read_text(),
+            "widened": any(item.type.dtype == "bfloat16" for item in capture.graph.inputs),
+            "case": {**to_json(case), "label": case.label},
+            "precision": "budget",
+            "repeats": 1,
+            **files,
+        }
+        self._own.call("measure.reference", common, SECONDS)
+        return [self._wrong(common, candidate) for candidate in candidates]
+
+    def compile_errors(self, capture: Capture, candidate: Candidate) -> list[str]:
+        """What the compiler says against the candidate's kernels for an sm_90."""
+        request = {
+            "path": capture.workload.target.path,
+            "name": capture.module_name,
+            "source": candidate.source,
+            "launches": to_json(candidate.launches),
+            "archs": ["sm_90"],
+            "seconds": SECONDS,
+        }
+        kernels = self._compiler.call("measure.compile", request, 2 * SECONDS)["kernels"]
+        assert len(kernels) == len(candidate.launches)
+        return [f"{kernel['name']}: {kernel['error']}" for kernel in kernels if kernel.get("error")]
+
+    def _wrong(self, common: Mapping[str, Any], candidate: Candidate) -> str:
+        seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)
+        if seen["status"] != "ran":
+            return str(seen["reason"])
+        if not seen["launches"]:
+            return "no kernel was launched"
+        compared = self._own.call("measure.compare", common, SECONDS)
+        failed = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
+        return "; ".join(failed)
+
+
+def start(capture: Capture) -> Candidate:
+    """The user's own file as the candidate that everything begins with."""
+    return BuiltinCoder().start(capture, Path(capture.workload.target.path).read_text())
+
+
+def with_kernel(
+    capture: Capture, candidate: Candidate, nodes: Iterable[str], config: Mapping[str, object] | None = None
+) -> Candidate:
+    """The candidate with one more kernel.
+
+    Raises:
+        CannotCode: these nodes are none.
+    """
+    action = MacroAction(ActionKind.FUSE, tuple(nodes), (0, 0), {"config": dict(config or {})})
+    return BuiltinCoder().write(capture, candidate, action)
+
+
+def planned(capture: Capture) -> Candidate:
+    """What the planner fuses, each kernel in its default configuration."""
+    candidate = start(capture)
+    program = lower(capture.graph)
+    for fusion in FusionSearch(program, from_json(Schedule, candidate.schedule), data_sheet(("sm_90",)), "ieee").best():
+        candidate = _tried(capture, candidate, fusion.region.nodes, fusion.config)
+    return candidate
+
+
+def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
+    """Everything in as few kernels as legality allows: each node joins the last kernel that takes it, whatever the gain."""
+    program = lower(capture.graph)
+    kernels: list[tuple[str, ...]] = []
+    for node in capture.graph.nodes:
+        for i in reversed(range(len(kernels))):
+            try:
+                kernels[i] = analyse(program, (*kernels[i], node.name)).nodes
+                break
+            except CannotFuse:
+                continue
+        else:
+            try:
+                kernels.append(analyse(program, (node.name,)).nodes)
+            except CannotFuse:
+                continue
+    candidate = start(capture)
+    for nodes in kernels:
+        candidate = _tried(capture, candidate, nodes, config)
+    return candidate
+
+
+def _tried(capture: Capture, candidate: Candidate, nodes: Iterable[str], config: Mapping[str, object]) -> Candidate:
+    try:
+        return with_kernel(capture, candidate, nodes, config)
+    except CannotCode:
+        return candidate

@@ -1,0 +1,165 @@
+"""The operations that the built-in coder writes kernels for, as ``inputs: expression`` of a user's function.
+
+An input that is only a name is ``[B,6,7]``; ``F`` stands for the dtype under test.
+"""
+
+from __future__ import annotations
+
+import re
+
+POINTWISE = {
+    "chain": "x, y=F[6,1]: F.silu(x * 2 + 1) - torch.exp(-y.abs()) / 3",
+    "scalars and promotion": "x, i=i32[B,6,7]@-3..3, m=bool[7]: torch.where(m, x * i, 1) + m",
+    "activations": "x: F.gelu(x) + F.mish(x) * F.elu(x) - F.hardswish(x) + F.softplus(x) + F.leaky_relu(x)",
+    "more activations": "x: F.selu(x) + F.celu(x, 0.5) + F.hardtanh(x) + F.softshrink(x) + F.tanhshrink(x) + F.logsigmoid(x)",
+    "gated": "x: F.glu(x, 1)",
+    "learned slope": "x, w=F[6]: F.prelu(x, w)",
+    "functions": "x: torch.atan(x) + torch.asinh(x) + torch.log1p(x.abs()) + torch.expm1(x) + torch.erf(x) + torch.sinc(x)",
+    "two operands": "x, y=F[7]: torch.hypot(x, y) + torch.maximum(x, y) + torch.logaddexp(x, y) + torch.lerp(x, y, 0.3)",
+    "integers": "i=i64[B,6]@-9..9, j=i32[6]@1..5: (i // j + i % j) ^ (i << 2) & ~j",
+    "clamped and masked": "x, y=F[7]: torch.clamp(x, max=y).masked_fill(x < 0, -1.0).nan_to_num()",
+    "dropout by seed": "x: F.dropout(x, 0.3) * 2",
+    "positions": "x: x + torch.arange(7, device=x.device) * torch.linspace(0, 1, 7, device=x.device)",
+}
+VIEWS = {
+    "halves put together": "x: torch.cat((-x[..., 3:], x[..., :3]), -1) * x",
+    "stacked": "x: torch.stack((x, x.exp()), 1) + 1",
+    "padded": "x: F.pad(x.exp(), (1, 2), value=1.0)",
+    "flipped and rolled": "x: torch.roll(x.flip(-1) * 2, 3, -1)",
+    "strided": "x: x[:, ::2].exp() + x[:, 1::2]",
+    "transposed": "x: x.transpose(1, 2).exp().contiguous()",
+    "repeated": "x: x.repeat(1, 2, 1) + torch.repeat_interleave(x, 2, 1)",
+    "shuffled": "x=F[B,8,3,5]: F.pixel_shuffle(x * 2, 2)",
+    "triangles": "x: torch.tril(x) + torch.triu(x, 1) * 2",
+    "split": "x: x.chunk(2, 1)[0] * x.chunk(2, 1)[1]",
+    "outer": "a=F[B], b=F[9]: torch.outer(a, b) + 1",
+}
+REDUCTIONS = {
+    "sum": "x: x.sum(-1)",
+    "mean over several": "x: (x * 2).mean((0, -1), keepdim=True)",
+    "extremes": "x: torch.amax(x, 1) - torch.amin(x, 1)",
+    "index of the extreme": "x: x.argmax(-1)",
+    "index in the middle": "x: x.argmin(1)",
+    "product": "x: x.prod(-1)",
+    "truth": "x: (x > 0).any(-1) & (x > -1).all(-1)",
+    "variance": "x: x.var((0, 2))",
+    "deviation": "x: x.std(-1, unbiased=False)",
+    "everything": "x: (x * x).sum()",
+    "norms": "x: x.norm(dim=-1) + x.norm(p=1, dim=-1) + torch.linalg.vector_norm(x, 3, -1) + x.abs().amax(-1)",
+    "normalised": "x: F.normalize(x, dim=-1)",
+    "log of sums": "x: torch.logsumexp(x, -1)",
+    "softmax": "x: torch.softmax(x / 0.7, -1)",
+    "softmax of columns": "x: torch.softmax(x, 1)",
+    "log softmax": "x: torch.log_softmax(x, -1) * 2",
+    "masked softmax": "x, m=bool[6,7]: torch.softmax(x.masked_fill(m, -1e4), -1)",
+    "count and NaN": "x: x.nansum(-1) + torch.count_nonzero(x, -1)",
+    "similarity": "x, y: F.cosine_similarity(x, y, dim=-1)",
+}
+NORMS = {
+    "layer": "x, w=F[7], b=F[7]: F.layer_norm(x, (7,), w, b)",
+    "layer over two": "x: F.layer_norm(x, (6, 7))",
+    "root mean square": "x, w=F[7]: F.rms_norm(x, (7,), w)",
+    "group": "x, w=F[6], b=F[6]: F.silu(F.group_norm(x, 2, w, b))",
+    "instance": "x: F.instance_norm(x)",
+    "batch, evaluation": "x, m=F[6], v=F[6]@0.1..2, w=F[6], b=F[6]: F.relu(F.batch_norm(x, m, v, w, b))",
+    "batch, training": "x, w=F[6], b=F[6]: F.batch_norm(x, None, None, w, b, training=True)",
+    "batch, running": "x, m=F[6], v=F[6]@0.1..2: F.batch_norm(x, m, v, training=True)",
+}
+PRODUCTS = {
+    "matrices": "a=F[B,9], b=F[9,8]: a @ b",
+    "linear with work around": "a=F[B,9], w=F[8,9], b=F[8], r=F[B,8]: F.gelu(F.linear(F.silu(a), w, b)) + r",
+    "batched": "a=F[2,B,9], b=F[2,9,8]: torch.bmm(a, b) * 2",
+    "with addend": "c=F[8], a=F[B,9], b=F[9,8]: torch.addmm(c, a, b, beta=0.5, alpha=2)",
+    "batched with addend": "c=F[2,B,8], a=F[2,B,9], b=F[2,9,8]: torch.baddbmm(c, a, b)",
+    "einsum": "a=F[B,3,9], b=F[9,8]: torch.einsum('bij,jk->bik', a, b)",
+    "einsum of heads": "q=F[B,5,2,8], k=F[B,6,2,8]: torch.einsum('bqhd,bkhd->bhqk', q, k)",
+    "transposed operand": "a=F[9,B], b=F[9,8]: torch.relu(a.T @ b)",
+    "with itself": "a=F[B,9]: a @ a.T",
+    "vector": "a=F[B,9], b=F[9]: a @ b",
+    "row vector": "a=F[9], b=F[9,B]: a @ b",
+    "two vectors": "a=F[B], b=F[B]: a @ b",
+}
+SCANS = {
+    "sums": "x: torch.cumsum(x * 2, -1)",
+    "sums of columns": "x: torch.cumsum(x, 1)",
+    "products": "x: torch.cumprod(x, 1)",
+    "log of sums": "x: torch.logcumsumexp(x, -1)",
+    "integers": "i=i64[B,9]@-9..9: torch.cumsum(i, -1)",
+}
+LOSSES = {
+    "squared": "x, y: F.mse_loss(x, y)",
+    "absolute": "x, y: F.l1_loss(x, y, reduction='sum')",
+    "smooth": "x, y: F.smooth_l1_loss(x, y, beta=0.5)",
+    "huber": "x, y: F.huber_loss(x, y, reduction='none')",
+    "binary": "x, y=F[B,6,7]@0..1: F.binary_cross_entropy(torch.sigmoid(x), y)",
+    "binary of logits": "x, y=F[B,6,7]@0..1, p=F[7]@1..2: F.binary_cross_entropy_with_logits(x, y, pos_weight=p)",
+    "divergence": "x, y: F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction='batchmean')",
+    "cross entropy": "l=F[B,9], t=i64[B]@0..8: F.cross_entropy(l, t)",
+    "cross entropy, smoothed": "l=F[B,9], t=i64[B]@0..8: F.cross_entropy(l, t, label_smoothing=0.1, reduction='sum')",
+    "cross entropy, ignoring": "l=F[B,9], t=i64[B]@0..8: F.cross_entropy(l, t, ignore_index=3)",
+    "cross entropy, weighted": "l=F[B,9], t=i64[B]@0..8, w=F[9]@0.1..1: F.cross_entropy(l, t, w, label_smoothing=0.1)",
+    "cross entropy, probabilities": "l=F[B,9], p=F[B,9]@0..1: F.cross_entropy(l, p)",
+    "cross entropy, images": "l=F[B,9,4], t=i64[B,4]@0..8: F.cross_entropy(l, t, reduction='none')",
+    "likelihood": "l=F[B,9], t=i64[B]@0..8, w=F[9]@0.1..1: F.nll_loss(F.log_softmax(l, -1), t, w)",
+    "cosine": "a=F[B,9], b=F[B,9], y=F[B]@1..1: F.cosine_embedding_loss(a, b, y)",
+    "triplet": "a=F[B,9], p=F[B,9], n=F[B,9]: F.triplet_margin_loss(a, p, n)",
+    "poisson": "x, y=F[B,6,7]@0..1: F.poisson_nll_loss(x, y)",
+}
+LOOK_UPS = {
+    "gather": "x, i=i64[B,6,3]@0..6: torch.gather(x, 2, i) * 2",
+    "embedding": "i=i64[B,6]@0..10, w=F[11,8]: F.embedding(i, w) * 2",
+    "rows": "w=F[11,8], i=i64[B,3]@-11..10: w[i]",
+    "columns": "x, i=i64[4]@0..5: torch.index_select(x, 1, i).exp()",
+    "along": "x, i=i64[B,6,1]@0..6: torch.take_along_dim(x, i, 2)",
+    "one hot": "i=i64[B]@0..4, w=F[5]: F.one_hot(i, 5) * w",
+}
+ATTENTION = {
+    "plain": "q=F[B,2,5,8], k=F[B,2,6,8], v=F[B,2,6,8]: F.scaled_dot_product_attention(q, k, v)",
+    "causal": "q=F[B,2,5,8], k=F[B,2,5,8], v=F[B,2,5,8]: F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+    "masked": "q=F[B,2,5,8], k=F[B,2,6,8], v=F[B,2,6,8], m=bool[5,6]@1..1: F.scaled_dot_product_attention(q, k, v, m)",
+    "biased": "q=F[B,2,5,8], k=F[B,2,6,8], v=F[B,2,6,8], m=F[B,1,5,6]: F.scaled_dot_product_attention(q, k, v, m)",
+    "shared heads": "q=F[B,4,5,8], k=F[B,2,6,8], v=F[B,2,6,8]: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)",
+    "written out": "q=F[B,5,8], k=F[B,6,8], v=F[B,6,8]: torch.softmax(q @ k.transpose(-1, -2) * 0.3, -1) @ v",
+}
+FAMILIES = {
+    f"{family}: {name}": text
+    for family, table in (
+        ("pointwise", POINTWISE),
+        ("views", VIEWS),
+        ("reductions", REDUCTIONS),
+        ("norms", NORMS),
+        ("products", PRODUCTS),
+        ("scans", SCANS),
+        ("losses", LOSSES),
+        ("look-ups", LOOK_UPS),
+        ("attention", ATTENTION),
+    )
+    for name, text in table.items()
+}
+"""Every operation by family and name."""
+
+LEFT_TO_TORCH = {
+    "convolution": ("x, w=F[4,6,3]: F.relu(F.conv1d(x, w))", "conv1d"),
+    "pooling": ("x: F.avg_pool1d(x * 2, 2)", "avg_pool1d"),
+    "largest k": ("x: torch.topk(x * 2, 2)[0]", "topk"),
+    "sorting": ("x: torch.sort(x * 2)[0]", "sort"),
+    "scan with indices": ("x: torch.cummax(x * 2, -1)[0]", "cummax"),
+    "scatter": ("x, i=i64[B,6,7]@0..6: torch.zeros_like(x).scatter(2, i, x * 2)", "scatter"),
+    "channel dropout": ("x: F.dropout2d(x * 2, 0.3)", "bernoulli"),
+    "windows": ("x: x.unfold(2, 3, 2) * 2", "unfold"),
+    "rare functions": ("x: torch.lgamma(x.abs() + 1) * 2", "lgamma"),
+    "decimals": ("x: torch.round(x * 2, decimals=2)", "round"),
+}
+"""Operations that stay torch calls, what is around them being fused: library calls that are good as they are, and rare ones."""
+
+
+def source(text: str, dtype: str) -> str:
+    """The user's file for ``inputs: expression``."""
+    head, expression = text.split(": ", 1)
+    words = [word if "=" in word else f"{word}=F[B,6,7]" for word in re.split(r",\s*(?![^\[]*\])", head)]
+    words = [re.sub(r"=F\[", f"={dtype}[", word) for word in words]
+    names = ", ".join(word.split("=")[0] for word in words)
+    return (
+        "import torch\nimport torch.nn.functional as F\n\n"
+        f"# mtmc: {' '.join(words)}{' B=5' if 'B' in head or 'x' in head.split(', ') else ''}\ndef f({names}):\n    return {expression}\n"
+    )
