@@ -19,6 +19,7 @@ IN_WORKER = {
     "worker.py",
     "capture/calls.py",
     "capture/effects.py",
+    "capture/expanding.py",
     "capture/exporting.py",
     "capture/in_worker.py",
     "capture/loading.py",
