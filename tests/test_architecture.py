@@ -26,6 +26,7 @@ IN_WORKER = {
     "measure/comparing.py",
     "measure/in_compiler.py",
     "measure/in_timer.py",
+    "capture/settling.py",
     "measure/in_worker.py",
     "measure/inputs.py",
     "measure/oracle.py",
