@@ -15,18 +15,15 @@ from mtmc_lsp.capture.effects import Snapshot, is_random, refuse_random, watchin
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
+from mtmc_lsp.capture.settling import Layout, laid_out_as, without_dead_nodes, without_unused_inputs
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
-from mtmc_lsp.core.graph import Graph, InputKind, Node
+from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
 """Above this many input elements the CPU does not run the target in capture: verification runs it, on reduced sizes."""
-
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape and strides."""
 
 
 def capture(request: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +52,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     notes += _gradient_notes(workload)
     constants = _constants(call, watched.reads, workload.target)
     graph = replace(graph, constants=constants, returns=structure, fp32_matmul=_fp32_matmul())
-    graph = _without_unused_inputs(_without_dead_nodes(_laid_out_as(graph, returned)))
+    graph = without_unused_inputs(without_dead_nodes(laid_out_as(graph, returned)))
     _check_graph(graph, workload.target)
     result = Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
@@ -212,31 +209,6 @@ def _run_eagerly(
     return structure, [None if t is None else (tuple(t.shape), t.stride()) for t in _tensors_of(runs[0])]
 
 
-def _laid_out_as(graph: Graph, returned: list[Layout | None]) -> Graph:
-    """The graph with results laid out as the target laid them out.
-
-    Where a dimension of size 1 leaves the order of dimensions open, the export may settle it otherwise than eager code does.
-    """
-    nodes = {node.name: node for node in graph.nodes}
-    for ref, seen in zip(graph.outputs, returned, strict=False):
-        if ref is None or seen is None or ref.name not in nodes:
-            continue
-        node = nodes[ref.name]
-        kind = node.outputs[ref.index]
-        own = [stride.value(graph.sizes) for stride in kind.stride]
-        if all(a == b or size == 1 for size, a, b in zip(seen[0], own, seen[1], strict=True)):
-            continue
-        inner_first = sorted(range(len(own)), key=lambda dim: (seen[1][dim], seen[0][dim], -dim))
-        stride = list(kind.stride)
-        below = Size.of(1)
-        for dim in inner_first:
-            stride[dim], below = below, below * kind.shape[dim]
-        outputs = list(node.outputs)
-        outputs[ref.index] = replace(kind, stride=tuple(stride))
-        nodes[ref.name] = replace(node, outputs=tuple(outputs))
-    return replace(graph, nodes=tuple(nodes[node.name] for node in graph.nodes))
-
-
 def _nearly_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal but for the reordering of atomic sums."""
     if not a.is_floating_point():
@@ -314,26 +286,6 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
             plain = list(value) if isinstance(value, tuple) else value
             arguments.append(CapturedArgument(name, None, plain, keyword))
     return tuple(arguments)
-
-
-def _without_dead_nodes(graph: Graph) -> Graph:
-    """Without what no result needs, such as what only an assertion looked at. Random numbers are drawn all the same."""
-    wanted = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if node.name in wanted or is_random(node.op):
-            kept.append(node)
-            wanted |= {ref.name for ref in node.inputs()}
-    return replace(graph, nodes=tuple(reversed(kept)))
-
-
-def _without_unused_inputs(graph: Graph) -> Graph:
-    used = {ref.name for node in graph.nodes for ref in node.inputs()}
-    used |= {ref.name for ref in graph.outputs if ref is not None} | {m.input for m in graph.mutations}
-    inputs = tuple(item for item in graph.inputs if item.name in used)
-    # The sizes of a parameter that is not read are none of the graph's.
-    read = {name for item in inputs for size in item.type.shape for name in size.symbols()}
-    return replace(graph, inputs=inputs, sizes={name: size for name, size in graph.sizes.items() if name in read})
 
 
 def _check_graph(graph: Graph, target: Target) -> None:

@@ -1,45 +1,46 @@
-"""The action catalogue: what each macro action does to a schedule, when it is legal, and how it is said to people."""
+"""The action catalogue: what each macro action does to a schedule, when it is legal, and which are worth proposing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from mtmc_lsp.core.action import ActionKind, MacroAction
-from mtmc_lsp.macro.prims import Program
-from mtmc_lsp.macro.regions import CannotFuse, analyse
-from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.macro.actions import algebra, fuse, layout, persist, recompute, specialize, split, tuning
+from mtmc_lsp.macro.actions.base import IllegalAction, Rule, Situation
+from mtmc_lsp.macro.schedule import Schedule
+
+RULES: tuple[Rule, ...] = (
+    algebra.Algebra(),
+    fuse.Fuse(),
+    fuse.TensorCore(),
+    recompute.Recompute(),
+    split.Split(),
+    persist.Persist(),
+    tuning.Tile(),
+    tuning.Vectorize(),
+    tuning.Pipeline(),
+    tuning.Reorder(),
+    layout.Layout(),
+    specialize.Specialize(),
+    tuning.Autotune(),
+)
+BY_KIND: dict[ActionKind, Rule] = {rule.kind: rule for rule in RULES}
+
+__all__ = ["BY_KIND", "RULES", "IllegalAction", "apply_action", "proposals"]
 
 
-class IllegalAction(Exception):
-    """The action does not apply in this state; the message says why, for people."""
+def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+    """The schedule after ``action``; the same arguments give the same schedule.
 
-
-def apply_action(program: Program, schedule: Schedule, action: MacroAction) -> Schedule:
-    """The schedule after ``action``.
+    Args:
+        graph: as captured; the schedule's own rewrites are taken into account.
 
     Raises:
         IllegalAction: it does not apply.
     """
-    if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
-        return _fuse(program, schedule, action)
-    plan = next((kernel for kernel in schedule.kernels if set(action.region) & set(kernel.nodes)), None)
-    if plan is None:
-        raise IllegalAction(f"{action.kind.value}: no kernel computes {', '.join(action.region)} yet")
-    changes = action.params.get("config")
-    if not isinstance(changes, Mapping):
-        raise IllegalAction(f"{action.kind.value}: the action has no configuration")
-    return schedule.with_kernel(plan.with_config(**changes))
+    return BY_KIND[action.kind].apply(graph, schedule, action)
 
 
-def _fuse(program: Program, schedule: Schedule, action: MacroAction) -> Schedule:
-    """One kernel out of the region; kernels it touches are taken into it whole."""
-    nodes = set(action.region)
-    for kernel in schedule.kernels:
-        if nodes & set(kernel.nodes):
-            nodes |= set(kernel.nodes)
-    try:
-        region = analyse(program, nodes)
-    except CannotFuse as reason:
-        raise IllegalAction(str(reason)) from None
-    config = action.params.get("config")
-    return schedule.with_kernel(KernelPlan(region.nodes, dict(config) if isinstance(config, Mapping) else {}))
+def proposals(situation: Situation) -> list[MacroAction]:
+    """Legal actions that are worth trying, most predicted saving first."""
+    found = [action for rule in RULES for action in rule.propose(situation)]
+    return sorted(found, key=lambda action: (-action.expected.saved_us, action.key))

@@ -2,7 +2,8 @@
 
 A configuration is a flat mapping. For tile kernels: ``rows`` (per program), ``block`` (columns per tile), ``loop`` (over blocks
 of columns), ``warps``, ``stages``. For products: ``block_m``, ``block_n``, ``block_k``, ``group_m``, ``warps``, ``stages``,
-``precision``.
+``precision``. Also ``split`` (parts of a reduction's columns) and ``split_k`` (parts of a product's K), ``persist`` (programs
+that do one piece of work after another) and ``order`` (``columns``: an elementwise kernel's programs run along columns first).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
@@ -41,16 +43,57 @@ def default_config(program: Program, region: Region) -> Config:
     columns = region.columns.value(sizes)
     if _strided_columns(program, region):
         # Neighbouring rows lie densest: a tile of many rows reads them together.
-        return {"rows": 64, "block": 16, "loop": True, "warps": 4, "stages": 2}
+        return _shared_out(program, region, {"rows": 64, "block": 16, "loop": True, "warps": 4, "stages": 2})
     whole = next_power_of_two(columns)
     if region.kind is RegionKind.SCAN:
         return {"rows": 1, "block": min(whole, 1024), "loop": True, "warps": 4, "stages": 2}
     if whole > WHOLE_ROW_LIMIT * (2 if _walked(region) == 1 else 1):
-        if _walked(region) == 1:
-            return {"rows": 1, "block": 8192, "loop": True, "warps": 16, "stages": 2}
-        return {"rows": 1, "block": 4096, "loop": True, "warps": 8, "stages": 2}
+        block, warps = (8192, 16) if _walked(region) == 1 else (4096, 8)
+        return _shared_out(program, region, {"rows": 1, "block": block, "loop": True, "warps": warps, "stages": 2})
     rows = max(1, min(16, 1024 // whole))
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
+
+
+FEW_PROGRAMS, FEW_TILES = 256, 128
+"""With fewer programs (of a reduction, of a product) than this, each with a long sum, much of a large device would be idle."""
+MANY_PROGRAMS = 512
+"""About as many programs as a large device runs at once."""
+LEAST_SHARED = 1 << 18
+"""Elements of a reduction from which on several programs per row pay for the second kernel."""
+
+
+def _shared_out(program: Program, region: Region, config: Config) -> Config:
+    """The configuration, in parts where few programs would have all the work."""
+    return {**config, **split_parts(program, region, config)} if region.kind is RegionKind.REDUCE else config
+
+
+def split_parts(program: Program, region: Region, config: Mapping[str, int | str | bool]) -> Config:
+    """How to split a reduction of few long rows; nothing where it has rows enough, or is small."""
+    sizes = program.graph.sizes
+    rows, columns = region.rows.value(sizes), region.columns.value(sizes)
+    programs = -(-rows // int(config["rows"]))
+    if programs >= FEW_PROGRAMS or rows * columns < LEAST_SHARED:
+        return {}
+    changes: Config = {}
+    block = int(config["block"])
+    if not config.get("loop"):
+        block = min(block, 2048)
+        changes = {"block": block, "warps": 8}
+    # Each part walks a few blocks, so that a program's start is a small part of it.
+    most = columns // (4 * block)
+    parts = min(MANY_PROGRAMS // programs, most)
+    return {**changes, "split": 1 << (parts.bit_length() - 1)} if parts >= 2 else {}
+
+
+def split_product_parts(program: Program, region: Region, config: Mapping[str, int | str | bool]) -> Config:
+    """How to split a product of few tiles with a long sum; nothing where it has tiles enough."""
+    sizes = program.graph.sizes
+    prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+    m, n = prim.shape[-2].value(sizes), prim.shape[-1].value(sizes)
+    tiles = -(-m // int(config["block_m"])) * -(-n // int(config["block_n"])) * product(prim.shape[:-2]).value(sizes)
+    depth = region.columns.value(sizes)
+    parts = min(FEW_TILES // tiles, depth // (8 * int(config["block_k"])))
+    return {"split_k": 1 << (parts.bit_length() - 1)} if parts >= 4 else {}
 
 
 def _warps(elements: int) -> int:
@@ -94,7 +137,8 @@ def product_config(program: Program, region: Region, precision: str = "ieee") ->
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
     tile: Config = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "group_m": 8}
-    return {**tile, "warps": warps, "stages": 3, "precision": mode}
+    config: Config = {**tile, "warps": warps, "stages": 3, "precision": mode}
+    return {**config, **split_product_parts(program, region, config)}
 
 
 def _tensor_core_tile(m: int, n: int, batch: int) -> tuple[int, int, int, int]:

@@ -84,16 +84,19 @@ def torch_cost(program: Program, node: Node, device: Device) -> Cost:
 
 
 def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
-    """A region as one kernel."""
+    """A region as one kernel (or as few kernels, where it is split)."""
     graph = program.graph
     values = {prim: Ref(name, index) for (name, index), prim in reversed(list(program.values.items()))}
     reads = 0.0
+    parts = int(str(config.get("split", 1)))
     passes = 1
-    if config.get("loop"):
+    if config.get("loop") and parts == 1:
         passes = 2 if region.kind is RegionKind.REDUCE and _fits_in_l2(region, graph, device) is False else 1
     for prim in region.inputs:
         if prim in values:
             reads += tensor_bytes(graph.type_of(values[prim]), graph.sizes)
+    if parts > 1 and _varies_along_columns(program, region) and reads > 0.5 * device.l2_bytes:
+        passes = 2
     written = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in region.outputs)
     flops = sum(matmul_flops(program, node) for node in region.nodes)
     dtype = program.of(region.outputs[0]).dtype
@@ -102,10 +105,26 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
             dtype = program.prims[program.prims[prim].inputs[0]].dtype
     # The two products of an attention wait for each other; a plain product runs near the library's rate.
     share = 0.5 if region.kind is RegionKind.ATTENTION else 0.8
+    busy = _parallelism(program, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
+    launches = 1
     moved = reads * passes + written
-    efficiency = TRITON_EFFICIENCY * _parallelism(region, config, graph, device)
-    return Cost(moved, flops, _time(moved, flops, device, rate, efficiency) + device.launch_us)
+    if region.kind is RegionKind.MATMUL:
+        rate *= busy
+        pieces = int(str(config.get("split_k", 1)))
+        if pieces > 1:
+            launches += 1
+            moved += 2.0 * pieces * ITEMSIZE["float32"] * product(tuple(a.size for a in region.kept)).value(graph.sizes)
+    elif parts > 1:
+        launches += 1 + _varies_along_columns(program, region)
+    time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
+    return Cost(moved, flops, time + device.launch_us * launches)
+
+
+def _varies_along_columns(program: Program, region: Region) -> bool:
+    """Whether a result has an element per column, so that the columns are walked again after the reductions."""
+    table, reduced = region.table, set(region.reduced)
+    return any(reduced & set(table.all_axes(program.of(ref).name)) for ref in region.outputs)
 
 
 def _fits_in_l2(region: Region, graph: Graph, device: Device) -> bool:
@@ -115,10 +134,29 @@ def _fits_in_l2(region: Region, graph: Graph, device: Device) -> bool:
     return row * in_flight < 0.5 * device.l2_bytes
 
 
-def _parallelism(region: Region, config: Mapping[str, object], graph: Graph, device: Device) -> float:
-    """Share of the device that the grid keeps busy: a reduction has one program per group of rows."""
-    if region.kind not in (RegionKind.REDUCE, RegionKind.SCAN):
-        return 1.0
-    rows = int(str(config.get("rows", 1)))
-    programs = -(-region.rows.value(graph.sizes) // rows)
-    return min(1.0, programs / (2.0 * device.sm_count))
+def programs_of(program: Program, region: Region, config: Mapping[str, object]) -> int:
+    """How many programs the kernel's grid has."""
+    sizes = program.graph.sizes
+
+    def blocks(size: int, block: str) -> int:
+        return -(-size // max(1, int(str(config.get(block, 1)))))
+
+    if region.kind is RegionKind.MATMUL:
+        shape = next(program.prims[name].shape for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+        m, n = shape[-2].value(sizes), shape[-1].value(sizes)
+        batch = product(shape[:-2]).value(sizes)
+        return batch * blocks(m, "block_m") * blocks(n, "block_n") * int(str(config.get("split_k", 1)))
+    if region.kind is RegionKind.MAP:
+        columns = region.kept[-1].size.value(sizes) if region.kept else 1
+        rows = region.rows.value(sizes) // max(1, columns)
+        return blocks(rows, "rows") * blocks(columns, "block")
+    return blocks(region.rows.value(sizes), "rows") * int(str(config.get("split", 1)))
+
+
+def _parallelism(program: Program, region: Region, config: Mapping[str, object], device: Device) -> float:
+    """Share of the device that the grid keeps busy: a reduction has one program per group of rows, a product one per tile."""
+    if region.kind in (RegionKind.REDUCE, RegionKind.SCAN):
+        return min(1.0, programs_of(program, region, config) / (2.0 * device.sm_count))
+    if region.kind is RegionKind.MATMUL:
+        return min(1.0, programs_of(program, region, config) / device.sm_count)
+    return 1.0

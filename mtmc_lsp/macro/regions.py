@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from mtmc_lsp.core.graph import Graph, Node, Ref
+from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
@@ -81,6 +81,10 @@ def used_outside(program: Program, nodes: Iterable[str]) -> tuple[Ref, ...]:
     )
 
 
+def _is_expanded(kind: TensorType) -> bool:
+    return any(not step.terms and size != Size.of(1) for size, step in zip(kind.shape, kind.stride, strict=True))
+
+
 def _returned_views(graph: Graph) -> set[Ref]:
     """Values on the way from an input to a result that is a view of it."""
     nodes = {node.name: node for node in graph.nodes}
@@ -95,24 +99,32 @@ def _returned_views(graph: Graph) -> set[Ref]:
     return found
 
 
-def analyse(program: Program, nodes: Iterable[str]) -> Region:
+def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = ()) -> Region:
     """The region that ``nodes`` make.
+
+    Args:
+        program: what they are nodes of.
+        nodes: computed here, and written where others read them.
+        recomputed: computed here for ``nodes`` alone; others compute these values for themselves.
 
     Raises:
         CannotFuse: they are not one kernel.
     """
-    chosen = set(nodes)
-    ordered = tuple(node.name for node in program.graph.nodes if node.name in chosen)
-    stuck = [name for name in ordered if name in program.opaque]
+    own = set(nodes)
+    chosen = own | set(recomputed)
+    ordered = tuple(node.name for node in program.graph.nodes if node.name in own)
+    stuck = [node.name for node in program.graph.nodes if node.name in chosen and node.name in program.opaque]
     if stuck:
         raise CannotFuse(f"{program.graph.node(stuck[0]).op} stays a torch call")
-    _check_convex(program, chosen)
+    _check_convex(program, own, chosen)
     outputs = used_outside(program, ordered)
     if not outputs:
         raise CannotFuse("nothing of it is used")
     prims, inputs = _needed(program, chosen, [program.of(ref).name for ref in outputs])
     if not prims:
         raise CannotFuse("nothing is computed")
+    if any(_is_expanded(program.graph.type_of(ref)) for ref in outputs):
+        raise CannotFuse("a result shows one element in many places")
     if set(outputs) & _returned_views(program.graph):
         raise CannotFuse("a result is a view of an input, and a kernel would make a copy of it")
     members = [program.prims[name] for name in prims]
@@ -143,16 +155,22 @@ def _check_distinct(members: list[Prim], table: AxisTable) -> None:
             raise CannotFuse("a tensor meets itself along another axis")
 
 
-def _check_convex(program: Program, chosen: set[str]) -> None:
-    """No value may leave the region and come back: that needs the kernel to run twice."""
-    tainted: set[str] = set()
+def _check_convex(program: Program, own: set[str], chosen: set[str]) -> None:
+    """No value may leave the region and come back: that needs the kernel to run twice.
+
+    What is only recomputed does not leave: others that read it have it from elsewhere.
+    """
+    leaving: set[str] = set()
+    outside: set[str] = set()
     for node in program.graph.nodes:
         sources = {ref.name for ref in node.inputs()}
         if node.name in chosen:
-            if sources & tainted:
+            if sources & outside:
                 raise CannotFuse("a value would have to leave the kernel and come back")
-        elif sources & (chosen | tainted):
-            tainted.add(node.name)
+            if node.name in own or sources & leaving:
+                leaving.add(node.name)
+        elif sources & (leaving | outside):
+            outside.add(node.name)
 
 
 def _needed(program: Program, chosen: set[str], roots: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -10,6 +10,17 @@ from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
+class Rewrite:
+    """One rewriting of the graph, by a rule of :mod:`mtmc_lsp.macro.rewrites`."""
+
+    rule: str
+    node: str
+    """The node (or, for sizes, the named size) that it is about."""
+    detail: tuple[int, ...] = ()
+    """Numbers that pin it down: the order of a layout's dimensions, a size's value."""
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """One kernel: the nodes it computes and how."""
 
@@ -17,6 +28,8 @@ class KernelPlan:
     """ATen nodes, in execution order."""
     config: Mapping[str, int | str | bool] = field(default_factory=dict)
     """Choices by name, see :mod:`mtmc_lsp.macro.configs`: tiles, warps, stages, loop, precision, ..."""
+    recomputed: tuple[str, ...] = ()
+    """ATen nodes that this kernel computes for itself as well, without writing their values."""
 
     @property
     def key(self) -> str:
@@ -33,6 +46,8 @@ class Schedule:
     """Every kernel; nodes in none of them stay torch calls."""
 
     kernels: tuple[KernelPlan, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+    """Applied to the captured graph in this order; the kernels speak of the nodes of what comes out."""
 
     def kernel_of(self, node: str) -> KernelPlan | None:
         """The kernel that computes ``node``, if any."""
@@ -41,8 +56,8 @@ class Schedule:
     def with_kernel(self, plan: KernelPlan) -> Schedule:
         """With ``plan`` in place of every kernel that shares a node with it."""
         kept = tuple(kernel for kernel in self.kernels if not set(kernel.nodes) & set(plan.nodes))
-        return Schedule((*kept, plan))
+        return replace(self, kernels=(*kept, plan))
 
     def without(self, key: str) -> Schedule:
         """With the kernel called ``key`` given back to torch."""
-        return Schedule(tuple(kernel for kernel in self.kernels if kernel.key != key))
+        return replace(self, kernels=tuple(kernel for kernel in self.kernels if kernel.key != key))

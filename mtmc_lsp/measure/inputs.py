@@ -162,11 +162,11 @@ def _call_sizes(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> dict[st
     Arguments that the graph does not use are kept, so where there are any, they get the case's sizes.
     """
     sizes = {name: min(value, 4) for name, value in capture.workload.sizes.items()}
-    tensors = {argument.name for argument in capture.workload.arguments if argument.tensor is not None}
-    if tensors <= set(inputs):
+    specs = {item.name: item.tensor for item in capture.workload.arguments if item.tensor is not None}
+    if set(specs) <= set(inputs):
         return sizes
-    for item in capture.graph.inputs:
-        for size, length in zip(item.type.shape, inputs[item.name].shape, strict=True):
+    for name in set(specs) & set(inputs):
+        for size, length in zip(specs[name].shape, inputs[name].shape, strict=True):
             if size.is_symbol:
                 sizes[str(size)] = length
     return sizes

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, State
 from mtmc_lsp.core.results import CompileReport, Speed, Timing
@@ -144,7 +144,7 @@ class GreedySearch:
 
     def _write(self, action: MacroAction) -> Candidate:
         variants = action.params.get("variants")
-        if action.kind is not ActionKind.AUTOTUNE or not isinstance(variants, (list, tuple)):
+        if not isinstance(variants, (list, tuple)):
             return self._coder.write(self._capture, self._best, action)
         self._events.on_stage(f"measuring {len(variants)} configurations")
         # The present version stands first, so that a tie keeps it.

@@ -17,7 +17,7 @@ from tests.micro.chains import Chain, chains
 from tests.micro.checker import Checker, greedy, planned
 
 LONG = os.environ.get("MTMC_PROPERTY") == "long"
-EXAMPLES = 12_000 if LONG else 150
+EXAMPLES = 12_000 if LONG else 120
 CONFIGS: tuple[dict[str, object], ...] = (
     {},
     {"rows": 1, "block": 16, "loop": True, "warps": 4, "stages": 2},

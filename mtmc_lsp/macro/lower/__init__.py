@@ -111,8 +111,8 @@ class Call:
         return CannotLower(f"{self.node.op}: {why}")
 
 
-@lru_cache(maxsize=8)
-def _lower(graph_box: _Box) -> Program:
+@lru_cache(maxsize=64)
+def _lower(graph_box: GraphBox) -> Program:
     graph = graph_box.graph
     builder = Builder(graph)
     opaque: set[str] = set()
@@ -140,7 +140,7 @@ def _lower(graph_box: _Box) -> Program:
     return Program(graph, builder.prims, builder.values, frozenset(opaque))
 
 
-class _Box:
+class GraphBox:
     """Makes a graph hashable by identity, for the cache."""
 
     def __init__(self, graph: Graph) -> None:
@@ -150,7 +150,7 @@ class _Box:
         return id(self.graph)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Box) and other.graph is self.graph
+        return isinstance(other, GraphBox) and other.graph is self.graph
 
 
 def _base(op: str) -> str:
@@ -169,4 +169,4 @@ def lower(graph: Graph) -> Program:
         views,
     )
 
-    return _lower(_Box(graph))
+    return _lower(GraphBox(graph))

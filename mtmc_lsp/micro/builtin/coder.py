@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.jsonable import from_json, to_json
@@ -12,17 +15,22 @@ from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
 from mtmc_lsp.macro.configs import default_config
-from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
+from mtmc_lsp.macro.rewrites import program_of
+from mtmc_lsp.macro.rewrites.editing import CannotRewrite
+from mtmc_lsp.macro.rewrites.sizes import guard_conditions, in_captured_sizes
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.guard import write_guard
 from mtmc_lsp.micro.builtin.kernel import Kernel
-from mtmc_lsp.micro.builtin.launcher import LINE, Launcher, Unit, units
+from mtmc_lsp.micro.builtin.launcher import LINE, Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
-from mtmc_lsp.micro.builtin.product_kernel import write_product_kernels
+from mtmc_lsp.micro.builtin.product_kernel import whole_product, write_product_kernels
+from mtmc_lsp.micro.builtin.product_split import write_split_product
+from mtmc_lsp.micro.builtin.split_kernel import write_split_kernels
 from mtmc_lsp.micro.builtin.tile_kernel import write_tile_kernel
 from mtmc_lsp.source.compose import compose, strip_generated
 
@@ -55,11 +63,11 @@ class BuiltinCoder:
         Raises:
             CannotCode: the action is not legal here, or has no Triton form.
         """
-        program = lower(capture.graph)
         schedule = from_json(Schedule, candidate.schedule)
         try:
-            changed = apply_action(program, schedule, action)
-        except IllegalAction as reason:
+            changed = apply_action(capture.graph, schedule, action)
+            program = program_of(capture.graph, changed)
+        except (IllegalAction, CannotRewrite) as reason:
             raise CannotCode(str(reason)) from None
         target = capture.workload.target
         plain = strip_generated(candidate.source.encode(), target.qualname)
@@ -93,11 +101,14 @@ def render(
         if unit.plan is None or unit.region is None:
             launcher.torch_call(graph.node(unit.nodes[0]))
             continue
-        name = _kernel_name(program, unit, base, several)
+        name = _free(_kernel_name(program, unit, base, several), {kernel.name for kernel in kernels})
         for kernel in _write_kernels(program, unit.region, unit.plan, launcher, name, lines):
             launcher.launch(kernel)
             kernels.append(kernel)
-    block = _block(capture, program, base, kernels, launcher)
+    asked = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
+    own_sizes = (in_captured_sizes(limit, schedule.rewrites) for limit in asked)
+    limits = (*guard_conditions(schedule.rewrites), *own_sizes)
+    block = _block(capture, limits, base, kernels, launcher)
     return GeneratedCode(IMPORTS, block, _dispatch(capture, base, launcher)), tuple(launcher.launches)
 
 
@@ -105,7 +116,7 @@ def _with_random_kernels(program: Program, schedule: Schedule) -> Schedule:
     """Every random operation runs in a kernel, so that all draw from the launcher's one seed."""
     for prim in program.prims.values():
         if prim.op is PrimOp.RANDOM and schedule.kernels and schedule.kernel_of(prim.origin) is None:
-            schedule = Schedule((*schedule.kernels, KernelPlan((prim.origin,))))
+            schedule = replace(schedule, kernels=(*schedule.kernels, KernelPlan((prim.origin,))))
     return schedule
 
 
@@ -120,23 +131,42 @@ def _write_kernels(
     missing = [prim for prim in region.inputs if prim not in launcher.buffers]
     if missing:
         raise CannotCode(f"{program.prims[missing[0]].origin} is not in memory")
-    docstring = _docstring(program, region, lines)
     config = plan.config or default_config(program, region)
+    docstring = _docstring(program, region, plan, config, lines)
     if region.kind is RegionKind.MATMUL:
-        return write_product_kernels(program, region, launcher.buffers, config, name, docstring)
+        finished = write_split_product if int(config.get("split_k", 1)) > 1 else whole_product
+        return write_product_kernels(program, region, launcher.buffers, config, name, docstring, finished)
     if region.kind is RegionKind.ATTENTION:
         return [write_attention_kernel(program, region, launcher.buffers, config, name, docstring)]
+    if region.kind is RegionKind.REDUCE and int(config.get("split", 1)) > 1:
+        return write_split_kernels(program, region, launcher.buffers, config, name, docstring)
     return [write_tile_kernel(program, region, launcher.buffers, config, name, docstring)]
 
 
-def _docstring(program: Program, region: Region, lines: list[str]) -> str:
+def _how(region: Region, config: Mapping[str, int | str | bool]) -> str:
+    """How the work is shared out."""
+    if region.kind is RegionKind.REDUCE and int(config.get("split", 1)) > 1:
+        return "Many programs share each row, and combine what the kernels before found for each part of it"
+    if region.kind is RegionKind.MATMUL and int(config.get("split_k", 1)) > 1:
+        return "The sums of all parts of K are added; what surrounds the product is done on the tile in registers"
+    how = HOW[region.kind]
+    return f"{how}, one piece of work after another" if config.get("persist") else how
+
+
+def _docstring(
+    program: Program,
+    region: Region,
+    plan: KernelPlan,
+    config: Mapping[str, int | str | bool],
+    lines: list[str],
+) -> str:
     """The user's own lines that the kernel computes, and what is saved."""
-    numbers = sorted({program.graph.node(name).line for name in region.nodes} - {0})
+    numbers = sorted({program.graph.node(name).line for name in (*region.nodes, *plan.recomputed)} - {0})
     quoted = [lines[n - 1].strip() for n in numbers if 0 < n <= len(lines)]
     results = ", ".join(value_name(program, ref) for ref in region.outputs)
     inner = len(region.nodes) - len(region.outputs)
     saved = "; nothing between is written to memory" if inner > 0 else ""
-    passes = HOW[region.kind]
+    passes = _how(region, config)
     head = f"{results}, in one kernel."
     body = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
     return f"{head}\n\n{body}\n{passes}{saved}.".replace('"""', "'''").replace("\\", "\\\\")
@@ -157,10 +187,15 @@ def _kernel_name(program: Program, unit: Unit, base: str, several: bool) -> str:
     return f"{base}_{identifier(value_name(program, unit.region.outputs[-1]))}_kernel" if several else f"{base}_kernel"
 
 
-def _block(capture: Capture, program: Program, base: str, kernels: list[Kernel], launcher: Launcher) -> str:
+def _free(name: str, taken: set[str]) -> str:
+    """``name``, or with a number in front of ``_kernel`` where another kernel has it."""
+    choices = itertools.chain([name], (f"{name.removesuffix('_kernel')}_{n}_kernel" for n in itertools.count(2)))
+    return next(choice for choice in choices if choice not in taken)
+
+
+def _block(capture: Capture, limits: tuple[str, ...], base: str, kernels: list[Kernel], launcher: Launcher) -> str:
     graph = capture.graph
     access = {item.name: item.access for item in graph.inputs}
-    limits = tuple(dict.fromkeys(limit for kernel in kernels for limit in kernel.limits))
     guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits)
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
     sources = [kernel.source for kernel in kernels]

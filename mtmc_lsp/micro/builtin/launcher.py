@@ -11,8 +11,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.prims import Program
-from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, analyse
-from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.macro.regions import VIEWS
 from mtmc_lsp.micro.builtin.code import POINTER_TYPES
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
@@ -21,70 +20,6 @@ from mtmc_lsp.micro.builtin.torch_calls import torch_call
 
 LINE = 105
 """Characters up to which a call or a signature stays on one line."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One thing the launcher does: run a kernel, or make one torch call."""
-
-    nodes: tuple[str, ...]
-    plan: KernelPlan | None = None
-    region: Region | None = None
-
-
-def units(program: Program, schedule: Schedule) -> list[Unit]:
-    """Kernels and torch calls in an order in which every value is made before it is read.
-
-    Raises:
-        CannotCode: a kernel of the schedule is none, or two kernels wait for each other.
-    """
-    made: dict[str, Unit] = {}
-    for plan in schedule.kernels:
-        try:
-            unit = Unit(plan.nodes, plan, analyse(program, plan.nodes))
-        except CannotFuse as reason:
-            raise CannotCode(str(reason)) from None
-        for name in plan.nodes:
-            made[name] = unit
-    pending: list[Unit] = []
-    for node in program.graph.nodes:
-        unit = made.setdefault(node.name, Unit((node.name,)))
-        if unit not in pending:
-            pending.append(unit)
-    needed = _live_nodes(program, made)
-    pending = [unit for unit in pending if set(unit.nodes) & needed]
-    done = {item.name for item in program.graph.inputs}
-    ordered: list[Unit] = []
-    while pending:
-        ready = next((unit for unit in pending if _sources(program, unit) <= done), None)
-        if ready is None:
-            raise CannotCode("two kernels wait for each other's results")
-        pending.remove(ready)
-        ordered.append(ready)
-        done |= set(ready.nodes)
-    return ordered
-
-
-def _sources(program: Program, unit: Unit) -> set[str]:
-    nodes = {node.name: node for node in program.graph.nodes}
-    return {ref.name for name in unit.nodes for ref in nodes[name].inputs()} - set(unit.nodes)
-
-
-def _live_nodes(program: Program, made: dict[str, Unit]) -> set[str]:
-    """Nodes whose values are returned, mutate an input, or are read by such."""
-    graph = program.graph
-    nodes = {node.name: node for node in graph.nodes}
-    pending = [ref.name for ref in graph.outputs if ref] + [mutation.value.name for mutation in graph.mutations]
-    live: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in live or name not in nodes:
-            continue
-        live.add(name)
-        for inner in made[name].nodes:
-            live.add(inner)
-            pending += [ref.name for ref in nodes[inner].inputs()]
-    return live
 
 
 @dataclass
@@ -116,6 +51,7 @@ class Launcher:
         self._sizes = {symbol: binding.text for symbol, binding in bindings(graph, self.input_names).items()}
         self._size_names: dict[str, str] = {}
         self._scratch: dict[Scratch, str] = {}
+        self._locals: dict[str, str] = {}
         self._storage: dict[str, str] = {}
         """The variable whose memory each view shows."""
 
@@ -203,7 +139,9 @@ class Launcher:
             text = self.size(size)
             passed = any(param == name for param, _ in kernel.sizes)
             if re.search(rf"\b{name}\b", used) or passed:
-                self.lines.append(f"{name} = {text}")
+                if self._locals.get(name) != text:
+                    self.lines.append(f"{name} = {text}")
+                    self._locals[name] = text
                 local[size] = name
         keywords = []
         for param, size in kernel.sizes:

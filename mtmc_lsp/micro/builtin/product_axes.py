@@ -130,4 +130,4 @@ def int32_limit(size: Size) -> str:
 
 def mask_needed(size: Size, block: int) -> bool:
     """Whether the last block may reach beyond ``size``."""
-    return not (size.is_constant and size.constant % block == 0)
+    return any(coefficient % block for _, coefficient in size.terms)

@@ -6,7 +6,7 @@ Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_half
 from mtmc_lsp.core.graph import Ref, TensorType
@@ -18,10 +18,16 @@ from mtmc_lsp.micro.builtin.expressions import Expressions, Mask, Parameters
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
+from mtmc_lsp.micro.builtin.persistence import one_tile_after_another
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses
 from mtmc_lsp.micro.builtin.split_operands import Halves, walk_halves, write_split
 
 Config = Mapping[str, "int | str | bool"]
+Finish = Callable[
+    [ProductAxes, Mapping[str, TensorType], Config, "list[Halves] | None", str, str],
+    list[Kernel],
+]
+"""Renders a product whose operands are prepared."""
 LEAST_SPLIT = 32
 """Rows of a product from which on its operands are split."""
 
@@ -33,22 +39,37 @@ def write_product_kernels(
     config: Config,
     name: str,
     docstring: str,
+    finished: Finish,
 ) -> list[Kernel]:
     """Render a matmul region: the product's kernel, after those that split its operands where the precision asks for it.
+
+    Args:
+        finished: renders the product itself, once its operands are prepared: :func:`whole_product`, or in parts along K.
 
     Raises:
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(program, region)
     if config.get("precision") != "fp16x3":
-        return [_ProductWriter(axes, buffers, config, None).kernel(name, docstring)]
+        return finished(axes, buffers, config, None, name, docstring)
     names = [_operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
     halves = [Halves.of(axes, side, names[side]) for side in (0, 1)]
     kernels = [write_split(axes, buffers, half, f"{name}_split_{half.name}") for half in halves]
-    kernels.append(_ProductWriter(axes, buffers, config, halves).kernel(name, docstring))
-    return kernels
+    return kernels + finished(axes, buffers, config, halves, name, docstring)
+
+
+def whole_product(
+    axes: ProductAxes,
+    buffers: Mapping[str, TensorType],
+    config: Config,
+    halves: list[Halves] | None,
+    name: str,
+    docstring: str,
+) -> list[Kernel]:
+    """One program per tile of the product (or one tile after another, where it is persistent)."""
+    return [ProductWriter(axes, buffers, config, halves).kernel(name, docstring)]
 
 
 def _operand_name(program: Program, region: Region, prim: str) -> str:
@@ -64,7 +85,7 @@ def _operand_name(program: Program, region: Region, prim: str) -> str:
     return ""
 
 
-class _ProductWriter:
+class ProductWriter:
     """Writes the kernel of the product itself."""
 
     def __init__(
@@ -103,26 +124,57 @@ class _ProductWriter:
             self._loop_over_halves()
         else:
             self._loop()
-        self._epilogue()
-        blocks = {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
+        self._finish()
+        blocks = self._blocks()
         grid = [f"triton.cdiv(n_m, {blocks['BLOCK_M']}) * triton.cdiv(n_n, {blocks['BLOCK_N']})"]
         sizes = {"n_m": self.axes.sizes["M"], "n_n": self.axes.sizes["N"]}
         if self.axes.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self.axes.n_batch
+        if self.config.get("persist"):
+            grid[0] = f"min({self.config['persist']}, {grid[0]})"
+            self.lines = one_tile_after_another(self.lines)
         return assemble(
             name,
             self.parameters,
             blocks,
             docstring,
             self.lines,
-            grid=tuple(grid),
+            grid=(*grid, *self._more_grid()),
             grid_sizes=sizes,
             num_warps=int(self.config["warps"]),
             num_stages=int(self.config["stages"]),
             limits=self._limits(),
             scratch_read=self._scratch_read(),
+            scratch_written=self._scratch_written(),
         )
+
+    def _blocks(self) -> dict[str, int]:
+        return {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
+
+    def _more_grid(self) -> tuple[str, ...]:
+        """Grid dimensions behind those of tiles and batch."""
+        return ()
+
+    def _scratch_written(self) -> tuple[tuple[str, Scratch], ...]:
+        return ()
+
+    def _finish(self) -> None:
+        """What is done with the sums in ``acc``."""
+        self._unscale()
+        self._epilogue()
+
+    def _unscale(self) -> None:
+        """Undo the scaling of split operands."""
+        if self.halves is None:
+            return
+        batch_m, batch_n = (f"batch * {self._size(n)} + " if self.axes.batch else "" for n in "MN")
+        mask_m = ", mask=m_mask, other=0.0" if self._mask("m", "block_m", rows=True) else ""
+        mask_n = ", mask=n_mask, other=0.0" if self._mask("n", "block_n", rows=False) else ""
+        self.lines += [
+            f"acc *= tl.load({self.scales[0]} + {batch_m}m{mask_m})",
+            f"acc *= tl.load({self.scales[1]} + {batch_n}n{mask_n})",
+        ]
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
         halves = self.halves or []
@@ -209,13 +261,6 @@ class _ProductWriter:
         a, b = self.halves
         block_k = int(self.config["block_k"])
         self.lines += walk_halves(self.axes, self.parameters, a, b, self.scratch, block_k)
-        batch_m, batch_n = (f"batch * {self._size(n)} + " if self.axes.batch else "" for n in "MN")
-        mask_m = ", mask=m_mask, other=0.0" if self._mask("m", "block_m", rows=True) else ""
-        mask_n = ", mask=n_mask, other=0.0" if self._mask("n", "block_n", rows=False) else ""
-        self.lines += [
-            f"acc *= tl.load({self.scales[0]} + {batch_m}m{mask_m})",
-            f"acc *= tl.load({self.scales[1]} + {batch_n}n{mask_n})",
-        ]
 
     def _epilogue(self) -> None:
         masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)

@@ -20,10 +20,13 @@ from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions, Group, Mask, Parameters, taken_apart
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
+from mtmc_lsp.micro.builtin.persistence import one_group_after_another
 
 Config = Mapping[str, "int | str | bool"]
 MOST_ELEMENTS = 65536
 """Elements of the largest tile that a program holds; longer rows run the original code."""
+MOST_PROGRAMS = 65535
+"""Size of a grid's second dimension."""
 
 SCANS = {
     "sum": ("0.0", "tl.cumsum({value}, axis={axis})", "{} + {}", "tl.sum({value}, axis={axis}, keep_dims=True)"),
@@ -61,14 +64,16 @@ def write_tile_kernel(
     """
     # A first pass with every axis apart shows which neighbouring axes all accesses walk as one.
     apart = [[axis] for axis in region.kept], [[axis] for axis in region.reduced]
-    probe = _TileWriter(program, region, buffers, config, *apart)
+    probe = TileWriter(program, region, buffers, config, *apart)
     probe.write()
     kept = merge_axes(region.kept, probe.accesses)
     reduced = merge_axes(region.reduced, probe.accesses)
     columns = kept[-1:] if region.kind is RegionKind.MAP else reduced
-    writer = _TileWriter(program, region, buffers, config, kept, reduced)
+    writer = TileWriter(program, region, buffers, config, kept, reduced)
     writer.wide_columns = any(_steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
+    if config.get("persist"):
+        body = one_group_after_another(body, writer.pieces())
     return writer.finish(name, docstring, body)
 
 
@@ -102,7 +107,9 @@ def _dense(outer: Axis, inner: Axis, access: Index) -> bool:
     return steps.get(outer.id, zero) == steps.get(inner.id, zero) * inner.size
 
 
-class _TileWriter:
+class TileWriter:
+    """Writes the body of one kernel over tiles of rows and columns."""
+
     def __init__(
         self,
         program: Program,
@@ -123,17 +130,20 @@ class _TileWriter:
         self.n_rows = product([axis.size for group in kept for axis in group])
         self.n_cols = product([axis.size for group in reduced for axis in group])
         self.has_rows = bool(kept)
+        self.columns_first = self.is_map and self.has_rows and bool(reduced) and config.get("order") == "columns"
         self.rows_per_program = int(config.get("rows", 1)) if self.has_rows else 1
         self.block = int(config.get("block", 1024))
         if self.is_map and not self.has_rows:
             # All axes run as one, so the tile's rows and columns do too.
             self.block *= int(config.get("rows", 1))
-        self.loop = bool(config.get("loop", False)) and not self.is_map
+        self.loop = bool(config.get("loop", False)) and not self.is_map and bool(reduced)
         self.loop = self.loop or region.kind is RegionKind.SCAN
         self.parameters = Parameters(program, buffers)
         self.lines: list[str] = []
         self.body: list[str] | None = None
         self.known: dict[str, Code] = {}
+        self.extremes: dict[str, str] = {}
+        """The variable that holds the value that an arg-reduction found."""
         self.axis = 1 if self.rows_per_program > 1 else 0
         self.row_groups, self.col_groups = kept, reduced
         self.row_masked = self.rows_per_program > 1 and not _divides(self.rows_per_program, self.n_rows)
@@ -161,9 +171,9 @@ class _TileWriter:
     # Structure ---------------------------------------------------------------------------------------------------
 
     def _columns_need_mask(self) -> bool:
-        if not self.n_cols.is_constant:
+        if not self.n_cols.is_constant and not (self.loop or self.is_map):
             return True
-        return self.n_cols.constant % self._static_block() != 0
+        return not _divides(self._static_block(), self.n_cols)
 
     @property
     def _fits_in_32_bits(self) -> bool:
@@ -184,10 +194,10 @@ class _TileWriter:
             return [], []
         vector = self.rows_per_program > 1
         name = "rows" if vector else "row"
-        text = "tl.program_id(0).to(tl.int64)"
+        text = f"tl.program_id({1 if self.columns_first else 0}).to(tl.int64)"
         self.lines.append(f"{name} = {text} * ROWS + tl.arange(0, ROWS)[:, None]" if vector else f"{name} = {text}")
         if self.row_masked:
-            self.lines.append(f"row_mask = {name} < {self._named_size(self.n_rows, 'n_rows')}")
+            self.lines.append(f"row_mask = {name} < {self.named_size(self.n_rows, 'n_rows')}")
         whole = Group(tuple(axis for group in self.row_groups for axis in group), name, rows=vector)
         return taken_apart(whole, self.row_groups, self.parameters.names, 0), [whole]
 
@@ -205,9 +215,23 @@ class _TileWriter:
         text = f"{start}tl.arange(0, BLOCK){wide}"
         self._emit(f"cols = ({text}).to(tl.int64)" if self.wide_columns else f"cols = {text}", True)
         if self.col_masked:
-            self._emit(f"col_mask = cols < {self._named_size(self.n_cols, 'n_cols')}", True)
+            self._emit(f"col_mask = cols < {self.named_size(self.n_cols, 'n_cols')}", True)
 
-    def _named_size(self, size: Size, name: str) -> str:
+    def pieces(self) -> str:
+        """How many pieces of work there are for programs to do one after another.
+
+        Raises:
+            CannotCode: there is but one.
+        """
+        if self.has_rows:
+            n_rows = self.named_size(self.n_rows, "n_rows")
+            return f"tl.cdiv({n_rows}, ROWS)" if self.rows_per_program > 1 else n_rows
+        if self.is_map and self.col_groups:
+            return f"tl.cdiv({self.named_size(self.n_cols, 'n_cols')}, BLOCK)"
+        raise CannotCode("one program does all of it already")
+
+    def named_size(self, size: Size, name: str) -> str:
+        """A size by a name of its own."""
         self.parameters.name_size(size, name)
         return self.parameters.size(size).text
 
@@ -219,7 +243,7 @@ class _TileWriter:
             offset = ""
             if self.col_groups:
                 wide = "" if self.has_rows and self._fits_in_32_bits else ".to(tl.int64)"
-                offset = f"tl.program_id({1 if self.has_rows else 0}){wide} * BLOCK + "
+                offset = f"tl.program_id({0 if self.columns_first or not self.has_rows else 1}){wide} * BLOCK + "
             if self._draws():
                 self.lines.append(f"first = {offset.removesuffix(' + ')}")
                 offset = "first + "
@@ -228,7 +252,7 @@ class _TileWriter:
             self._declare_columns(offset)
             self._store_all(self.region.outputs)
             return self.lines
-        self._named_size(self.n_cols, "n_cols")
+        self.named_size(self.n_cols, "n_cols")
         if not self.loop:
             self._declare_columns("")
             self._store_all(self.region.outputs)
@@ -262,31 +286,39 @@ class _TileWriter:
 
     def _close_loop(self, *, backwards: bool = False) -> None:
         assert self.body is not None
-        bound = self._named_size(self.n_cols, "n_cols")
+        bound = self.named_size(self.n_cols, "n_cols")
         if backwards:
             self.lines.append("# Backwards, so that what was read last is still in the cache.")
             self.lines.append(f"for back in range(0, {bound}, BLOCK):")
             self.lines.append(f"    start = (tl.cdiv({bound}, BLOCK) - 1) * BLOCK - back")
         else:
-            self.lines.append(f"for start in range(0, {bound}, BLOCK):")
+            self.lines.append(f"for start in {self._column_range(bound)}:")
         self.lines += [f"    {line}" for line in self.body]
         self.body = None
         self.tile.cache = {key: code for key, code in self.tile.cache.items() if not code.cols}
         self.tile.declared -= {group.name for group in self.tile.groups if group.cols}
 
+    def _column_range(self, bound: str) -> str:
+        """Where the blocks of columns start."""
+        return f"range(0, {bound}, BLOCK)"
+
+    def _reduce_in_loop(self, wanted: Sequence[Prim], eviction: str = "") -> None:
+        """One loop over the columns for reductions that do not need each other."""
+        self._open_loop()
+        self.tile.eviction = eviction
+        paired = {prim.inputs[1] for prim in wanted if prim.fn == "sum_exp"}
+        accumulators = [self._accumulate(prim) for prim in wanted if prim.name not in paired]
+        self._close_loop()
+        for prim, names in accumulators:
+            self._finish_reduction(prim, names)
+
     def _write_loops(self) -> None:
-        levels = self._levels()
+        levels = self.levels()
         full = [ref for ref in self.region.outputs if self._varies_along_columns(ref)]
         several = len(set(levels.values())) + bool(full) > 1
         for level in sorted(set(levels.values())):
-            self._open_loop()
-            self.tile.eviction = "evict_last" if several else ""
             wanted = [self.program.prims[name] for name, own in levels.items() if own == level]
-            paired = {prim.inputs[1] for prim in wanted if prim.fn == "sum_exp"}
-            accumulators = [self._accumulate(prim) for prim in wanted if prim.name not in paired]
-            self._close_loop()
-            for prim, names in accumulators:
-                self._finish_reduction(prim, names)
+            self._reduce_in_loop(wanted, "evict_last" if several else "")
         if full:
             self._open_loop()
             self.tile.eviction = "evict_first" if several else ""
@@ -298,7 +330,7 @@ class _TileWriter:
     def _varies_along_columns(self, ref: Ref) -> bool:
         return bool(set(self.region.table.all_axes(self.program.of(ref).name)) & set(self.region.reduced))
 
-    def _levels(self) -> dict[str, int]:
+    def levels(self) -> dict[str, int]:
         """Reductions by how many loops must come before theirs."""
         level: dict[str, int] = {}
         own: dict[str, int] = {}
@@ -335,17 +367,19 @@ class _TileWriter:
             code = Code(f"{code.at(100)}.to(tl.int32)", "int32", code.rows, code.cols)
         elif not prim.fn.startswith("arg"):
             code = self.tile.cast(code, prim.dtype)
-        text = code.text
-        if not code.cols or (self.rows_per_program > 1 and not code.rows):
-            shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
-            text = (
-                f"tl.broadcast_to({text}, {shape})"
-                if code.cols or code.rows
-                else f"tl.full({shape}, {text}, {TRITON_DTYPES[code.dtype]})"
-            )
+        text = self._spread(code)
         if self.col_masked and not (neutral == "0.0" and self._zero_outside(source)):
             text = f"tl.where(col_mask, {text}, {neutral})"
         return text
+
+    def _spread(self, code: Code) -> str:
+        """The value over the whole tile."""
+        if code.cols and (code.rows or self.rows_per_program == 1):
+            return code.text
+        shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
+        if code.cols or code.rows:
+            return f"tl.broadcast_to({code.text}, {shape})"
+        return f"tl.full({shape}, {code.text}, {TRITON_DTYPES[code.dtype]})"
 
     def _zero_outside(self, name: str) -> bool:
         """Whether the value is certainly 0 in columns beyond the last: what was loaded there is 0."""
@@ -415,7 +449,7 @@ class _TileWriter:
             top = self._provide(self.program.prims[prim.inputs[1]], self.tile.own_index(prim.inputs[1]))
             source = prim.inputs[0]
             value = self.tile.value(source, self.tile.own_index(source))
-            text = f"tl.exp({value.at(60)} - {top.text})"
+            text = self._spread(Code(f"tl.exp({value.at(60)} - {top.text})", prim.dtype, value.rows, value.cols))
             text = f"tl.where(col_mask, {text}, 0.0)" if self.col_masked else text
             self._set(prim, self._across("tl.sum", text), prim.dtype)
             return
@@ -484,6 +518,7 @@ class _TileWriter:
             self._set(prim, self._across("tl.sum", f"{names[1]} * tl.exp({names[0]} - {top.text})"), prim.dtype)
         elif prim.fn.startswith("arg"):
             best = self.parameters.names.unique("extreme")
+            self.extremes[prim.name] = best
             self._emit(f"{best} = {self._across('tl.max' if prim.fn == 'argmax' else 'tl.min', names[0])}", False)
             first = self._across("tl.min", f"tl.where({names[0]} == {best}, {names[1]}, 2147483647)")
             self._set(prim, f"{first}.to(tl.int64)", "int64")
@@ -531,16 +566,21 @@ class _TileWriter:
             grid.append(_cdiv("n_cols", "BLOCK", self.block))
         if not grid:
             grid.append("1")
+        if self.columns_first:
+            grid.reverse()
+            limits = (f"{self.n_rows} <= {MOST_PROGRAMS * self.rows_per_program}",)
+        if self.config.get("persist"):
+            grid[0] = f"min({self.config['persist']}, {grid[0]})"
         if self.loop or self.is_map or self.n_cols.is_constant:
             constexprs["BLOCK"] = self._static_block()
         else:
             dynamic["BLOCK"] = "triton.next_power_of_2(n_cols)"
-            limits = (f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}",)
+            limits = (*limits, f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}")
         if self.is_map and self.has_rows and not self.n_cols.is_constant and self._fits_in_32_bits:
-            limits = (f"{self.n_cols} < {2**31}",)
+            limits = (*limits, f"{self.n_cols} < {2**31}")
         if self.tile.needs_quads:
             dynamic["QUADS"] = "n_cols % 4 == 0"
-        if not self.col_groups:
+        if not self.col_groups and self.is_map:
             constexprs.pop("BLOCK", None)
         return assemble(
             name,
@@ -562,7 +602,7 @@ def _cdiv(name: str, _constant: str, block: int) -> str:
 
 
 def _divides(block: int, size: Size) -> bool:
-    return size.is_constant and size.constant % block == 0
+    return bool(size.terms) and all(coefficient % block == 0 for _, coefficient in size.terms)
 
 
 def _next_power_of_two(number: int) -> int:

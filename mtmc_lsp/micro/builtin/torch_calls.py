@@ -50,6 +50,8 @@ def argument_text(value: Argument, names: dict[Ref, str], size_text: dict[str, s
         return size_python(value, size_text)
     if isinstance(value, tuple):
         return f"[{', '.join(argument_text(item, names, size_text) for item in value)}]"
+    if isinstance(value, str) and value.startswith("torch."):
+        return value
     if isinstance(value, str) and key == "dtype":
         return f"torch.{value}"
     if isinstance(value, float) and (value != value or abs(value) == float("inf")):

@@ -1,0 +1,58 @@
+"""What an exported graph still needs to be the target's: the layout of its results, and nothing that no result needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mtmc_lsp.capture.effects import is_random
+from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.sizes import Size
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides."""
+
+
+def laid_out_as(graph: Graph, returned: list[Layout | None]) -> Graph:
+    """The graph with results laid out as the target laid them out.
+
+    Where a dimension of size 1 leaves the order of dimensions open, the export may settle it otherwise than eager code does.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    for ref, seen in zip(graph.outputs, returned, strict=False):
+        if ref is None or seen is None or ref.name not in nodes:
+            continue
+        node = nodes[ref.name]
+        kind = node.outputs[ref.index]
+        own = [stride.value(graph.sizes) for stride in kind.stride]
+        if all(a == b or size == 1 for size, a, b in zip(seen[0], own, seen[1], strict=True)):
+            continue
+        inner_first = sorted(range(len(own)), key=lambda dim: (seen[1][dim], seen[0][dim], -dim))
+        stride = list(kind.stride)
+        below = Size.of(1)
+        for dim in inner_first:
+            stride[dim], below = below, below * kind.shape[dim]
+        outputs = list(node.outputs)
+        outputs[ref.index] = replace(kind, stride=tuple(stride))
+        nodes[ref.name] = replace(node, outputs=tuple(outputs))
+    return replace(graph, nodes=tuple(nodes[node.name] for node in graph.nodes))
+
+
+def without_dead_nodes(graph: Graph) -> Graph:
+    """Without what no result needs, such as what only an assertion looked at. Random numbers are drawn all the same."""
+    wanted = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.name in wanted or is_random(node.op):
+            kept.append(node)
+            wanted |= {ref.name for ref in node.inputs()}
+    return replace(graph, nodes=tuple(reversed(kept)))
+
+
+def without_unused_inputs(graph: Graph) -> Graph:
+    """Without the inputs that nothing reads."""
+    used = {ref.name for node in graph.nodes for ref in node.inputs()}
+    used |= {ref.name for ref in graph.outputs if ref is not None} | {m.input for m in graph.mutations}
+    inputs = tuple(item for item in graph.inputs if item.name in used)
+    # The sizes of a parameter that is not read are none of the graph's.
+    read = {name for item in inputs for size in (*item.type.shape, *item.type.stride) for name in size.symbols()}
+    return replace(graph, inputs=inputs, sizes={name: size for name, size in graph.sizes.items() if name in read})

@@ -1,0 +1,190 @@
+"""What every kind of action is given, and what it must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.results import Device
+from mtmc_lsp.core.run import Step
+from mtmc_lsp.macro.configs import default_config
+from mtmc_lsp.macro.cost import Cost
+from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.regions import CannotFuse, Region, RegionKind, analyse, lines_of
+from mtmc_lsp.macro.rewrites import program_of
+from mtmc_lsp.macro.rewrites.editing import CannotRewrite
+from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.macro.totals import schedule_cost
+
+Config = dict[str, "int | str | bool"]
+
+
+class IllegalAction(Exception):
+    """The action does not apply in this state; the message says why, for people."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What proposals are made from."""
+
+    graph: Graph
+    """As captured."""
+    schedule: Schedule
+    device: Device
+    measured: bool = False
+    """Whether steps are timed: only then are actions proposed that no model can judge."""
+    strict: bool = False
+    """Whether actions that change rounding are forbidden."""
+    history: Sequence[Step] = field(default=())
+
+    @property
+    def program(self) -> Program:
+        """The graph as the schedule's kernels speak of it."""
+        return program_of(self.graph, self.schedule)
+
+    def kernels(self) -> Iterator[tuple[KernelPlan, Region]]:
+        """Every kernel with its region."""
+        for plan in self.schedule.kernels:
+            yield plan, region_of(self.program, plan)
+
+    def cost(self, schedule: Schedule) -> Cost:
+        """Predicted cost of a whole schedule.
+
+        Raises:
+            IllegalAction: it cannot be carried out.
+        """
+        try:
+            return schedule_cost(program_of(self.graph, schedule), schedule, self.device)
+        except (CannotRewrite, CannotFuse, CannotCode) as reason:
+            raise IllegalAction(str(reason)) from None
+
+
+class Rule(Protocol):
+    """One kind of action."""
+
+    kind: ActionKind
+
+    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+        """The schedule after the action.
+
+        Raises:
+            IllegalAction: it does not apply.
+        """
+
+    def propose(self, situation: Situation) -> Iterable[MacroAction]:
+        """Actions of this kind that are worth trying."""
+
+
+def region_of(program: Program, plan: KernelPlan) -> Region:
+    """What a kernel computes.
+
+    Raises:
+        IllegalAction: its nodes are no kernel.
+    """
+    try:
+        return analyse(program, plan.nodes, plan.recomputed)
+    except CannotFuse as reason:
+        raise IllegalAction(str(reason)) from None
+
+
+def program_for(graph: Graph, schedule: Schedule) -> Program:
+    """The rewritten program.
+
+    Raises:
+        IllegalAction: a rewrite of the schedule does not apply.
+    """
+    try:
+        return program_of(graph, schedule)
+    except CannotRewrite as reason:
+        raise IllegalAction(str(reason)) from None
+
+
+def kernel_of(schedule: Schedule, action: MacroAction) -> KernelPlan:
+    """The kernel that an action is about.
+
+    Raises:
+        IllegalAction: no kernel computes its region.
+    """
+    plan = next((kernel for kernel in schedule.kernels if set(action.region) & set(kernel.nodes)), None)
+    if plan is None:
+        raise IllegalAction(f"{action.kind.value}: no kernel computes {', '.join(action.region)} yet")
+    return plan
+
+
+def config_of(action: MacroAction) -> Mapping[str, int | str | bool]:
+    """The configuration values that an action sets.
+
+    Raises:
+        IllegalAction: it has none.
+    """
+    changes = action.params.get("config")
+    if not isinstance(changes, Mapping) or not changes:
+        raise IllegalAction(f"{action.kind.value}: the action has no configuration")
+    return changes
+
+
+def current_config(program: Program, region: Region, plan: KernelPlan) -> Config:
+    """How a kernel runs now: its plan's configuration, or the first one where the plan leaves it open."""
+    return dict(plan.config) or default_config(program, region)
+
+
+def whole_numbers(action: MacroAction, changes: Mapping[str, object], *, powers: bool = True) -> None:
+    """Check that every changed value is a positive number, and a power of two where tiles must be.
+
+    Raises:
+        IllegalAction: one is not.
+    """
+    for name, value in changes.items():
+        fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if not fits or (powers and int(str(value)) & (int(str(value)) - 1)):
+            what = "power of two" if powers else "positive number"
+            raise IllegalAction(f"{action.kind.value}: {name} cannot be {value!r}; it must be a {what}")
+
+
+def expected(before: Cost, after: Cost) -> Expected:
+    """The prediction that two costs make."""
+    return Expected(before.us - after.us, before.bytes, after.bytes, before.flops, after.flops)
+
+
+def with_saving(situation: Situation, action: MacroAction, after: Schedule) -> MacroAction:
+    """``action`` with the model's prediction of what it saves.
+
+    Raises:
+        IllegalAction: what comes out cannot be carried out.
+    """
+    return replace(action, expected=expected(situation.cost(situation.schedule), situation.cost(after)))
+
+
+def lines_text(lines: tuple[int, int]) -> str:
+    """``line 3`` or ``lines 3 to 5``."""
+    if lines == (0, 0):
+        return "the target"
+    return f"line {lines[0]}" if lines[0] == lines[1] else f"lines {lines[0]} to {lines[1]}"
+
+
+def size_text(size: float) -> str:
+    """Bytes for people."""
+    return f"{abs(size) / 1e6:.1f} MB" if abs(size) >= 1e5 else f"{abs(size) / 1e3:.1f} kB"
+
+
+def kind_word(kind: RegionKind) -> str:
+    """What a kernel of that kind is called in a sentence."""
+    words = {RegionKind.MAP: "elementwise", RegionKind.REDUCE: "reduction", RegionKind.MATMUL: "product"}
+    return words.get(kind, kind.value)
+
+
+def operation_names(program: Program, nodes: Iterable[str]) -> str:
+    """The operations of a region in a sentence."""
+    names = list(dict.fromkeys(program.graph.node(n).op.split(".")[1].strip("_") for n in nodes))
+    shown = names if len(names) <= 5 else [*names[:2], "...", *names[-2:]]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def where(program: Program, nodes: Iterable[str]) -> tuple[tuple[int, int], str]:
+    """The lines of a region, as numbers and in words."""
+    lines = lines_of(program, nodes)
+    return lines, lines_text(lines)

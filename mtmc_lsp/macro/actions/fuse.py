@@ -1,0 +1,136 @@
+"""Fuse, and tensor cores: which nodes become one kernel, and in which precision mode their product runs.
+
+*Legal* when the nodes are one region (:func:`mtmc_lsp.macro.regions.analyse`): all have a primitive form; no value leaves the
+region and comes back, so the order of execution stays one the graph allows; and all results share their independent axes,
+so one loop nest makes each of them once. Every value is then computed from the same operands as before.
+A precision mode changes how a float32 product is rounded; it is announced, verified against float64, and never proposed
+under ``precision = "strict"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.run import StepStatus
+from mtmc_lsp.macro.actions.base import (
+    IllegalAction,
+    Situation,
+    expected,
+    operation_names,
+    program_for,
+    region_of,
+    size_text,
+    where,
+)
+from mtmc_lsp.macro.configs import SPLIT
+from mtmc_lsp.macro.fusion import Fusion, FusionSearch, has_fp32_product
+from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+
+PRECISIONS = (SPLIT, "ieee")
+"""Modes for fp32 products, fastest first."""
+LEAST_US = 0.05
+"""A smaller predicted saving is noise of the model."""
+
+
+class Fuse:
+    """Several operations (or one) as one kernel."""
+
+    kind = ActionKind.FUSE
+
+    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+        """One kernel out of the region; kernels it touches are taken into it whole."""
+        nodes = set(action.region)
+        recomputed: set[str] = set()
+        for kernel in schedule.kernels:
+            if nodes & set(kernel.nodes):
+                nodes |= set(kernel.nodes)
+                recomputed |= set(kernel.recomputed)
+        program = program_for(graph, schedule)
+        again = tuple(node.name for node in program.graph.nodes if node.name in recomputed - nodes)
+        region = region_of(program, KernelPlan(tuple(nodes), {}, again))
+        config = action.params.get("config")
+        return schedule.with_kernel(
+            KernelPlan(region.nodes, dict(config) if isinstance(config, Mapping) else {}, again)
+        )
+
+    def propose(self, situation: Situation) -> Iterable[MacroAction]:
+        """The most profitable disjoint regions in each precision mode; modes that change rounding are tensor-core actions."""
+        program, refused = situation.program, _refused(situation)
+        actions: list[MacroAction] = []
+        for mode in PRECISIONS[1:] if situation.strict else PRECISIONS:
+            search = FusionSearch(program, situation.schedule, situation.device, mode, refused[mode])
+            taken = {name for action in actions for name in action.region}
+            # A first kernel is the way to everything else; one more must bring something.
+            least = LEAST_US if situation.schedule.kernels else 0.0
+            actions += [_action(program, f) for f in search.best() if not f.nodes & taken and f.saved_us > least]
+        return actions
+
+
+class TensorCore(Fuse):
+    """A region with a float32 product, run on tensor cores by operands split into halves."""
+
+    kind = ActionKind.TENSOR_CORE
+
+    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+        """As a fusion, for regions with a float32 product."""
+        changed = super().apply(graph, schedule, action)
+        program = program_for(graph, changed)
+        plan = next(kernel for kernel in changed.kernels if set(action.region) & set(kernel.nodes))
+        if not has_fp32_product(program, region_of(program, plan)):
+            raise IllegalAction("tensor-core: the region has no float32 matrix product")
+        return changed
+
+    def propose(self, situation: Situation) -> Iterable[MacroAction]:
+        """:class:`Fuse` proposes both: they compete for the same nodes."""
+        return ()
+
+
+def _refused(situation: Situation) -> dict[str, set[frozenset[str]]]:
+    """Sets of nodes that were tried in each mode and came to nothing."""
+    refused: dict[str, set[frozenset[str]]] = {mode: set() for mode in PRECISIONS}
+    for step in situation.history:
+        config = step.action.params.get("config")
+        if step.status is not StepStatus.ACCEPTED and step.action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
+            mode = config.get("precision") if isinstance(config, Mapping) else None
+            for name in [mode] if mode in refused else PRECISIONS:
+                refused[str(name)].add(frozenset(step.action.region))
+    return refused
+
+
+def _action(program: Program, fusion: Fusion) -> MacroAction:
+    region = fusion.region
+    lines, place = where(program, region.nodes)
+    split = has_fp32_product(program, region) and fusion.config.get("precision") == SPLIT
+    saved = fusion.before.bytes - fusion.after.bytes
+    if split:
+        why = (
+            "Each fp32 operand is scaled and split into a high and a low float16 half, and three tensor-core products of "
+            "halves are summed in fp32: several times the rate of fp32 units at a few times their error"
+        )
+    elif len(region.nodes) == 1:
+        why = "One Triton kernel reads each input once"
+    else:
+        gain = f"so {size_text(saved)} less moves" if saved >= 0 else f"though {size_text(saved)} more moves"
+        why = f"{len(region.nodes)} operations run as one kernel, {gain} through memory"
+    return MacroAction(
+        kind=ActionKind.TENSOR_CORE if split else ActionKind.FUSE,
+        region=region.nodes,
+        lines=lines,
+        params={"config": fusion.config},
+        rationale=f"{why}{_in_parts(fusion)}.",
+        expected=expected(fusion.before, fusion.after),
+        text=f"{'run on tensor cores' if split else 'fuse'} {operation_names(program, region.nodes)} in {place}",
+        changes_rounding=split,
+    )
+
+
+def _in_parts(fusion: Fusion) -> str:
+    """What the first configuration does where one program per piece of work would leave most of the device idle."""
+    if int(fusion.config.get("split", 1)) > 1:
+        return f"; {fusion.config['split']} programs share each of its few long rows"
+    if int(fusion.config.get("split_k", 1)) > 1:
+        return f"; {fusion.config['split_k']} programs share the long sums of its few tiles"
+    return ""

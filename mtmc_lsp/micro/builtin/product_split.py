@@ -1,0 +1,142 @@
+"""Products split along K: many programs share each tile's sum, and a second kernel adds the parts and does the epilogue.
+
+For few tiles with a long K, where one program per tile would leave most of the device idle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from mtmc_lsp.core.dtypes import compute_dtype
+from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
+from mtmc_lsp.micro.builtin.product_axes import ProductAxes, int32_limit
+from mtmc_lsp.micro.builtin.product_kernel import Config, ProductWriter
+from mtmc_lsp.micro.builtin.split_operands import Halves
+
+_EVERY_BLOCK = r"in range(piece * BLOCK_K, \1, PARTS * BLOCK_K)"
+_EVERY_STEP = r"in range(piece, \1, PARTS)"
+COMBINED_M, COMBINED_N = 32, 64
+"""Largest tile of the second kernel: small, so that few results still make many programs."""
+
+
+def write_split_product(
+    axes: ProductAxes,
+    buffers: Mapping[str, TensorType],
+    config: Config,
+    halves: list[Halves] | None,
+    name: str,
+    docstring: str,
+) -> list[Kernel]:
+    """The kernels of a product with ``config["split_k"]`` parts.
+
+    Raises:
+        CannotCode: something in it has no Triton form.
+    """
+    parts = int(config["split_k"])
+    size = axes.n_batch * axes.sizes["M"] * axes.sizes["N"]
+    sums = Scratch("product_parts", (Size.of(parts), size), compute_dtype(axes.prim.dtype))
+    what = "Each part of each tile of the product; K is too long for one program per tile."
+    small = {
+        **config,
+        "block_m": min(COMBINED_M, int(config["block_m"])),
+        "block_n": min(COMBINED_N, int(config["block_n"])),
+        "warps": 4,
+        "stages": 2,
+    }
+    first = _PartWriter(axes, buffers, {**config, "persist": 0}, halves, sums, parts)
+    last = _CombineWriter(axes, buffers, {**small, "persist": 0}, halves, sums, parts)
+    return [first.kernel(f"{name}_parts", what), last.kernel(name, docstring)]
+
+
+class _SplitWriter(ProductWriter):
+    """What both kernels share: the buffer of partial sums."""
+
+    def __init__(
+        self,
+        axes: ProductAxes,
+        buffers: Mapping[str, TensorType],
+        config: Config,
+        halves: list[Halves] | None,
+        sums: Scratch,
+        parts: int,
+    ) -> None:
+        super().__init__(axes, buffers, config, halves)
+        self.sums, self.parts = sums, parts
+        self.pointer = self.parameters.names.unique("product_parts_ptr")
+
+    def _place(self, piece: str) -> str:
+        m, n = self._size("M"), self._size("N")
+        batch = f"batch * {m} * {n} + " if self.axes.batch else ""
+        total = self.parameters.size(self.axes.n_batch * self.axes.sizes["M"] * self.axes.sizes["N"]).at(80)
+        return f"{self.pointer} + {piece} * {total} + {batch}m * {n} + n"
+
+    def _mask_text(self) -> str:
+        masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)
+        return f", mask={' & '.join(mask.text for mask in masks)}" if masks else ""
+
+    def _limits(self) -> tuple[str, ...]:
+        size = self.axes.n_batch * self.axes.sizes["M"] * self.axes.sizes["N"] * self.parts
+        return (*super()._limits(), *([] if size.is_constant else [int32_limit(size)]))
+
+
+class _PartWriter(_SplitWriter):
+    """Sums every ``PARTS``-th block of K."""
+
+    def _program_order(self) -> None:
+        super()._program_order()
+        self.lines.append(f"piece = tl.program_id({2 if self.axes.batch else 1})")
+
+    def _loop(self) -> None:
+        before = len(self.lines)
+        super()._loop()
+        self._share(before)
+
+    def _loop_over_halves(self) -> None:
+        before = len(self.lines)
+        super()._loop_over_halves()
+        self._share(before)
+
+    def _share(self, first: int) -> None:
+        """Of each loop written since line ``first``, every ``PARTS``-th step only."""
+        for i in range(first, len(self.lines)):
+            self.lines[i] = re.sub(r"in range\(0, ([^,]+), BLOCK_K\)", _EVERY_BLOCK, self.lines[i])
+            self.lines[i] = re.sub(r"in range\(0, ([^,]+)\)", _EVERY_STEP, self.lines[i])
+
+    def _finish(self) -> None:
+        self.lines.append(f"tl.store({self._place('piece')}, acc{self._mask_text()})")
+
+    def _more_grid(self) -> tuple[str, ...]:
+        return (str(self.parts),)
+
+    def _blocks(self) -> dict[str, int]:
+        return {**super()._blocks(), "PARTS": self.parts}
+
+    def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
+        return super()._scratch_read()[: len(self.scratch)]
+
+    def _scratch_written(self) -> tuple[tuple[str, Scratch], ...]:
+        return ((self.pointer, self.sums),)
+
+
+class _CombineWriter(_SplitWriter):
+    """Adds the parts of each tile, always in the same order, and does the epilogue."""
+
+    def _loop(self) -> None:
+        mask = self._mask_text()
+        self.lines += [
+            "for piece in range(0, PARTS):",
+            f"    acc += tl.load({self._place('piece')}{mask}{', other=0.0' if mask else ''})",
+        ]
+
+    _loop_over_halves = _loop
+
+    def _blocks(self) -> dict[str, int]:
+        blocks = {**super()._blocks(), "PARTS": self.parts}
+        del blocks["BLOCK_K"]
+        return blocks
+
+    def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
+        return ((self.pointer, self.sums), *super()._scratch_read()[len(self.scratch) :])

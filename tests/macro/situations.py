@@ -1,0 +1,73 @@
+"""States for the tests of actions: no GPU, and a device so slow that tiny tensors are worth fusing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.results import Device
+from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.actions.base import Situation
+from mtmc_lsp.macro.catalogue import proposals
+from mtmc_lsp.macro.rewrites import ALGEBRA, program_of
+from mtmc_lsp.macro.schedule import Schedule
+from mtmc_lsp.measure.devices import data_sheet
+from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+
+SHEET = data_sheet(("sm_90",))
+SLOW = replace(
+    SHEET, bandwidth=SHEET.bandwidth / 1e6, flops={name: rate / 1e6 for name, rate in SHEET.flops.items()}, sm_count=2
+)
+
+
+def schedule_of(candidate: Candidate) -> Schedule:
+    return from_json(Schedule, candidate.schedule)
+
+
+def situation(
+    capture: Capture, candidate: Candidate, *, measured: bool = False, strict: bool = True, device: Device = SLOW
+) -> Situation:
+    return Situation(capture.graph, schedule_of(candidate), device, measured=measured, strict=strict)
+
+
+def proposed(capture: Capture, candidate: Candidate, kind: ActionKind, *, device: Device = SLOW) -> list[MacroAction]:
+    found = proposals(situation(capture, candidate, device=device))
+    return [action for action in found if action.kind is kind]
+
+
+def act(capture: Capture, candidate: Candidate, kind: ActionKind, *region: str, **params: object) -> Candidate:
+    """``candidate`` after one action, as a run would write it."""
+    return BuiltinCoder().write(capture, candidate, MacroAction(kind, region, (0, 0), params))
+
+
+def start(capture: Capture, text: str) -> Candidate:
+    return BuiltinCoder().start(capture, text)
+
+
+def fused_as_far_as_it_goes(capture: Capture, candidate: Candidate) -> Candidate:
+    """Every fusion that the planner proposes, one after the other."""
+    while actions := proposed(capture, candidate, ActionKind.FUSE):
+        candidate = BuiltinCoder().write(capture, candidate, actions[0])
+    return candidate
+
+
+def with_algebra(capture: Capture, candidate: Candidate, rule: str) -> Candidate:
+    """Every match of one rewrite; there must be one."""
+    count = 0
+    while True:
+        graph = program_of(capture.graph, schedule_of(candidate)).graph
+        rules = [own for own in ALGEBRA if own.name == rule]
+        match = next((node.name for node in graph.nodes for own in rules if own.match(graph, node)), None)
+        if match is None:
+            assert count, f"{rule} matches nothing"
+            return candidate
+        candidate = act(capture, candidate, ActionKind.ALGEBRA, rule=rule, node=match, kernels=[])
+        count += 1
+
+
+def operations(capture: Capture, candidate: Candidate) -> list[str]:
+    """The ATen operations that are left."""
+    graph = program_of(capture.graph, schedule_of(candidate)).graph
+    return [node.op.split(".")[1] for node in graph.nodes]
