@@ -80,28 +80,34 @@ class Recorder:
         self._files: dict[str, Functions | None] = {}
         """Code's file name to its functions; None for files that are not looked at."""
         self._real: dict[str, str] = {}
+        self._parameters: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
         self._seen: dict[tuple[str, str], dict[Any, dict[str, Any]]] = {}
         self._others: dict[tuple[str, str], int] = {}
         self._made: dict[int, tuple[Any, dict[str, list[dict[str, Any]]]]] = {}
         """``id`` of a module to the module (weakly) and each of its classes' constructor arguments."""
+        self._inits: dict[str, list[dict[str, Any]]] = {"[]": []}
         self._last_made: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._lock = threading.Lock()
-        self._calls = 0
+        self._calls = self._calls_written = 0
         self._written = 0.0
         self._is_hidden = False
 
     def start(self) -> None:
         """Watch every call of this process from now on."""
         os.register_at_fork(after_in_child=self._forked)
-        atexit.register(self.write)
+        atexit.register(self._end)
         self.write()
         threading.setprofile(self.watch)
         sys.setprofile(self.watch)
 
+    def _end(self) -> None:
+        if self._calls > self._calls_written:
+            self.write()
+
     def _forked(self) -> None:
         # The parent writes what it saw itself.
         self._lock = threading.Lock()
-        self._seen, self._others, self._calls = {}, {}, 0
+        self._seen, self._others, self._calls, self._calls_written = {}, {}, 0, 0
 
     def watch(self, frame: types.FrameType, event: str, argument: object) -> None:
         """The profile function: called at every call and return, so it looks at the file name first."""
@@ -153,7 +159,8 @@ class Recorder:
         is_init = is_method and qualname.endswith(".__init__")
         if wanted is not None and qualname not in wanted and not is_init:
             return
-        names, extra = _parameters(frame.f_code)
+        names, extra = self._parameters.get((path, qualname)) or _parameters(frame.f_code)
+        self._parameters[path, qualname] = names, extra
         held = frame.f_locals
         instance = held.get(names[0]) if is_method and names else None
         if is_method and not isinstance(instance, torch.nn.Module):
@@ -178,6 +185,8 @@ class Recorder:
         reference, classes = self._made.get(id(instance), (None, {}))
         if reference is None or reference() is not instance:
             classes = {}
+        # Equal ones are one list, so that layers made alike are told to be alike by its identity.
+        arguments = self._inits.setdefault(json.dumps(arguments), arguments)
         classes[name] = arguments
         self._made[id(instance)] = (weakref.ref(instance), classes)
         self._last_made[path, name] = arguments
@@ -189,7 +198,7 @@ class Recorder:
         if reference is not None and reference() is instance and classes:
             # The outermost constructor was called first.
             return classes.get(name) or next(iter(classes.values()))
-        return self._last_made.get((path, name), [])
+        return self._last_made.get((path, name), self._inits["[]"])
 
     def _note_call(
         self, path: str, qualname: str, instance: Any, values: list[tuple[str, Any]], torch: types.ModuleType
@@ -199,9 +208,8 @@ class Recorder:
         # Subclasses are fakes of a tracer or wrappers, whose calls are no calls of the user's.
         if not tensors or any(type(value) not in plain for value in tensors):
             return
-        arguments = [_argument(name, value, torch) for name, value in values]
-        init = self._constructor(path, qualname, instance) if instance is not None else []
-        key = json.dumps([[_without_numbers(item) for item in arguments], init])
+        init = self._constructor(path, qualname, instance) if instance is not None else self._inits["[]"]
+        key = (id(init), *(_key(value, torch) for _, value in values))
         with self._lock:
             found = self._seen.setdefault((path, qualname), {})
             record = found.get(key)
@@ -209,12 +217,15 @@ class Recorder:
                 if len(found) >= MOST_SIGNATURES:
                     self._others[path, qualname] = self._others.get((path, qualname), 0) + 1
                     return
-                record = found[key] = {"count": 0, "training": 0, "grad": 0, "arguments": arguments, "init": init}
+                arguments = [_argument(name, value, torch) for name, value in values]
+                record = {"count": 0, "training": 0, "grad": 0, "arguments": arguments, "init": init}
+                # Looking through all parameters at every call would take longer than small calls do.
+                record["learns"] = instance is not None and any(p.requires_grad for p in instance.parameters())
+                found[key] = record
             record["count"] += 1
             record["training"] += bool(instance is not None and instance.training)
-            needs = any(value.requires_grad for value in tensors)
-            needs = needs or (instance is not None and any(p.requires_grad for p in instance.parameters()))
-            record["grad"] += bool(torch.is_grad_enabled() and needs)
+            needs = torch.is_grad_enabled() and (record["learns"] or any(value.requires_grad for value in tensors))
+            record["grad"] += bool(needs)
             if record["count"] <= RANGED_CALLS:
                 for kept, (_, value) in zip(record["arguments"], values, strict=True):
                     _widen(kept, value, torch)
@@ -226,7 +237,7 @@ class Recorder:
     def write(self) -> None:
         """Write all notes so far into a file of this process."""
         with self._lock:
-            self._written = time.monotonic()
+            self._written, self._calls_written = time.monotonic(), self._calls
             functions = [
                 {
                     "path": path,
@@ -243,6 +254,9 @@ class Recorder:
                 stream.write(text)
             os.replace(f"{file}.new", file)
         except OSError as error:
+            if not os.path.isdir(self._out):
+                # A process that outlives the recorded command, which has been answered.
+                return
             print(f"mtmc record: the notes cannot be written: {error}", file=sys.stderr)
 
 
@@ -284,15 +298,14 @@ def _is_constant(value: Any) -> bool:
     return type(value) in PLAIN and (not isinstance(value, str) or len(value) <= LONGEST)
 
 
-def _without_numbers(argument: dict[str, Any]) -> dict[str, Any]:
-    """What tells one signature from another: a step count or a learning rate does not."""
-    if type(argument.get("constant")) in (int, float):
-        return {"name": argument["name"], "kind": type(argument["constant"]).__name__}
-    return {key: value for key, value in argument.items() if key not in ("low", "high", "varies")} | (
-        {"tensor": {key: item for key, item in argument["tensor"].items() if key not in ("low", "high")}}
-        if "tensor" in argument
-        else {}
-    )
+def _key(value: Any, torch: types.ModuleType) -> object:
+    """What tells one signature from another: not a number, as a step count or a learning rate is."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return (value.shape, value.stride(), value.dtype) if value.layout is torch.strided else kind
+    if kind is bool or kind is str or value is None:
+        return value
+    return (kind, repr(value)) if kind in (list, tuple) and _is_constant(value) else kind
 
 
 def _widen(kept: dict[str, Any], value: Any, torch: types.ModuleType) -> None:

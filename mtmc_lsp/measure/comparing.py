@@ -154,7 +154,7 @@ def agreement(
     if near is not None:
         own_error = max(own_error, distance(near))
         if distance(near) > NOISE:
-            return Agreement("", error, own_error)
+            return Agreement("", 0.0, 0.0)
     dtype = str(own.dtype).removeprefix("torch.")
     floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype]
     budget = min(max(factor * own_error, floor), max(TOLERANCE[dtype], 2 * own_error))

@@ -87,9 +87,9 @@ def draw_seeds(seed: int, count: int, device: str) -> list[int]:
 
 
 def uniform(seed: int, count: int, device: Any) -> torch.Tensor:
-    """``tl.rand(seed, 0..count-1)``: Philox 4x32-10 (Salmon et al., SC 2011), first word, as float32 in [0, 1)."""
+    """Float32 in [0, 1): word i % 4 of counter i // 4 of Philox 4x32-10 (Salmon et al., SC 2011), as ``tl.rand4x`` gives it."""
     mask = 0xFFFFFFFF
-    c0 = torch.arange(count, dtype=torch.int64, device=device) & mask
+    c0 = torch.arange(-(-count // 4), dtype=torch.int64, device=device) & mask
     c1 = torch.zeros_like(c0)
     c2, c3 = c1.clone(), c1.clone()
     k0, k1 = seed & mask, (seed >> 32) & mask
@@ -98,7 +98,8 @@ def uniform(seed: int, count: int, device: Any) -> torch.Tensor:
         high_b, low_b = _multiply(0xCD9E8D57, c2)
         c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
         k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
-    signed = torch.where(c0 >= 2**31, c0 - 2**32, c0)
+    words = torch.stack([c0, c1, c2, c3], dim=1).flatten()[:count]
+    signed = torch.where(words >= 2**31, words - 2**32, words)
     folded = torch.where(signed < 0, -signed - 1, signed)
     return folded.to(torch.float32) * 4.6566127342e-10
 

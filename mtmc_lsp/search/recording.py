@@ -51,7 +51,8 @@ def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, q
     """
     root = project_root(folder / "any.py")
     wanted = _wanted(specs)
-    with tempfile.TemporaryDirectory(prefix="mtmc-record-") as out:
+    # A process that outlives the command may write while the folder goes.
+    with tempfile.TemporaryDirectory(prefix="mtmc-record-", ignore_cleanup_errors=True) as out:
         settings = {"root": str(root), "out": out, "targets": wanted}
         code = _run(command, folder, {**_environment(), "MTMC_RECORD": json.dumps(settings)}, quiet)
         files = sorted(Path(out).glob("*.json"))

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from runner import environment, mtmc, project
 
+from mtmc_lsp.measure.rewriting import on_cpu
+
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 REFUSED = """\
@@ -216,9 +218,7 @@ def run_beside(folder: Path, before: str, after: str, code: str) -> str:
     """Run a script that imports both versions of a file, the later one with its guard meaning the interpreter's CPU."""
     (folder / "before.py").write_text(before)
     (folder / "mtmc_count.py").write_text(COUNT)
-    (folder / "after.py").write_text(
-        "import mtmc_count\n" + after.replace("t.is_cuda", "True").replace(".is_cuda", ".is_cpu")
-    )
+    (folder / "after.py").write_text("import mtmc_count\n" + on_cpu(after, before))
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,

@@ -238,6 +238,19 @@ def test_modules_run_with_m_and_child_processes_are_recorded(tmp_path: Path) -> 
     assert shapes == {(3, 5): 2, (3, 7): 1}
 
 
+def test_processes_of_torch_multiprocessing_are_recorded(tmp_path: Path) -> None:
+    """As torchrun's are: each is a Python of its own that inherits the environment."""
+    project(
+        tmp_path,
+        "import torch\nimport torch.multiprocessing as mp\n\n\ndef work(x, w):\n    return torch.relu(x @ w)\n\n\n"
+        "def main(rank):\n    work(torch.randn(4, 8), torch.randn(8, 2))\n\n\n"
+        "if __name__ == '__main__':\n    mp.spawn(main, nprocs=2)\n",
+    )
+    answer = mtmc(tmp_path, "record", "--json", "--", sys.executable, "model.py")
+    assert answer.code == 0, answer.err
+    assert {target["qualname"]: target["calls"][0]["count"] for target in answer.document["targets"]} == {"work": 2}
+
+
 def test_the_users_own_sitecustomize_and_path_are_as_without_us(tmp_path: Path) -> None:
     project(tmp_path, "import builtins, sys\nprint(builtins.marked, [p for p in sys.path if 'hook' in p])\n")
     (tmp_path / "own").mkdir()

@@ -144,7 +144,9 @@ def drop(x, p: float = 0.25):
 def drop_kernel(x_ptr, out_ptr, seed_ptr, count, p, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
-    keep = tl.rand(tl.load(seed_ptr), at) >= p
+    a, b, c, d = tl.rand4x(tl.load(seed_ptr), (at // 4).to(tl.int32))
+    word = at % 4
+    keep = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d)) >= p
     x = tl.load(x_ptr + at, mask=mask) * 3
     tl.store(out_ptr + at, tl.where(keep, x / (1 - p), 0.0), mask=mask)
 

@@ -123,7 +123,7 @@ def test_an_input_must_be_overwritten_exactly_as_the_original_overwrites_it(meas
 def test_dropout_with_another_mask_is_wrong(measurer_of) -> None:
     """Masks are compared bit by bit: as many kept elements at other places are not the same."""
     measurer = measurer_of(DROP)
-    shifted = measurer.verify(DROP.candidate(("tl.load(seed_ptr), at)", "tl.load(seed_ptr), at + 1)")))
+    shifted = measurer.verify(DROP.candidate(("(at // 4).to", "(at // 4 + 1).to")))
     assert shifted.status is INCORRECT
     unscaled = measurer.verify(DROP.candidate(("x / (1 - p)", "x")))
     assert unscaled.status is INCORRECT

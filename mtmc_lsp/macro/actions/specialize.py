@@ -16,9 +16,9 @@ from mtmc_lsp.macro.actions.tuning import measured_choice
 from mtmc_lsp.macro.rewrites import sizes
 from mtmc_lsp.macro.schedule import Rewrite, Schedule
 
-SHARE = 0.02
+SHARE = 0.005
 """Part of the kernels' time that it is expected to save: a guess that only orders the steps."""
-LEAST_MULTIPLE, MOST_MULTIPLE = 16, 4096
+LEAST_MULTIPLE, MOST_MULTIPLE = 16, 128
 
 
 class Specialize:

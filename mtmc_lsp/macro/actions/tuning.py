@@ -141,10 +141,12 @@ class Tile(_Tuning):
 
     kind = ActionKind.TILE
     keys = (*TILES, "warps", "stages")
-    share = 0.10
+    share = 0.03
 
     def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
-        """The first few of the variants that have other tiles; one for each tile."""
+        """The first few of the variants that have other tiles, one for each tile; none where all were tried at once."""
+        if any(s.action.kind is ActionKind.AUTOTUNE and s.action.region == region.nodes for s in situation.history):
+            return []
         found: dict[tuple[object, ...], Config] = {}
         for item in variants(situation.program, region, config):
             tile = tuple(item.get(name) for name in TILES)
@@ -165,7 +167,7 @@ class Vectorize(_Tuning):
 
     kind = ActionKind.VECTORIZE
     keys = ("warps",)
-    share = 0.05
+    share = 0.02
 
     def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
         """Half and twice as many threads."""
@@ -190,7 +192,7 @@ class Pipeline(_Tuning):
 
     kind = ActionKind.PIPELINE
     keys = ("stages",)
-    share = 0.04
+    share = 0.025
 
     def has(self, region: Region, config: Mapping[str, object], name: str) -> bool:
         """Stages only matter to a loop over memory."""
@@ -258,7 +260,7 @@ class Autotune(_Tuning):
 
     kind = ActionKind.AUTOTUNE
     keys = (*TILES, "warps", "stages", "group_m")
-    share = 0.02
+    share = 0.10
 
     def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
         """All variants."""

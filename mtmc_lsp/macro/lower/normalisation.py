@@ -5,13 +5,13 @@ from __future__ import annotations
 from mtmc_lsp.core.dtypes import EPSILON, compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
-from mtmc_lsp.macro.lower.reductions import centred_moments, count, scale_by_count
+from mtmc_lsp.macro.lower.reductions import centred_moments, count, rounded, scale_by_count
 from mtmc_lsp.macro.prims import Builder
 
 
 def normalise(b: Builder, x: str, dims: tuple[int, ...], eps: float) -> str:
     """``(x - mean) * rsqrt(var + eps)`` over ``dims``; ``x`` already in the dtype to compute in."""
-    d = b.dtype(x)
+    d, x = b.dtype(x), rounded(b, x)
     mean, squares, n = centred_moments(b, x, dims)
     inverse = b.pointwise("rsqrt", b.pointwise("add", scale_by_count(b, squares, n, d), eps, dtype=d), dtype=d)
     return b.pointwise("mul", b.pointwise("sub", x, mean, dtype=d), inverse, dtype=d)
@@ -117,11 +117,12 @@ def batch_norm_training(c: Call) -> tuple[str, ...]:
     if not c.flag(3 if alone else 5, "training") or (c.op == "_native_batch_norm_legit" and not alone):
         raise c.fail("without batch statistics")
     dims = tuple(i for i in range(len(shape)) if i != 1)
-    mean, squares, n = centred_moments(c.b, c.b.cast(x, d), dims)
+    wide = rounded(c.b, c.b.cast(x, d))
+    mean, squares, n = centred_moments(c.b, wide, dims)
     var = scale_by_count(c.b, squares, n, d)
     eps = c.number(5 if alone else 7, "eps", 1e-5)
     inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", var, eps, dtype=d), dtype=d)
-    value = c.b.pointwise("mul", c.b.pointwise("sub", c.b.cast(x, d), mean, dtype=d), inverse, dtype=d)
+    value = c.b.pointwise("mul", c.b.pointwise("sub", wide, mean, dtype=d), inverse, dtype=d)
     weight, bias = per_channel(c.b, c.optional(1), len(shape)), per_channel(c.b, c.optional(2), len(shape))
     result = affine(c.b, value, weight, bias, c.out.dtype)
     saved = c.b.reshape(mean, [shape[1]]), c.b.reshape(inverse, [shape[1]])

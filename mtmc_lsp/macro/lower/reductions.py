@@ -99,9 +99,18 @@ def variance(c: Call) -> str | tuple[str, ...]:
 
 
 def centred_moments(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, str, Size]:
-    """Mean, sum of squared deviations from it, and the count: two passes, so nothing cancels."""
+    """Mean, sum of squared deviations from it, and the count: two passes, so nothing cancels.
+
+    Differences from each row's first element are summed: where all elements are equal, or nearly, the mean is exact, as
+    it is by the library's running means. Otherwise the normalised rounding error would be all that is left.
+    """
     d, n = b.dtype(x), count(b.shape(x), dims)
-    mean = scale_by_count(b, b.reduce("sum", x, dims, d), n, d)
+    x = rounded(b, x)
+    first = x
+    for dim in dims:
+        first = b.slice(first, dim, 0, 1)
+    difference = b.reduce("sum", b.pointwise("sub", x, first, dtype=d), dims, d)
+    mean = b.pointwise("add", first, scale_by_count(b, difference, n, d), dtype=d)
     deviation = b.pointwise("sub", x, mean, dtype=d)
     squares = b.reduce("sum", b.pointwise("square", deviation, dtype=d), dims, d)
     return mean, squares, n

@@ -182,6 +182,11 @@ class Expressions:
         self._widen = widen
         self.eviction = ""
         """The cache policy of loads, while a row is walked more than once."""
+        self.first_column: str | None = None
+        """Of a tile of one row, where its columns are consecutive: the first, as an expression; a multiple of 4."""
+        self.row_length = ONE
+        """Columns of a row; its multiples are multiples of 4 where ``QUADS`` holds."""
+        self.needs_quads = False
         self.masks = list(masks)
         self.emit = emit
         self.provide = provide
@@ -557,15 +562,43 @@ class Expressions:
         return self.cast(code, prim.dtype)
 
     def _random(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        """Element i of the tensor gets word i % 4 of Philox's counter i // 4, whatever the shape of the tile."""
         self.parameters.tensors.setdefault("seed", "seed_ptr")
         stream = prim.attrs["stream"]
+        seed = "tl.load(seed_ptr)" if stream == 0 else f"tl.load(seed_ptr + {stream})"
         linear = Index()
         for index, stride in zip(at, contiguous_stride(prim.shape), strict=True):
             linear = linear + index * stride
         code = self.index(linear)
-        pointer = "seed_ptr" if stream == 0 else f"seed_ptr + {stream}"
-        # 32-bit counters, whatever the type of the offsets: one stream of random bits for every shape of the tile.
-        return Code(f"tl.rand(tl.load({pointer}), ({code.text}).to(tl.int32))", "float32", code.rows, code.cols)
+        apart = Code(f"_uniform_at({seed}, {code.text})", "float32", code.rows, code.cols)
+        start = self._start_of_run(linear)
+        if start is None:
+            return apart
+        together = f"_uniform({seed}, {start}, BLOCK)"
+        if not self.needs_quads:
+            return Code(together, "float32", False, True)
+        return Code(f"{together} if QUADS else {apart.text}", "float32", False, True, 0)
+
+    def _start_of_run(self, linear: Index) -> str | None:
+        """Where a tile of consecutive elements begins, where that is a multiple of 4; None for other tiles.
+
+        Sets ``needs_quads`` where it is one only if rows are.
+        """
+        columns = next((group for group in self.flat if group.cols), None)
+        if columns is None or self.first_column is None:
+            return None
+        own = {axis: c for axis in columns.axes for v, c in linear.terms if v.id == axis.id and not v.code}
+        if not _walks_as_one(columns, own) or own.get(columns.axes[-1]) != ONE:
+            return None
+        rest = tuple((v, c) for v, c in linear.terms if all(v.id != axis.id for axis in columns.axes))
+        if linear.constant.terms or any(v.rows or v.cols for v, _ in rest):
+            return None
+        if any(c.divide_exactly(Size.of(4)) is None for _, c in rest):
+            if any(c.divide_exactly(self.row_length) is None for _, c in rest):
+                return None
+            self.needs_quads = True
+        base = self.index(Index(rest)).text if rest else ""
+        return " + ".join(text for text in (base, self.first_column) if text) or "0"
 
 
 def _walks_as_one(group: Group, coefficients: Mapping[Axis, Size]) -> bool:

@@ -79,6 +79,19 @@ def _pow(x, y):
     signed = tl.where(x < 0.0, tl.where(whole, tl.where(odd, -size, size), float("nan")), size)
     return tl.where(y == 0.0, 1.0, signed)
 ''',
+    "_uniform": '''@triton.jit
+def _uniform(seed, start, BLOCK: tl.constexpr):
+    """Uniform in [0, 1) for the BLOCK elements from ``start``, a multiple of 4, on: four from each Philox counter."""
+    a, b, c, d = tl.rand4x(seed, (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.int32))
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BLOCK])
+''',
+    "_uniform_at": '''@triton.jit
+def _uniform_at(seed, at):
+    """Uniform in [0, 1) for the elements ``at``: the same numbers as in a run of them."""
+    a, b, c, d = tl.rand4x(seed, (at // 4).to(tl.int32))
+    lane = at % 4
+    return tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
+''',
     "_unit_scale": '''@triton.jit
 def _unit_scale(largest):
     """The power of two that brings ``largest`` into [64, 128), and its inverse: exact, also for 0 and subnormals."""

@@ -244,6 +244,11 @@ class TileWriter:
             if self.col_groups:
                 wide = "" if self.has_rows and self._fits_in_32_bits else ".to(tl.int64)"
                 offset = f"tl.program_id({0 if self.columns_first or not self.has_rows else 1}){wide} * BLOCK + "
+            if self._draws():
+                self.lines.append(f"first = {offset.removesuffix(' + ')}")
+                offset = "first + "
+                self.tile.first_column = "first" if self.rows_per_program == 1 and self.block >= 4 else None
+                self.tile.row_length = self.n_cols
             self._declare_columns(offset)
             self._store_all(self.region.outputs)
             return self.lines
@@ -257,6 +262,10 @@ class TileWriter:
         else:
             self._write_loops()
         return self.lines
+
+    def _draws(self) -> bool:
+        """Whether random numbers are drawn for the columns."""
+        return bool(self.col_groups) and any(self.program.prims[p].op is PrimOp.RANDOM for p in self.region.prims)
 
     def _store_all(self, outputs: Sequence[Ref]) -> None:
         for ref in outputs:
@@ -569,6 +578,8 @@ class TileWriter:
             limits = (*limits, f"{self.n_cols} <= {MOST_ELEMENTS // self.rows_per_program}")
         if self.is_map and self.has_rows and not self.n_cols.is_constant and self._fits_in_32_bits:
             limits = (*limits, f"{self.n_cols} < {2**31}")
+        if self.tile.needs_quads:
+            dynamic["QUADS"] = "n_cols % 4 == 0"
         if not self.col_groups and self.is_map:
             constexprs.pop("BLOCK", None)
         return assemble(
