@@ -203,5 +203,29 @@ async def test_a_real_run_finds_verified_steps_that_can_be_kept_and_undone(tmp_p
         assert ide.texts[uri] == typed
 
 
+@pytest.mark.timeout(300)
+async def test_undoing_one_real_step_writes_and_verifies_the_others_again(tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "two_stage_module.py"
+    async with editor(tmp_path, REAL, settings={"archs": ["sm_90"], "maxSteps": 3}) as ide:
+        uri = ide.open(example.read_text())
+        job = (await ide.command("optimize", uri, "TwoStage"))["job"]
+        await ide.until(lambda: ide._end_of(job), 200)
+        assert (await ide.lenses(uri))[0].startswith("▶ step 1 of ")
+        await ide.command("keepAll", uri, "TwoStage")
+        whole = ide.texts[uri]
+        job = (await ide.command("undo", uri, "TwoStage", step=1))["job"]
+        assert "unmeasured" in (await ide.until(lambda: ide._end_of(job), 200)).message
+        await ide.until(lambda: ide.texts[uri] != whole)
+        lenses = await ide.lenses(uri)
+        assert lenses[0].startswith("✓ ")
+        assert lenses[0].endswith("not timed · verified")
+        assert "@triton.jit" in ide.texts[uri]
+        assert ide.texts[uri].count("@triton.jit") < whole.count("@triton.jit")
+        job = (await ide.command("verify", uri, "TwoStage"))["job"]
+        assert "correct by Triton's interpreter" in (await ide.until(lambda: ide._end_of(job), 100)).message
+        await ide.command("undoAll", uri, "TwoStage")
+        assert ide.texts[uri] == example.read_text()
+
+
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
