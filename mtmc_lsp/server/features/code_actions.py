@@ -19,6 +19,7 @@ from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.outline import Outlined
 from mtmc_lsp.source.suggest import suggest_directive
 from mtmc_lsp.source.syntax import line_start
+from mtmc_lsp.source.targets import find_targets
 
 KIND = "refactor.rewrite.mtmc"
 REVIEW_KIND = f"{KIND}.review"
@@ -198,6 +199,14 @@ def resolve(ls: Server, action: lsp.CodeAction) -> lsp.CodeAction:
     return action
 
 
+def _enough(text: bytes, found: Outlined) -> bytes:
+    """The part of a file that says what a target takes: its own statement, unless a constructor is inherited."""
+    part = found.chunk.text
+    is_whole = found.target.kind is TargetKind.FUNCTION or b"def __init__" in part
+    known = is_whole and any(target.qualname == found.target.qualname for target in find_targets(part, ""))
+    return part if known else text
+
+
 def directive_edit(ls: Server, uri: str, qualname: str) -> lsp.WorkspaceEdit | None:
     """The directive as a comment above the target; None where the target is gone."""
     document = ls.document(uri)
@@ -208,7 +217,7 @@ def directive_edit(ls: Server, uri: str, qualname: str) -> lsp.WorkspaceEdit | N
     line = document.text.line(found.first_line - 1)
     indent = line[: len(line) - len(line.lstrip())].decode()
     newline = "\r\n" if b"\r\n" in text else "\n"
-    words = suggest_directive(text, found.target)
+    words = suggest_directive(_enough(text, found), found.target)
     at = document.text.position(line_start(text, document.text.offset(lsp.Position(found.first_line - 1, 0))))
     edit = lsp.TextEdit(lsp.Range(at, at), f"{indent}{words}{newline}")
     return edits_of(ls, document, [edit])
