@@ -26,9 +26,10 @@ BFLOAT16 = (
 
 
 def left_to_torch(capture: Capture, candidate: Candidate) -> set[str]:
-    """Operations that no kernel computes, views left out."""
+    """Operations that no kernel computes, views left out, and copies that the kernels do without."""
     schedule = from_json(Schedule, candidate.schedule)
     nodes = [node for node in capture.graph.nodes if schedule.kernel_of(node.name) is None]
+    nodes = [node for node in nodes if node.op != "aten.clone.default" or ".clone(" in candidate.source]
     return {name for node in nodes if (name := node.op.split(".")[1]) not in VIEWS}
 
 
