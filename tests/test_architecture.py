@@ -25,6 +25,7 @@ IN_WORKER = {
     "capture/loading.py",
     "measure/comparing.py",
     "measure/in_compiler.py",
+    "measure/in_launches.py",
     "measure/in_timer.py",
     "capture/settling.py",
     "measure/in_worker.py",
