@@ -27,6 +27,7 @@ IN_WORKER = {
     "measure/in_compiler.py",
     "measure/in_timer.py",
     "capture/settling.py",
+    "capture/structure.py",
     "measure/in_worker.py",
     "measure/inputs.py",
     "measure/oracle.py",

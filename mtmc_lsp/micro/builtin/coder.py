@@ -24,7 +24,7 @@ from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
-from mtmc_lsp.micro.builtin.guard import write_guard
+from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, write_guard
 from mtmc_lsp.micro.builtin.kernel import Kernel
 from mtmc_lsp.micro.builtin.launcher import LINE, Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
@@ -200,7 +200,8 @@ def _block(capture: Capture, limits: tuple[str, ...], base: str, kernels: list[K
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
     sources = [kernel.source for kernel in kernels]
     helpers = _helpers("\n".join(sources))
-    return "\n\n".join([*helpers, *sources, guard, launcher.finish(f"{base}_launch", f"{base}_triton", what)])
+    checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
+    return "\n\n".join([*helpers, *sources, *checks, guard, launcher.finish(f"{base}_launch", f"{base}_triton", what)])
 
 
 def _helpers(text: str) -> list[str]:
