@@ -18,6 +18,7 @@ FACES = {"__init__.py", "__main__.py", "cli.py"}
 IN_WORKER = {
     "worker.py",
     "capture/calls.py",
+    "capture/branches.py",
     "capture/effects.py",
     "capture/expanding.py",
     "capture/exporting.py",

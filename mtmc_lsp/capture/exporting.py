@@ -362,6 +362,9 @@ class _Reader:
         found: list[str] = []
         for guard in self._guards():
             text = str(guard)
+            unequal = re.fullmatch(r"Ne\((\w+), (\d{1,9})\)", text)
+            if unequal is not None and self.names.get(unequal[1]) in self.sizes and int(unequal[2]) > 1:
+                found.append(f"{self.names[unequal[1]]} != {unequal[2]}")
             if text.startswith(("Ne(", "Eq(")) or any(
                 text.endswith(end) for end in (">= 2", "> 1", ">= 1", "> 0", ">= 0")
             ):

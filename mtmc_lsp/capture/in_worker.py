@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.branches import sizes_above_one
 from mtmc_lsp.capture.calls import Call, build_call, user_error
 from mtmc_lsp.capture.effects import Snapshot, access_of, is_random, refuse_random, watching_attributes
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
@@ -45,7 +46,9 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
         structure, returned = _run_eagerly(module, call, inputs, workload.target)
     with watching_attributes(call.instance, workload.target.path) as watched:
-        graph, notes = export_graph(_flat_function(call, inputs), inputs, workload.target, variables)
+        flat = _flat_function(call, inputs)
+        graph, notes = export_graph(flat, inputs, workload.target, variables)
+        graph = replace(graph, conditions=(*graph.conditions, *sizes_above_one(flat, graph, device)))
         traced, flops = _structure(call, inputs, workload.target)
         structure = traced or structure
     watched.refuse_writes(workload.target)
