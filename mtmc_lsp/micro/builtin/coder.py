@@ -108,6 +108,10 @@ def render(
     asked = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
     own_sizes = (in_captured_sizes(limit, schedule.rewrites) for limit in asked)
     limits = (*guard_conditions(schedule.rewrites), *own_sizes)
+    for limit in limits:
+        # The limits are the kernels' own: arithmetic over named sizes.
+        if not eval(limit, {"__builtins__": {}}, dict(capture.graph.sizes)):
+            raise CannotCode(f"the kernels hold for {limit} alone, which these sizes are not")
     block = _block(capture, limits, base, kernels, launcher)
     return GeneratedCode(IMPORTS, block, _dispatch(capture, base, launcher)), tuple(launcher.launches)
 
