@@ -100,6 +100,10 @@ def argument_from_json(data: object) -> Argument:
     raise TypeError(f"not an argument: {data!r}")
 
 
+INPUT_DEVICE = "input.device"
+"""The argument that stands for the device that the target's inputs are on, whichever that is."""
+
+
 @dataclass(frozen=True)
 class GraphInput:
     """A tensor that the graph reads from outside."""

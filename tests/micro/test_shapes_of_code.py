@@ -46,7 +46,9 @@ def test_letters_beyond_ascii_are_spelled_out_in_kernels(checker: Checker) -> No
     """Triton's compiler cuts their bytes apart; the user's own names stay in the guard."""
     capture = checker.capture(HEADS, "größe")
     candidate = fused(capture, HEADS)
-    kernel = candidate.source[candidate.source.index("def grose_kernel") : candidate.source.index("def grose_fits(ä, λ)")]
+    kernel = candidate.source[
+        candidate.source.index("def grose_kernel") : candidate.source.index("def grose_fits(ä, λ)")
+    ]
     assert "a * lamda" in kernel
     assert checker.compile_errors(capture, candidate) == []
 
@@ -60,3 +62,39 @@ def test_kernels_whose_limits_exclude_the_workload_are_not_written(checker: Chec
     assert config["precision"] == "ieee"
     with pytest.raises(CannotCode, match="hold for N >= 32 alone"):
         fused(capture, HEADS, {**config, "precision": SPLIT})
+
+
+WRITES = """
+import torch
+import torch.nn.functional as F
+
+
+# mtmc: x=f32[B,T] B=6 T=19
+def f(x):
+    y = x + 1
+    y[:, 0] = 0
+    y[2:4] *= 2.5
+    y[:, 1:4] = x[:, :3]
+    return torch.where(y > 1, -float("inf"), y) * torch.tensor(3.0)
+
+
+# mtmc: x=f32[N,C] N=8 C=6
+def own_labels(x):
+    return F.cross_entropy(x * 2, torch.arange(x.shape[0], device=x.device) % 6) + torch.zeros((), device=x.device)
+"""
+
+
+def test_parts_that_are_written_and_tensors_of_one_number_are_followed(checker: Checker) -> None:
+    """What an assignment to a slice becomes; torch makes a constant tensor of each number."""
+    capture = checker.capture(WRITES)
+    candidate = fused(capture, WRITES)
+    assert checker.wrong(capture, [candidate], Case(capture.graph.sizes, "normal", 3)) == [""]
+    assert "torch.ops" not in candidate.source
+
+
+def test_tensors_that_torch_makes_between_kernels_are_on_the_device_of_the_inputs(checker: Checker) -> None:
+    """Not on the one of the capture, which is the CPU where there is no GPU, and the first of several."""
+    capture = checker.capture(WRITES, "own_labels")
+    candidate = fused(capture, WRITES, nodes=["mul"])
+    assert "arange.default(N, device=x.device)" in candidate.source
+    assert "device='" not in candidate.source

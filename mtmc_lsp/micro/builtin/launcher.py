@@ -76,7 +76,8 @@ class Launcher:
         for argument in (*node.args, *node.kwargs.values()):
             for size in _sizes_in(argument):
                 self.size(size)
-        text = torch_call(node, self.variables, self._size_names)
+        first = self.input_names[self.program.graph.inputs[0].name]
+        text = torch_call(node, self.variables, self._size_names, first)
         wanted = [self.names.unique(value_name(self.program, Ref(node.name, i))) for i in range(len(node.outputs))]
         dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         if len(wanted) == 1:
