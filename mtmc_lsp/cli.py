@@ -132,6 +132,7 @@ def optimize(
     as_json: AsJson = False,
 ) -> int:
     """Optimise a target step by step; every step is verified, and timed where there is a GPU."""
+    from mtmc_lsp.core.run import KEPT
     from mtmc_lsp.report import text
     from mtmc_lsp.report.documents import run_document
     from mtmc_lsp.search import session
@@ -159,7 +160,7 @@ def optimize(
         out.print(f"  written to {opened.request.path}; the text before is in {backup}")
     if as_json:
         print(run_document(result))
-    return 0 if result.status in session.KEPT else 1
+    return 0 if result.status in KEPT else 1
 
 
 def _opened_run(spec: str, resume: bool, open_spec: Callable[[str], Opened]) -> tuple[Opened, RunRecord | None]:
@@ -283,3 +284,15 @@ def doctor(python: Python = "", as_json: AsJson = False) -> int:
         console().print(findings_table(findings))
     able = all(finding.ok or not finding.required for finding in findings)
     return 0 if able else EnvironmentNotAble.exit_code
+
+
+@app.command()
+def lsp(
+    tcp: Annotated[str, typer.Option("--tcp", metavar="HOST:PORT", help="Serve clients on this address.")] = "",
+    log: Annotated[str, typer.Option("--log", metavar="FILE", help="Write a log there.")] = "",
+) -> int:
+    """Start the language server on standard input and output, as `mtmc-lsp` does."""
+    from mtmc_lsp.server.app import serve
+
+    serve(tcp=tcp or None, log_file=log or None)
+    return 0

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = {
@@ -27,7 +28,7 @@ EXAMPLES = {
 }
 
 
-def optimise(name: str, budget: float) -> dict[str, object]:
+def optimise(name: str, budget: float) -> dict[str, Any]:
     """Run the command line on one example; gives its JSON document."""
     command = [sys.executable, "-c", "from mtmc_lsp.cli import main; main()", "optimize"]
     command += [
@@ -40,13 +41,33 @@ def optimise(name: str, budget: float) -> dict[str, object]:
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     try:
-        document: dict[str, object] = json.loads(done.stdout)
+        document: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError:
         document = {"error": {"message": done.stderr[-2000:]}}
     return document
 
 
-def line(name: str, document: dict, seconds: float) -> str:
+def summary(name: str, document: dict[str, Any]) -> dict[str, Any]:
+    """The document without the texts of steps and files, which the examples and the commit give again."""
+    if "error" in document:
+        return {"example": name, "error": document["error"]}
+    steps = [
+        {
+            "action": step["action"]["text"],
+            "kind": step["action"]["kind"],
+            "status": step["status"],
+            "reason": step["reason"],
+            "timing": step["timing"],
+            "errors": {key: step["verdict"][key] for key in ("error", "reference_error")} if step["verdict"] else None,
+        }
+        for step in document["steps"]
+    ]
+    final = {key: document["final"][key] for key in ("speedup", "roofline")}
+    kept = {key: document[key] for key in ("schema", "environment", "baselines", "status", "seconds")}
+    return {"example": name, **kept, "steps": steps, "final": final}
+
+
+def line(name: str, document: dict[str, Any], seconds: float) -> str:
     """One row of the table."""
     if "error" in document:
         return f"{name:30} error: {document['error']['message'][:300]}"
@@ -86,7 +107,7 @@ def main() -> None:
             print(rows[-1], flush=True)
             for step in document.get("steps", []) or []:
                 print(f"    {step['status']:9} {step['action']['text'][:60]:60} {step['reason'][:170]}", flush=True)
-            stream.write(json.dumps({"example": name, **document}) + "\n")
+            stream.write(json.dumps(summary(name, document)) + "\n")
             stream.flush()
     (options.folder / "table.txt").write_text("\n".join(rows) + "\n")
 

@@ -99,6 +99,10 @@ class RunStatus(Enum):
     """Not finished: going on, or killed and to be resumed."""
 
 
+KEPT = (RunStatus.IMPROVED, RunStatus.UNMEASURED)
+"""How a run ends whose last version is worth having."""
+
+
 @dataclass(frozen=True)
 class Speedup:
     """The headline of a measured run."""

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.results import CompileReport, Device, Ratio, Timing, Verdict
+from mtmc_lsp.core.results import Device, Timing
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.report.words import headline, ratio_text, report_lines, timing_line, verdict_line
 from mtmc_lsp.search.doctor import Finding
 from mtmc_lsp.search.recording import Recording
 from mtmc_lsp.search.store import RunRecord
@@ -84,35 +85,6 @@ def coloured(diff: str) -> Text:
     return text
 
 
-def verdict_line(verdict: Verdict) -> str:
-    """The verdict in one line, with both errors."""
-    how = "on the GPU" if verdict.mode == "gpu" else "by Triton's interpreter"
-    if not verdict.is_correct:
-        return f"{verdict.status.value} {how}: {verdict.reason}"
-    errors = f"relative error {verdict.error:.1e}, the original's own is {verdict.reference_error:.1e}"
-    return f"correct {how}: {len(verdict.checks)} checks, {errors}"
-
-
-def report_lines(report: CompileReport) -> list[str]:
-    """What the compiler made of each kernel; only what is known for its architecture."""
-    lines = []
-    for kernel in report.kernels:
-        facts = []
-        if kernel.registers is not None:
-            facts += [f"{kernel.registers} registers", f"{kernel.spills or 0} bytes spilled"]
-        facts.append(f"{kernel.shared_bytes} bytes shared")
-        if kernel.occupancy is not None:
-            facts.append(f"occupancy {kernel.occupancy:.0%}")
-        if not kernel.error:
-            lines.append(f"{kernel.kernel} on {kernel.arch}: {', '.join(facts)}")
-    return lines
-
-
-def ratio_text(ratio: Ratio | None) -> str:
-    """``1.83x (1.79 to 1.86)``."""
-    return f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "-"
-
-
 def timing_table(timing: Timing) -> RenderableType:
     """Times against every baseline."""
     table = Table(box=None, padding=(0, 2), show_edge=False)
@@ -123,15 +95,6 @@ def timing_table(timing: Timing) -> RenderableType:
         time = f"{baseline.median_us:.1f} us" if baseline.speedup else baseline.note
         table.add_row(f"  {baseline.name}", time, ratio_text(baseline.speedup))
     return table
-
-
-def timing_line(timing: Timing) -> str:
-    """The version's own time, and how far it can be trusted."""
-    noise = f"the same code against itself {timing.noise.low:.3f} to {timing.noise.high:.3f}"
-    return (
-        f"this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the memory roofline, "
-        f"{timing.samples} samples, {noise}"
-    )
 
 
 def show_plan(out: Console, actions: list[MacroAction], device: Device) -> None:
@@ -158,21 +121,6 @@ def show_result(out: Console, result: RunResult) -> None:
     out.print(Text(line, style="dim"))
     for note in result.workload.assumed:
         out.print(Text(f"  {note}", style="dim"))
-
-
-def headline(result: RunResult) -> str:
-    """The outcome in one sentence."""
-    if result.status is RunStatus.UNMEASURED:
-        archs = list(dict.fromkeys(k.arch for s in result.steps if s.report for k in s.report.kernels))
-        why = "the workload's device is the CPU" if result.environment.gpu else "no CUDA GPU"
-        return f"unmeasured: {why}; verified by Triton's interpreter and compiled for {', '.join(archs)}"
-    if result.status is RunStatus.IMPROVED and result.final.speedup is not None:
-        best = min(result.baselines, key=lambda b: b.median_us if b.speedup else float("inf"))
-        gain = ratio_text(result.final.speedup.vs_best)
-        return f"improved: {gain} over {best.name}, the best baseline, on {result.environment.gpu}"
-    if result.status is RunStatus.INCORRECT:
-        return "incorrect: no step could be verified, so the file stays as it is"
-    return "no gain: nothing was faster than what you have, so the file stays as it is"
 
 
 def show_recording(out: Console, recording: Recording) -> None:

@@ -13,7 +13,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
-from mtmc_lsp.core.run import RunResult, RunStatus, Step
+from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
 from mtmc_lsp.core.settings import Settings, read_settings
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture, Target
@@ -27,8 +27,6 @@ from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
 from mtmc_lsp.source.targets import find_target
 
 CAPTURE_SECONDS = 180.0
-KEPT = (RunStatus.IMPROVED, RunStatus.UNMEASURED)
-"""How a run ends whose last version is worth having."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +80,13 @@ def parse_request(spec: str, settings: Settings | None = None, python: str = "")
     return Request(path, name, settings, checked_python(python or find_python(path, settings)))
 
 
-def open_target(request: Request) -> Opened:
-    """Read the file and find the target.
+def open_target(request: Request, text: bytes | None = None) -> Opened:
+    """Read the file and find the target; ``text`` stands in for the file where an editor holds it unsaved.
 
     Raises:
         RequestError: the file is not UTF-8, or has no such target.
     """
-    text = request.path.read_bytes()
+    text = request.path.read_bytes() if text is None else text
     try:
         text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -109,12 +107,17 @@ def capture_target(opened: Opened) -> Capture:
         return run_capture(workload, plain, worker, CAPTURE_SECONDS)
 
 
+def open_measurer(opened: Opened, capture: Capture) -> LocalMeasurer:
+    """What checks and times candidates of the target; to be closed."""
+    settings = opened.request.settings
+    own = opened.plain.decode()
+    return LocalMeasurer(capture, opened.request.python, source=own, archs=settings.archs, precision=settings.precision)
+
+
 def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
     """The first step's choices, best first, and the device they are estimated for; nothing is written."""
     settings = opened.request.settings
-    measurer = LocalMeasurer(
-        capture, opened.request.python, source=opened.plain.decode(), archs=settings.archs, precision=settings.precision
-    )
+    measurer = open_measurer(opened, capture)
     try:
         root = BuiltinCoder().start(capture, opened.plain.decode())
         state = State(capture, root, (), measurer.device(), measurer.measured)
@@ -167,9 +170,7 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = LocalMeasurer(
-        capture, opened.request.python, source=opened.plain.decode(), archs=settings.archs, precision=settings.precision
-    )
+    measurer = open_measurer(opened, capture)
 
     def on_step(step: Step) -> None:
         store.add_step(run_id, step)

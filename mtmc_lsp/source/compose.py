@@ -218,13 +218,12 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
     ]
     names = re.findall(rb"^(?:def|class) (\w+)|^(\w+) *=", block, re.MULTILINE)
     calls = re.compile(rb"\b(?:" + b"|".join(a or b for a, b in names) + rb")\b")
-    calling = [mark for mark in (*inside, *marks) if names and calls.search(_statement(mark).text or b"")]
+    calling = [mark for mark in (*inside, *marks) if names and calls.search(text[slice(*_span(text, mark))])]
     found = next(iter(calling or inside), None)
     if found is None:
         return text
-    statement = _statement(found)
-    start, end = line_start(text, statement.start_byte), line_end(text, statement.end_byte - 1)
-    body = statement.parent
+    start, end = _span(text, found)
+    body = _statement(found).parent
     rows = {child.start_point[0] for child in (body.children if body is not None else []) if child.type != "comment"}
     # Two rows: the dispatch statement's, and that of all the rest.
     if text_of(found).rstrip().endswith(ONE_LINE.strip()) and len(rows) == 2:
@@ -246,13 +245,29 @@ def _statement(mark: Node) -> Node:
     return node
 
 
+def _span(text: bytes, mark: Node) -> tuple[int, int]:
+    """The lines of the statement that a dispatch mark stands in."""
+    statement = _statement(mark)
+    if statement.type != "ERROR" and not statement.has_error:
+        return line_start(text, statement.start_byte), line_end(text, statement.end_byte - 1)
+    # Broken code: what the parser takes for a statement may reach to the end of the file. Lines further in belong to it.
+    start, end = line_start(text, mark.start_byte), line_end(text, mark.start_byte)
+    depth = len(text[start:end]) - len(text[start:end].lstrip())
+    while end < len(text):
+        line = text[end : line_end(text, end)]
+        if len(line) - len(line.lstrip()) <= depth or not line.strip():
+            break
+        end += len(line)
+    return start, end
+
+
 def _without_imports(text: bytes) -> bytes:
     """Without the imports that no block needs any more, and the empty lines put around the first of them."""
     marked = re.compile(MARGIN + rb"((?:import|from) .*?)[ \t]*" + IMPORT.encode() + BLANK, re.MULTILINE)
     generated = b"\n".join(
         [
             *re.findall(BEGIN.encode() + rb" (?:.*\n)*?" + END.encode(), text),
-            *(_statement(mark).text or b"" for mark in _dispatch_marks(parse(text))),
+            *(text[slice(*_span(text, mark))] for mark in _dispatch_marks(parse(text))),
         ]
     )
     if not any(not _is_used(found[1], generated) for found in marked.finditer(text)):

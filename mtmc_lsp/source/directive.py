@@ -85,7 +85,7 @@ def _lines(text: bytes, target: Target, qualname: str) -> list[tuple[int, str]]:
     root, _ = parse_apart(text)
     lines = []
     for comment in comments_above(text, root, node):
-        words = re.match(r"#\s*mtmc:\s*(?!(?:begin|end|dispatch) )(.*)", text_of(comment))
+        words = re.match(r"#\s*mtmc:(?!\s*(?:begin|end|dispatch|import|ignore)(?:[\s\[]|$))\s*(.*)", text_of(comment))
         if words is not None:
             lines.append((line_of(comment), words[1].rstrip()))
     return lines

@@ -34,14 +34,14 @@ def parse_apart(text: bytes) -> tuple[Node, tuple[Node, ...]]:
     root = parse(text)
     if not root.has_error:
         return root, ()
-    broken = [(start, end) for start, end in _statements(text) if parse(text[start:end]).has_error]
+    broken = [(start, end) for start, end in statements_by_margin(text) if parse(text[start:end]).has_error]
     rest = text
     for start, end in broken:
         rest = rest[:start] + _blank(rest[start:end]) + rest[end:]
     return parse(rest), tuple(parse(_blank(text[:start]) + text[start:end]) for start, end in broken)
 
 
-def _statements(text: bytes) -> list[tuple[int, int]]:
+def statements_by_margin(text: bytes) -> list[tuple[int, int]]:
     """Byte ranges of top-level statements, by the margin alone; decorators go with what they decorate."""
     body = len(BOM) if text.startswith(BOM) else 0
     starts = [match.start() for match in _STARTS.finditer(text, body)]

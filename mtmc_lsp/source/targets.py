@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tree_sitter import Node
@@ -39,7 +39,7 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class _Names:
+class FileNames:
     """What the whole file says of its names."""
 
     path: str
@@ -49,9 +49,19 @@ class _Names:
     """Imported names, with the dotted paths behind them."""
 
 
+@dataclass(frozen=True)
+class ClassFacts:
+    """What a class statement alone says on whether the class is a module."""
+
+    name: str
+    bases: tuple[str, ...]
+    """Their last names."""
+    has_forward: bool
+
+
 def find_targets(text: bytes, path: str) -> tuple[Target, ...]:
     """Every target of the file, in source order; a file with syntax errors too gives what can be made out."""
-    return tuple(definition.target for definition in definitions(text, path) if _is_offered(definition))
+    return tuple(definition.target for definition in definitions(text, path) if is_offered(definition))
 
 
 def find_target(text: bytes, path: str, name: str) -> Target:
@@ -69,7 +79,7 @@ def target_at(text: bytes, path: str, line: int) -> Target | None:
     around = [
         item.target
         for item in definitions(text, path)
-        if _is_offered(item) and line_of(with_decorators(item.node)) <= line <= item.target.end_line
+        if is_offered(item) and line_of(with_decorators(item.node)) <= line <= item.target.end_line
     ]
     return min(around, key=lambda target: target.end_line - target.start_line, default=None)
 
@@ -78,10 +88,10 @@ def definitions(text: bytes, path: str) -> tuple[Definition, ...]:
     """Like :func:`find_targets`, with the syntax nodes; constructors, properties and static methods are here too."""
     intact, broken = parse_apart(text)
     roots = (intact, *broken)
-    names = _Names(
-        path, _module_classes(roots), {found.name: found.module for root in roots for found in bindings(root)}
-    )
-    found = [item for root in roots for item in _below(root, (), names, in_module=False)]
+    classes = [facts for root in roots for facts in class_facts(root)]
+    imports = {found.name: found.module for root in roots for found in bindings(root)}
+    names = FileNames(path, modules_among(classes), imports)
+    found = [item for root in roots for item in definitions_below(root, names)]
     return tuple(sorted(found, key=lambda item: item.node.start_byte))
 
 
@@ -89,7 +99,7 @@ def find_definition(text: bytes, path: str, name: str) -> Definition:
     """Like :func:`find_target`, with the syntax node."""
     # A name defined twice means the last definition, as at run time.
     known = {item.target.qualname: item for item in definitions(text, path)}
-    offered = {qualname: item for qualname, item in known.items() if _is_offered(item)}
+    offered = {qualname: item for qualname, item in known.items() if is_offered(item)}
     found = [known[name]] if name in known else [item for key, item in offered.items() if key.endswith(f".{name}")]
     if len(found) > 1:
         names = ", ".join(item.target.qualname for item in found)
@@ -104,7 +114,7 @@ def find_definition(text: bytes, path: str, name: str) -> Definition:
     return found[0]
 
 
-def _is_offered(definition: Definition) -> bool:
+def is_offered(definition: Definition) -> bool:
     """Whether a user may want to optimise it: what is called on tensors."""
     name = definition.target.qualname.rpartition(".")[2]
     if definition.target.kind is TargetKind.METHOD and name.startswith("__") and name != "__call__":
@@ -148,24 +158,37 @@ def bases_of(node: Node) -> list[str]:
     return [text_of(base).split("[")[0].rpartition(".")[2] for base in plain]
 
 
-def _module_classes(roots: tuple[Node, ...]) -> frozenset[str]:
-    """Classes that are modules: by a base called ``...Module``, by a base that is one, or by a ``forward``."""
-    bases: dict[str, list[str]] = {}
-    found: set[str] = set()
-    for node in (item for root in roots for item in walk(root) if item.type == "class_definition"):
-        name = text_of(field(node, "name"))
-        bases[name] = bases_of(node)
+def class_facts(root: Node) -> tuple[ClassFacts, ...]:
+    """Every class below a node, however deep."""
+    found = []
+    for node in (item for item in walk(root) if item.type == "class_definition"):
         body = field(node, "body")
         own = [text_of(field(undecorated(child), "name")) for child in body.children] if body is not None else []
+        found.append(ClassFacts(text_of(field(node, "name")), tuple(bases_of(node)), "forward" in own))
+    return tuple(found)
+
+
+def modules_among(classes: Iterable[ClassFacts]) -> frozenset[str]:
+    """Classes that are modules: by a base called ``...Module``, by a base that is one, or by a ``forward``."""
+    bases: dict[str, tuple[str, ...]] = {}
+    found: set[str] = set()
+    for facts in classes:
+        bases[facts.name] = facts.bases
         # torch.autograd.Function has a static forward, and is never called as a module.
-        if "Function" not in bases[name] and ("forward" in own or any(base.endswith("Module") for base in bases[name])):
-            found.add(name)
+        by_base = any(base.endswith("Module") for base in facts.bases)
+        if "Function" not in facts.bases and (facts.has_forward or by_base):
+            found.add(facts.name)
     while more := {name for name, above in bases.items() if found.intersection(above)} - found:
         found |= more
     return frozenset(found)
 
 
-def _below(node: Node, scope: tuple[str, ...], names: _Names, *, in_module: bool) -> Iterator[Definition]:
+def definitions_below(root: Node, names: FileNames) -> Iterator[Definition]:
+    """The definitions in one tree, where the names of the whole file are known."""
+    return _below(root, (), names, in_module=False)
+
+
+def _below(node: Node, scope: tuple[str, ...], names: FileNames, *, in_module: bool) -> Iterator[Definition]:
     """Definitions in the statements of ``node``, however deep in ``if``, ``try`` and classes, not inside functions."""
     for child in node.children:
         inner = undecorated(child)
@@ -187,7 +210,7 @@ def _below(node: Node, scope: tuple[str, ...], names: _Names, *, in_module: bool
             yield from _below(body, qualified, names, in_module=own in names.modules)
 
 
-def _kind(inner: Node, name: str, scope: tuple[str, ...], names: _Names, *, in_module: bool) -> TargetKind | None:
+def _kind(inner: Node, name: str, scope: tuple[str, ...], names: FileNames, *, in_module: bool) -> TargetKind | None:
     if inner.type == "class_definition":
         return TargetKind.MODULE if name in names.modules else None
     if any(child.type == "async" for child in inner.children):

@@ -9,6 +9,7 @@ from typing import Any
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.errors import TargetRaises
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate
@@ -24,6 +25,7 @@ from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from mtmc_lsp.source.targets import find_target
 
 SECONDS = 60.0
+NOT_LAUNCHED = "no kernel was launched"
 
 
 class Checker:
@@ -54,6 +56,24 @@ class Checker:
 
     def wrong(self, capture: Capture, candidates: Sequence[Candidate], case: Case) -> list[str]:
         """For each candidate what is wrong with it on the case; empty texts where nothing is."""
+        common = self._referenced(capture, case)
+        return [self._wrong(common, candidate) for candidate in candidates]
+
+    def first_wrong(self, capture: Capture, candidate: Candidate, cases: Sequence[Case]) -> str:
+        """What is wrong on the first case where something is. The guard must hold on the first of them."""
+        for number, case in enumerate(cases):
+            try:
+                common = self._referenced(capture, case)
+            except TargetRaises:
+                # The user's own code does not take these sizes; it takes those of its workload.
+                assert number
+                continue
+            wrong = self._wrong(common, candidate)
+            if wrong and not (number and wrong == NOT_LAUNCHED):
+                return f"{wrong} (on {case.label})"
+        return ""
+
+    def _referenced(self, capture: Capture, case: Case) -> dict[str, Any]:
         files = {name: str(self.folder / f"{name}.pt") for name in ("inputs", "expected", "results")}
         common: dict[str, Any] = {
             "capture": to_json(capture),
@@ -65,7 +85,7 @@ class Checker:
             **files,
         }
         self._own.call("measure.reference", common, SECONDS)
-        return [self._wrong(common, candidate) for candidate in candidates]
+        return common
 
     def compile_errors(self, capture: Capture, candidate: Candidate) -> list[str]:
         """What the compiler says against the candidate's kernels for an sm_90."""
@@ -86,7 +106,7 @@ class Checker:
         if seen["status"] != "ran":
             return str(seen["reason"])
         if not seen["launches"]:
-            return "no kernel was launched"
+            return NOT_LAUNCHED
         compared = self._own.call("measure.compare", common, SECONDS)
         failed = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
         return "; ".join(failed)

@@ -145,7 +145,6 @@ LEFT_TO_TORCH = {
     "sorting": ("x: torch.sort(x * 2)[0]", "sort"),
     "scan with indices": ("x: torch.cummax(x * 2, -1)[0]", "cummax"),
     "scatter": ("x, i=i64[B,6,7]@0..6: torch.zeros_like(x).scatter(2, i, x * 2)", "scatter"),
-    "channel dropout": ("x: F.dropout2d(x * 2, 0.3)", "bernoulli"),
     "windows": ("x: x.unfold(2, 3, 2) * 2", "unfold"),
     "rare functions": ("x: torch.lgamma(x.abs() + 1) * 2", "lgamma"),
     "decimals": ("x: torch.round(x * 2, decimals=2)", "round"),

@@ -300,3 +300,14 @@ def test_a_module_target_is_called_from_its_forward() -> None:
     target = find_target(raw, "m.py", "M")
     assert target.kind is TargetKind.MODULE
     assert b"def forward(self, x):\n        if k_fits(x):  # mtmc: dispatch\n" in compose(raw, target, CODE)
+
+
+def test_taking_code_out_of_a_broken_file_takes_nothing_of_the_users() -> None:
+    head = '("""\xe9 an open string and an open bracket\n'
+    body = "def f(x):\n    if ok(x):  # mtmc: dispatch\n        return kernel(x)\n    return x + 1\n"
+    block = "# mtmc: begin f\ndef kernel(x):\n    pass\n# mtmc: end f\n\n\n"
+    for text in (block + body + head, head + block + body, block + body.replace("kernel(x)", "kernel(x") + head):
+        left = strip_generated(text.encode(), "f").decode()
+        assert head in left
+        assert "def f(x):\n" in left
+        assert "    return x + 1\n" in left

@@ -1,0 +1,59 @@
+"""Results in words, the same on a terminal and in an editor."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.results import CompileReport, Ratio, Timing, Verdict
+from mtmc_lsp.core.run import RunResult, RunStatus
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """The verdict in one line, with both errors."""
+    how = "on the GPU" if verdict.mode == "gpu" else "by Triton's interpreter"
+    if not verdict.is_correct:
+        return f"{verdict.status.value} {how}: {verdict.reason}"
+    errors = f"relative error {verdict.error:.1e}, the original's own is {verdict.reference_error:.1e}"
+    return f"correct {how}: {len(verdict.checks)} checks, {errors}"
+
+
+def report_lines(report: CompileReport) -> list[str]:
+    """What the compiler made of each kernel; only what is known for its architecture."""
+    lines = []
+    for kernel in report.kernels:
+        facts = []
+        if kernel.registers is not None:
+            facts += [f"{kernel.registers} registers", f"{kernel.spills or 0} bytes spilled"]
+        facts.append(f"{kernel.shared_bytes} bytes shared")
+        if kernel.occupancy is not None:
+            facts.append(f"occupancy {kernel.occupancy:.0%}")
+        if not kernel.error:
+            lines.append(f"{kernel.kernel} on {kernel.arch}: {', '.join(facts)}")
+    return lines
+
+
+def ratio_text(ratio: Ratio | None) -> str:
+    """``1.83x (1.79 to 1.86)``."""
+    return f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "-"
+
+
+def timing_line(timing: Timing) -> str:
+    """The version's own time, and how far it can be trusted."""
+    noise = f"the same code against itself {timing.noise.low:.3f} to {timing.noise.high:.3f}"
+    return (
+        f"this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the memory roofline, "
+        f"{timing.samples} samples, {noise}"
+    )
+
+
+def headline(result: RunResult) -> str:
+    """The outcome in one sentence."""
+    if result.status is RunStatus.UNMEASURED:
+        archs = list(dict.fromkeys(k.arch for s in result.steps if s.report for k in s.report.kernels))
+        why = "the workload's device is the CPU" if result.environment.gpu else "no CUDA GPU"
+        return f"unmeasured: {why}; verified by Triton's interpreter and compiled for {', '.join(archs)}"
+    if result.status is RunStatus.IMPROVED and result.final.speedup is not None:
+        best = min(result.baselines, key=lambda b: b.median_us if b.speedup else float("inf"))
+        gain = ratio_text(result.final.speedup.vs_best)
+        return f"improved: {gain} over {best.name}, the best baseline, on {result.environment.gpu}"
+    if result.status is RunStatus.INCORRECT:
+        return "incorrect: no step could be verified, so the file stays as it is"
+    return "no gain: nothing was faster than what you have, so the file stays as it is"

@@ -1,0 +1,156 @@
+"""What a user decides about steps after they were found: undo one and keep the others, or ask for another.
+
+Neither is done on the text. A step is undone by writing the actions behind it again, on the version before it, and
+verifying each of them anew; the outcome is a run of its own, which takes the place of the one it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.errors import RequestError
+from mtmc_lsp.core.protocols import Coder, Measurer, Planner, State
+from mtmc_lsp.core.results import CompileReport, Timing
+from mtmc_lsp.core.run import Final, RunResult, RunStatus, Speedup, Step, StepStatus
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.session import Opened
+from mtmc_lsp.search.store import Store
+from mtmc_lsp.source.compose import strip_generated, unified_diff
+
+UNDONE = "you undid it"
+ANOTHER = "you asked for another"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a search works with."""
+
+    planner: Planner
+    coder: Coder
+    measurer: Measurer
+    measured: bool
+    limits: Limits
+
+
+def rejected(steps: Sequence[Step], index: int, reason: str) -> list[Step]:
+    """The steps up to the one numbered ``index``, which the user does not want.
+
+    It stays in the history as rejected, so no planner proposes it again.
+    """
+    before = [step for step in steps if step.index < index]
+    return [*before, *(replace(s, status=StepStatus.REJECTED, reason=reason) for s in steps if s.index == index)]
+
+
+def without(
+    opened: Opened, capture: Capture, store: Store, events: Events, steps: Sequence[Step], index: int, tools: Tools
+) -> RunResult:
+    """The accepted steps without the one numbered ``index``: those behind it are written and verified again."""
+    later = [step.action for step in steps if step.index > index and step.status is StepStatus.ACCEPTED]
+    planner: Planner = _InTurn(later)
+    limits = replace(tools.limits, steps=index + len(later))
+
+    def search(told: Events) -> GreedySearch:
+        parts = (capture, opened.plain.decode(), planner, tools.coder, tools.measurer)
+        return _Rederivation(*parts, measured=tools.measured, limits=limits, events=told)
+
+    return _stored(search, opened, capture, store, events, rejected(steps, index, UNDONE))
+
+
+def without_last(store: Store, run: str, index: int) -> str:
+    """The run without its last accepted step: nothing has to be written or verified again. Gives the new run's id.
+
+    Raises:
+        RequestError: the run is not there, or not over.
+    """
+    result = store.result(run)
+    if result is None:
+        raise RequestError(f"run {run} is not over", remedy="Wait for its end, or go on with it first.")
+    steps = tuple(
+        replace(s, status=StepStatus.REJECTED, reason=UNDONE) if s.index == index else s for s in result.steps
+    )
+    left = [step for step in steps if step.status is StepStatus.ACCEPTED and step.candidate is not None]
+    record = next(item for item in store.runs() if item.id == run)
+    new = store.begin(record.path, record.qualname, record.source_hash, record.environment)
+    for step in steps:
+        store.add_step(new, step)
+    root = strip_generated(result.final.source.encode(), record.qualname).decode()
+    last = left[-1] if left else None
+    source = last.candidate.source if last is not None and last.candidate is not None else root
+    timing = last.timing if last is not None else None
+    speedup = None
+    if timing is not None:
+        speedup = Speedup(timing.against("eager"), timing.against("compile"), timing.against(timing.best))
+    roofline = timing.roofline if timing is not None else None
+    final = Final(source, unified_diff(root, source, record.path.rpartition("/")[2]), speedup, roofline)
+    status = result.status if left else RunStatus.NO_GAIN
+    store.finish(replace(result, id=new, steps=steps, final=final, status=status))
+    return new
+
+
+def another(
+    opened: Opened, capture: Capture, store: Store, events: Events, steps: Sequence[Step], index: int, tools: Tools
+) -> RunResult:
+    """The run as if the step numbered ``index`` had been rejected: the search goes on from the version before it."""
+    planner = tools.planner
+    limits = replace(tools.limits, steps=index + tools.limits.steps)
+
+    def search(told: Events) -> GreedySearch:
+        parts = (capture, opened.plain.decode(), planner, tools.coder, tools.measurer)
+        return GreedySearch(*parts, measured=tools.measured, limits=limits, events=told)
+
+    return _stored(search, opened, capture, store, events, rejected(steps, index, ANOTHER))
+
+
+def _stored(
+    make: Callable[[Events], GreedySearch],
+    opened: Opened,
+    capture: Capture,
+    store: Store,
+    events: Events,
+    done: Sequence[Step],
+) -> RunResult:
+    path, qualname = str(opened.request.path), opened.target.qualname
+    run_id = store.begin(path, qualname, opened.source_hash, capture.environment)
+
+    def keep(step: Step) -> None:
+        store.add_step(run_id, step)
+
+    def on_step(step: Step) -> None:
+        keep(step)
+        events.on_step(step)
+
+    def on_replayed(step: Step) -> None:
+        keep(step)
+        events.on_replayed(step)
+
+    result = make(replace(events, on_step=on_step, on_replayed=on_replayed)).run(run_id, opened.source_hash, done)
+    store.finish(result)
+    return result
+
+
+class _InTurn:
+    """Proposes the given actions, each once."""
+
+    def __init__(self, actions: Sequence[MacroAction]) -> None:
+        self._left = list(actions)
+
+    def propose(self, state: State) -> MacroAction | None:
+        return self._left.pop(0) if self._left else None
+
+
+class _Rederivation(GreedySearch):
+    """Keeps every step that is still correct: the user decided for these steps, and only one of them is taken out."""
+
+    @staticmethod
+    def _judge_unmeasured(step: Step, report: CompileReport) -> Step:
+        archs = ", ".join(dict.fromkeys(kernel.arch for kernel in report.kernels))
+        reason = f"written and verified again by Triton's interpreter, compiled for {archs}; not timed: no GPU"
+        return replace(step, status=StepStatus.ACCEPTED, reason=reason)
+
+    @staticmethod
+    def _judge_timed(step: Step, timing: Timing) -> Step:
+        judged = GreedySearch._judge_timed(step, timing)
+        return replace(judged, status=StepStatus.ACCEPTED, reason=f"written and verified again: {judged.reason}")

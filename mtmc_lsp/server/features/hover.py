@@ -1,0 +1,152 @@
+"""Hover: everything that is known of a target and its kernels, and short explanations of Triton's words."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+from lsprotocol import types as lsp
+
+from mtmc_lsp.core.results import BaselineTime, Timing
+from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.report.words import headline, ratio_text, report_lines, verdict_line
+from mtmc_lsp.server.reviews import Review, Standing
+from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.source.compose import DISPATCH
+from mtmc_lsp.source.triton_words import ACTIONS, TRITON
+
+WORD = re.compile(rb"[A-Za-z_][\w.]*")
+MARKS = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}
+
+
+def register(server: Server) -> None:
+    """Register hover."""
+    server.feature(lsp.TEXT_DOCUMENT_HOVER)(hover)
+
+
+def hover(ls: Server, params: lsp.HoverParams) -> lsp.Hover | None:
+    """What is known of the place."""
+    document = ls.document(params.text_document.uri)
+    if document is None:
+        return None
+    line, text = params.position.line, document.text
+    word, start, end = _word(document, params.position)
+    described = _of_word(document, line, word)
+    if described is not None:
+        return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, described), text.range(start, end))
+    qualname = _meant(document, line)
+    standing = ls.standing(document, qualname) if qualname is not None else None
+    if standing is None:
+        return None
+    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, run_table(standing)), text.line_range(line))
+
+
+def _word(document: Document, position: lsp.Position) -> tuple[str, int, int]:
+    """The dotted name at a position, and where it is."""
+    at = document.text.offset(position)
+    data = document.text.data
+    line_begin = at - len(data[data.rfind(b"\n", 0, at) + 1 : at])
+    for found in WORD.finditer(document.text.line(position.line)):
+        if line_begin + found.start() <= at <= line_begin + found.end():
+            return found[0].decode("utf-8", "replace"), line_begin + found.start(), line_begin + found.end()
+    return "", at, at
+
+
+def _of_word(document: Document, line: int, word: str) -> str | None:
+    head, _, name = word.rpartition(".")
+    imports = document.outline.names.imports
+    module = imports.get(head.split(".")[0], "") + head[len(head.split(".")[0]) :]
+    if name in TRITON and (module == "triton.language" or (word == "triton.cdiv" and module == "triton")):
+        return f"**`{word}`** (Triton)\n\n{TRITON[name]}"
+    comment = document.text.line(line).decode("utf-8", "replace").partition("#")[2]
+    if word in ACTIONS and word in comment and document.block_at(line) is not None:
+        return f"**{word}** (macro action)\n\n{ACTIONS[word]}"
+    return None
+
+
+def _meant(document: Document, line: int) -> str | None:
+    """The target that a line is about: its ``def`` or decorators, its dispatch line, or its generated block."""
+    block = document.block_at(line)
+    if block is not None:
+        return block
+    found = document.outline.target_at(line)
+    if found is None:
+        return None
+    is_head = found.first_line - 1 <= line <= found.target.start_line - 1
+    return found.target.qualname if is_head or DISPATCH.encode() in document.text.line(line) else None
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+def run_table(standing: Standing) -> str:
+    """A run in Markdown."""
+    review = standing.review
+    parts = [f"**{review.qualname}** · run `{review.run}`"]
+    if review.result is not None:
+        parts.append(headline(review.result))
+    if standing.is_stale:
+        parts.append("_The function was changed since; all of this holds for its old text._")
+    parts.append(_steps(standing))
+    shown = standing.shown
+    if shown is not None:
+        parts += _details(shown)
+    parts.append(_where(review))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _steps(standing: Standing) -> str:
+    steps = standing.review.steps
+    names = list(dict.fromkeys(b.name for s in steps if s.timing for b in s.timing.baselines if b.name != "previous"))
+    rows = [["", "step", "time", *(f"over {name}" for name in names)], ["---"] * (3 + len(names))]
+    for step in steps:
+        kept = " (kept)" if step in standing.kept_steps else ""
+        timing = step.timing
+        time = f"{timing.median_us:.1f} us" if timing is not None else "not timed"
+        title = f"{step.index}. {_cell(step.action.text)}{kept}"
+        if step.status is not StepStatus.ACCEPTED:
+            title += f": {_cell(step.reason)}"
+        over = [ratio_text(timing.against(name)) if timing is not None else "-" for name in names]
+        rows.append([MARKS[step.status], title, time, *over])
+    for baseline in _baselines(steps):
+        rows.append(["", f"_{baseline.name}_", f"{baseline.median_us:.1f} us", *([""] * len(names))])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _baselines(steps: tuple[Step, ...]) -> list[BaselineTime]:
+    """The last times of the baselines."""
+    timing = next((step.timing for step in reversed(steps) if step.timing is not None), None)
+    return [b for b in timing.baselines if b.name != "previous" and b.speedup] if timing is not None else []
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _details(step: Step) -> list[str]:
+    parts = [f"**Step {step.index}: {step.action.kind.value}.** {step.action.rationale}"]
+    lines = []
+    if step.timing is not None:
+        lines.append(_timing(step.timing))
+    if step.report is not None:
+        lines += report_lines(step.report)
+    if step.verdict is not None:
+        lines.append(verdict_line(step.verdict))
+        lines += step.verdict.notes
+    parts.append("\n".join(f"- {line}" for line in lines))
+    return parts
+
+
+def _timing(timing: Timing) -> str:
+    return (
+        f"{timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline, {timing.samples} samples; {timing.method}"
+    )
+
+
+def _where(review: Review) -> str:
+    when = datetime.datetime.fromtimestamp(review.started).strftime("%Y-%m-%d %H:%M")
+    env = review.environment
+    if env is None:
+        return f"_{when}_"
+    machine = env.gpu or "no CUDA GPU"
+    return f"_{when}, {machine}, torch {env.torch}, triton {env.triton}, Python {env.python}_"

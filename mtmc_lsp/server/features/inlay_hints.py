@@ -1,0 +1,33 @@
+"""Inlay hints: the measured time at the end of the ``def`` line; off unless the client's settings ask for it."""
+
+from __future__ import annotations
+
+from lsprotocol import types as lsp
+
+from mtmc_lsp.report.words import ratio_text
+from mtmc_lsp.server.server import Server
+
+
+def register(server: Server) -> None:
+    """Register inlay hints."""
+    server.feature(lsp.TEXT_DOCUMENT_INLAY_HINT)(inlay_hints)
+
+
+def inlay_hints(ls: Server, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
+    """A hint for each target in the range that has kept, timed steps and is as it was measured."""
+    document = ls.document(params.text_document.uri)
+    if document is None or not ls.settings.inlay_hints:
+        return []
+    hints = []
+    for standing in ls.standings(document):
+        line = standing.place.target.start_line - 1
+        step = standing.kept_steps[-1] if standing.kept_steps else None
+        timing = step.timing if step is not None else None
+        if timing is None or standing.is_stale or not params.range.start.line <= line <= params.range.end.line:
+            continue
+        end = document.text.line_range(line).end
+        against = timing.against(timing.best)
+        label = f"{timing.median_us:.1f} us" + (f" ({against.ratio:.2f}x)" if against is not None else "")
+        tooltip = f"measured; {ratio_text(against)} over {timing.best}, {timing.roofline:.0%} of the roofline"
+        hints.append(lsp.InlayHint(end, label, padding_left=True, tooltip=tooltip))
+    return hints

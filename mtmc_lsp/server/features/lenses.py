@@ -1,0 +1,92 @@
+"""Code lenses above a target: the step to decide on, and what can be done with it."""
+
+from __future__ import annotations
+
+from lsprotocol import types as lsp
+
+from mtmc_lsp.core.run import RunStatus, Step
+from mtmc_lsp.report.words import ratio_text
+from mtmc_lsp.server.jobs import Job
+from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.server import Document, Server
+
+
+def register(server: Server) -> None:
+    """Register code lenses."""
+    server.feature(lsp.TEXT_DOCUMENT_CODE_LENS, lsp.CodeLensOptions())(code_lenses)
+
+
+def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
+    """The lenses of a file; only targets with a run have any."""
+    document = ls.document(params.text_document.uri)
+    if document is None:
+        return []
+    found: list[lsp.CodeLens] = []
+    jobs = {job.target: job for job in reversed(ls.jobs.present) if job.path == document.path}
+    standings = {standing.review.qualname: standing for standing in ls.standings(document)}
+    for target in document.outline.targets:
+        name = target.target.qualname
+        job, standing = jobs.get(name), standings.get(name)
+        if job is not None or standing is not None:
+            found += _of_target(document, target.first_line - 1, name, job, standing)
+    return found
+
+
+def _of_target(
+    document: Document, line: int, name: str, job: Job | None, standing: Standing | None
+) -> list[lsp.CodeLens]:
+    titles: list[tuple[str, str, int | None]] = []
+    """Title, command and step."""
+    if job is not None:
+        stage = f"step {job.step}: {job.action}: {job.stage}" if job.step else job.stage
+        titles.append((f"⟳ {stage}", "jobs", None))
+        titles.append(("Cancel", "cancel", None))
+    if standing is not None:
+        titles += _of_standing(standing, is_going_on=job is not None)
+    where = document.text.line_range(line)
+    return [
+        lsp.CodeLens(where, command=lsp.Command(title, f"mtmc.{command}", arguments=[_argument(document, name, step)]))
+        for title, command, step in titles
+    ]
+
+
+def _argument(document: Document, name: str, step: int | None) -> dict[str, object]:
+    return {"uri": document.uri, "target": name, **({"step": step} if step is not None else {})}
+
+
+def _of_standing(standing: Standing, *, is_going_on: bool) -> list[tuple[str, str, int | None]]:
+    review = standing.review
+    if standing.is_stale:
+        return [] if is_going_on else [("changed since it was measured · Optimize again", "optimize", None)]
+    titles: list[tuple[str, str, int | None]] = []
+    if standing.pending:
+        step = standing.pending[0]
+        number = step.index
+        titles += [(step_title(standing, step), "diff", number), ("Diff", "diff", number), ("Keep", "keep", number)]
+        if not is_going_on:
+            titles += [("Undo", "undo", number), ("Try another", "tryAnother", number)]
+        titles.append(("Keep all", "keepAll", None))
+    elif standing.kept:
+        step = standing.kept_steps[-1]
+        many = "1 step" if standing.kept == 1 else f"{standing.kept} steps"
+        titles += [(f"✓ {many} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
+        if not is_going_on:
+            titles += [("Undo", "undo", step.index), ("Undo all", "undoAll", None)]
+    if review.status is RunStatus.RUNNING and not is_going_on:
+        titles.append(("Go on with the run", "resume", None))
+    return titles
+
+
+def step_title(standing: Standing, step: Step) -> str:
+    """``▶ step 2 of 5 · fuse bias+gelu · 1.83x (1.79 to 1.86) over eager · verified``."""
+    number = standing.review.accepted.index(step) + 1
+    return f"▶ step {number} of {len(standing.review.accepted)} · {step.action.text} · {outcome(step)}"
+
+
+def outcome(step: Step) -> str:
+    """How fast a step's version is, and whether it is right."""
+    timing = step.timing
+    against = timing.against(timing.best) if timing is not None else None
+    speed = f"{ratio_text(against)} over {timing.best}" if timing is not None and against is not None else "not timed"
+    verified = "verified" if step.verdict is not None and step.verdict.is_correct else "not verified"
+    return f"{speed} · {verified}"

@@ -1,0 +1,127 @@
+"""From the first message to the last: options, settings, open files, changes from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lsprotocol import types as lsp
+from pygls.uris import to_fs_path
+
+from mtmc_lsp.server.options import SECTION, read_options, read_settings
+from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.trust import Trust
+
+WATCHER = "mtmc-watch"
+CONFIGURATION = "mtmc-configuration"
+
+
+def register(server: Server) -> None:
+    """Register what keeps the server in step with the client."""
+    server.feature(lsp.INITIALIZE)(initialize)
+    server.feature(lsp.INITIALIZED)(initialized)
+    server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)(did_open)
+    server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)(did_close)
+    server.feature(lsp.TEXT_DOCUMENT_DID_SAVE)(did_save)
+    server.feature(lsp.WORKSPACE_DID_CHANGE_CONFIGURATION)(did_change_configuration)
+    server.feature(lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES)(did_change_watched_files)
+    python = lsp.FileOperationFilter(lsp.FileOperationPattern("**/*.py"), "file")
+    renames = lsp.FileOperationRegistrationOptions([python])
+    server.feature(lsp.WORKSPACE_DID_RENAME_FILES, renames)(did_rename)
+    server.feature(lsp.SHUTDOWN)(shutdown)
+    server.feature("mtmc/text")(text)
+
+
+def initialize(ls: Server, params: lsp.InitializeParams) -> None:
+    """Take the client's options."""
+    ls.options = read_options(params.initialization_options)
+    ls.trust = Trust(whole_workspace=ls.options.trusted)
+
+
+async def initialized(ls: Server, params: lsp.InitializedParams) -> None:
+    """Ask for settings, and to be told when files change outside the editor."""
+    workspace = ls.client_capabilities.workspace
+    if workspace is None:
+        ls.is_configured.set()
+        return
+    registrations = []
+    watched, configured = workspace.did_change_watched_files, workspace.did_change_configuration
+    if watched is not None and watched.dynamic_registration:
+        # The store too: a run from a terminal shows up in the editor.
+        patterns = ("**/*.py", "**/pyproject.toml", "**/.mtmc/store.db*")
+        watchers = lsp.DidChangeWatchedFilesRegistrationOptions([lsp.FileSystemWatcher(p) for p in patterns])
+        registrations.append(lsp.Registration(WATCHER, lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES, watchers))
+    if configured is not None and configured.dynamic_registration:
+        section = lsp.DidChangeConfigurationRegistrationOptions(section=SECTION)
+        registrations.append(lsp.Registration(CONFIGURATION, lsp.WORKSPACE_DID_CHANGE_CONFIGURATION, section))
+    if registrations:
+        await ls.client_register_capability_async(lsp.RegistrationParams(registrations))
+    await _read_configuration(ls, None)
+
+
+async def did_change_configuration(ls: Server, params: lsp.DidChangeConfigurationParams) -> None:
+    """Read the settings anew."""
+    ls.is_configured.clear()
+    await _read_configuration(ls, params.settings)
+
+
+async def _read_configuration(ls: Server, pushed: object) -> None:
+    workspace = ls.client_capabilities.workspace
+    if workspace is not None and workspace.configuration:
+        item = lsp.ConfigurationItem(section=SECTION)
+        answers = await ls.workspace_configuration_async(lsp.ConfigurationParams([item]))
+        given: object = answers[0] if answers else None
+    else:
+        given = pushed.get(SECTION, pushed) if isinstance(pushed, dict) else None
+    ls.settings, wrong = read_settings(given)
+    ls.is_configured.set()
+    for sentence in wrong:
+        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, f"{sentence}."))
+    for uri in ls.documents:
+        ls.refresh(uri)
+
+
+async def did_open(ls: Server, params: lsp.DidOpenTextDocumentParams) -> None:
+    """Bring back the file's runs."""
+    document = ls.document(params.text_document.uri)
+    if document is not None:
+        await ls.load_reviews(document)
+
+
+def did_close(ls: Server, params: lsp.DidCloseTextDocumentParams) -> None:
+    """Take away what was shown of it. A run of it goes on: it is stored."""
+    ls.refresh(params.text_document.uri)
+
+
+def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
+    """Look at it anew."""
+    ls.refresh(params.text_document.uri)
+
+
+async def did_change_watched_files(ls: Server, params: lsp.DidChangeWatchedFilesParams) -> None:
+    """Something outside the editor wrote a file: a store may hold news of a file that is open."""
+    changed = [Path(to_fs_path(change.uri) or "") for change in params.changes]
+    folders = {path.parent.parent for path in changed if path.name.startswith("store.db")}
+    for document in list(ls.documents.values()):
+        root = ls.root_of(document.path) if document.path else None
+        if root in folders and not any(job.path == document.path for job in ls.jobs.present):
+            await ls.load_reviews(document)
+
+
+def did_rename(ls: Server, params: lsp.RenameFilesParams) -> None:
+    """Runs go with the file."""
+    for item in params.files:
+        old, new = to_fs_path(item.old_uri), to_fs_path(item.new_uri)
+        if old and new:
+            ls.reviews.moved(old, new)
+
+
+async def shutdown(ls: Server, params: None) -> None:
+    """Leave nothing behind."""
+    await ls.close()
+
+
+def text(ls: Server, params: Any) -> dict[str, Any] | None:
+    """``mtmc/text``: a document as the server has it, for clients that want to know whether both still agree."""
+    document = ls.documents.get(str(getattr(params, "uri", "")))
+    return {"text": str(document.text), "version": document.version} if document is not None else None

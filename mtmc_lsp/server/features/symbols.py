@@ -1,0 +1,67 @@
+"""Document symbols for what can be optimised, and folding of what was generated."""
+
+from __future__ import annotations
+
+import re
+
+from lsprotocol import types as lsp
+
+from mtmc_lsp.core.workload import TargetKind
+from mtmc_lsp.server.server import Document, Server
+from mtmc_lsp.source.compose import BEGIN, END
+from mtmc_lsp.source.outline import Outlined
+
+KINDS = {
+    TargetKind.FUNCTION: lsp.SymbolKind.Function,
+    TargetKind.METHOD: lsp.SymbolKind.Method,
+    TargetKind.MODULE: lsp.SymbolKind.Class,
+    TargetKind.KERNEL: lsp.SymbolKind.Event,
+}
+BLOCK = re.compile(rb"^" + BEGIN.encode() + rb" (\S+)[ \t]*\r?$", re.MULTILINE)
+
+
+def register(server: Server) -> None:
+    """Register symbols and folding."""
+    server.feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)(symbols)
+    server.feature(lsp.TEXT_DOCUMENT_FOLDING_RANGE)(folding)
+
+
+def symbols(ls: Server, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
+    """The targets of a file; methods under their class."""
+    document = ls.document(params.text_document.uri)
+    if document is None:
+        return []
+    found: dict[str, lsp.DocumentSymbol] = {}
+    top = []
+    for item in document.outline.targets:
+        symbol = _symbol(document, item)
+        owner = found.get(item.target.qualname.rpartition(".")[0])
+        found[item.target.qualname] = symbol
+        if owner is not None:
+            owner.children = [*(owner.children or []), symbol]
+        else:
+            top.append(symbol)
+    return top
+
+
+def _symbol(document: Document, item: Outlined) -> lsp.DocumentSymbol:
+    target = item.target
+    name_line = document.text.line_range(target.start_line - 1)
+    whole = lsp.Range(lsp.Position(item.first_line - 1, 0), document.text.line_range(target.end_line - 1).end)
+    detail = "Triton kernel" if target.kind is TargetKind.KERNEL else target.kind.value
+    return lsp.DocumentSymbol(target.qualname.rpartition(".")[2], KINDS[target.kind], whole, name_line, detail=detail)
+
+
+def folding(ls: Server, params: lsp.FoldingRangeParams) -> list[lsp.FoldingRange]:
+    """The generated blocks."""
+    document = ls.document(params.text_document.uri)
+    if document is None:
+        return []
+    text = document.text
+    ranges = []
+    for begin in BLOCK.finditer(text.data):
+        end = text.data.find(END.encode() + b" " + begin[1], begin.end())
+        if end >= 0:
+            first, last = text.position(begin.start()).line, text.position(end).line
+            ranges.append(lsp.FoldingRange(first, last, kind=lsp.FoldingRangeKind.Region))
+    return ranges

@@ -1,0 +1,199 @@
+"""The process that does one job of the server's: a run, a plan, a measurement.
+
+Reads one JSON line with the request from standard input and writes events as JSON lines to standard output. It ends, with its
+workers, on SIGTERM, and when standard input ends: then the server is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.errors import MtmcError, RequestError
+from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.results import Device, Timing, Verdict
+from mtmc_lsp.core.run import Candidate, RunResult, Step
+from mtmc_lsp.core.settings import changed, read_settings
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.roofline import RooflinePlanner
+from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.search import review, session
+from mtmc_lsp.search.greedy import Events, Limits
+from mtmc_lsp.search.session import Opened
+from mtmc_lsp.search.store import RunRecord, Store
+
+
+class Engine(Protocol):
+    """What a job needs of search. :class:`SearchEngine` is the real one; tests of the server alone bring a fake."""
+
+    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> Opened:
+        """The target in the text that the editor holds."""
+
+    def capture(self, opened: Opened) -> Capture:
+        """Its graph."""
+
+    def plan(self, opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
+        """What could come first."""
+
+    def optimize(
+        self, opened: Opened, capture: Capture, store: Store, events: Events, resumed: RunRecord | None
+    ) -> RunResult:
+        """A run."""
+
+    def tools(self, opened: Opened, capture: Capture) -> review.Tools:
+        """What a search works with; its measurer is to be closed."""
+
+
+class SearchEngine:
+    """The search as the command line does it."""
+
+    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> Opened:
+        archs = settings.pop("archs", None)
+        python = settings.pop("python", None) or ""
+        chosen = changed(read_settings(path.parent), archs=tuple(archs) if archs else None, **settings)
+        request = session.parse_request(f"{path}::{qualname}", chosen, python)
+        return session.open_target(request, text)
+
+    def capture(self, opened: Opened) -> Capture:
+        return session.capture_target(opened)
+
+    def plan(self, opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
+        return session.plan(opened, capture)
+
+    def optimize(
+        self, opened: Opened, capture: Capture, store: Store, events: Events, resumed: RunRecord | None
+    ) -> RunResult:
+        return session.optimize(opened, capture, store, events, resumed=resumed)
+
+    def tools(self, opened: Opened, capture: Capture) -> review.Tools:
+        settings = opened.request.settings
+        measurer = session.open_measurer(opened, capture)
+        limits = Limits(settings.budget_seconds, settings.max_steps)
+        planner = RooflinePlanner(strict=settings.precision == "strict")
+        return review.Tools(planner, BuiltinCoder(), measurer, measurer.measured, limits)
+
+
+class Job:
+    """One request and where its events go."""
+
+    def __init__(self, engine: Engine, request: dict[str, Any], out: Any) -> None:
+        self._engine = engine
+        self._request = request
+        self._out = out
+
+    def run(self) -> None:
+        """Do it; errors that are meant for the user are an event too."""
+        kinds = {
+            "optimize": self._optimize,
+            "resume": self._optimize,
+            "plan": self._plan,
+            "measure": self._measure,
+            "verify": self._verify,
+            "undo": self._review,
+            "another": self._review,
+        }
+        try:
+            request = self._request
+            text = str(request["text"]).encode("utf-8", "surrogatepass")
+            opened = self._engine.open(Path(request["path"]), request["target"], text, dict(request["settings"]))
+            self._tell("stage", text="capturing the target")
+            capture = self._engine.capture(opened)
+            kinds[request["kind"]](opened, capture)
+        except MtmcError as error:
+            self._tell("error", error=error.to_json())
+
+    def _tell(self, event: str, **values: Any) -> None:
+        self._out.write(json.dumps({"event": event, **values}) + "\n")
+        self._out.flush()
+
+    def _events(self) -> Events:
+        return Events(
+            on_action=lambda index, action: self._tell("action", step=index, text=action.text or action.kind.value),
+            on_stage=lambda text: self._tell("stage", text=text),
+            on_step=lambda step: self._tell("step", step=to_json(step)),
+            on_replayed=lambda step: self._tell("step", step=to_json(step)),
+        )
+
+    def _optimize(self, opened: Opened, capture: Capture) -> None:
+        with session.open_store(opened.request.path) as store:
+            resumed = session.unfinished(store, run=self._request["run"]) if self._request["kind"] == "resume" else None
+            result = self._engine.optimize(opened, capture, store, self._events(), resumed)
+        self._tell("result", result=to_json(result))
+
+    def _plan(self, opened: Opened, capture: Capture) -> None:
+        actions, device = self._engine.plan(opened, capture)
+        self._tell("plan", actions=to_json(actions), device=to_json(device))
+
+    def _review(self, opened: Opened, capture: Capture) -> None:
+        index = int(self._request["step"])
+        with session.open_store(opened.request.path) as store:
+            steps = self._steps(store, self._request["run"], index)
+            tools = self._engine.tools(opened, capture)
+            try:
+                decide = review.without if self._request["kind"] == "undo" else review.another
+                result = decide(opened, capture, store, self._events(), steps, index, tools)
+            finally:
+                tools.measurer.close()
+        self._tell("result", result=to_json(result))
+
+    @staticmethod
+    def _steps(store: Store, run: str, index: int) -> Sequence[Step]:
+        steps = store.steps(run)
+        if not any(step.index == index for step in steps):
+            raise RequestError(f"run {run} has no step {index}", remedy="Run it again.")
+        return steps
+
+    # Of the code as it is in the editor now ------------------------------------------------------------------------
+
+    def _measure(self, opened: Opened, capture: Capture) -> None:
+        self._tell("stage", text="timing")
+        timing: Timing | None = self._with_measurer(opened, capture, "time")
+        self._tell("measured", timing=to_json(timing), flops=capture.flops, bytes=capture.bytes)
+
+    def _verify(self, opened: Opened, capture: Capture) -> None:
+        self._tell("stage", text="verifying")
+        verdict: Verdict = self._with_measurer(opened, capture, "verify")
+        self._tell("verified", verdict=to_json(verdict))
+
+    def _with_measurer(self, opened: Opened, capture: Capture, what: str) -> Any:
+        present = Candidate("present", None, None, opened.text.decode(), None, None)
+        measurer = self._engine.tools(opened, capture).measurer
+        try:
+            return measurer.verify(present) if what == "verify" else measurer.time(present, None)
+        finally:
+            measurer.close()
+
+
+def serve(engine: Engine) -> None:
+    """Do the one job that standard input asks for."""
+    # What libraries print must not come between the events.
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGTERM, _end)
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_server, daemon=True).start()
+    Job(engine, request, out).run()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    # An exception, so that workers are ended and scratch files removed on the way out.
+    raise SystemExit(128 + number)
+
+
+def _end_with_server() -> None:
+    # Not through sys.stdin, whose lock the interpreter needs at its end.
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    serve(SearchEngine())

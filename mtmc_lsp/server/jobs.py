@@ -1,0 +1,214 @@
+"""Jobs: runs, plans and measurements, one at a time, each in a process of its own that can be ended at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+GRACE_SECONDS = 1.0
+"""How long a job that is to end has for removing its scratch files, before it is killed."""
+LONGEST_EVENT = 1 << 28
+"""Bytes; a step carries the whole source of its candidate."""
+KEPT_LINES = 20
+"""Lines of a job's standard error that are kept, to say why it died."""
+
+
+class JobState(Enum):
+    """Where a job stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass
+class Job:
+    """One thing to be done for a target."""
+
+    kind: str
+    """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``undo`` or ``another``."""
+    uri: str
+    path: str
+    target: str
+    title: str
+    request: dict[str, Any]
+    """As the host reads it."""
+    id: int = 0
+    state: JobState = JobState.QUEUED
+    stage: str = "waiting"
+    step: int = 0
+    """Of a run: the number of the step that is tried."""
+    action: str = ""
+    """Of a run: that step's action, in words."""
+    answer: dict[str, Any] = field(default_factory=dict)
+    """The event that the job ended with: ``result``, ``plan``, ``error``, ..."""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    """Of a run: the steps so far, as JSON data."""
+    process: asyncio.subprocess.Process | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when everybody was told of the end."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+
+
+Listener = Callable[[Job], Awaitable[None]]
+
+
+class Jobs:
+    """The queue."""
+
+    def __init__(self, command: Sequence[str], on_change: Listener) -> None:
+        """Take the command of the host process, and whom to tell whenever a job has news."""
+        self._command = list(command)
+        self._on_change = on_change
+        self._numbers = itertools.count(1)
+        self._queue: list[Job] = []
+        self._running: Job | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def present(self) -> list[Job]:
+        """The job that runs, and those that wait."""
+        return [*([self._running] if self._running is not None else []), *self._queue]
+
+    def find(self, job_id: int) -> Job | None:
+        """A job that is not over."""
+        return next((job for job in self.present if job.id == job_id), None)
+
+    def of(self, path: str, target: str) -> Job | None:
+        """The first job that is not over and about this target."""
+        return next((job for job in self.present if (job.path, job.target) == (path, target)), None)
+
+    def submit(self, job: Job) -> Job:
+        """Put a job at the end of the queue."""
+        job.id = next(self._numbers)
+        ahead = self.present
+        job.stage = f"waiting for {ahead[0].title}" if ahead else "starting"
+        self._queue.append(job)
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._work())
+        return job
+
+    async def cancel(self, job: Job) -> None:
+        """End a job, wherever it is; returns when its process is gone."""
+        if job in self._queue:
+            self._queue.remove(job)
+            job.state = JobState.CANCELLED
+            await self._on_change(job)
+            job.over.set()
+        elif job is self._running and not job.is_over:
+            job.state = JobState.CANCELLED
+            if job.process is not None:
+                await _end(job.process)
+
+    async def close(self) -> None:
+        """End everything; nobody is told any more."""
+        self._queue.clear()
+        if self._pump is not None:
+            self._pump.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._pump
+
+    async def _work(self) -> None:
+        while self._queue:
+            self._running = job = self._queue.pop(0)
+            try:
+                await self._run(job)
+            finally:
+                self._running = None
+            await self._on_change(job)
+            job.over.set()
+
+    async def _run(self, job: Job) -> None:
+        job.state, job.stage = JobState.RUNNING, "starting"
+        await self._on_change(job)
+        if job.state is not JobState.RUNNING:
+            return
+        try:
+            job.process = process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=LONGEST_EVENT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            job.state = JobState.FAILED
+            job.answer = _failure(f"the search cannot be started: {error}")
+            return
+        tail = asyncio.create_task(_last_lines(process))
+        try:
+            if job.state is JobState.RUNNING:
+                await self._converse(job, process)
+        finally:
+            await _end(process)
+            lines = await tail
+        if job.state is JobState.RUNNING:
+            job.state = JobState.FAILED
+            said = f": {lines[-1]}" if lines else ""
+            job.answer = _failure(f"the search ended with exit code {process.returncode}{said}")
+
+    async def _converse(self, job: Job, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        # Standard input stays open: the host ends when it closes, as it does when this process dies.
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write((json.dumps(job.request) + "\n").encode())
+            await process.stdin.drain()
+        async for line in process.stdout:
+            if job.state is not JobState.RUNNING:
+                return
+            event = json.loads(line)
+            kind = event["event"]
+            if kind == "stage":
+                job.stage = event["text"]
+            elif kind == "action":
+                job.step, job.action, job.stage = event["step"], event["text"], "starting"
+            elif kind == "step":
+                job.steps.append(event["step"])
+            else:
+                job.answer = event
+                job.state = JobState.FAILED if kind == "error" else JobState.DONE
+                return
+            await self._on_change(job)
+
+
+def _failure(message: str) -> dict[str, Any]:
+    return {"event": "error", "error": {"code": "worker", "message": message, "remedy": "See the server's log."}}
+
+
+async def _last_lines(process: asyncio.subprocess.Process) -> list[str]:
+    assert process.stderr is not None
+    lines: list[str] = []
+    async for line in process.stderr:
+        lines = [*lines, line.decode("utf-8", "replace").rstrip()][-KEPT_LINES:]
+    return lines
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask the host to end, with its workers; kill it where it does not. Its workers end by themselves when it is gone."""
+    if process.returncode is None:
+        _signal(process, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+        except asyncio.TimeoutError:
+            _signal(process, signal.SIGKILL)
+            await process.wait()
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

@@ -1,0 +1,91 @@
+"""pygls's protocol with document synchronisation of our own, and with what pygls does not advertise yet."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
+from pygls.protocol import LanguageServerProtocol, lsp_method
+
+from mtmc_lsp.server.text import Text
+
+if TYPE_CHECKING:
+    from mtmc_lsp.server.server import Server
+
+DIFF_SCHEME = "mtmc-diff"
+"""Of documents that ``workspace/textDocumentContent`` gives."""
+
+
+class Protocol(LanguageServerProtocol):
+    """One client's connection."""
+
+    _server: Server
+
+    def structure_message(self, data: dict[str, Any]) -> Any:
+        """A message from JSON; a request that does not fit its method is answered, so no client waits for it."""
+        try:
+            return super().structure_message(data)
+        except JsonRpcException as error:
+            if isinstance(data.get("method"), str) and isinstance(data.get("id"), (int, str)):
+                self._send_response(data["id"], None, error.to_response_error())
+            raise
+
+    @lsp_method(lsp.EXIT)
+    def lsp_exit(self, *args: Any) -> Generator[Any, Any, None]:
+        """End the process, or where it serves other clients too, this connection."""
+        if self._server.is_alone:
+            yield from super().lsp_exit(*args)
+        elif self.writer is not None:
+            self.writer.close()
+
+    @lsp_method(lsp.INITIALIZE)
+    def lsp_initialize(self, params: lsp.InitializeParams) -> Generator[Any, Any, lsp.InitializeResult]:
+        """Answer with our capabilities."""
+        result: lsp.InitializeResult = yield from super().lsp_initialize(params)
+        workspace = result.capabilities.workspace
+        if workspace is not None and shows_content(params.capabilities):
+            workspace.text_document_content = lsp.TextDocumentContentOptions(schemes=[DIFF_SCHEME])
+        return result
+
+    @lsp_method(lsp.TEXT_DOCUMENT_DID_OPEN)
+    def lsp_text_document__did_open(self, params: lsp.DidOpenTextDocumentParams) -> Generator[Any, Any, None]:
+        """Take a document."""
+        from mtmc_lsp.server.server import Document
+
+        item = params.text_document
+        text = Text(item.text, str(self.workspace.position_encoding or "utf-16"))
+        self._server.documents[item.uri] = Document(item.uri, item.language_id, item.version, text)
+        yield from self._then(lsp.TEXT_DOCUMENT_DID_OPEN, params)
+
+    @lsp_method(lsp.TEXT_DOCUMENT_DID_CHANGE)
+    def lsp_text_document__did_change(self, params: lsp.DidChangeTextDocumentParams) -> Generator[Any, Any, None]:
+        """Follow the client's edits, in the order they come."""
+        document = self._server.documents.get(params.text_document.uri)
+        if document is None:
+            # A change of what was never opened: there is no text that it could be made to.
+            return
+        for change in params.content_changes:
+            if isinstance(change, lsp.TextDocumentContentChangePartial):
+                document.text.replace(change.range, change.text)
+            else:
+                document.text.replace_all(change.text)
+        document.version = params.text_document.version
+        yield from self._then(lsp.TEXT_DOCUMENT_DID_CHANGE, params)
+
+    @lsp_method(lsp.TEXT_DOCUMENT_DID_CLOSE)
+    def lsp_text_document__did_close(self, params: lsp.DidCloseTextDocumentParams) -> Generator[Any, Any, None]:
+        """Forget a document."""
+        self._server.documents.pop(params.text_document.uri, None)
+        yield from self._then(lsp.TEXT_DOCUMENT_DID_CLOSE, params)
+
+    def _then(self, method: str, params: Any) -> Generator[Any, Any, None]:
+        handler = self.fm.features.get(method)
+        if handler is not None:
+            yield handler, (params,), None
+
+
+def shows_content(capabilities: lsp.ClientCapabilities) -> bool:
+    """Whether the client asks for documents by ``workspace/textDocumentContent``."""
+    return capabilities.workspace is not None and capabilities.workspace.text_document_content is not None

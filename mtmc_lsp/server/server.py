@@ -1,0 +1,217 @@
+"""The server object: what every feature shares, made once and handed to each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcInvalidParams, JsonRpcMethodNotFound
+from pygls.lsp.server import LanguageServer
+from pygls.uris import to_fs_path
+
+from mtmc_lsp import __version__
+from mtmc_lsp.capture.loading_paths import project_root
+from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.results import Verdict
+from mtmc_lsp.core.run import RunResult
+from mtmc_lsp.server.jobs import Job, Jobs, JobState
+from mtmc_lsp.server.options import ClientSettings, Options
+from mtmc_lsp.server.progress import Reporter
+from mtmc_lsp.server.protocol import Protocol
+from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, steps_from_json, stored_reviews
+from mtmc_lsp.server.text import ERRORS, Text
+from mtmc_lsp.server.trust import Trust
+from mtmc_lsp.source.compose import BEGIN, END
+from mtmc_lsp.source.lint import Context, Finding, check, context_of
+from mtmc_lsp.source.outline import Outline, Outliner
+
+log = logging.getLogger(__name__)
+RUNS = ("optimize", "resume", "undo", "another")
+"""Kinds of jobs that find steps."""
+GROWING = ("optimize", "resume")
+"""Those whose steps can be kept while the search still goes on; the others revise a run, and take its place when done."""
+
+
+class Document:
+    """An open file."""
+
+    def __init__(self, uri: str, language: str, version: int, text: Text) -> None:
+        self.uri = uri
+        self.path = to_fs_path(uri) or ""
+        self.version = version
+        self.text = text
+        # Notebooks' cells and other languages are no files of ours.
+        self.is_python = language == "python" and uri.startswith("file:")
+        self._outliner = Outliner(self.path)
+        self._outline: Outline | None = None
+        self._context: Context | None = None
+        self._checked: dict[bytes, tuple[Finding, ...]] = {}
+
+    @property
+    def outline(self) -> Outline:
+        """What it holds now."""
+        if self._outline is None or self._outline.text is not self.text.data:
+            self._outline = self._outliner.outline(self.text.data, self.text.root)
+        return self._outline
+
+    def block_at(self, line: int) -> str | None:
+        """The target whose generated block is around a 0-based line."""
+        data = self.text.data
+        at = self.text.offset(lsp.Position(line, 0))
+        begin = data.rfind(f"{BEGIN} ".encode(), 0, at + len(self.text.line(line)))
+        if begin < 0:
+            return None
+        name = self.text.line(self.text.position(begin).line)[len(BEGIN) + 1 :].strip()
+        end = data.find(END.encode() + b" " + name, begin)
+        return name.decode("utf-8", "replace") if end >= 0 and at <= end else None
+
+    @property
+    def findings(self) -> list[tuple[int, Finding]]:
+        """What the static checks say, with the offset of the statement that each is in."""
+        outline = self.outline
+        context = context_of(outline)
+        if context != self._context:
+            self._context, self._checked = context, {}
+        known, self._checked = self._checked, {}
+        for chunk in outline.chunks:
+            self._checked[chunk.text] = known[chunk.text] if chunk.text in known else check(chunk.text, context)
+        return [(chunk.start, finding) for chunk in outline.chunks for finding in self._checked[chunk.text]]
+
+
+class Server(LanguageServer):
+    """The language server for one client."""
+
+    def __init__(self, host_command: Sequence[str]) -> None:
+        """Make a server whose jobs run ``host_command``: a process that speaks as ``mtmc_lsp/server/host.py`` does."""
+        super().__init__("mtmc-lsp", __version__, protocol_cls=Protocol)
+        self.documents: dict[str, Document] = {}
+        self.options = Options()
+        self.settings = ClientSettings()
+        self.is_configured = asyncio.Event()
+        """Whether the client's settings are those that were last asked for."""
+        self.trust = Trust(whole_workspace=False)
+        self.reviews = Reviews()
+        self.jobs = Jobs(host_command, self._on_job)
+        self.reporter = Reporter(self)
+        self.has_shown: dict[str, str] = {}
+        """Documents made for the client to look at, by their URI."""
+        self.shown_folder: Path | None = None
+        """Where such documents are, for clients that only open files."""
+        self.closers: list[Callable[[Server], None]] = []
+        """What features do when the client is gone."""
+        self.pushing: set[str] = set()
+        """Documents whose diagnostics are about to be pushed."""
+        self.verdicts: dict[tuple[str, str], tuple[bytes, Verdict]] = {}
+        """What verification last said of a target (path and name), and of which text."""
+        self.is_alone = True
+        """Whether the process serves no other client, and ends with this one."""
+        self.refreshers: list[Callable[[str], None]] = []
+        """What features do when the run of a target in a document (its URI) has news."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def report_server_error(self, error: Exception, source: Any) -> None:
+        """Into the log: an error of ours is no reason to put a window before the user's code."""
+        if isinstance(error, (JsonRpcInvalidParams, JsonRpcMethodNotFound)):
+            # The client's mistake, and it was answered.
+            return
+        log.error("%s: %s", getattr(source, "__name__", source), error)
+        self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, f"mtmc: {type(error).__name__}: {error}"))
+
+    async def close(self) -> None:
+        """End what runs (what was found is stored), and remove what was made for the client."""
+        await self.jobs.close()
+        for closer in self.closers:
+            closer(self)
+
+    # Documents ---------------------------------------------------------------------------------------------------
+
+    def document(self, uri: str) -> Document | None:
+        """An open Python file; None for everything else."""
+        found = self.documents.get(uri)
+        return found if found is not None and found.is_python else None
+
+    def standing(self, document: Document, qualname: str) -> Standing | None:
+        """The newest run of a target against the text as it is now."""
+        review = self.reviews.get(document.path, qualname)
+        return self.reviews.standing(review, document.outline) if review is not None else None
+
+    def standings(self, document: Document) -> list[Standing]:
+        """Of every target of the file that has a run."""
+        found = [self.reviews.standing(review, document.outline) for review in self.reviews.of(document.path)]
+        return [standing for standing in found if standing is not None]
+
+    def background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something that no answer waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("in the background", exc_info=error)
+
+    async def load_reviews(self, document: Document) -> None:
+        """Bring back the runs of a file that was opened."""
+        if document.is_python and document.path:
+            self.reviews.put_all(await asyncio.to_thread(stored_reviews, document.path))
+            self.refresh(document.uri)
+
+    # Runs --------------------------------------------------------------------------------------------------------
+
+    async def _on_job(self, job: Job) -> None:
+        if job.kind in RUNS and (job.steps or job.answer):
+            self._take(job)
+        if job.answer.get("event") == "verified":
+            text = str(job.request["text"]).encode("utf-8", ERRORS)
+            self.verdicts[job.path, job.target] = (text, from_json(Verdict, job.answer["verdict"]))
+        await self.reporter.report(job)
+        self.refresh(job.uri)
+
+    def _take(self, job: Job) -> None:
+        """The run as far as it has come, for review."""
+        known = self.reviews.get(job.path, job.target)
+        if job.answer.get("event") == "result":
+            result = from_json(RunResult, job.answer["result"])
+            started = time.time() - result.seconds
+            self.reviews.put(make_review(result.id, job.path, job.target, started, result.steps, result=result))
+        elif job.state is JobState.RUNNING and job.kind in GROWING:
+            going = f"job {job.id}"
+            done = known.steps if known is not None and known.run == going else ()
+            started = known.started if known is not None and known.run == going else time.time()
+            steps = [*done, *steps_from_json(job.steps[len(done) :])]
+            self.reviews.put(make_review(going, job.path, job.target, started, steps))
+        elif known is not None and known.run == f"job {job.id}":
+            # It ended early: what it stored is what there is, and can be gone on with.
+            self.background(self._reload(job))
+
+    async def _reload(self, job: Job) -> None:
+        for review in await asyncio.to_thread(stored_reviews, job.path):
+            if review.qualname == job.target:
+                self.reviews.put(review)
+        self.refresh(job.uri)
+
+    def root_of(self, path: str) -> Path:
+        """The project that a file belongs to."""
+        return project_root(Path(path))
+
+    def is_going_on(self, review: Review) -> bool:
+        """Whether a job is at work on the run's target."""
+        return self.jobs.of(review.path, review.qualname) is not None
+
+    # What the client shows ---------------------------------------------------------------------------------------
+
+    def refresh(self, uri: str) -> None:
+        """Have the client ask anew for what depends on runs, as far as it can be asked to."""
+        workspace = self.client_capabilities.workspace
+        if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:
+            self.workspace_code_lens_refresh(None)
+        if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
+            self.workspace_inlay_hint_refresh(None)
+        for refresher in self.refreshers:
+            refresher(uri)

@@ -1,0 +1,96 @@
+"""Short explanations of the words of Triton and of macro actions, for hovers."""
+
+from __future__ import annotations
+
+TRITON = {
+    "abs": "Absolute value, element by element.",
+    "advance": "Moves a block pointer by offsets.",
+    "arange": "The numbers from `start` up to, not including, `end`. Both are compile-time constants, and `end - start` is a "
+    "power of two.",
+    "argmax": "Index of the largest element along an axis.",
+    "argmin": "Index of the smallest element along an axis.",
+    "associative_scan": "Running combination along an axis by a function of your own, which must be associative.",
+    "atomic_add": "Adds to memory as one indivisible step; gives the old value. The order among programs is not fixed, so "
+    "floating-point sums may differ from run to run.",
+    "atomic_cas": "Compares memory with a value and swaps it where they are equal, as one indivisible step.",
+    "atomic_max": "Takes the larger of memory and a value, as one indivisible step.",
+    "broadcast_to": "Stretches sizes of 1 to the shape given.",
+    "cat": "Puts two blocks behind one another; with `can_reorder` in any order.",
+    "cdiv": "Division of whole numbers that rounds up: how many blocks cover a size.",
+    "clamp": "Limits values to a range.",
+    "constexpr": "A parameter whose value is known when the kernel is compiled: block sizes, flags. Each value makes a version "
+    "of the kernel of its own.",
+    "cos": "Cosine, element by element, of float32 or float64.",
+    "cumsum": "Running sum along an axis.",
+    "cumprod": "Running product along an axis.",
+    "debug_barrier": "Waits until all threads of the program are here.",
+    "dot": "Matrix product of two blocks on the tensor cores. Sizes are at least 16; operands share one type; float32 operands "
+    "are rounded to TF32 unless `input_precision` says otherwise.",
+    "dot_scaled": "Matrix product of blocks in a microscaling format, each with its scales.",
+    "exp": "e to the power of x; float32 or float64.",
+    "exp2": "2 to the power of x; the hardware's own, so cheaper than `exp`.",
+    "expand_dims": "Puts in a size of 1.",
+    "fma": "x * y + z, rounded once.",
+    "flip": "Turns the order of elements round.",
+    "full": "A block filled with one value.",
+    "histogram": "Counts of whole numbers in bins.",
+    "join": "Puts two blocks side by side along a new last axis.",
+    "load": "Reads memory at pointers. Where `mask` is false nothing is read, and the element is `other` (undefined if that is "
+    "not given).",
+    "log": "Natural logarithm; float32 or float64.",
+    "log2": "Logarithm to base 2; the hardware's own, so cheaper than `log`.",
+    "make_block_ptr": "A pointer to a block of a tensor, by shape, strides and offsets. Gone in Triton 3.9: use "
+    "`make_tensor_descriptor`.",
+    "make_tensor_descriptor": "Describes a tensor in memory by shape and strides, so that blocks of it move by TMA on Hopper and "
+    "later.",
+    "max": "Largest element along an axis, or of all.",
+    "max_contiguous": "Tells the compiler how many values in a row are consecutive, so that it can load them at once.",
+    "maximum": "The larger of two, element by element.",
+    "min": "Smallest element along an axis, or of all.",
+    "minimum": "The smaller of two, element by element.",
+    "multiple_of": "Tells the compiler that values are multiples of a number.",
+    "num_programs": "How many programs there are along an axis of the grid.",
+    "permute": "Puts axes into another order.",
+    "program_id": "Number of this program along an axis of the grid.",
+    "rand": "Uniform random numbers from a seed and offsets: the same for the same arguments.",
+    "randn": "Normal random numbers from a seed and offsets.",
+    "range": "A loop, like Python's, that can be told about pipelining (`num_stages`) and unrolling.",
+    "ravel": "One axis with all elements.",
+    "reduce": "Combines elements along an axis by a function of your own, which must be associative.",
+    "reshape": "Another shape with the same elements.",
+    "rsqrt": "One over the square root; float32 or float64.",
+    "sigmoid": "1 / (1 + exp(-x)).",
+    "sin": "Sine, element by element, of float32 or float64.",
+    "softmax": "Softmax along an axis.",
+    "sort": "Sorts along an axis.",
+    "split": "The opposite of `join`.",
+    "sqrt": "Square root, approximate; `sqrt_rn` rounds exactly.",
+    "static_assert": "Ends compilation where a compile-time condition does not hold.",
+    "static_range": "A loop that is written out when the kernel is compiled.",
+    "store": "Writes memory at pointers. Where `mask` is false nothing is written.",
+    "sum": "Sum along an axis, or of all, in the type of the elements: widen float16 and bfloat16 first.",
+    "swizzle2d": "Renumbers programs so that neighbours share rows or columns of a product, which then stay in the L2 cache.",
+    "trans": "Transposes a block.",
+    "where": "Takes from one block where a condition holds, else from the other. Both are worked out.",
+    "xor_sum": "Exclusive or of the elements along an axis.",
+    "zeros": "A block of zeros.",
+    "zeros_like": "A block of zeros with the shape and type of another.",
+}
+"""Word of ``triton.language`` to what it does."""
+
+ACTIONS = {
+    "fuse": "Several operations in one kernel, so that what lies between them never goes through memory.",
+    "tile": "The sizes of the block that one program works on: larger ones reuse more, and need more registers and memory.",
+    "reorder": "Another order of programs or loops, so that data is used again while it is still in the cache.",
+    "pipeline": "Loads of the next iterations run while this one computes; more stages need more shared memory.",
+    "vectorize": "More elements for each thread, or another number of warps, so that loads are wide and the machine is full.",
+    "tensor-core": "The matrix product runs on tensor cores, in a stated precision mode.",
+    "split": "One long sum is divided among several programs and put together at the end.",
+    "persist": "As many programs as the machine has multiprocessors, each of which works on several tiles.",
+    "algebra": "An exact rewrite of the formula that needs fewer operations.",
+    "layout": "The order of a tensor's dimensions in memory is changed for the kernels that read it.",
+    "recompute": "A cheap value is worked out again where it is needed, instead of being stored and loaded.",
+    "specialize": "A kernel version for sizes that are known: fewer masks, shorter loops.",
+    "autotune": "Several configurations are measured, and the fastest is taken.",
+}
+"""Macro action to what it does."""

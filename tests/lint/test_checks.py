@@ -1,0 +1,146 @@
+"""The static checks do what their pages say: each page's examples are run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mtmc_lsp import docs
+from mtmc_lsp.source.lint import CODES, Finding, check, context_of
+from mtmc_lsp.source.outline import Outliner
+from mtmc_lsp.source.syntax import parse
+
+PAGES = {path.stem: path.read_text() for path in (docs.FOLDER / "checks").glob("*.md")}
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+
+
+def findings(text: str) -> list[tuple[int, Finding]]:
+    """What is found in a file, with the offset of its statement."""
+    outline = Outliner("/m.py").outline(text.encode(), parse(text.encode()))
+    context = context_of(outline)
+    return [(chunk.start, finding) for chunk in outline.chunks for finding in check(chunk.text, context)]
+
+
+def codes(text: str) -> list[str]:
+    return [finding.code for _, finding in findings(text)]
+
+
+def example(code: str, heading: str) -> str:
+    found = re.search(rf"## {heading}\n```python\n(.*?)```", PAGES[code], re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_every_check_has_its_page_and_every_page_its_check() -> None:
+    assert set(PAGES) == set(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_page_shows_what_is_reported_and_what_is_not(code: str) -> None:
+    assert codes(example(code, "Reported")) == [code]
+    assert codes(example(code, "Not reported")) == []
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_comment_silences_it_on_the_line_or_above(code: str) -> None:
+    text = example(code, "Reported")
+    ((start, finding),) = findings(text)
+    at = len(text.encode()[: start + finding.start].decode())
+    end = text.index("\n", at)
+    for comment in (f"  # mtmc: ignore[{code}]", "  # mtmc: ignore", f"  # mtmc: ignore[other, {code}]"):
+        assert codes(text[:end] + comment + text[end:]) == []
+    assert codes(text[:end] + "  # mtmc: ignore[other]" + text[end:]) == [code]
+    begin = text.rfind("\n", 0, at) + 1
+    indent = re.match(" *", text[begin:])[0]
+    # A comment between decorators is Python too.
+    assert codes(f"{text[:begin]}{indent}# mtmc: ignore[{code}]\n{text[begin:]}") == []
+
+
+@pytest.mark.parametrize("code", [code for code in CODES if "Quick fix:" in PAGES[code]])
+def test_a_quick_fix_mends_it(code: str) -> None:
+    text = example(code, "Reported")
+    ((start, finding),) = findings(text)
+    fix = finding.fix
+    data = text.encode()
+    mended = (data[: start + fix.start] + fix.new.encode() + data[start + fix.end :]).decode()
+    assert mended == example(code, "Not reported")
+
+
+def kernel(body: str, parameters: str = "x_ptr, y_ptr, n, m, EVEN: tl.constexpr, BLOCK: tl.constexpr") -> str:
+    return f"{HEAD}@triton.jit\ndef k({parameters}):\n" + "".join(f"    {line}\n" for line in body.strip().splitlines())
+
+
+OFFSETS = "at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ok = at < n\nif EVEN:\n    x = tl.load(x_ptr + at)\nelse:\n    x = tl.load(x_ptr + at, mask=ok)",
+        "for i in range(n):\n    x = tl.load(x_ptr + at)\nx = tl.load(x_ptr + at, mask=at < n)",
+        "wrapped = at % n\nx = tl.load(x_ptr + wrapped)\ny = wrapped < n",
+        "x = tl.load(x_ptr + at, at < n)\ntl.store(y_ptr + at, x, at < n)",
+        "x = tl.load(x_ptr + at, mask=at < n)\ntl.store(y_ptr + tl.program_id(0), tl.sum(x))",
+        "x = tl.load(x_ptr + at, boundary_check=(0,))\ny = at < n",
+        "b = tl.arange(0, BLOCK)\nc = at[:, None] >= b[None, :]\nx = tl.load(x_ptr + b)",
+    ],
+)
+def test_accesses_that_are_safe_or_may_be_are_left_alone(body: str) -> None:
+    assert codes(kernel(OFFSETS + body)) == []
+
+
+def test_a_pointer_with_a_name_is_followed() -> None:
+    assert codes(kernel(OFFSETS + "p = x_ptr + at\nx = tl.load(p)\ny = tl.load(y_ptr + at, mask=at < n)")) == [
+        "unmasked-access"
+    ]
+
+
+def test_conditions_on_single_numbers_are_left_alone() -> None:
+    body = "pid = tl.program_id(0)\nif pid == 0 and n > m:\n    tl.store(y_ptr, 1.0)\nx = tl.load(x_ptr)\nif x > 0:\n    pass"
+    assert codes(kernel(body)) == []
+
+
+def test_blocks_are_not_joined_by_and() -> None:
+    assert codes(kernel(OFFSETS + "x = tl.load(x_ptr + at, mask=(at < n) and EVEN)")) == ["tensor-condition"]
+
+
+@pytest.mark.parametrize(("start", "end", "expected"), [(0, 64, []), (64, 128, []), (0, 48, ["arange-bound"])])
+def test_a_block_counts_from_its_start(start: int, end: int, expected: list[str]) -> None:
+    assert codes(kernel(f"x = tl.load(x_ptr + tl.arange({start}, {end}))")) == expected
+
+
+def test_names_imported_from_triton_language_are_known() -> None:
+    text = "import triton\nfrom triton.language import arange as a\n\n\n@triton.jit\ndef k():\n    x = a(0, 48)\n"
+    assert codes(text) == ["arange-bound"]
+    assert codes(text.replace("triton.language", "mine")) == []
+
+
+def test_small_operands_of_a_product_are_found() -> None:
+    body = "a = tl.zeros((8, 32), dtype=tl.float16)\nb = tl.zeros((32, 32), dtype=tl.float16)\nc = tl.dot(a, b)"
+    assert codes(kernel(body)) == ["dot-operands"]
+
+
+def test_a_kernel_with_no_key_and_one_that_tunes_its_key() -> None:
+    text = example("autotune-key", "Not reported")
+    assert codes(text.replace('key=["n"]', "key=[]")) == ["autotune-key"]
+    assert codes(text.replace('key=["n"]', 'key=["BLOCK"]')) == ["autotune-key"]
+
+
+def test_a_launcher_that_asks_for_layout_anywhere_is_left_alone() -> None:
+    text = example("assumed-contiguous", "Reported")
+    assert codes(text.replace("    y = ", "    assert x.is_contiguous()\n    y = ")) == []
+    assert codes(text.replace("def twice", "@contiguous_inputs\ndef twice")) == []
+    assert codes(f"{text}\n\ndef outer(x):\n    return twice(x + 1)\n") == []
+
+
+def test_broken_code_is_checked_as_far_as_it_goes() -> None:
+    assert codes(kernel("x = tl.arange(0, 48)\ny = x +")) == ["arange-bound"]
+
+
+def test_our_own_kernels_are_clean() -> None:
+    """What examples and the repository's own Python hold gives no error and no warning."""
+    root = Path(__file__).resolve().parent.parent.parent
+    for path in [*(root / "examples").glob("*.py"), *(root / "mtmc_lsp").rglob("*.py")]:
+        assert [f for _, f in findings(path.read_text()) if f.severity.value != "hint"] == []

@@ -1,0 +1,145 @@
+"""A host whose searches are decided by the user's file: ``# fake f: better wrong sleep`` above everything else.
+
+Planner and measurer are fakes; the store, the greedy search, the composition of files and the protocol are the real ones.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "search"))
+from fakes import ENVIRONMENT, FakeMeasurer, FakePlanner, action, capture
+
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.errors import RequestError
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.results import Device, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.run import Candidate, GeneratedCode, RunResult
+from mtmc_lsp.core.settings import Settings, changed
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.search import review, session
+from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.session import Opened, Request
+from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.server.host import serve
+from mtmc_lsp.source.compose import compose
+from mtmc_lsp.source.targets import find_target
+
+GAIN = {"better": 0.8, "same": 1.0, "slower": 1.5}
+
+
+class ComposingCoder:
+    """Each action adds a line to the kernel's body, so that neighbouring versions are neighbouring sources."""
+
+    def start(self, capture: Capture, source: str) -> Candidate:
+        return Candidate("root", None, None, source, None, {"us": 100.0, "outcome": "root", "lines": [], "own": source})
+
+    def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
+        outcome = str(action.params["outcome"])
+        if outcome == "uncoded":
+            raise CannotCode("there is no such thing")
+        schedule: Any = candidate.schedule
+        own, name = schedule["own"], capture.workload.target.qualname
+        short = name.replace(".", "_")
+        lines = [*schedule["lines"], f"    pass  # {action.text}"]
+        block = "\n".join(["@triton.jit", f"def {short}_kernel():", *lines]) + "\n"
+        code = GeneratedCode(("import triton",), block, f"if x is None:\n    return {short}_kernel(x)\n")
+        target = find_target(own.encode(), capture.workload.target.path, name)
+        us = schedule["us"] * GAIN.get(outcome, 1.0)
+        return Candidate(
+            f"{candidate.id}/{action.text}",
+            candidate.id,
+            action,
+            compose(own.encode(), target, code).decode(),
+            code,
+            {"us": us, "outcome": outcome, "lines": lines, "own": own},
+        )
+
+
+class SleepingMeasurer(FakeMeasurer):
+    """Takes its time where the outcome is ``sleep``."""
+
+    def verify(self, candidate: Candidate) -> Verdict:
+        if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "sleep":
+            time.sleep(60)
+        # What the editor holds of a file that says so is wrong.
+        if candidate.id == "present" and "incorrect" in candidate.source:
+            return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
+        return super().verify(timed(candidate))
+
+    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
+        return super().time(timed(candidate), previous)
+
+
+def timed(candidate: Candidate) -> Candidate:
+    """The candidate as it is, or for the text in the editor one that takes 50 us."""
+    return replace(candidate, schedule=candidate.schedule or {"us": 50.0, "outcome": "better"})
+
+
+class FakeEngine:
+    """See the module."""
+
+    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> Opened:
+        settings.pop("python", None)
+        archs = settings.pop("archs", None)
+        chosen = changed(Settings(), archs=tuple(archs) if archs else None, **settings)
+        return session.open_target(Request(path, qualname, chosen, sys.executable), text)
+
+    def capture(self, opened: Opened) -> Capture:
+        if "broken" in self._said(opened):
+            raise RequestError("the target raises ValueError", remedy="Mend it.")
+        made = capture(str(opened.request.path))
+        return replace(made, workload=replace(made.workload, target=opened.target))
+
+    def plan(self, opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
+        return self._actions(opened), FakeMeasurer().device()
+
+    def optimize(
+        self, opened: Opened, capture: Capture, store: Store, events: Events, resumed: RunRecord | None
+    ) -> RunResult:
+        path, qualname = str(opened.request.path), opened.target.qualname
+        done = store.steps(resumed.id) if resumed is not None else []
+        run = resumed.id if resumed is not None else store.begin(path, qualname, opened.source_hash, ENVIRONMENT)
+
+        def on_step(step: Any) -> None:
+            store.add_step(run, step)
+            events.on_step(step)
+
+        tools = self.tools(opened, capture)
+        search = GreedySearch(
+            capture,
+            opened.plain.decode(),
+            tools.planner,
+            tools.coder,
+            tools.measurer,
+            measured=True,
+            limits=tools.limits,
+            events=replace(events, on_step=on_step),
+        )
+        result = search.run(run, opened.source_hash, done)
+        store.finish(result)
+        return result
+
+    def tools(self, opened: Opened, capture: Capture) -> review.Tools:
+        return review.Tools(
+            FakePlanner(self._actions(opened)), ComposingCoder(), SleepingMeasurer(), True, Limits(60.0, 20)
+        )
+
+    @staticmethod
+    def _said(opened: Opened) -> Sequence[str]:
+        name = re.escape(opened.target.qualname)
+        found = re.search(rf"# fake {name}: ([^\r\n]*)", opened.text.decode("utf-8", "replace"))
+        return found[1].split() if found else ["better", "better", "better"]
+
+    def _actions(self, opened: Opened) -> list[MacroAction]:
+        return [action(number, outcome) for number, outcome in enumerate(self._said(opened), 1)]
+
+
+if __name__ == "__main__":
+    serve(FakeEngine())

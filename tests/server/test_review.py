@@ -1,0 +1,306 @@
+"""Deciding on steps: the file changes on keep alone, and every step can be taken out again."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from editor import Editor, capabilities, editor
+from lsprotocol import types as lsp
+from pygls.uris import to_fs_path
+
+pytestmark = pytest.mark.asyncio
+
+MODEL = """\
+# fake f: better wrong better better
+# fake h: slower
+import torch
+
+
+def f(x):
+    return torch.relu(x) + 1
+
+
+def h(x):
+    return x + 2
+"""
+HEAD = """\
+# fake f: better wrong better better
+# fake h: slower
+import torch
+import triton  # mtmc: import
+
+
+# mtmc: begin f
+@triton.jit
+def f_kernel():
+"""
+TAIL = """\
+# mtmc: end f
+
+
+def f(x):
+    if x is None:  # mtmc: dispatch
+        return f_kernel(x)
+    return torch.relu(x) + 1
+
+
+def h(x):
+    return x + 2
+"""
+
+
+def with_steps(*numbers: int) -> str:
+    """The file with some actions' lines in its kernel."""
+    return HEAD + "".join(f"    pass  # action {number}\n" for number in numbers) + TAIL
+
+
+async def pending(ide: Editor, text: str = MODEL) -> str:
+    """A file whose ``f`` was optimised: steps 1, 3 and 4 wait."""
+    uri = ide.open(text)
+    await ide.optimized(uri, "f")
+    return uri
+
+
+async def test_lenses_show_the_first_step_that_waits(ide: Editor) -> None:
+    uri = await pending(ide)
+    await ide.until(lambda: "lens" in ide.refreshed)
+    assert await ide.lenses(uri) == [
+        "▶ step 1 of 3 · action 1 · 1.25x (1.24 to 1.26) over eager · verified",
+        "Diff",
+        "Keep",
+        "Undo",
+        "Try another",
+        "Keep all",
+    ]
+
+
+async def test_the_same_can_be_done_by_code_actions(ide: Editor) -> None:
+    uri = await pending(ide)
+    actions = await ide.actions(uri, "torch.relu", only="refactor.rewrite.mtmc.review")
+    assert list(actions) == ["keep", "diff", "undo", "tryAnother", "keepAll", "preview"]
+    assert actions["keep"].title == "Keep step 1: action 1"
+    resolved = await ide.client.code_action_resolve_async(actions["keep"])
+    assert resolved.command.command == "mtmc.keep"
+
+
+async def test_keep_puts_one_step_into_the_file_by_a_versioned_edit(ide: Editor) -> None:
+    uri = await pending(ide)
+    assert await ide.command("keep", uri, "f") is True
+    assert ide.texts[uri] == with_steps(1)
+    (change,) = ide.edits[-1].edit.document_changes
+    assert change.text_document.version == 1
+    assert ide.edits[-1].edit.change_annotations["mtmc"].needs_confirmation is False
+    assert (await ide.lenses(uri))[0].startswith("▶ step 2 of 3 · action 3 · 1.56x")
+    assert Path(to_fs_path(uri)).read_text() == MODEL, "saving is the user's"
+
+
+async def test_keep_all_then_undo_the_last_then_all(ide: Editor) -> None:
+    uri = await pending(ide)
+    await ide.command("keepAll", uri, "f")
+    assert ide.texts[uri] == with_steps(1, 3, 4)
+    assert (await ide.lenses(uri))[0] == "✓ 3 steps kept · 1.95x (1.94 to 1.96) over eager · verified"
+    assert await ide.command("undo", uri, "f") is True
+    assert ide.texts[uri] == with_steps(1, 3)
+    assert (await ide.lenses(uri))[0].startswith("✓ 2 steps kept")
+    await ide.command("undoAll", uri, "f")
+    assert ide.texts[uri] == MODEL
+
+
+async def test_undoing_one_kept_step_leaves_the_others_in_place(ide: Editor) -> None:
+    uri = await pending(ide)
+    await ide.command("keepAll", uri, "f")
+    job = await ide.command("undo", uri, "f", step=1)
+    await ide.finished(job["job"])
+    await ide.until(lambda: ide.texts[uri] == with_steps(3, 4))
+    stages = ide.stages(job["job"])
+    assert any("verifying" in stage for stage in stages), "what is left was verified again"
+    lenses = await ide.lenses(uri)
+    assert lenses[0].startswith("✓ 2 steps kept · 1.56x")
+
+
+async def test_undoing_a_step_that_waits_takes_it_out_of_those_behind_it(ide: Editor) -> None:
+    uri = await pending(ide)
+    await ide.command("keep", uri, "f")
+    job = await ide.command("undo", uri, "f", step=3)
+    await ide.finished(job["job"])
+    assert ide.texts[uri] == with_steps(1)
+    assert (await ide.lenses(uri))[0].startswith("▶ step 2 of 2 · action 4 · 1.56x")
+    await ide.command("keep", uri, "f")
+    assert ide.texts[uri] == with_steps(1, 4)
+
+
+async def test_undo_in_the_editor_makes_a_kept_step_wait_again(ide: Editor) -> None:
+    uri = await pending(ide)
+    await ide.command("keep", uri, "f")
+    ide.set(uri, MODEL)
+    assert (await ide.lenses(uri))[0].startswith("▶ step 1 of 3")
+    ide.set(uri, with_steps(1, 3))
+    assert (await ide.lenses(uri))[0].startswith("▶ step 3 of 3")
+
+
+async def test_trying_another_goes_on_from_the_version_before(ide: Editor) -> None:
+    uri = await pending(ide)
+    await ide.command("keep", uri, "f")
+    job = await ide.command("tryAnother", uri, "f")
+    await ide.finished(job["job"])
+    assert (await ide.lenses(uri))[0].startswith("▶ step 2 of 2 · action 4")
+    assert ide.texts[uri] == with_steps(1)
+
+
+async def test_edits_elsewhere_in_the_file_stay(ide: Editor) -> None:
+    uri = await pending(ide)
+    ide.replace(uri, "return x + 2", "return x + 3  # ünïcødé 😀")
+    ide.replace(uri, "import torch\n", "import torch\nimport math\n")
+    await ide.command("keepAll", uri, "f")
+    assert "return x + 3  # ünïcødé 😀" in ide.texts[uri]
+    assert "    pass  # action 4\n# mtmc: end f" in ide.texts[uri]
+    await ide.command("undoAll", uri, "f")
+    assert ide.texts[uri] == MODEL.replace("x + 2", "x + 3  # ünïcødé 😀").replace("torch\n", "torch\nimport math\n", 1)
+
+
+async def test_line_endings_and_a_byte_order_mark_stay(ide: Editor) -> None:
+    text = "\ufeff" + MODEL.replace("\n", "\r\n")
+    uri = await pending(ide, text)
+    await ide.command("keepAll", uri, "f")
+    assert ide.texts[uri] == "\ufeff" + with_steps(1, 3, 4).replace("\n", "\r\n")
+    await ide.command("undoAll", uri, "f")
+    assert ide.texts[uri] == text
+
+
+async def test_a_changed_function_is_stale_and_takes_no_step(ide: Editor) -> None:
+    uri = await pending(ide)
+    ide.replace(uri, "torch.relu(x) + 1", "torch.relu(x) + 10")
+    assert await ide.lenses(uri) == ["changed since it was measured · Optimize again"]
+    assert "changed" in (await ide.actions(uri, "torch.relu"))["keep"].disabled.reason
+    assert await ide.command("keep", uri, "f") is False
+    assert "optimise it again" in ide.client.messages[-1].message
+    assert "f_kernel" not in ide.texts[uri]
+
+
+async def test_a_kernel_edited_by_hand_is_replaced_only_when_the_user_says_so(ide: Editor) -> None:
+    uri = await pending(ide)
+    await ide.command("keep", uri, "f")
+    ide.replace(uri, "    pass  # action 1", "    pass  # mine")
+    ide.answers = ["Leave it", "Replace it"]
+    assert await ide.command("keepAll", uri, "f") is False
+    assert "# mine" in ide.texts[uri]
+    assert await ide.command("keepAll", uri, "f") is True
+    assert ide.texts[uri] == with_steps(1, 3, 4)
+    assert "was edited" in ide.questions[0].message
+
+
+async def test_a_run_that_comes_to_nothing_offers_nothing(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    assert "no gain" in await ide.optimized(uri, "h")
+    assert await ide.lenses(uri) == []
+    assert await ide.command("keep", uri, "h") is False
+
+
+async def test_a_step_can_be_kept_while_the_search_goes_on(ide: Editor) -> None:
+    uri = ide.open(MODEL.replace("better wrong better better", "better sleep"))
+    job = (await ide.command("optimize", uri, "f"))["job"]
+    await ide.until(lambda: "step 2: action 2: verifying" in ide.stages(job))
+    assert await ide.lenses(uri) == [
+        "⟳ step 2: action 2: verifying",
+        "Cancel",
+        "▶ step 1 of 1 · action 1 · 1.25x (1.24 to 1.26) over eager · verified",
+        "Diff",
+        "Keep",
+        "Keep all",
+    ]
+    await ide.command("keep", uri, "f")
+    assert "pass  # action 1" in ide.texts[uri]
+    await ide.command("cancel", uri, "f")
+    await ide.finished(job)
+
+    async def lenses() -> list[str]:
+        return await ide.lenses(uri)
+
+    assert (await lenses())[0].startswith("✓ 1 step kept")
+    while "Go on with the run" not in (found := await lenses()):
+        assert "Cancel" not in found
+
+
+async def test_a_restart_brings_pending_steps_back_and_a_run_can_go_on(tmp_path: Path) -> None:
+    text = MODEL.replace("better wrong better better", "better sleep")
+    async with editor(tmp_path) as ide:
+        uri = ide.open(text)
+        job = (await ide.command("optimize", uri, "f"))["job"]
+        await ide.until(lambda: "step 2: action 2: verifying" in ide.stages(job))
+        ide.client._server.kill()
+        ide.client.error = RuntimeError("the server was killed")
+    assert (tmp_path / "model.py").read_text() == text
+    async with editor(tmp_path) as ide:
+        uri = ide.open(text)
+        await ide.until(lambda: "lens" in ide.refreshed)
+        lenses = await ide.lenses(uri)
+        assert lenses[0].startswith("▶ step 1 of 1 · action 1 · 1.25x")
+        assert lenses[-1] == "Go on with the run"
+        await ide.command("keep", uri, "f")
+        kept = ide.texts[uri]
+        job = (await ide.command("resume", uri, "f"))["job"]
+        await ide.until(lambda: "step 2: action 2: verifying" in ide.stages(job))
+        await ide.command("cancel")
+        assert ide.texts[uri] == kept
+
+
+async def test_a_diff_is_shown_as_a_file_that_cannot_be_edited(ide: Editor) -> None:
+    uri = await pending(ide)
+    answer = await ide.command("diff", uri, "f", step=3)
+    path = Path(to_fs_path(ide.client.shown_documents[-1].uri))
+    assert path.read_text() == answer["diff"]
+    assert "+    pass  # action 3\n" in answer["diff"]
+    assert not os.stat(path).st_mode & stat.S_IWUSR
+    assert (answer["before"], answer["after"]) == (with_steps(1), with_steps(1, 3))
+    await ide.client.shutdown_async(None)
+    assert not path.parent.exists()
+    ide.client.error = RuntimeError("already shut down")
+
+
+async def test_a_diff_comes_as_a_virtual_document_where_the_client_can(tmp_path: Path) -> None:
+    known = capabilities()
+    known.workspace.text_document_content = lsp.TextDocumentContentClientCapabilities()
+    async with editor(tmp_path, client_capabilities=known) as ide:
+        uri = await pending(ide)
+        answer = await ide.command("diff", uri, "f")
+        shown = ide.client.shown_documents[-1].uri
+        assert shown == "mtmc-diff:/f-step-1.diff"
+        params = lsp.TextDocumentContentParams(shown)
+        assert (await ide.client.workspace_text_document_content_async(params)).text == answer["diff"]
+
+
+async def test_a_whole_run_is_previewed_by_an_edit_to_be_confirmed(ide: Editor) -> None:
+    uri = await pending(ide)
+    await ide.command("preview", uri, "f")
+    assert ide.edits[-1].edit.change_annotations["mtmc"].needs_confirmation is True
+    assert ide.texts[uri] == with_steps(1, 3, 4)
+
+
+async def test_a_client_without_versions_gets_plain_edits(tmp_path: Path) -> None:
+    workspace = lsp.WorkspaceClientCapabilities(apply_edit=True)
+    async with editor(tmp_path, client_capabilities=capabilities(workspace=workspace)) as ide:
+        uri = await pending(ide)
+        await ide.command("keep", uri, "f")
+        assert ide.edits[-1].edit.document_changes is None
+        assert ide.texts[uri] == with_steps(1)
+
+
+async def test_a_refused_edit_changes_nothing_and_is_said(ide: Editor) -> None:
+    uri = await pending(ide)
+    ide.versions[uri] += 1
+    assert await ide.command("keep", uri, "f") is False
+    assert "the version is another" in ide.client.messages[-1].message
+    assert ide.texts[uri] == MODEL
+
+
+async def test_nothing_is_put_where_it_could_not_be_taken_out_again(ide: Editor) -> None:
+    uri = await pending(ide)
+    ide.replace(uri, "# fake f", '("""é # fake f')
+    broken = ide.texts[uri]
+    await ide.command("keepAll", uri, "f")
+    if ide.texts[uri] != broken:
+        await ide.command("undoAll", uri, "f")
+    assert ide.texts[uri] == broken

@@ -1,0 +1,177 @@
+"""What goes wrong on the wire, and several clients at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from editor import FAKE, Editor, capabilities, editor
+from lsprotocol import types as lsp
+from pytest_lsp import make_test_lsp_client
+
+pytestmark = pytest.mark.asyncio
+
+MODEL = "import torch\n\n\ndef f(x):\n    return torch.relu(x) + 1\n"
+
+
+def send(ide: Editor, body: bytes) -> None:
+    """Bytes as no client should send them."""
+    ide.client._server.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+
+async def test_messages_that_make_no_sense_leave_the_server_as_it_was(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    send(ide, b"{this is no JSON")
+    send(ide, b"[1, 2]")
+    send(ide, b'{"jsonrpc": "2.0", "method": "textDocument/didChange", "params": {"nothing": 1}}')
+    send(ide, b'{"jsonrpc": "2.0", "method": "textDocument/didOpen"}')
+    send(ide, b'{"jsonrpc": "2.0", "id": "x", "method": "no/such/method"}')
+    assert "optimize" in await ide.actions(uri, "torch.relu")
+    assert ide.client.messages == [], "nobody is bothered with it"
+
+
+async def test_a_request_that_does_not_fit_is_answered(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(*FAKE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    message = {"jsonrpc": "2.0", "id": 7, "method": "textDocument/hover", "params": {"position": "here"}}
+    body = json.dumps(message).encode()
+    process.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    header = await asyncio.wait_for(process.stdout.readuntil(b"\r\n\r\n"), 10)
+    length = int(header.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+    answer = json.loads(await process.stdout.readexactly(length))
+    assert answer["id"] == 7
+    assert answer["error"]["code"] == -32602
+    process.kill()
+    await process.wait()
+
+
+async def test_changes_and_requests_about_files_that_are_not_open_are_left_alone(ide: Editor) -> None:
+    uri = ide.uri("other.py")
+    identifier = lsp.VersionedTextDocumentIdentifier(3, uri)
+    change = lsp.TextDocumentContentChangeWholeDocument(text="x")
+    ide.client.text_document_did_change(lsp.DidChangeTextDocumentParams(identifier, [change]))
+    ide.client.text_document_did_close(lsp.DidCloseTextDocumentParams(lsp.TextDocumentIdentifier(uri)))
+    assert await ide.lenses(uri) == []
+    with pytest.raises(Exception, match="of a Python file that is open"):
+        await ide.command("optimize", uri, "f")
+    open_uri = ide.open(MODEL)
+    with pytest.raises(Exception, match=r"no target 'g' in .*; there is f"):
+        await ide.command("optimize", open_uri, "g")
+
+
+async def test_a_file_that_is_renamed_keeps_its_run(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    await ide.optimized(uri, "f")
+    new = ide.uri("renamed.py")
+    ide.client.workspace_did_rename_files(lsp.RenameFilesParams([lsp.FileRename(uri, new)]))
+    ide.client.text_document_did_close(lsp.DidCloseTextDocumentParams(lsp.TextDocumentIdentifier(uri)))
+    (ide.root / "model.py").rename(ide.root / "renamed.py")
+    ide.open(MODEL, "renamed.py")
+    assert (await ide.lenses(new))[0].startswith("▶ step 1 of 3")
+
+
+async def test_utf_8_positions_are_used_where_the_client_offers_them(tmp_path: Path) -> None:
+    general = lsp.GeneralClientCapabilities(position_encodings=[lsp.PositionEncodingKind.Utf8])
+    client = make_test_lsp_client()
+    await client.start_io(*FAKE)
+    try:
+        answer = await client.initialize_session(lsp.InitializeParams(capabilities=capabilities(general=general)))
+        assert answer.capabilities.position_encoding == "utf-8"
+        path = tmp_path / "m.py"
+        text = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef k():\n    'é漢😀'; x = tl.arange(0, 48)\n"
+        path.write_text(text)
+        client.text_document_did_open(
+            lsp.DidOpenTextDocumentParams(lsp.TextDocumentItem(path.as_uri(), "python", 1, text))
+        )
+        while not client.diagnostics.get(path.as_uri()):
+            await asyncio.sleep(0.02)
+        (found,) = client.diagnostics[path.as_uri()]
+        assert found.range.start.character == len("    'é漢😀'; x = ".encode())
+        await client.shutdown_session()
+    finally:
+        await client.stop()
+
+
+async def test_two_clients_over_tcp_have_a_server_each(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, FAKE[1], "--tcp", "127.0.0.1:0", stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        line = (await asyncio.wait_for(process.stderr.readline(), 20)).decode()
+        host, _, port = line.strip().rpartition(" ")[2].rpartition(":")
+        clients = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "pyproject.toml").touch()
+            client = make_test_lsp_client()
+            await client.start_tcp(host, int(port))
+            ide = Editor(client, tmp_path / name)
+            params = lsp.InitializeParams(capabilities=capabilities(), initialization_options={"trusted": True})
+            await client.initialize_session(params)
+            clients.append(ide)
+        uris = [ide.open(MODEL) for ide in clients]
+        jobs = [await ide.command("optimize", uri, "f") for ide, uri in zip(clients, uris, strict=True)]
+        for ide, job in zip(clients, jobs, strict=True):
+            assert "improved" in await ide.finished(job["job"])
+        await clients[0].client.shutdown_async(None)
+        clients[0].client.exit(None)
+        # The other goes on.
+        assert (await clients[1].lenses(uris[1]))[0].startswith("▶ step 1 of 3")
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_quick_fixes_mend_and_silence(ide: Editor) -> None:
+    text = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef k(x_ptr, stride, N: tl.constexpr):\n"
+    text += "    row = tl.program_id(0)\n    x = tl.load(x_ptr + row * stride + tl.arange(0, N))\n"
+    uri = ide.open(text)
+
+    async def fixes(only: lsp.CodeActionKind | None) -> list[lsp.CodeAction]:
+        whole = lsp.Range(lsp.Position(7, 0), lsp.Position(7, 50))
+        context = lsp.CodeActionContext(diagnostics=[], only=[only] if only else None)
+        params = lsp.CodeActionParams(lsp.TextDocumentIdentifier(uri), whole, context)
+        return list(await ide.client.text_document_code_action_async(params) or [])
+
+    mend, silence = await fixes(lsp.CodeActionKind.QuickFix)
+    assert (mend.title, silence.title) == ("Widen to 64 bits", "Ignore int32-offset here")
+    ide.apply(uri, list(silence.edit.document_changes[0].edits))
+    assert "    # mtmc: ignore[int32-offset]\n    x = tl.load" in ide.texts[uri]
+    assert await fixes(lsp.CodeActionKind.QuickFix) == []
+    ide.set(uri, text)
+    (mend, _) = await fixes(lsp.CodeActionKind.QuickFix)
+    ide.apply(uri, list(mend.edit.document_changes[0].edits))
+    assert "row = tl.program_id(0).to(tl.int64)\n" in ide.texts[uri]
+    assert await fixes(lsp.CodeActionKind.QuickFix) == []
+
+
+async def test_static_checks_come_with_every_keystroke_and_can_be_switched_off(tmp_path: Path) -> None:
+    async with editor(tmp_path, settings={"ignoredChecks": ["low-precision-accumulator"]}) as ide:
+        uri = ide.open(
+            "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef k():\n    x = tl.arange(0, 64)\n"
+        )
+        ide.replace(uri, "64", "48")
+        await ide.until(lambda: [d.code for d in ide.client.diagnostics.get(uri, [])] == ["arange-bound"])
+        ide.client.set_configuration({"ignoredChecks": ["arange-bound"]}, section="mtmc")
+        ide.client.workspace_did_change_configuration(lsp.DidChangeConfigurationParams(settings=None))
+        await ide.until(lambda: ide.client.diagnostics.get(uri) == [] or not ide.client.diagnostics.get(uri))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--tcp", "nonsense"], 2, "cannot read the address 'nonsense'"),
+        (["--tcp", "192.0.2.1:1"], 3, "cannot serve on 192.0.2.1:1"),
+        (["--log", "/no/such/folder/x.log"], 3, "cannot write /no/such/folder/x.log"),
+    ],
+)
+async def test_a_wrong_command_line_is_one_clear_message(arguments: list[str], code: int, said: str) -> None:
+    for command in ([sys.executable, "-m", "mtmc_lsp.server.app"], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
+        process = await asyncio.create_subprocess_exec(
+            *command, *arguments, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
+        )
+        _, error = await asyncio.wait_for(process.communicate(), 30)
+        assert (process.returncode, error.decode().count("\n")) == (code, 2)
+        assert said in error.decode()

@@ -1,0 +1,231 @@
+"""A run from an editor: progress, cancelling, queueing, trust, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from editor import REAL, Editor, capabilities, editor
+from lsprotocol import types as lsp
+
+pytestmark = pytest.mark.asyncio
+
+MODEL = """\
+# fake f: better wrong better
+# fake g: sleep
+# fake h: broken
+import torch
+
+
+def f(x):
+    return torch.relu(x) + 1
+
+
+def g(x):
+    return x + 1
+
+
+def h(x):
+    return x + 2
+"""
+
+
+async def test_a_run_reports_its_steps_and_its_outcome(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    end = await ide.optimized(uri, "f")
+    assert end == "f: improved: 1.56x (1.55 to 1.57) over eager, the best baseline, on Fake GPU"
+    await ide.until(lambda: [m.message for m in ide.client.messages] == [end])
+    stages = ide.stages(1)
+    assert stages[0] == "starting"
+    assert "capturing the target" in stages
+    assert "step 1: action 1: verifying" in stages
+    assert "step 3: action 3: timing" in stages
+    assert ide.texts[uri] == MODEL, "the file changes on keep alone"
+
+
+async def test_a_run_is_cancelled_within_two_seconds_and_leaves_no_process(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    job = (await ide.command("optimize", uri, "g"))["job"]
+    await ide.until(lambda: "step 1: action 1: verifying" in ide.stages(job))
+    (host,) = children_of(ide.client._server.pid)
+    began = time.monotonic()
+    ide.client.window_work_done_progress_cancel(lsp.WorkDoneProgressCancelParams(f"mtmc-{job}"))
+    assert await ide.finished(job) == "cancelled"
+    assert time.monotonic() - began < 2
+    assert not os.path.exists(f"/proc/{host}")
+    assert await ide.command("jobs") == []
+
+
+async def test_runs_wait_for_each_other_and_can_be_cancelled_while_they_wait(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    first = (await ide.command("optimize", uri, "g"))["job"]
+    second = (await ide.command("optimize", uri, "f"))["job"]
+    third = (await ide.command("plan", uri, "h"))["job"]
+    assert ide.stages(second) == ["waiting for Optimizing g"]
+    assert [job["state"] for job in await ide.command("jobs")] == ["running", "queued", "queued"]
+    assert await ide.command("cancel", job=third) is True
+    assert await ide.finished(third) == "cancelled"
+    await ide.command("cancel", uri, "g")
+    assert "improved" in await ide.finished(second)
+    assert await ide.finished(first) == "cancelled"
+
+
+async def test_one_target_is_worked_on_once_at_a_time(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    first = await ide.command("optimize", uri, "g")
+    assert await ide.command("optimize", uri, "g") == first
+    assert "already" in ide.client.messages[-1].message
+    assert "being worked on" in (await ide.actions(uri, "return x + 1"))["optimize"].disabled.reason
+    await ide.command("cancel")
+
+
+async def test_what_is_wrong_with_the_users_code_is_said(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    end = await ide.optimized(uri, "h")
+    assert end == "h: the target raises ValueError. Mend it."
+    await ide.until(lambda: [m.type for m in ide.client.messages] == [lsp.MessageType.Error])
+
+
+async def test_settings_of_the_client_are_those_of_the_run(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    ide.client.set_configuration({"precision": "exact", "maxSteps": "many"}, section="mtmc")
+    ide.client.workspace_did_change_configuration(lsp.DidChangeConfigurationParams(settings=None))
+    assert "precision: 'exact' is neither budget nor strict" in await ide.optimized(uri, "f")
+    assert any("mtmc.maxSteps cannot be 'many'" in m.message for m in ide.client.messages)
+
+
+async def test_a_plan_shows_what_could_come_first(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    job = await ide.command("plan", uri, "f")
+    end = await ide.finished(job["job"])
+    assert end.splitlines()[:2] == ["f: the plan for Fake GPU:", "1. action 1 (about 10 us saved, an estimate)"]
+
+
+async def test_measuring_gives_the_times(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    job = await ide.command("measure", uri, "f")
+    assert "50.0 us" in await ide.finished(job["job"])
+    job = await ide.command("verify", uri, "f")
+    assert "f: correct on the GPU" in await ide.finished(job["job"])
+
+
+async def test_code_runs_only_in_a_folder_that_is_trusted(tmp_path: Path) -> None:
+    (tmp_path / "user").mkdir()
+    async with editor(tmp_path / "user", options={}) as ide:
+        uri = ide.open(MODEL)
+        ide.answers = [None, "Cancel", "Trust this folder"]
+        assert await ide.command("optimize", uri, "f") is None
+        assert await ide.command("optimize", uri, "f") is None
+        assert str(ide.root) in ide.questions[0].message
+        assert not (ide.root / ".mtmc").exists()
+        job = await ide.command("optimize", uri, "f")
+        assert "improved" in await ide.finished(job["job"])
+    async with editor(tmp_path / "user", options={}) as ide:
+        uri = ide.open(MODEL)
+        assert "improved" in await ide.optimized(uri, "f")
+        assert ide.questions == [], "the answer is stored"
+
+
+async def test_a_client_without_progress_gets_the_outcome_as_a_message(tmp_path: Path) -> None:
+    async with editor(tmp_path, client_capabilities=capabilities(window=lsp.WindowClientCapabilities())) as ide:
+        uri = ide.open(MODEL)
+        await ide.command("optimize", uri, "f")
+        await ide.until(lambda: any("improved" in m.message for m in ide.client.messages))
+        assert ide.client.progress_reports == {}
+
+
+async def test_a_rich_client_gets_the_whole_run(tmp_path: Path) -> None:
+    async with editor(tmp_path, options={"trusted": True, "runState": True}) as ide:
+        uri = ide.open(MODEL)
+        await ide.optimized(uri, "f")
+        last = await ide.until(lambda: next((s for s in ide.states if s.state == "done"), None))
+        assert (last.kind, last.target, last.run.status) == ("optimize", "f", "improved")
+        assert [step.status for step in last.run.steps] == ["accepted", "failed", "accepted"]
+        assert "def f_kernel" in last.run.steps[0].kernel
+
+
+async def test_a_client_that_vanishes_takes_its_run_with_it(tmp_path: Path) -> None:
+    async with editor(tmp_path) as ide:
+        uri = ide.open(MODEL)
+        job = (await ide.command("optimize", uri, "g"))["job"]
+        await ide.until(lambda: "step 1: action 1: verifying" in ide.stages(job))
+        server = ide.client._server
+        (host,) = children_of(server.pid)
+        server.stdin.close()
+        await ide.until(lambda: not os.path.exists(f"/proc/{host}"), 5)
+        await asyncio.wait_for(server.wait(), 5)
+        ide.client.error = RuntimeError("the server was left")
+
+
+async def test_a_server_that_is_killed_takes_its_run_with_it(tmp_path: Path) -> None:
+    async with editor(tmp_path) as ide:
+        uri = ide.open(MODEL)
+        job = (await ide.command("optimize", uri, "g"))["job"]
+        await ide.until(lambda: "step 1: action 1: verifying" in ide.stages(job))
+        (host,) = children_of(ide.client._server.pid)
+        ide.client._server.kill()
+        await ide.until(lambda: not os.path.exists(f"/proc/{host}"), 5)
+        ide.client.error = RuntimeError("the server was killed")
+
+
+async def test_the_server_never_imports_torch_or_user_code(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom mtmc_lsp.server.app import make_server\nmake_server()\n"
+        "print({'torch', 'triton', 'numpy', 'rich'} & set(sys.modules))"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert out.decode().strip() == "set()"
+
+
+@pytest.mark.timeout(200)
+async def test_a_real_run_finds_verified_steps_that_can_be_kept_and_undone(tmp_path: Path) -> None:
+    async with editor(tmp_path, REAL, settings={"archs": ["sm_90"]}) as ide:
+        text = "import torch\n\n\n# mtmc: x=f32[8,48]\ndef f(x):\n    return torch.softmax(torch.relu(x) + 1, -1)\n"
+        uri = ide.open(text)
+        # What the editor holds counts, saved or not.
+        ide.replace(uri, "torch.relu(x) + 1", "torch.relu(x) * 2")
+        typed = ide.texts[uri]
+        job = (await ide.command("optimize", uri, "f"))["job"]
+        end = (await ide.until(lambda: ide._end_of(job), 180)).message
+        assert end.startswith("f: unmeasured: no CUDA GPU; verified by Triton's interpreter and compiled for sm_90")
+        assert "not timed · verified" in (await ide.lenses(uri))[0]
+        assert await ide.command("keepAll", uri, "f") is True
+        assert "@triton.jit" in ide.texts[uri]
+        assert "torch.relu(x) * 2" in ide.texts[uri]
+        job = (await ide.command("verify", uri, "f"))["job"]
+        assert (await ide.until(lambda: ide._end_of(job), 60)).message.startswith("f: correct by Triton's interpreter")
+        await ide.command("undoAll", uri, "f")
+        assert ide.texts[uri] == typed
+
+
+@pytest.mark.timeout(300)
+async def test_undoing_one_real_step_writes_and_verifies_the_others_again(tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "two_stage_module.py"
+    async with editor(tmp_path, REAL, settings={"archs": ["sm_90"], "maxSteps": 3}) as ide:
+        uri = ide.open(example.read_text())
+        job = (await ide.command("optimize", uri, "TwoStage"))["job"]
+        await ide.until(lambda: ide._end_of(job), 200)
+        assert (await ide.lenses(uri))[0].startswith("▶ step 1 of ")
+        await ide.command("keepAll", uri, "TwoStage")
+        whole = ide.texts[uri]
+        job = (await ide.command("undo", uri, "TwoStage", step=1))["job"]
+        assert "unmeasured" in (await ide.until(lambda: ide._end_of(job), 200)).message
+        await ide.until(lambda: ide.texts[uri] != whole)
+        lenses = await ide.lenses(uri)
+        assert lenses[0].startswith("✓ ")
+        assert lenses[0].endswith("not timed · verified")
+        assert "@triton.jit" in ide.texts[uri]
+        assert ide.texts[uri].count("@triton.jit") < whole.count("@triton.jit")
+        job = (await ide.command("verify", uri, "TwoStage"))["job"]
+        assert "correct by Triton's interpreter" in (await ide.until(lambda: ide._end_of(job), 100)).message
+        await ide.command("undoAll", uri, "TwoStage")
+        assert ide.texts[uri] == example.read_text()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -1,0 +1,195 @@
+"""What the editor shows of a run: diagnostics both ways, hovers, inlay hints, symbols, folding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pytest
+from editor import Editor, capabilities, editor, position
+from lsprotocol import types as lsp
+
+pytestmark = pytest.mark.asyncio
+
+MODEL = """\
+# fake f: better wrong better
+# fake h: slower
+# fake w: wrong
+import torch
+import triton.language as tl
+
+
+def f(x):
+    return torch.relu(x) + 1
+
+
+def h(x):
+    return tl.load(x)
+
+
+def w(x):
+    return x
+"""
+
+
+async def diagnostics(ide: Editor, uri: str) -> dict[str, lsp.Diagnostic]:
+    """By code, as the client pulls them."""
+    params = lsp.DocumentDiagnosticParams(lsp.TextDocumentIdentifier(uri))
+    report = await ide.client.text_document_diagnostic_async(params)
+    return {str(item.code): item for item in report.items if item.source == "mtmc"}
+
+
+async def hover(ide: Editor, uri: str, words: str) -> str | None:
+    at = position(ide.texts[uri], ide.texts[uri].index(words))
+    params = lsp.HoverParams(lsp.TextDocumentIdentifier(uri), at)
+    found = await ide.client.text_document_hover_async(params)
+    return found.contents.value if found is not None else None
+
+
+async def optimized(ide: Editor, name: str = "f") -> str:
+    uri = ide.open(MODEL)
+    await ide.optimized(uri, name)
+    return uri
+
+
+async def test_a_measured_speedup_names_times_interval_gpu_and_baseline(ide: Editor) -> None:
+    uri = await optimized(ide)
+    await ide.command("keepAll", uri, "f")
+    found = (await diagnostics(ide, uri))["speedup"]
+    expected = "f: 1.56x (1.55 to 1.57) over eager: 64.0 us against 100.0 us, on Fake GPU."
+    assert (found.message, found.severity) == (expected, lsp.DiagnosticSeverity.Information)
+    kernels, first, second = found.related_information
+    assert kernels.message == "the kernels of f"
+    assert ide.texts[uri].splitlines()[kernels.location.range.start.line] == "# mtmc: begin f"
+    assert (first.message, second.message) == ("step 1: action 1", "step 3: action 3")
+
+
+async def test_every_diagnostic_links_to_its_page(ide: Editor) -> None:
+    uri = await optimized(ide)
+    found = (await diagnostics(ide, uri))["speedup"]
+    page = Path(unquote(urlparse(found.code_description.href).path))
+    assert page.read_text().startswith("# speedup: ")
+
+
+async def test_not_faster_is_a_hint_and_nothing_verified_is_said(ide: Editor) -> None:
+    uri = await optimized(ide, "h")
+    await ide.optimized(uri, "w")
+    found = await diagnostics(ide, uri)
+    assert found["not-faster"].severity == lsp.DiagnosticSeverity.Hint
+    assert "values: relative error 0.5" in found["unverified"].message
+
+
+async def test_a_change_of_the_function_is_stale_at_once_and_one_elsewhere_is_not(ide: Editor) -> None:
+    uri = await optimized(ide)
+    await ide.command("keep", uri, "f")
+    ide.replace(uri, "tl.load(x)", "tl.load(x + 1)")
+    assert "speedup" in await diagnostics(ide, uri)
+    ide.replace(uri, "torch.relu(x)", "torch.relu(x + 1)")
+    found = await diagnostics(ide, uri)
+    assert list(found) == ["stale"]
+    assert "the kernel in the file still computes what it was" in found["stale"].message
+    ide.replace(uri, "torch.relu(x + 1)", "torch.relu(x)")
+    assert "speedup" in await diagnostics(ide, uri)
+
+
+async def test_code_that_does_not_verify_is_an_error_until_it_changes(ide: Editor) -> None:
+    uri = ide.open(MODEL.replace("better wrong better", "better incorrect"))
+    await ide.optimized(uri, "f")
+    await ide.command("keep", uri, "f")
+    job = await ide.command("verify", uri, "f")
+    assert "incorrect on the GPU" in await ide.finished(job["job"])
+    found = (await diagnostics(ide, uri))["incorrect"]
+    assert found.severity == lsp.DiagnosticSeverity.Error
+    assert found.related_information[0].message == "the kernels of f"
+    ide.change(uri, 0, 0, "# x\n")
+    assert "incorrect" not in await diagnostics(ide, uri)
+
+
+async def test_a_pull_of_what_is_known_answers_unchanged(ide: Editor) -> None:
+    uri = await optimized(ide)
+    document = lsp.TextDocumentIdentifier(uri)
+    first = await ide.client.text_document_diagnostic_async(lsp.DocumentDiagnosticParams(document))
+    again = lsp.DocumentDiagnosticParams(document, previous_result_id=first.result_id)
+    assert (await ide.client.text_document_diagnostic_async(again)).kind == "unchanged"
+
+
+async def test_a_client_that_does_not_pull_is_told(ide: Editor) -> None:
+    uri = await optimized(ide)
+
+    def codes() -> list[object]:
+        return [item.code for item in ide.client.diagnostics.get(uri, []) if item.source == "mtmc"]
+
+    await ide.until(lambda: codes() == ["speedup"])
+    ide.replace(uri, "torch.relu(x)", "torch.relu(x + 1)")
+    await ide.until(lambda: codes() == ["stale"])
+    ide.client.text_document_did_close(lsp.DidCloseTextDocumentParams(lsp.TextDocumentIdentifier(uri)))
+    await ide.until(lambda: codes() == [])
+
+
+async def test_a_client_that_pulls_is_asked_to_pull_again_and_pushed_nothing(tmp_path: Path) -> None:
+    known = capabilities()
+    known.text_document.diagnostic = lsp.DiagnosticClientCapabilities()
+    known.workspace.diagnostics = lsp.DiagnosticWorkspaceClientCapabilities(refresh_support=True)
+    async with editor(tmp_path, client_capabilities=known) as ide:
+        uri = ide.open(MODEL)
+        await ide.optimized(uri, "f")
+        await ide.until(lambda: ide.client.diagnostic_refresh_count)
+        assert "speedup" in await diagnostics(ide, uri)
+        assert ide.client.diagnostics == {}
+
+
+async def test_hover_shows_the_run_on_the_def_the_kernel_and_the_dispatch_line(ide: Editor) -> None:
+    uri = await optimized(ide)
+    await ide.command("keep", uri, "f")
+    table = await hover(ide, uri, "def f(x)")
+    assert table == await hover(ide, uri, "def f_kernel") == await hover(ide, uri, "if x is None")
+    assert "| ✓ | 1. action 1 (kept) | 80.0 us | 1.25x (1.24 to 1.26) |" in table
+    assert "| ✗ | 2. action 2: values: relative error 0.5 | not timed | - |" in table
+    assert "|  | _eager_ | 100.0 us |  |" in table
+    assert "80.0 us, 25% of the roofline, 50 samples; a fake" in table
+    assert "correct on the GPU: 0 checks, relative error 1.0e-07" in table
+    assert "**Step 1: fuse.** reason 1" in table
+    assert "Fake GPU, torch 2.13, triton 3.9, Python 3.11" in table
+    assert await hover(ide, uri, "torch.relu") is None
+
+
+async def test_hover_explains_the_words_of_triton(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    assert "Where `mask` is false" in await hover(ide, uri, "tl.load")
+    ide.replace(uri, "import triton.language as tl", "import other as tl")
+    assert await hover(ide, uri, "tl.load") is None
+
+
+async def test_inlay_hints_are_off_until_asked_for(ide: Editor) -> None:
+    uri = await optimized(ide)
+    await ide.command("keepAll", uri, "f")
+    whole = lsp.Range(lsp.Position(0, 0), lsp.Position(99, 0))
+    params = lsp.InlayHintParams(lsp.TextDocumentIdentifier(uri), whole)
+    assert not await ide.client.text_document_inlay_hint_async(params)
+    ide.client.set_configuration({"inlayHints": True}, section="mtmc")
+    ide.client.workspace_did_change_configuration(lsp.DidChangeConfigurationParams(settings=None))
+    await ide.command("jobs")
+    (hint,) = await ide.client.text_document_inlay_hint_async(params)
+    assert hint.label == "64.0 us (1.56x)"
+    assert ide.texts[uri].splitlines()[hint.position.line] == "def f(x):"
+
+
+async def test_symbols_and_folding(ide: Editor) -> None:
+    uri = await optimized(ide)
+    await ide.command("keep", uri, "f")
+    document = lsp.TextDocumentIdentifier(uri)
+    symbols = await ide.client.text_document_document_symbol_async(lsp.DocumentSymbolParams(document))
+    assert [(s.name, s.detail) for s in symbols][:2] == [("f_kernel", "Triton kernel"), ("f", "function")]
+    (fold,) = await ide.client.text_document_folding_range_async(lsp.FoldingRangeParams(document))
+    lines = ide.texts[uri].splitlines()
+    assert (lines[fold.start_line], lines[fold.end_line]) == ("# mtmc: begin f", "# mtmc: end f")
+
+
+async def test_every_code_has_a_page_and_every_page_a_code() -> None:
+    from mtmc_lsp import docs
+    from mtmc_lsp.server.features import diagnostics as feature
+
+    source = Path(feature.__file__).read_text()
+    pages = {path.stem for path in (docs.FOLDER / "diagnostics").glob("*.md")}
+    assert pages == {"incorrect", "stale", "not-faster", "unverified", "speedup", "unmeasured"}
+    assert all(f'"{code}"' in source for code in pages)

@@ -1,0 +1,114 @@
+"""The outline of a file that is edited says what reading the whole file says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtmc_lsp.source.outline import Outline, Outliner
+from mtmc_lsp.source.own_text import block_start, generated_block, own_text
+from mtmc_lsp.source.syntax import parse
+from mtmc_lsp.source.targets import find_targets
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FILES = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "mtmc_lsp").rglob("*.py")])
+
+
+def outline(text: str) -> Outline:
+    return Outliner("/m.py").outline(text.encode(), parse(text.encode()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_it_finds_the_targets_that_the_command_line_finds(path: Path) -> None:
+    text = path.read_bytes()
+    last = {target.qualname: target for target in find_targets(text, "/m.py")}
+    assert {t.target.qualname: t.target for t in Outliner("/m.py").outline(text, parse(text)).targets} == last
+
+
+def test_an_import_elsewhere_changes_what_a_function_is() -> None:
+    body = "\n\n@compiled\ndef k(x):\n    pass\n"
+    outliner = Outliner("/m.py")
+    kinds = []
+    for head in ("from mine import compiled", "from triton import jit as compiled"):
+        text = (head + body).encode()
+        kinds.append(outliner.outline(text, parse(text)).by_name["k"].target.kind.value)
+    assert kinds == ["function", "kernel"]
+
+
+def test_a_directive_is_seen_above_a_function_a_method_and_its_class() -> None:
+    text = """\
+from torch import nn
+
+# mtmc: x=f32[8]
+@decorated
+def f(x):
+    return x
+
+# mtmc: ignore[mask]
+def g(x):
+    return x
+
+# mtmc: x=f32[8]
+class A(nn.Module):
+    def forward(self, x):
+        return x
+
+class B(nn.Module):
+    # mtmc: x=f32[8]
+    def forward(self, x):
+        return x
+
+    def other(self, x):
+        return x
+"""
+    found = {name: item.has_directive for name, item in outline(text).by_name.items()}
+    expected = {"f": True, "g": False, "A": True, "A.forward": True, "B": False, "B.forward": True, "B.other": False}
+    assert found == expected
+
+
+def test_a_broken_statement_leaves_the_others_as_they_are() -> None:
+    text = "def f(x):\n    return x\n\n# note\ndef g(x):\n    return x +\n\n# mtmc: x=f32[8]\ndef h(x):\n    return x\n"
+    found = outline(text).by_name
+    assert list(found) == ["f", "g", "h"]
+    assert [item.is_broken for item in found.values()] == [False, True, False]
+    assert found["h"].has_directive
+    assert found["h"].first_line == 9
+
+
+COMPOSED = """\
+import torch
+import triton  # mtmc: import
+
+
+# mtmc: begin A.forward
+@triton.jit
+def kernel():
+    pass
+# mtmc: end A.forward
+
+
+class A:
+    # mtmc: x=f32[8]
+    @decorated
+    def forward(self, x):
+        if ok(x):  # mtmc: dispatch
+            return kernel(x)
+        return x
+"""
+
+
+def test_a_targets_own_text_is_the_same_with_and_without_what_was_generated() -> None:
+    own = b"# mtmc: x=f32[8]\n    @decorated\n    def forward(self, x):\n        return x\n"
+    assert own_text(COMPOSED.encode(), "A.forward") == own
+    part = COMPOSED[block_start(COMPOSED.encode(), "A.forward") :]
+    assert own_text(part.encode().replace(b"\n", b"\r\n"), "A.forward") == own
+    assert own_text(b"x = 1\n", "A.forward") is None
+
+
+def test_the_generated_block_is_read_without_its_marks() -> None:
+    block = "@triton.jit\ndef kernel():\n    pass\n"
+    assert generated_block(COMPOSED.encode(), "A.forward") == block
+    assert generated_block(COMPOSED.replace("\n", "\r\n").encode(), "A.forward") == block
+    assert generated_block(COMPOSED.encode(), "A") is None
+    assert block_start(COMPOSED.encode(), "A") == -1
