@@ -9,6 +9,7 @@ from mtmc_lsp.macro.configs import SPLIT, product_config
 from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.regions import analyse
 from mtmc_lsp.measure.cases import Case
+from mtmc_lsp.micro.builtin.code import LINE, call_text
 from tests.micro.checker import Checker
 from tests.micro.harness import fused
 
@@ -98,3 +99,14 @@ def test_tensors_that_torch_makes_between_kernels_are_on_the_device_of_the_input
     candidate = fused(capture, WRITES, nodes=["mul"])
     assert "arange.default(N, device=x.device)" in candidate.source
     assert "device='" not in candidate.source
+
+
+def test_long_calls_are_broken_where_an_argument_ends() -> None:
+    """As a person would write them; a module with many parameters made lines of 300 letters."""
+    arguments = [f"self.layers[{i}].weight" for i in range(12)]
+    text = call_text("block_launch", arguments, "    ")
+    first, *inner, last = text.split("\n")
+    assert (first, last) == ("block_launch(", "    )")
+    assert "".join(inner).replace(" ", "").rstrip(",").split(",") == arguments
+    assert all(line.startswith("        self") and 60 < len(line) <= LINE for line in inner)
+    assert call_text("f", ["x", "y"], "    ") == "f(x, y)"

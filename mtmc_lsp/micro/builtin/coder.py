@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -23,10 +24,11 @@ from mtmc_lsp.macro.rewrites.sizes import guard_conditions, in_captured_sizes
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
+from mtmc_lsp.micro.builtin.code import LINE, call_text
 from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, write_guard
 from mtmc_lsp.micro.builtin.kernel import Kernel
-from mtmc_lsp.micro.builtin.launcher import LINE, Launcher
+from mtmc_lsp.micro.builtin.launcher import Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
 from mtmc_lsp.micro.builtin.product_kernel import whole_product, write_product_kernels
 from mtmc_lsp.micro.builtin.product_split import write_split_product
@@ -173,7 +175,8 @@ def _docstring(
     passes = _how(region, config)
     head = f"{results}, in one kernel."
     body = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
-    return f"{head}\n\n{body}\n{passes}{saved}.".replace('"""', "'''").replace("\\", "\\\\")
+    prose = textwrap.fill(f"{passes}{saved}.", LINE)
+    return f"{head}\n\n{body}\n{prose}".replace('"""', "'''").replace("\\", "\\\\")
 
 
 def _base_name(qualname: str, source: str) -> str:
@@ -229,10 +232,10 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher) -> str:
     run = f"{base}_launch"
     if launcher.is_operator():
         run = f"({base}_triton if torch.compiler.is_compiling() else {base}_launch)"
-    arguments = ", ".join(item.access for item in graph.inputs)
-    call = f"{run}({arguments})" if len(run) + len(arguments) <= LINE else f"{run}(\n        {arguments},\n    )"
+    arguments = [item.access for item in graph.inputs]
+    call = call_text(run, arguments, "    ")
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:
         call = f"({call},)"
-    return f"if {base}_fits({', '.join(_guard_parameters(capture))}):\n    return {call}\n"
+    return f"if {call_text(f'{base}_fits', _guard_parameters(capture))}:\n    return {call}\n"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Graph, GraphInput
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.micro.builtin.code import call_text
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     """
     bound = bindings(graph, names)
     texts = {symbol: binding.text for symbol, binding in bound.items()}
-    tensors = ", ".join(names[item.name] for item in graph.inputs)
-    comma = "," if len(graph.inputs) == 1 else ""
+    tensors = [names[item.name] for item in graph.inputs]
+    # A tuple of one needs its comma.
+    together = f"({tensors[0]},)" if len(tensors) == 1 else call_text("", tensors, "    ")
     values = _values(graph)
     # A module that was built otherwise may lack the others' tensors, so what it is comes before these are looked up.
     first = _structure(graph, [text for access, text in values if access.startswith("self.")])
@@ -70,10 +72,10 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     unique = list(dict.fromkeys(conditions))
     body = "\n        and ".join(unique)
     return (
-        f"def {name}({', '.join(parameters)}) -> bool:\n"
+        f"def {call_text(name, parameters)} -> bool:\n"
         f'    """Whether the Triton version holds for these arguments; for any others the original code runs."""\n'
         f"{first}"
-        f"    tensors = ({tensors}{comma})\n"
+        f"    tensors = {together}\n"
         f"    return (\n        {body}\n    )\n"
     )
 
@@ -116,7 +118,7 @@ GUARD_HELPERS = {
     )
 ''',
     OWN_MODULE: '''def _is_unchanged(module, kind, length=None) -> bool:
-    """Whether a call of the module is its class's own forward and nothing else: no other class, hook or patched method."""
+    """Whether calling the module runs its class's own forward alone: no other class, hook or patched method."""
     return (
         (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
@@ -208,6 +210,8 @@ def _values(graph: Graph) -> list[tuple[str, str]]:
             # Only NaN differs from itself.
             same = f"{access} != {access}" if math.isnan(value) else f'{access} == float("{value}")'
             text = f"type({access}) is float and {same}"
+        elif isinstance(value, str):
+            text = f"{access} == {value!r}"
         else:
             text = f"type({access}) is {type(value).__name__} and {access} == {value!r}"
         result.append((access, text))
