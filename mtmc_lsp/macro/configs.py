@@ -110,6 +110,8 @@ def _walked(region: Region) -> int:
 
 SPLIT = "fp16x3"
 """The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
+LEAST_SPLIT_ROWS = 32
+"""Rows of a product from which on its operands are split."""
 
 CORE_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64))
 """Tiles for half-precision operands, largest first."""
@@ -131,6 +133,8 @@ def product_config(program: Program, region: Region, precision: str = "ieee") ->
     own = program.graph.fp32_matmul
     mode = "native" if half else (precision if own == "ieee" and operand == "float32" else own)
     *batch, m, n = (size.value(program.graph.sizes) for size in prim.shape)
+    if mode == SPLIT and m < LEAST_SPLIT_ROWS:
+        mode = own
     if half or mode == SPLIT:
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, math.prod(batch))
     else:
