@@ -35,12 +35,17 @@ def sizes_above_one(function: Callable[..., Any], graph: Graph, device: str) -> 
         device: of the tensors.
     """
     usual = _calls(function, graph, graph.sizes, device)
-    deciding = [name for name in graph.sizes if _calls(function, graph, {**graph.sizes, name: 1}, device) != usual]
-    return tuple(f"{name} >= 2" for name in deciding)
+    single = {name: _calls(function, graph, {**graph.sizes, name: 1}, device) for name in graph.sizes}
+    return tuple(f"{name} >= 2" for name, calls in single.items() if calls is not None and calls != usual)
 
 
-def _calls(function: Callable[..., Any], graph: Graph, sizes: Mapping[str, int], device: str) -> object:
-    """What is called on tensors of these sizes; none of them has data."""
+def _calls(
+    function: Callable[..., Any], graph: Graph, sizes: Mapping[str, int], device: str
+) -> list[tuple[str, tuple[object, ...]]] | None:
+    """What is called on tensors of these sizes, none of which has data; None where the target does not take them.
+
+    Then its sizes hang together, as those of a look-up and its indices do.
+    """
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         tensors = [
             torch.empty_strided(
@@ -54,7 +59,7 @@ def _calls(function: Callable[..., Any], graph: Graph, sizes: Mapping[str, int],
         try:
             with _Calls() as calls:
                 function(*tensors)
-        except Exception as error:
-            # A size that the target refuses is one for its own code.
-            return type(error)
-    return calls.made
+        except Exception:
+            return None
+    made: list[tuple[str, tuple[object, ...]]] = calls.made
+    return made

@@ -169,3 +169,13 @@ def test_calls_that_are_traced_or_transformed_keep_their_own_code(optimised: Mod
     with forward_ad.dual_level():
         asked(forward_ad.make_dual(x, torch.ones_like(x)))
     assert seen == [False] * 5
+
+
+def test_a_second_target_of_a_file_is_verified_too(checker: Checker) -> None:
+    """Its guard has lines that stand in the first one's, which stays as the user has it."""
+    both = f"{TEXT}\n\n# mtmc: x=f32[B,16] B=4\ndef other(x):\n    return x.exp() + 1\n"
+    first = fused(checker.capture(both, "other"), both).source
+    second = on_cpu(fused(checker.capture(first, "Block"), first).source, first)
+    block, _, rest = second.partition("# mtmc: begin Block")[2].partition("# mtmc: end Block")
+    assert "is_cpu" in block and "is_cuda" not in block and "current_device" not in block
+    assert "is_cuda" in second.replace(block, "") and "is_cpu" not in rest
