@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.graph import InputKind, Ref
 
 HEAD = "import torch\nfrom torch import nn\n\n\n"
@@ -224,3 +225,10 @@ def plain(x, w):
 def test_sizes_at_which_the_target_does_something_else_are_left_to_it(captured, name: str, conditions: tuple) -> None:
     """A single decoded token is no causal attention; export itself takes every size for 2 or more."""
     assert captured(BRANCHES, name).graph.conditions == conditions
+
+
+def test_a_kernel_is_no_target_and_the_message_says_what_is(captured) -> None:
+    text = "import triton\n\n\n@triton.jit\ndef k(x_ptr):\n    pass\n"
+    with pytest.raises(TargetUnsupported, match="Triton kernel already") as caught:
+        captured(text, "k")
+    assert caught.value.where is not None and caught.value.where.line == 5
