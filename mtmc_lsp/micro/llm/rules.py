@@ -97,7 +97,10 @@ def _check_frame(sheet: Sheet, functions: dict[str, ast.FunctionDef]) -> None:
     names = [arg.arg for arg in launcher.args.args]
     if tuple(names[: len(sheet.tensors)]) != sheet.tensors:
         raise BadAnswer(f"{sheet.launcher} must keep its parameters: {', '.join(sheet.tensors)}.")
-    taken = {sheet.launcher.replace("_launch", suffix) for suffix in ("_fits", "_triton")} & set(functions)
+    framed = {
+        node.name for node in ast.parse(f"{sheet.guard}\n{sheet.operator}").body if isinstance(node, ast.FunctionDef)
+    }
+    taken = framed & set(functions)
     if taken:
         raise BadAnswer(f"{min(taken)} exists already outside this text; leave it out.")
     # The defaults hand the kernels in, for torch.compile; they are written anew from what is launched.

@@ -11,8 +11,7 @@ import re
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.run import GeneratedCode
-
-LINE = 105
+from mtmc_lsp.micro.builtin.code import LINE, call_text
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class Sheet:
     tensors: tuple[str, ...]
     """The launcher's tensor parameters, in order."""
     guard: str
+    """The guard with what it calls."""
     operator: str
     """Empty where the results alias, so that there can be none."""
     code: GeneratedCode
@@ -34,22 +34,25 @@ class Sheet:
 def taken_apart(code: GeneratedCode) -> Sheet:
     """The sheet of a candidate's generated code."""
     tree = ast.parse(code.block)
-    editable, guard, operator = [], "", ""
+    editable: list[str] = []
+    guard: list[str] = []
+    operator = ""
     name = ""
     tensors: tuple[str, ...] = ()
     for node in tree.body:
         assert isinstance(node, ast.FunctionDef), ast.dump(node)
         source = source_of(code.block, node)
-        if node.name.endswith("_fits"):
-            guard = source
-        elif any(isinstance(item, ast.Call) for item in node.decorator_list):
+        if any(isinstance(item, ast.Call) for item in node.decorator_list):
             operator = source
-        else:
+        elif node.name.endswith("_launch"):
+            name = node.name
+            tensors = tuple(arg.arg for arg in node.args.args[: len(node.args.args) - len(node.args.defaults)])
             editable.append(source)
-            if node.name.endswith("_launch"):
-                name = node.name
-                tensors = tuple(arg.arg for arg in node.args.args[: len(node.args.args) - len(node.args.defaults)])
-    return Sheet("\n\n\n".join(editable) + "\n", name, tensors, guard, operator, code)
+        elif node.decorator_list:
+            editable.append(source)
+        else:
+            guard.append(source)
+    return Sheet("\n\n\n".join(editable) + "\n", name, tensors, "\n\n\n".join(guard), operator, code)
 
 
 def put_together(sheet: Sheet, text: str) -> GeneratedCode:
@@ -95,7 +98,4 @@ def _head(name: str, parameters: list[str]) -> list[str]:
 def _operator(sheet: Sheet, kernels: list[str]) -> str:
     kept = re.split(r"^    return ", sheet.operator, maxsplit=1, flags=re.MULTILINE)[0]
     arguments = [*sheet.tensors, *(f"wrap_triton({kernel})" for kernel in kernels)]
-    call = f"    return {sheet.launcher}({', '.join(arguments)})"
-    if len(call) > LINE:
-        call = f"    return {sheet.launcher}(\n" + "".join(f"        {item},\n" for item in arguments) + "    )"
-    return kept + call
+    return f"{kept}    return {call_text(sheet.launcher, arguments, '    ')}"
