@@ -1,7 +1,7 @@
 import tseslint from "typescript-eslint";
 
 export default tseslint.config(
-  { ignores: ["out/", "dist/", "node_modules/", "scripts/", "*.mjs"] },
+  { ignores: ["out/", "dist/", "node_modules/", "scripts/", "e2e/", ".e2e/", "*.mjs"] },
   ...tseslint.configs.strictTypeChecked,
   {
     languageOptions: { parserOptions: { project: "./tsconfig.json", tsconfigRootDir: import.meta.dirname } },

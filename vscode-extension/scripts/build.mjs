@@ -16,6 +16,8 @@ await build({
   sourcemap: !production,
   logLevel: "warning",
 });
+// The walkthrough's example is the one that the repository's own tests optimise.
+copyFileSync("../examples/rmsnorm_residual.py", "dist/rmsnorm_residual.py");
 if (production) {
   copyFileSync("../LICENSE", "LICENSE");
 }

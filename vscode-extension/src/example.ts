@@ -10,7 +10,7 @@ export async function openExample(context: vscode.ExtensionContext): Promise<voi
   const target = vscode.Uri.joinPath(folder, NAME);
   await vscode.workspace.fs.createDirectory(folder);
   if (!(await exists(target))) {
-    await vscode.workspace.fs.copy(vscode.Uri.joinPath(context.extensionUri, "media", NAME), target);
+    await vscode.workspace.fs.copy(vscode.Uri.joinPath(context.extensionUri, "dist", NAME), target);
   }
   const document = await vscode.workspace.openTextDocument(target);
   const editor = await vscode.window.showTextDocument(document);

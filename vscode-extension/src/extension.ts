@@ -2,7 +2,7 @@
 
 import * as vscode from "vscode";
 import type { ExecuteCommandSignature } from "vscode-languageclient/node";
-import { isArgument, neighbour, reviewAt, type Argument, type Review } from "./core/model";
+import { isArgument, lacksWorkload, neighbour, reviewAt, type Argument, type Review } from "./core/model";
 import { Diffs } from "./diff";
 import { openExample } from "./example";
 import { onPythonChange } from "./python";
@@ -48,6 +48,11 @@ class Extension implements vscode.Disposable {
       vscode.workspace.onDidGrantWorkspaceTrust(restart),
       vscode.workspace.onDidChangeConfiguration((event) => {
         if (event.affectsConfiguration("mtmc.serverPython")) restart();
+      }),
+    );
+    this.subscriptions.push(
+      this.server.onJob((job) => {
+        if (lacksWorkload(job)) void this.offerWorkload({ uri: job.uri, target: job.target });
       }),
     );
     await this.server.start();
@@ -129,6 +134,16 @@ class Extension implements vscode.Disposable {
       return undefined;
     }
     return action;
+  }
+
+  /** The server has said what is missing; this writes it, as far as the code tells. */
+  private async offerWorkload(argument: Argument): Promise<void> {
+    const add = "Add a workload directive";
+    const words = `Nothing says what the inputs of ${argument.target} look like. A directive above it does; its sizes are yours to change.`;
+    if ((await vscode.window.showInformationMessage(words, add)) === add) {
+      await this.reveal(argument);
+      await vscode.commands.executeCommand("mtmc.addWorkload", argument);
+    }
   }
 
   private reviewOf(argument: Argument): Review | undefined {

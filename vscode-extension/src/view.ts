@@ -18,7 +18,7 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
     this.subscription = runs.onChange(() => {
       this.changed.fire(undefined);
       const count = runs.reviews.reduce((sum, review) => sum + (review.stale ? 0 : review.pending.length), 0);
-      this.view.badge = count === 0 ? undefined : { value: count, tooltip: `${count} steps wait for a decision` };
+      this.view.badge = count === 0 ? undefined : { value: count, tooltip: count === 1 ? "1 step waits for a decision" : `${count} steps wait for a decision` };
     });
   }
 

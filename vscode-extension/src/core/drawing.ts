@@ -46,7 +46,7 @@ export function draw(changes: readonly Change[]): Drawing {
 function mark(text: string): string {
   const lines = text.replace(/\r?\n$/, "").split(/\r?\n/);
   const only = lines.length === 1 ? (lines[0] ?? "").trim() : "";
-  return only !== "" && only.length <= LONGEST_MARK ? `＋ ${only}` : `＋ ${lines.length} lines`;
+  return only !== "" && only.length <= LONGEST_MARK ? `+ ${only}` : `+ ${lines.length} lines`;
 }
 
 /** The heading above a pending step. */

@@ -172,6 +172,11 @@ export function planOf(job: JobState): { device: string; actions: Action[] } | u
   return { device: String((answer["device"] as Fields)["name"]), actions };
 }
 
+/** Whether a job failed because nothing says what the target's inputs look like. */
+export function lacksWorkload(job: JobState): boolean {
+  return has(job.answer, { error: "object" }) && (job.answer["error"] as Fields)["code"] === "no-workload";
+}
+
 /** Whether something is already the argument of a command. */
 export function isArgument(value: unknown): value is Argument {
   return has(value, { uri: "string", target: "string" });

@@ -93,7 +93,7 @@ body { font: var(--vscode-font-size, 14px)/1.5 var(--vscode-font-family, system-
 h1 { font-size: 1.5em; margin: 0; } h2 { font-size: 1.1em; margin: 2em 0 .6em; }
 .quiet { color: var(--vscode-descriptionForeground, GrayText); fill: var(--vscode-descriptionForeground, GrayText); }
 table { border-collapse: collapse; width: 100%; } th { text-align: left; font-weight: 600; }
-th, td { padding: .3em .8em .3em 0; vertical-align: top; border-bottom: 1px solid var(--vscode-widget-border, #8884); overflow-wrap: anywhere; }
+th, td { padding: .3em .8em .3em 0; vertical-align: top; border-bottom: 1px solid var(--vscode-widget-border, #8884); overflow-wrap: break-word; }
 thead:not(:has(th:not(:empty))) { display: none; }
 details { margin: .4em 0; } summary { cursor: pointer; }
 svg { width: 100%; height: auto; font-size: 13px; } text { fill: currentColor; }

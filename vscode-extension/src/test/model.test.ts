@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { acceptedSteps, deviceOf, isArgument, neighbour, nextStep, planOf, readJob, readReviews, reviewAt } from "../core/model";
+import { acceptedSteps, deviceOf, isArgument, lacksWorkload, neighbour, nextStep, planOf, readJob, readReviews, reviewAt } from "../core/model";
 import { job, review } from "./samples";
 
 test("an answer of another form is refused with what to do", () => {
@@ -22,6 +22,12 @@ test("only the end of a planning job holds a plan", () => {
   assert.deepEqual(planOf(job({ answer })), { device: "H200", actions: [action] });
   assert.equal(planOf(job({ answer: { event: "error" } })), undefined);
   assert.equal(planOf(job()), undefined);
+});
+
+test("a missing workload is told from other failures", () => {
+  assert.ok(lacksWorkload(job({ answer: { event: "error", error: { code: "no-workload", message: "" } } })));
+  assert.ok(!lacksWorkload(job({ answer: { event: "error", error: { code: "syntax-error", message: "" } } })));
+  assert.ok(!lacksWorkload(job()));
 });
 
 test("a command's argument is told from a row or a thread", () => {

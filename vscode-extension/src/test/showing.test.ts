@@ -10,12 +10,12 @@ const at = (line: number, character = 0): { line: number; character: number } =>
 test("an insertion is marked at the line before it, and takes nothing away", () => {
   const drawing = draw([{ range: { start: at(5), end: at(5) }, newText: "@triton.jit\ndef k():\n    pass\n" }]);
   assert.deepEqual(drawing.removed, []);
-  assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[4, "＋ 3 lines"]]);
+  assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[4, "+ 3 lines"]]);
 });
 
 test("one short line is shown whole, at the top of a file too", () => {
   const drawing = draw([{ range: { start: at(0), end: at(0) }, newText: "import triton\r\n" }]);
-  assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[0, "＋ import triton"]]);
+  assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[0, "+ import triton"]]);
 });
 
 test("a rewritten part ends before the line that its range ends at the start of", () => {
