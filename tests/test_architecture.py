@@ -25,6 +25,8 @@ IN_WORKER = {
     "capture/loading.py",
     "measure/comparing.py",
     "measure/in_compiler.py",
+    "measure/in_pair.py",
+    "measure/in_reproduction.py",
     "measure/in_timer.py",
     "capture/settling.py",
     "measure/in_worker.py",

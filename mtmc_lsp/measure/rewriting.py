@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-GPU_TO_CPU = ((".is_cuda", ".is_cpu"), ("torch.cuda.current_device()", "-1"), ('"cuda"', '"cpu"'), ("'cuda'", "'cpu'"))
+GPU_TO_CPU = (
+    (".is_cuda", ".is_cpu"),
+    (".cuda()", ".cpu()"),
+    ("torch.cuda.current_device()", "-1"),
+    ("torch.cuda.synchronize()", "None"),
+    ('"cuda"', '"cpu"'),
+    ("'cuda'", "'cpu'"),
+)
 BFLOAT16_TO_FLOAT32 = (
     ("torch.bfloat16", "torch.float32"),
     ("tl.bfloat16", "tl.float32"),
