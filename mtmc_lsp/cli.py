@@ -281,6 +281,9 @@ def verify(
     allow_no_kernel: Annotated[
         bool, typer.Option("--allow-no-kernel", help="Accept a candidate that launches no Triton kernel.")
     ] = False,
+    require_sandbox: Annotated[
+        bool, typer.Option("--require-sandbox", help="Refuse where the candidate's process cannot be locked in.")
+    ] = False,
     python: Python = "",
     as_json: AsJson = False,
 ) -> int:
@@ -298,6 +301,7 @@ def verify(
             reproduction=out,
             seed=seed,
             needs_kernel=not allow_no_kernel,
+            needs_sandbox=require_sandbox,
             on_case=lambda case: status.update(case.label),
         )
     if as_json:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.calls import build_call, user_error
+from mtmc_lsp.core import sandbox
 from mtmc_lsp.core.dtypes import EPSILON
-from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
 from mtmc_lsp.measure.comparing import compare_files
@@ -30,10 +31,10 @@ from mtmc_lsp.measure.running import (
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Import torch and start the GPU's context, so that the first request need not wait for it."""
+    """Import torch and start the GPU's context, so that the first request need not wait; says how it is locked in."""
     if request["gpu"] and torch.cuda.is_available():
         torch.zeros(1, device="cuda")
-    return {}
+    return {"isolation": to_json(sandbox.active)}
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmc_lsp.capture.loading_paths import project_root
-from mtmc_lsp.core.errors import MtmcError, WorkerFailed
+from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
 from mtmc_lsp.core.graph import InputKind
-from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
-from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.core.sandbox import Isolation
+from mtmc_lsp.core.worker import Sandbox, Worker
 from mtmc_lsp.core.workload import Capture, Target, WorkloadSource
 from mtmc_lsp.measure.cases import VALUES, Case, is_interpretable
 from mtmc_lsp.measure.local import INTERPRETER_MEMORY, RUN_SECONDS
@@ -74,6 +75,7 @@ class PairVerifier:
         seed: int | None = None,
         precision: str = "budget",
         needs_kernel: bool = True,
+        needs_sandbox: bool = False,
         run_seconds: float = RUN_SECONDS,
         workers: tuple[Worker, Worker] | None = None,
     ) -> None:
@@ -85,6 +87,7 @@ class PairVerifier:
             seed: of the inputs; by default one that no candidate can know.
             precision: ``budget`` or ``strict``, as in the settings.
             needs_kernel: whether a candidate that launches no Triton kernel is refused.
+            needs_sandbox: whether to refuse where the candidate's process cannot be locked in completely.
             run_seconds: limit for one case.
             workers: processes of the caller's, where several candidates share them: for the reference, for candidates.
         """
@@ -101,13 +104,16 @@ class PairVerifier:
         self._results = Path(tempfile.mkdtemp(prefix="mtmc-results-"))
         root = project_root(Path(capture.workload.target.path))
         self._own_workers = workers is None
+        # The expected results are out of reach too, not only unnamed.
+        locked = Sandbox((str(self._results),), str(self._secret))
         there = project_root(Path(pair.target.path))
         self._reference, self._runner = workers or (
             Worker(python, cwd=str(root), env=environment),
-            Worker(python, cwd=str(there), env=environment, memory_bytes=memory),
+            Worker(python, cwd=str(there), env=environment, memory_bytes=memory, sandbox=locked),
         )
         self._number = 0
         self._init = "[[], {}]"
+        self._needs_sandbox, self._isolation = needs_sandbox, Isolation()
 
     def close(self) -> None:
         """End the processes and remove their files."""
@@ -157,7 +163,12 @@ class PairVerifier:
             if self._pair.capture.workload.source is WorkloadSource.GET_INPUTS:
                 found = self._reference.call("measure.constructor", self._request(), self._run_seconds)
                 self._init = found["init"]
-            other.result()
+            self._isolation = from_json(Isolation, other.result()["isolation"])
+        if self._needs_sandbox and not self._isolation.is_full:
+            raise EnvironmentNotAble(
+                f"the candidate's process cannot be locked in here; the level is {self._isolation.text}",
+                remedy="Use Linux 5.13 or newer with Landlock and seccomp, or leave out --require-sandbox.",
+            )
 
     def _run_all(self, on_case: Callable[[Case], None]) -> tuple[list[Outcome], Outcome | None]:
         """Every outcome, and the smallest failing one."""
@@ -296,6 +307,8 @@ class PairVerifier:
         without = sum(o.case.is_kernels_ground and not o.launches and bool(o.checks) for o in outcomes)
         if without and self._needs_kernel:
             notes.append(f"no kernel was launched in {without} of the cases")
+        if outcomes:
+            notes.append(f"isolation of the candidate: {self._isolation.text}")
         if not self.measured:
             notes.append("an interpreter run is no proof for a GPU: bfloat16 ran as float32, and races cannot show")
         return tuple(notes)

@@ -35,6 +35,7 @@ def verify_pair(
     reproduction: Path | None = None,
     seed: int | None = None,
     needs_kernel: bool = True,
+    needs_sandbox: bool = False,
     on_case: Callable[[Case], None] = lambda _: None,
 ) -> PairVerdict:
     """The verdict on a pair; a failure's smallest case is written as a runnable file.
@@ -45,6 +46,7 @@ def verify_pair(
         reproduction: where to write; by default in the reference's project, below ``.mtmc/failures``.
         seed: of the inputs.
         needs_kernel: whether a candidate that launches no Triton kernel is refused.
+        needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
         on_case: told of each case before it runs.
     """
     capture = capture_target(reference)
@@ -52,7 +54,12 @@ def verify_pair(
     pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
     settings = reference.request.settings
     verifier = PairVerifier(
-        pair, reference.request.python, seed=seed, precision=settings.precision, needs_kernel=needs_kernel
+        pair,
+        reference.request.python,
+        seed=seed,
+        precision=settings.precision,
+        needs_kernel=needs_kernel,
+        needs_sandbox=needs_sandbox,
     )
     if reproduction is None:
         stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pairs import HONEST, MODEL, MODEL_NEW, REFERENCE, changed
 
 from mtmc_lsp.capture.client import find_workload, run_capture
-from mtmc_lsp.core.results import VerdictStatus
-from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.core.results import Verdict, VerdictStatus
+from mtmc_lsp.core.worker import Sandbox, Worker
 from mtmc_lsp.measure.pair import Pair, PairVerifier
 from mtmc_lsp.source.targets import find_target
 from tests.cli.runner import mtmc
@@ -126,3 +126,49 @@ def test_what_only_unusual_values_show_is_found(own: str, formula: str, what: st
     status, reason = verdict_of(own, formula)
     assert status is VerdictStatus.INCORRECT, reason
     assert what in reason
+
+
+FAULTS = {
+    "writes to the home folder": ("    (__import__('pathlib').Path.home() / 'mtmc-was-here').write_text('x')\n", "PermissionError"),
+    "opens a socket": ("    from socket import socket\n    socket()\n", "PermissionError"),
+    "ends its process": ("    import os\n    os._exit(3)\n", "exit code 3"),
+    "hangs": ("    while True:\n        pass\n", "took longer than"),
+    "prints without end": ("    for _ in range(300):\n        print('x' * 1_000_000)\n    raise ValueError('printed')\n", "printed"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def locked_pair(
+    interpreter_worker: Worker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Verdict]]:
+    """Judges candidates in one process that is locked in as ``mtmc verify`` does it."""
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
+    path = folder / "reference.py"
+    path.write_text(REFERENCE)
+    target = find_target(REFERENCE.encode(), str(path), "rms")
+    text = REFERENCE.encode()
+    capture = run_capture(find_workload(str(path), text, target), text, interpreter_worker, 120)
+    runner = Worker(sys.executable, cwd=str(folder), env={"TRITON_INTERPRET": "1"}, sandbox=Sandbox())
+
+    def judge(source: str) -> Verdict:
+        (folder / "candidate.py").write_text(source)
+        pair = Pair(capture, REFERENCE, find_target(source.encode(), str(folder / "candidate.py"), "fast"), source)
+        workers = (interpreter_worker, runner)
+        return PairVerifier(pair, sys.executable, seed=5, workers=workers, run_seconds=20).verify().verdict
+
+    yield judge
+    runner.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_a_failed_verification_with_its_reason(
+    fault: str, locked_pair: Callable[[str], Verdict], monkeypatch
+) -> None:
+    """The scan of the text is left out here: it must not be all that stands in the way."""
+    monkeypatch.setattr("mtmc_lsp.measure.pair.scan", lambda *_: ())
+    lines, said = FAULTS[fault]
+    verdict = locked_pair(changed(HONEST, ("    return out\n", lines + "    return out\n")))
+    assert verdict.status in (VerdictStatus.RUNTIME_ERROR, VerdictStatus.CRASHED, VerdictStatus.TIMEOUT)
+    assert said in verdict.reason
+    assert not (Path.home() / "mtmc-was-here").exists()
