@@ -1,4 +1,4 @@
-"""Known ways to fool a verification (the numbers are the README's), each with the check that catches it.
+"""Known ways to fool a verification (numbered as in docs/verify.md), each with the check that catches it.
 
 Those that live on a GPU's clock, streams, caches or graphs need a GPU and are tested there.
 """
