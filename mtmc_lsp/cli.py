@@ -296,6 +296,49 @@ def export(
 
 
 @app.command()
+def verify(
+    reference: Annotated[str, typer.Argument(metavar="REFERENCE", help="FILE::NAME, or a file with `Model`.")],
+    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="FILE::NAME, or a file with `ModelNew`.")],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", help="Where to write the smallest failing case; else below .mtmc/failures."),
+    ] = None,
+    seed: Annotated[Optional[int], typer.Option("--seed", help="Of the inputs; else a secret one.")] = None,  # noqa: UP045
+    allow_no_kernel: Annotated[
+        bool, typer.Option("--allow-no-kernel", help="Accept a candidate that launches no Triton kernel.")
+    ] = False,
+    require_sandbox: Annotated[
+        bool, typer.Option("--require-sandbox", help="Refuse where the candidate's process cannot be locked in.")
+    ] = False,
+    python: Python = "",
+    as_json: AsJson = False,
+) -> int:
+    """Check any candidate against any reference, check by check; a failure is written as a file that runs."""
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.text import console, show_pair
+    from mtmc_lsp.search.pairs import open_pair, verify_pair
+
+    settings = _settings(Path(reference.partition("::")[0]).absolute().parent)
+    first, second = open_pair(reference, candidate, settings, python)
+    with console(stderr=True).status("capturing the reference") as status:
+        found = verify_pair(
+            first,
+            second,
+            reproduction=out,
+            seed=seed,
+            needs_kernel=not allow_no_kernel,
+            needs_sandbox=require_sandbox,
+            on_case=lambda case: status.update(case.label),
+        )
+    if as_json:
+        targets = {"reference": first.target, "candidate": second.target}
+        print(document(**targets, verdict=found.verdict, reproduction=found.reproduction or None))
+    else:
+        show_pair(console(), found)
+    return 0 if found.verdict.is_correct else 1
+
+
+@app.command()
 def doctor(python: Python = "", as_json: AsJson = False) -> int:
     """Check what the tool needs, and say what to do about what is missing."""
     from mtmc_lsp.report.documents import document

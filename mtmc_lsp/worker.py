@@ -24,6 +24,10 @@ COMMANDS = {
     "measure.compare": "mtmc_lsp.measure.in_worker:compare",
     "measure.reference": "mtmc_lsp.measure.in_worker:reference",
     "measure.candidate": "mtmc_lsp.measure.in_worker:candidate",
+    "measure.constructor": "mtmc_lsp.measure.in_pair:constructor",
+    "measure.pair": "mtmc_lsp.measure.in_pair:candidate",
+    "measure.reproduce": "mtmc_lsp.measure.in_reproduction:reproduce",
+    "measure.judge": "mtmc_lsp.measure.in_pair:compare",
     "measure.compile": "mtmc_lsp.measure.in_compiler:compile_launches",
     "measure.time": "mtmc_lsp.measure.in_timer:time_candidate",
     "measure.baseline": "mtmc_lsp.measure.in_timer:baseline",
@@ -49,6 +53,12 @@ def _limit_memory(size: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+
+
+def _lock_in(sandbox: dict[str, Any]) -> None:
+    from mtmc_lsp.core import sandbox as locking
+
+    locking.active = locking.enter(sandbox["writable"], sandbox["hidden"])
 
 
 def _end_with(parent: int) -> None:
@@ -88,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int, required=True)
     parser.add_argument("--memory", type=int)
+    parser.add_argument("--sandbox", type=json.loads)
     options = parser.parse_args()
     if os.getpgrp() == os.getpid():
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
@@ -95,6 +106,8 @@ def main() -> None:
     if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
         sys.path.pop(0)
     _register_package()
+    if options.sandbox:
+        _lock_in(options.sandbox)
     if options.memory:
         _limit_memory(options.memory)
     # A process that user code starts must not hold the pipe open after our end.

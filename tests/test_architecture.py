@@ -27,6 +27,8 @@ IN_WORKER = {
     "measure/comparing.py",
     "measure/in_compiler.py",
     "measure/in_launches.py",
+    "measure/in_pair.py",
+    "measure/in_reproduction.py",
     "measure/in_timer.py",
     "capture/settling.py",
     "capture/structure.py",

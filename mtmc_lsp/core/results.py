@@ -39,6 +39,8 @@ class VerdictStatus(Enum):
     """The candidate raised, or did not launch its kernel."""
     TIMEOUT = "timeout"
     CRASHED = "crashed"
+    UNCERTIFIABLE = "uncertifiable"
+    """No fault was found, but the workload cannot tell right from wrong, or nothing could be run; the reason says which."""
 
 
 @dataclass(frozen=True)

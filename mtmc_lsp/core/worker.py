@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -26,10 +27,22 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, WorkerFailed, error_from_js
 ENTRY = Path(__file__).resolve().parent.parent / "worker.py"
 SCRATCH = "MTMC_SCRATCH"
 """The variable that tells the child its scratch folder, which is removed with it."""
+OWN_FOLDERS = ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
+"""Variables that tell a child which is locked in where it may write."""
 TAIL = 4000
 """Bytes of the child's output that are kept, for failures to quote."""
 POLL_SECONDS = 0.5
 """How often a child that is waited for is looked at: a grandchild may hold the answer pipe open after its death."""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """What a child that is locked in may reach, beside reading and its scratch folder."""
+
+    writable: tuple[str, ...] = ()
+    """Folders that it may write to."""
+    hidden: str = ""
+    """A folder that it may not even read."""
 
 
 class Worker:
@@ -42,6 +55,7 @@ class Worker:
         cwd: str,
         env: Mapping[str, str] | None = None,
         memory_bytes: int | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
         """Describe the child; nothing is started yet.
 
@@ -50,11 +64,13 @@ class Worker:
             cwd: the project's folder.
             env: variables to set beside the present ones.
             memory_bytes: most memory its data may take (RLIMIT_DATA); ``None`` for no limit.
+            sandbox: what it is locked in with, as far as this machine can; ``None`` leaves it free.
         """
         self.python = python
         self._cwd = cwd
         self._env = dict(env or {})
         self._memory_bytes = memory_bytes
+        self._sandbox = sandbox
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = -1
         self._tail: _Tail | None = None
@@ -135,6 +151,11 @@ class Worker:
         read_end, write_end = os.pipe()
         limit = ["--memory", str(self._memory_bytes)] if self._memory_bytes else []
         self._scratch = tempfile.mkdtemp(prefix="mtmc-")
+        locked: dict[str, str] = {}
+        if self._sandbox is not None:
+            folders = [*self._sandbox.writable, self._scratch]
+            limit += ["--sandbox", json.dumps({"writable": folders, "hidden": self._sandbox.hidden})]
+            locked = dict.fromkeys(OWN_FOLDERS, self._scratch)
         try:
             self._process = subprocess.Popen(
                 [self.python, str(ENTRY), "--answers", str(write_end), *limit],
@@ -142,7 +163,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", SCRATCH: self._scratch, **self._env},
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", SCRATCH: self._scratch, **locked, **self._env},
                 pass_fds=(write_end,),
                 start_new_session=True,
             )

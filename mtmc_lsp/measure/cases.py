@@ -40,10 +40,13 @@ class Case:
 
     sizes: Mapping[str, int]
     distribution: str
-    """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, or ``given`` (by ``get_inputs``)."""
+    """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, or ``given`` (by ``get_inputs``); for a pair
+    also those of :mod:`~mtmc_lsp.measure.pair_cases`."""
     seed: int
     kind: str = VALUES
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""
+    layout: str = ""
+    """Empty for the workload's own, ``strided`` for arguments that are not contiguous, ``aliased`` for one tensor twice."""
 
     @property
     def is_kernels_ground(self) -> bool:
@@ -54,7 +57,7 @@ class Case:
     def label(self) -> str:
         """The case in words."""
         sizes = ", ".join(f"{name}={value}" for name, value in self.sizes.items())
-        kind = "" if self.kind == VALUES else f"{self.kind}, "
+        kind = "".join(f"{word}, " for word in (self.kind, self.layout) if word and word != VALUES)
         return f"{sizes + ', ' if sizes else ''}{kind}{self.distribution}, seed {self.seed}"
 
 

@@ -66,14 +66,26 @@ class Comparison:
         if found.error > self.worst[0]:
             self.worst = (found.error, found.own_error)
 
+    def exact(self, name: str, mine: Any, own: Any, oracle: Any) -> None:
+        """Where arithmetic is exact for the reference, no rounding excuses a difference."""
+        if not isinstance(own, torch.Tensor) or not torch.equal(own.double(), oracle.double()):
+            return
+        fits = isinstance(mine, torch.Tensor) and mine.shape == own.shape
+        wrong = int((mine.double() != own.double()).sum()) if fits else own.numel()
+        detail = f"{wrong} of {own.numel()} elements differ on whole numbers, where arithmetic is exact"
+        self.check(f"{name} exact", detail if wrong else "")
+
     def untouched(self, name: str, before: torch.Tensor, mine: torch.Tensor | None) -> None:
         """An input that the user's own code leaves alone must be left alone, to the bit."""
         wrong = "" if mine is None else f"{int((before != mine).sum())} elements were overwritten"
         self.check(f"input {name} unchanged", wrong)
 
 
-def compare_files(before: str, expected: str, results: str, precision: str) -> dict[str, Any]:
-    """Every check of one case from the three files, and the worst relative errors."""
+def compare_files(before: str, expected: str, results: str, precision: str, *, exact: bool = False) -> dict[str, Any]:
+    """Every check of one case from the three files, and the worst relative errors.
+
+    With ``exact``, results that the reference gives without any error must be given without any.
+    """
     device = "cuda" if torch.cuda.is_available() and not is_interpreted() else "cpu"
     files = (before, expected, results)
     inputs, want, seen = (torch.load(file, weights_only=True, map_location=device) for file in files)
@@ -87,6 +99,8 @@ def compare_files(before: str, expected: str, results: str, precision: str) -> d
         name = f"result {i}" if i < outputs else f"gradient {i - outputs}"
         near = want["near"][i] if want["near"] else None
         comparison.tensor(name, mine, own, want["oracle"][i], near, want["ties"].get(i))
+        if exact:
+            comparison.exact(name, mine, own, want["oracle"][i])
     for name, held in inputs.items():
         mine, own = seen["after"].get(name), want["after"].get(name)
         if own is None:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.calls import build_call, user_error
+from mtmc_lsp.core import sandbox
 from mtmc_lsp.core.dtypes import EPSILON
-from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
 from mtmc_lsp.measure.comparing import compare_files
-from mtmc_lsp.measure.inputs import laid_out, make_inputs
+from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout
 from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds
 from mtmc_lsp.measure.running import (
     LaunchCount,
@@ -30,10 +31,10 @@ from mtmc_lsp.measure.running import (
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Import torch and start the GPU's context, so that the first request need not wait for it."""
+    """Import torch and start the GPU's context, so that the first request need not wait; says how it is locked in."""
     if request["gpu"] and torch.cuda.is_available():
         torch.zeros(1, device="cuda")
-    return {}
+    return {"isolation": to_json(sandbox.active)}
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:
@@ -46,6 +47,8 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
     inputs = make_inputs(capture, start, case["sizes"], case["distribution"], case["seed"], device, widened)
     if case["kind"] == "float64":
         inputs = {name: _wide(tensor) for name, tensor in inputs.items()}
+    if case.get("layout"):
+        inputs = other_layout(inputs, [a.input for a in capture.arguments if a.input in inputs], case["layout"])
     torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, request["inputs"])
     try:
         expected = _expected(module, capture, inputs, device, case)
@@ -155,7 +158,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     try:
         module = module_of(capture, own_text(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:
-        return {"status": "compile_error", "reason": _said(error)}
+        return {"status": "compile_error", "reason": said(error)}
     loaded = {name: tensor.to(device) for name, tensor in torch.load(request["inputs"], weights_only=True).items()}
     inputs = {name: _with_layout_of(tensor, capture, name, case["sizes"]) for name, tensor in loaded.items()}
     runs = []
@@ -169,19 +172,20 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
                 if device == "cuda":
                     torch.cuda.synchronize()
             except Exception as error:
-                return {"status": "runtime_error", "reason": _said(error)}
+                return {"status": "runtime_error", "reason": said(error)}
             runs.append(run)
     repeats = all(_same(first, second) for run in runs[1:] for first, second in _pairs(runs[0], run))
-    kept = {**runs[0], "results": [_plain(result) for result in runs[0]["results"]]}
+    kept = {**runs[0], "results": [plain(result) for result in runs[0]["results"]]}
     torch.save(kept, request["results"])
     return {"status": "ran", "launches": launches.count // len(runs), "repeats": repeats}
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """What a candidate raised, not at any length."""
     return f"{type(error).__name__}: {str(error)[:600]}"
 
 
-def _plain(result: Any) -> Any:
+def plain(result: Any) -> Any:
     """A result as the comparing process can load it: a tensor without its subclass, or a constant; else its name."""
     if isinstance(result, torch.Tensor):
         return result.as_subclass(torch.Tensor) if type(result) is not torch.Tensor else result

@@ -12,6 +12,11 @@ from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
+EXACT = {"integers": (-4, 5), "bits": (0, 2)}
+"""Distributions of whole numbers, from and up to: sums and products of them are exact in every float type."""
+SPECIAL = {"infinite": (float("inf"), float("-inf")), "nan": (float("nan"),)}
+SPECIAL_PART = 0.02
+"""The part of the elements that are infinite or NaN; at least one of each tensor."""
 MAGNITUDES = 3.0
 """``mixed`` values range over ten to the power of minus and plus this."""
 
@@ -34,7 +39,11 @@ def make_inputs(
     for item in capture.graph.inputs:
         if item.kind is not InputKind.ARGUMENT:
             shape = [size.value(sizes) for size in item.type.shape]
-            result[item.name] = _varied(_read(call.instance, item.access), shape, generator).to(device)
+            held = _read(call.instance, item.access)
+            if distribution in EXACT and held.is_floating_point():
+                result[item.name] = _whole(shape, distribution, generator).to(held.dtype).to(device)
+            else:
+                result[item.name] = _varied(held, shape, generator).to(device)
             continue
         if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
             result[item.name] = given[item.name].detach().clone()
@@ -67,6 +76,14 @@ def _values(
             value = torch.rand(shape, generator=generator).to(value.dtype)
         elif distribution == "constant":
             value = torch.full(shape, 0.5 + torch.rand((), generator=generator).item(), dtype=value.dtype)
+        elif distribution in EXACT:
+            value = _whole(shape, distribution, generator).to(value.dtype)
+        elif distribution == "denormal":
+            least = torch.finfo(value.dtype).tiny
+            below = torch.rand(shape, generator=generator) < 0.25
+            value = torch.where(below, (value.double() * least / 16).to(value.dtype), value)
+        elif distribution in SPECIAL:
+            value = _with_special(value, SPECIAL[distribution], generator)
         elif distribution == "mixed":
             exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator) - 1.0)
             value = (value * torch.pow(10.0, exponents)).to(value.dtype)
@@ -76,11 +93,42 @@ def _values(
     return value if list(value.stride()) == strides or not value.numel() else laid_out(value, strides)
 
 
+def _whole(shape: Sequence[int], distribution: str, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(*EXACT[distribution], tuple(shape), generator=generator)
+
+
+def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torch.Generator) -> torch.Tensor:
+    flat = value.flatten()
+    if flat.numel():
+        count = max(1, int(SPECIAL_PART * flat.numel()))
+        for kind in kinds:
+            flat[torch.randint(0, flat.numel(), (count,), generator=generator)] = kind
+    return flat.view(value.shape)
+
+
 def laid_out(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """A fresh tensor with these values and strides; dimensions of stride 0 are expanded ones."""
     own = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)] if value.numel() else value
     fresh = torch.empty_strided(own.shape, tuple(strides), dtype=value.dtype, device=value.device)
     return fresh.copy_(own).as_strided(value.shape, tuple(strides))
+
+
+def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: str) -> dict[str, torch.Tensor]:
+    """The same inputs with arguments that are not contiguous, or with equal arguments that are one tensor."""
+    result = dict(inputs)
+    for i, name in enumerate(names):
+        value = inputs[name]
+        if layout == "strided" and value.dim():
+            # The order of the dimensions is turned around in memory, and every second element is left out.
+            room = torch.empty(
+                [*reversed(value.shape[:-1]), 2 * value.shape[-1]], dtype=value.dtype, device=value.device
+            )
+            places = [*reversed(range(value.dim() - 1)), value.dim() - 1]
+            result[name] = room[..., ::2].permute(places).copy_(value)
+        if layout == "aliased":
+            like = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
+            result[name] = result[next(like, name)]
+    return result
 
 
 def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -> torch.Tensor:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-GPU_TO_CPU = ((".is_cuda", ".is_cpu"), ("torch.cuda.current_device()", "-1"), ('"cuda"', '"cpu"'), ("'cuda'", "'cpu'"))
+GPU_TO_CPU = (
+    (".is_cuda", ".is_cpu"),
+    (".cuda()", ".cpu()"),
+    ("torch.cuda.current_device()", "-1"),
+    ("torch.cuda.synchronize()", "None"),
+    ('"cuda"', '"cpu"'),
+    ("'cuda'", "'cpu'"),
+)
 BEGIN, END = "# mtmc: begin", "# mtmc: end"
 """Marks around generated code."""
 BFLOAT16_TO_FLOAT32 = (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.calls import Call
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
@@ -65,15 +66,16 @@ def run_case(
     mode: contextlib.AbstractContextManager[Any],
     seed: int,
     kind: str,
+    prepare: Callable[..., tuple[Call, list[Any]]] = prepared_call,
 ) -> dict[str, Any]:
-    """Call the target once.
+    """Call the target once; ``prepare`` finds it in the module and gives what to call it with.
 
     Returns:
         ``results`` (where gradients are asked for, these follow), ``after`` (the inputs that hold something else then)
         and ``facts`` (for each result what is seen of it beside its values).
     """
     before = copies(inputs)
-    call, values = prepared_call(module, capture, inputs, device)
+    call, values = prepare(module, capture, inputs, device)
     leaves = _leaves(capture, inputs) if kind == AUTOGRAD else []
     torch.manual_seed(seed)
     with torch.set_grad_enabled(bool(leaves)), mode:
@@ -161,10 +163,12 @@ class LaunchCount:
 
     def __init__(self) -> None:
         self.count = 0
+        self._executes = True
 
     @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count what is launched inside."""
+    def counting(self, *, executes: bool = True) -> Iterator[None]:
+        """Count what is launched inside; kernels do nothing where ``executes`` is false."""
+        self._executes = executes
         import triton.runtime.interpreter as interpreter
         from triton.runtime.jit import JITFunction
 
@@ -182,6 +186,8 @@ class LaunchCount:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not kwargs.get("warmup"):
                 self.count += 1
+                if not self._executes:
+                    return None
             return original(*args, **kwargs)
 
         return run

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtmc_lsp.capture.loading_paths import project_root
+from mtmc_lsp.core import sandbox
 from mtmc_lsp.core.chat import ModelFailed, ModelNotUsable
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.settings import LlmSettings, read_settings
@@ -54,7 +55,7 @@ def check_environment(python: str = "") -> list[Finding]:
     findings.append(Finding("numpy", bool(found["numpy"]), found["numpy"] or "not installed", remedy))
     if all(finding.ok for finding in findings):
         findings += _triton(interpreter)
-    return [*findings, _store(here), *_model(read_settings(here.parent).llm)]
+    return [*findings, _isolation(interpreter), _store(here), *_model(read_settings(here.parent).llm)]
 
 
 def _model(settings: LlmSettings) -> Iterator[Finding]:
@@ -109,6 +110,16 @@ def _probe(interpreter: str, *arguments: str) -> dict[str, object]:
         return {"error": said[-1] if said else "no answer"}
     found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
+
+
+def _isolation(interpreter: str) -> Finding:
+    """How a candidate that is verified would be locked in; tried in a process of its own, for it cannot be undone."""
+    done = subprocess.run(
+        [interpreter, "-I", sandbox.__file__], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+    )
+    level = done.stdout.strip() or "none"
+    remedy = "Use Linux 5.13 or newer with Landlock and seccomp."
+    return Finding("isolation of candidates", level.startswith("full"), level, remedy, required=False)
 
 
 def _driver() -> str:

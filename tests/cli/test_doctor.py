@@ -17,6 +17,9 @@ def test_doctor_finds_that_this_environment_works(tmp_path: Path) -> None:
     for name in ("python", "torch", "triton", "Triton's interpreter", "compiler for sm_90", "store of runs"):
         assert found[name]["ok"], found[name]
     assert "never timed" in found["CUDA GPU"]["detail"]
+    isolation = found["isolation of candidates"]
+    assert isolation["detail"].startswith(("full", "partial", "none"))
+    assert not isolation["required"]
 
 
 def test_doctor_tells_the_command_that_installs_what_is_missing(tmp_path: Path) -> None:

@@ -1,0 +1,285 @@
+"""Verification of a pair of callables, run in workers: the candidate in one process, all that judges it in another."""
+
+from __future__ import annotations
+
+import _thread
+import ast
+import contextlib
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.calls import Call, make_tensor, resolve
+from mtmc_lsp.capture.loading import load_user_module
+from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.workload import Capture, Target, TargetKind
+from mtmc_lsp.measure.comparing import Comparison, compare_files
+from mtmc_lsp.measure.in_worker import plain, said
+from mtmc_lsp.measure.inputs import EXACT
+from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
+from mtmc_lsp.measure.running import (
+    LaunchCount,
+    copies,
+    device_for,
+    is_interpreted,
+    mend_interpreter,
+    module_of,
+    own_text,
+    poison_new_memory,
+    run_case,
+    same_bits,
+)
+
+DRIFT_CALLS = 24
+"""How often the smallest case is called again at the end: a candidate may be right the first times only."""
+
+_pool: dict[tuple[object, ...], torch.Tensor] = {}
+"""Tensors that candidates are called with, kept so that new contents come at old addresses."""
+_loaded: dict[str, Any] = {}
+
+
+def constructor(request: dict[str, Any]) -> dict[str, Any]:
+    """The reference's constructor arguments as ``get_init_inputs`` makes them, as text of Python literals."""
+    capture = from_json(Capture, request["capture"])
+    module = module_of(capture, own_text(request, capture), None, bool(request["widened"]))
+    init = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
+    pair = len(init) == 2 and isinstance(init[0], (list, tuple)) and isinstance(init[1], dict)
+    positional, named = (list(init[0]), dict(init[1])) if pair else (list(init), {})
+    text = repr([positional, named])
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise RequestError(
+            "get_init_inputs() gives what cannot be handed to the candidate's process",
+            where=Location(capture.workload.target.path),
+            remedy="Let it return numbers, strings, and lists of these.",
+        ) from None
+    return {"init": text}
+
+
+def candidate(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the candidate on a case's inputs; its results go to a file, what else was seen comes back."""
+    capture = from_json(Capture, request["capture"])
+    target = from_json(Target, request["target"])
+    case = request["case"]
+    device = device_for(capture, case["kind"])
+    poison_new_memory()
+    if is_interpreted():
+        mend_interpreter()
+    try:
+        module = _module(target, request["source"], bool(request["widened"]))
+    except Exception as error:
+        return {"status": "compile_error", "reason": said(error)}
+    prepare = functools.partial(_prepared, target=target, init=request["init"])
+    inputs = {n: t.to(device) for n, t in torch.load(request["inputs"], weights_only=True).items()}
+    # Counts those too that the threading module does not know of.
+    threads = _thread._count()
+    launches, disabled = LaunchCount(), LaunchCount()
+
+    def run(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+        found = run_case(
+            module, capture, tensors, device, contextlib.nullcontext(), case["seed"], case["kind"], prepare
+        )
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return found
+
+    try:
+        with launches.counting():
+            first = run(_pooled(inputs))
+            kept = {**first, "results": [_copy(result) for result in first["results"]]}
+            again = [run(copies(inputs)) for _ in range(DRIFT_CALLS if request["drift"] else 1)]
+        used = True
+        if request["decoy"] and launches.count:
+            with disabled.counting(executes=False):
+                used = not _same_without_kernels(run, kept, inputs)
+    except RequestError:
+        raise
+    except Exception as error:
+        return {"status": "runtime_error", "reason": said(error)}
+    torch.save(kept, request["results"])
+    return {
+        "status": "ran",
+        "launches": launches.count // (1 + len(again)),
+        "repeats": all(_equal(kept["results"], other["results"]) for other in again),
+        "used": used,
+        "threads": _thread._count() - threads,
+    }
+
+
+def _module(target: Target, source: str, widened: bool) -> Any:
+    text = on_cpu(source, "") if is_interpreted() else source
+    text = without_bfloat16(text) if widened else text
+    if text not in _loaded:
+        _loaded[text] = load_user_module(target.path, text, f"candidate{len(_loaded)}")
+    return _loaded[text]
+
+
+def _pooled(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs in tensors that earlier cases were called with, where there are such."""
+    found: dict[int, torch.Tensor] = {}
+    for name, value in inputs.items():
+        place = value.data_ptr() if value.numel() else -len(found) - 1
+        if place not in found:
+            key = (name, value.shape, value.stride(), value.dtype)
+            if key not in _pool or _pool[key].requires_grad or 0 in value.stride():
+                _pool[key] = copies({name: value})[name]
+            found[place] = _pool[key] if 0 in value.stride() else _pool[key].copy_(value)
+        inputs = {**inputs, name: found[place]}
+    return dict(inputs)
+
+
+def _copy(result: Any) -> Any:
+    """The result as it was right after its call: memory of a later call must not stand in for it."""
+    bare = plain(result)
+    if not isinstance(bare, torch.Tensor):
+        return bare
+    fresh = torch.empty_strided(bare.shape, bare.stride(), dtype=bare.dtype, device=bare.device)
+    return fresh.copy_(bare.detach())
+
+
+def _same_without_kernels(run: Any, kept: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the results are the same although no kernel does anything: then they come from elsewhere."""
+    try:
+        found = run(copies(inputs))
+    except Exception:  # whatever a candidate makes of results that are not there
+        return False
+    return _equal(kept["results"], found["results"]) and sorted(kept["after"]) == sorted(found["after"])
+
+
+def _equal(first: list[Any], second: list[Any]) -> bool:
+    def same(a: Any, b: Any) -> bool:
+        tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        return same_bits(a, plain(b)) if tensors else bool(a == plain(b))
+
+    return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _prepared(
+    module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str, *, target: Target, init: str
+) -> tuple[Call, list[Any]]:
+    """The candidate with the case's parameters, and the arguments to call it with."""
+    function = resolve(module, target.qualname)
+    instance = None
+    if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
+        instance = _instance(resolve(module, target.class_name), capture, device, init)
+        method = "forward" if target.kind is TargetKind.MODULE else target.qualname.rpartition(".")[2]
+        function = getattr(instance, method)
+        _place(instance, capture, inputs, target)
+    call = _bound(function, instance, capture, inputs, target)
+    return call, list(call.values)
+
+
+def _instance(kind: Any, capture: Capture, device: str, init: str) -> torch.nn.Module:
+    workload = capture.workload
+    positional, named = ast.literal_eval(init)
+    for i, spec in enumerate(workload.init_arguments):
+        tensor = spec.tensor
+        named[spec.name] = spec.constant if tensor is None else make_tensor(tensor, workload.sizes, device, 1000 + i)
+    torch.manual_seed(0)
+    instance: torch.nn.Module = kind(*positional, **named).to(device)
+    return instance.eval()
+
+
+def _place(instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> None:
+    """Give the candidate the case's parameters and buffers: those of the same name, else the next of the same shape."""
+    held = {**dict(instance.named_parameters()), **dict(instance.named_buffers())}
+    free = list(held)
+    for item in capture.graph.inputs:
+        if item.kind is InputKind.ARGUMENT:
+            continue
+        value = inputs[item.name]
+        dotted = item.access.removeprefix("self.").replace("[", ".").replace("]", "")
+        fitting = [name for name in free if held[name].shape == value.shape]
+        name = dotted if dotted in fitting else next(iter(fitting), "")
+        if not name:
+            raise RequestError(
+                f"{target.qualname} has no parameter that corresponds to {item.access}, shape {tuple(value.shape)}",
+                where=Location(target.path, target.start_line),
+                remedy="Give the candidate the reference's parameters, best under the same names.",
+            )
+        free.remove(name)
+        owner = instance.get_submodule(name.rpartition(".")[0])
+        last = name.rpartition(".")[2]
+        if last in owner._parameters:
+            owner._parameters[last] = torch.nn.Parameter(value, requires_grad=value.is_floating_point())
+        else:
+            owner._buffers[last] = value
+
+
+def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> Call:
+    """The arguments by name where the candidate has the reference's names, else in the reference's order."""
+    where = Location(target.path, target.start_line)
+    parameters = inspect.signature(function).parameters
+    given = {spec.name for spec in capture.workload.arguments}
+    values: dict[str, Any] = {}
+    for argument in capture.arguments:
+        if argument.input and argument.input not in inputs:
+            raise RequestError(
+                f"the reference does not use its argument {argument.name}, so no values of it can be tried",
+                where=Location(capture.workload.target.path, capture.workload.target.start_line),
+                remedy="Take the argument out of both.",
+            )
+        # What the reference fills in by itself is passed on only to a candidate that knows the name.
+        if argument.input or argument.name in given or argument.name in parameters:
+            values[argument.name] = inputs[argument.input] if argument.input else argument.constant
+    by_name = all(name in parameters for name in values)
+    try:
+        bound = inspect.signature(function).bind(**values) if by_name else None
+        bound = bound or inspect.signature(function).bind(*values.values())
+    except TypeError as error:
+        raise RequestError(
+            f"{target.qualname} cannot be called as the reference is: {error}",
+            where=where,
+            remedy="Give it the reference's arguments.",
+        ) from None
+    names = tuple(values)
+    return Call(function, instance, names, tuple(values.values()), frozenset(names) if by_name else frozenset())
+
+
+def compare(request: dict[str, Any]) -> dict[str, Any]:
+    """The checks of one case, and which answers without any work would have passed them; in the reference's process."""
+    case, files = request["case"], (request["inputs"], request["expected"])
+    exact = case["distribution"] in EXACT and bool(request["exact"])
+    found = compare_files(*files, request["results"], request["precision"], exact=exact)
+    for check in found["checks"]:
+        if case["layout"] and check["name"].endswith(" stride") and check["status"] == "failed":
+            # The workload has another layout; only there is the layout of results part of the contract.
+            check["status"] = "skipped"
+    return {**found, "trivial": trivial_answers(*files, request["precision"])}
+
+
+def trivial_answers(before: str, expected: str, precision: str) -> list[str]:
+    """Which of zeros, the mean and copies of the inputs agree with the reference; empty results say nothing."""
+    inputs, want = torch.load(before, weights_only=True), torch.load(expected, weights_only=True)
+    results = [r for r in want["results"] if isinstance(r, torch.Tensor)]
+    answers: dict[str, list[torch.Tensor]] = {
+        "zeros": [torch.zeros_like(r) for r in results],
+        "the mean": [_mean(r) for r in results],
+    }
+    for name, value in inputs.items():
+        fitting = [value.shape == r.shape and value.dtype == r.dtype for r in results]
+        if fitting and all(fitting):
+            answers[f"a copy of {name}"] = [value] * len(results)
+    if want["after"]:
+        # A reference that changes its inputs asks for more than any returned tensor.
+        return []
+    return [name for name, given in answers.items() if _passes(given, want, precision)]
+
+
+def _mean(result: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(result, result.double().mean().item()) if result.numel() else result
+
+
+def _passes(answer: list[torch.Tensor], want: Mapping[str, Any], precision: str) -> bool:
+    comparison = Comparison(precision)
+    for i, own in enumerate(r for r in want["results"] if isinstance(r, torch.Tensor)):
+        near = want["near"][i] if want["near"] else None
+        mine = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device).copy_(answer[i])
+        comparison.tensor("", mine, own, want["oracle"][i], near, want["ties"].get(i))
+    return all(check["status"] != "failed" for check in comparison.checks)

@@ -1,0 +1,70 @@
+"""``mtmc verify``: from two names to a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.measure.cases import Case
+from mtmc_lsp.measure.pair import Pair, PairVerdict, PairVerifier
+from mtmc_lsp.search.session import Opened, capture_target, open_target, parse_request
+
+REFERENCE, CANDIDATE = "Model", "ModelNew"
+"""The names in files of KernelBench's format, taken where none is given."""
+
+
+def open_pair(reference: str, candidate: str, settings: Settings | None, python: str) -> tuple[Opened, Opened]:
+    """Both files as read, and the targets in them; each is ``FILE::NAME``, or a KernelBench-format file.
+
+    Raises:
+        RequestError: there is no such file or no such name in it.
+    """
+    specs = [
+        spec if "::" in spec else f"{spec}::{name}" for spec, name in ((reference, REFERENCE), (candidate, CANDIDATE))
+    ]
+    first = parse_request(specs[0], settings, python)
+    second = parse_request(specs[1], first.settings, first.python)
+    return open_target(first), open_target(second)
+
+
+def verify_pair(
+    reference: Opened,
+    candidate: Opened,
+    *,
+    reproduction: Path | None = None,
+    seed: int | None = None,
+    needs_kernel: bool = True,
+    needs_sandbox: bool = False,
+    on_case: Callable[[Case], None] = lambda _: None,
+) -> PairVerdict:
+    """The verdict on a pair; a failure's smallest case is written as a runnable file.
+
+    Args:
+        reference: what is right; its workload gives the inputs.
+        candidate: what is judged.
+        reproduction: where to write; by default in the reference's project, below ``.mtmc/failures``.
+        seed: of the inputs.
+        needs_kernel: whether a candidate that launches no Triton kernel is refused.
+        needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
+        on_case: told of each case before it runs.
+    """
+    capture = capture_target(reference)
+    # The candidate is judged as its file has it, also where that is our own code in the reference's place.
+    pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
+    settings = reference.request.settings
+    verifier = PairVerifier(
+        pair,
+        reference.request.python,
+        seed=seed,
+        precision=settings.precision,
+        needs_kernel=needs_kernel,
+        needs_sandbox=needs_sandbox,
+    )
+    if reproduction is None:
+        stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
+        reproduction = reference.root / ".mtmc" / "failures" / f"{stem}.py"
+    try:
+        return verifier.verify(reproduction.absolute(), on_case)
+    finally:
+        verifier.close()
