@@ -18,6 +18,7 @@ FACES = {"__init__.py", "__main__.py", "cli.py"}
 IN_WORKER = {
     "worker.py",
     "capture/calls.py",
+    "capture/branches.py",
     "capture/effects.py",
     "capture/expanding.py",
     "capture/exporting.py",
@@ -27,6 +28,7 @@ IN_WORKER = {
     "measure/in_compiler.py",
     "measure/in_timer.py",
     "capture/settling.py",
+    "capture/structure.py",
     "measure/in_worker.py",
     "measure/inputs.py",
     "measure/oracle.py",

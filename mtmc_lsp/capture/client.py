@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mtmc_lsp.capture.records import recorded, recorded_workload
-from mtmc_lsp.core.errors import Location, NoWorkload
+from mtmc_lsp.core.errors import Location, NoWorkload, TargetUnsupported
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture, Target, TargetKind, Workload, WorkloadSource
@@ -18,8 +18,15 @@ def find_workload(path: str, text: bytes, target: Target, records: Path | None =
     """The target's workload: from its directive, jaxtyping annotations, ``get_inputs``, or recorded calls, in this order.
 
     Raises:
+        TargetUnsupported: the target is a kernel.
         NoWorkload: there is none; the remedy is the directive to add.
     """
+    if target.kind is TargetKind.KERNEL:
+        raise TargetUnsupported(
+            f"{target.qualname} is a Triton kernel already, and kernels cannot be optimised yet",
+            where=Location(path, target.start_line),
+            remedy="Choose the function that calls it, or a PyTorch function.",
+        )
     found = parse_directive(text, target, path) or workload_from_annotations(text, target, path)
     if found is None and any(item.qualname == "get_inputs" for item in find_targets(text, path)):
         found = Workload(target, WorkloadSource.GET_INPUTS)

@@ -18,6 +18,8 @@ from mtmc_lsp.core.workload import Target
 
 RANDOM_OPS = ("dropout", "rand", "bernoulli", "normal", "multinomial", "exponential", "uniform", "poisson", "geometric")
 CONTAINERS = (list, dict, set)
+PLAIN = (bool, int, float, str, type(None))
+"""Values that a guard can compare."""
 
 
 def is_random(op: str) -> bool:
@@ -48,8 +50,17 @@ class Watched:
 
     reads: dict[str, object] = field(default_factory=dict)
     """Plain Python values that they read from themselves: the graph holds only for these."""
+    called: set[str] = field(default_factory=set)
+    """The modules whose ``forward`` ran."""
     writes: dict[str, int] = field(default_factory=dict)
     """What they assign, with the line of the user's file; in-place changes of tensors are none."""
+
+    def note(self, access: str, value: object) -> None:
+        """Note a value that was read, where it is a plain one."""
+        plain = list(value) if isinstance(value, tuple) else value
+        items = plain if isinstance(plain, list) else [plain]
+        if isinstance(value, (*PLAIN, tuple)) and all(isinstance(item, PLAIN) for item in items):
+            self.reads[access] = plain
 
     def refuse_writes(self, target: Target) -> None:
         """Refuse assignments.
@@ -73,26 +84,72 @@ def watching_attributes(instance: torch.nn.Module | None, path: str) -> Iterator
         yield watched
         return
     originals = {name: (module, type(module)) for name, module in instance.named_modules()}
+    settings: list[tuple[Any, type]] = []
     for name, (module, kind) in originals.items():
-        access = "self." + name if name else "self"
-        access = ".".join(part if not part.isdigit() else f"[{part}]" for part in access.split(".")).replace(".[", "[")
+        access = access_of(name)
+        settings += _watch_settings(module, access, watched, {id(item) for item, _ in settings})
         module.__class__ = _watching_class(kind, access, watched, path)
     try:
         yield watched
     finally:
         for module, kind in originals.values():
             module.__class__ = kind
+        for item, kind in settings:
+            object.__setattr__(item, "__class__", kind)
+
+
+def access_of(name: str) -> str:
+    """Python for a module's, parameter's or buffer's name: ``layers.0.weight`` is ``self.layers[0].weight``."""
+    parts = ["self", *(name.split(".") if name else [])]
+    return ".".join(part if not part.isdigit() else f"[{part}]" for part in parts).replace(".[", "[")
+
+
+def _watch_settings(module: torch.nn.Module, access: str, watched: Watched, known: set[int]) -> list[tuple[Any, type]]:
+    """Note what is read from objects that hold a module's settings, as ``self.config``.
+
+    Returns:
+        These, without those ``known`` because an outer module has them too, and their classes, to put back.
+    """
+    changed = []
+    for name, value in list(module.__dict__.items()):
+        kind = type(value)
+        plain_object = hasattr(value, "__dict__") and not callable(value) and not isinstance(value, ModuleType)
+        if name.startswith("_") or not plain_object or isinstance(value, torch.Tensor) or id(value) in known:
+            continue
+        try:
+            object.__setattr__(value, "__class__", _watching_settings(kind, f"{access}.{name}", watched))
+        except TypeError:
+            # Built-in classes and those with slots keep their class; what they hold is not known.
+            continue
+        changed.append((value, kind))
+    return changed
+
+
+def _watching_settings(kind: type, access: str, watched: Watched) -> type:
+    def __getattribute__(self: Any, name: str) -> Any:
+        value = super(type(self), self).__getattribute__(name)
+        if not name.startswith("_"):
+            watched.note(f"{access}.{name}", value)
+        return value
+
+    return type(kind.__name__, (kind,), {"__getattribute__": __getattribute__, "__module__": kind.__module__})
 
 
 def _watching_class(kind: type, access: str, watched: Watched, path: str) -> type:
     def __getattribute__(self: Any, name: str) -> Any:
         value = super(type(self), self).__getattribute__(name)
-        if not name.startswith("_") and isinstance(value, (bool, int, float, str, tuple, type(None))):
-            own = object.__getattribute__(self, "__dict__")
-            if name in own and name not in ("dump_patches", "call_super_init"):
-                plain = list(value) if isinstance(value, tuple) else value
-                if not isinstance(plain, list) or all(isinstance(item, (bool, int, float, str)) for item in plain):
-                    watched.reads[f"{access}.{name}"] = plain
+        if name == "forward":
+            watched.called.add(access)
+        own = object.__getattribute__(self, "__dict__")
+        if not name.startswith("_") and name in own and name not in ("dump_patches", "call_super_init"):
+            watched.note(f"{access}.{name}", value)
+        return value
+
+    def __getattr__(self: Any, name: str) -> Any:
+        # Parameters, buffers and modules come this way; one that is None (`bias=False`) decides what is computed.
+        value = super(type(self), self).__getattr__(name)
+        if value is None:
+            watched.note(f"{access}.{name}", value)
         return value
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
@@ -102,7 +159,12 @@ def _watching_class(kind: type, access: str, watched: Watched, path: str) -> typ
             watched.writes.setdefault(f"{access}.{name}", _line_in(path))
         super(type(self), self).__setattr__(name, value)
 
-    own = {"__getattribute__": __getattribute__, "__setattr__": __setattr__, "__module__": kind.__module__}
+    own = {
+        "__getattribute__": __getattribute__,
+        "__getattr__": __getattr__,
+        "__setattr__": __setattr__,
+        "__module__": kind.__module__,
+    }
     recorder: type = type(kind.__name__, (kind,), own)
     return recorder
 

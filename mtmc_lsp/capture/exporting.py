@@ -17,7 +17,7 @@ from torch.export.graph_signature import OutputKind
 
 from mtmc_lsp.capture.expanding import expansions
 from mtmc_lsp.core.errors import Location, TargetUnsupported
-from mtmc_lsp.core.graph import Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
+from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target
 
@@ -159,7 +159,9 @@ class _Reader:
         self.inputs = inputs
         self.variables = variables
         self.target = target
+        self.device = str(inputs[0].value.device)
         self.placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+        self.numbers = self._take_numbers()
         if len(self.placeholders) != len(inputs):
             raise TargetUnsupported(
                 f"{target.qualname} uses a tensor that is neither an argument nor a parameter",
@@ -172,6 +174,17 @@ class _Reader:
         self.names: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
         self._name_symbols()
+
+    def _take_numbers(self) -> dict[str, bool | int | float]:
+        """Tensors of one number that the target makes, as ``torch.tensor(3.0)`` and ``y[:, 0] = 0`` do, by node."""
+        signature = self.program.graph_signature
+        found = {
+            name: self.program.constants[target].item()
+            for name, target in signature.inputs_to_lifted_tensor_constants.items()
+            if self.program.constants[target].dim() == 0
+        }
+        self.placeholders = [node for node in self.placeholders if node.name not in found]
+        return found
 
     def _name_symbols(self) -> None:
         taken = {item.name for item in self.inputs}
@@ -247,7 +260,8 @@ class _Reader:
         references: dict[str, Argument] = {}
         for node, item in zip(self.placeholders, self.inputs, strict=True):
             references[node.name] = Ref(item.name)
-        nodes: list[Node] = []
+        nodes: list[Node] = [self._number(node) for node in self.program.graph.nodes if node.name in self.numbers]
+        references |= {node.name: Ref(node.name) for node in nodes}
         returned: Sequence[Any] = ()
         for node in self.program.graph.nodes:
             if node.op == "call_function":
@@ -276,6 +290,12 @@ class _Reader:
             mutations=mutations,
             conditions=self._conditions(),
         )
+
+    def _number(self, node: torch.fx.Node) -> Node:
+        kind = self.type(node.meta["val"])
+        self.taken.add(node.name)
+        keywords: dict[str, Argument] = {"dtype": kind.dtype, "device": INPUT_DEVICE}
+        return Node(node.name, "aten.full.default", ((), self.numbers[node.name]), keywords, (kind,))
 
     def _results(
         self, returned: Sequence[Any], references: Mapping[str, Argument]
@@ -322,14 +342,23 @@ class _Reader:
             name=name,
             op=str(node.target),
             args=tuple(self._argument(item, references) for item in node.args),
-            kwargs={
-                key: self._argument(item, references)
-                for key, item in node.kwargs.items()
-                if key not in ("pin_memory", "layout") and item is not None
-            },
+            kwargs=self._keywords(node, references),
             outputs=tuple(self.type(item) for item in tensors if isinstance(item, torch.Tensor)),
             line=self._line(node),
         )
+
+    def _keywords(self, node: torch.fx.Node, references: Mapping[str, Argument]) -> dict[str, Argument]:
+        found = {
+            key: self._argument(item, references)
+            for key, item in node.kwargs.items()
+            if key not in ("pin_memory", "layout") and item is not None
+        }
+        # The kernels run where the inputs are, which need not be where they are captured.
+        if str(node.kwargs.get("device") or "") in (self.device, self.device.partition(":")[0]):
+            found["device"] = INPUT_DEVICE
+            if "_to_copy" in str(node.target):
+                del found["device"]
+        return found
 
     def _argument(self, value: Any, references: Mapping[str, Argument]) -> Argument:
         if isinstance(value, torch.fx.Node):
@@ -362,6 +391,9 @@ class _Reader:
         found: list[str] = []
         for guard in self._guards():
             text = str(guard)
+            unequal = re.fullmatch(r"Ne\((\w+), (\d{1,9})\)", text)
+            if unequal is not None and self.names.get(unequal[1]) in self.sizes and int(unequal[2]) > 1:
+                found.append(f"{self.names[unequal[1]]} != {unequal[2]}")
             if text.startswith(("Ne(", "Eq(")) or any(
                 text.endswith(end) for end in (">= 2", "> 1", ">= 1", "> 0", ">= 0")
             ):

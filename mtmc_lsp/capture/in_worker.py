@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.branches import sizes_above_one
 from mtmc_lsp.capture.calls import Call, build_call, user_error
-from mtmc_lsp.capture.effects import Snapshot, is_random, refuse_random, watching_attributes
+from mtmc_lsp.capture.effects import Snapshot, access_of, is_random, refuse_random, watching_attributes
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.capture.settling import Layout, laid_out_as, without_dead_nodes, without_unused_inputs
+from mtmc_lsp.capture.structure import used_modules
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
@@ -44,7 +46,9 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
         structure, returned = _run_eagerly(module, call, inputs, workload.target)
     with watching_attributes(call.instance, workload.target.path) as watched:
-        graph, notes = export_graph(_flat_function(call, inputs), inputs, workload.target, variables)
+        flat = _flat_function(call, inputs)
+        graph, notes = export_graph(flat, inputs, workload.target, variables)
+        graph = replace(graph, conditions=(*graph.conditions, *sizes_above_one(flat, graph, device)))
         traced, flops = _structure(call, inputs, workload.target)
         structure = traced or structure
     watched.refuse_writes(workload.target)
@@ -54,6 +58,8 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     graph = replace(graph, constants=constants, returns=structure, fp32_matmul=_fp32_matmul())
     graph = without_unused_inputs(without_dead_nodes(laid_out_as(graph, returned)))
     _check_graph(graph, workload.target)
+    read = (*(item.access for item in graph.inputs if item.kind is not InputKind.ARGUMENT), *watched.reads)
+    graph = replace(graph, modules=used_modules(call.instance, module, watched.called, read))
     result = Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
         graph=graph,
@@ -110,8 +116,7 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
             while name in taken:
                 name += "_"
             taken.add(name)
-            access = "self." + ".".join(part if not part.isdigit() else f"[{part}]" for part in full.split("."))
-            result.append(InputTensor(name, access.replace(".[", "["), kind, value.detach()))
+            result.append(InputTensor(name, access_of(full), kind, value.detach()))
     return result
 
 

@@ -100,6 +100,10 @@ def argument_from_json(data: object) -> Argument:
     raise TypeError(f"not an argument: {data!r}")
 
 
+INPUT_DEVICE = "input.device"
+"""The argument that stands for the device that the target's inputs are on, whichever that is."""
+
+
 @dataclass(frozen=True)
 class GraphInput:
     """A tensor that the graph reads from outside."""
@@ -178,6 +182,18 @@ def _refs(argument: Argument) -> Iterator[Ref]:
 
 
 @dataclass(frozen=True)
+class UsedModule:
+    """A module that the target calls or takes a tensor from: the graph holds only while it is what it was."""
+
+    access: str
+    """Python for it inside the target's body: ``self``, ``self.layers[0]``."""
+    kind: str
+    """Python for its class in the target's file, ``torch.nn.Linear``; in quotes where the file has no name for it."""
+    length: int | None = None
+    """How many modules a container holds."""
+
+
+@dataclass(frozen=True)
 class Mutation:
     """The target writes ``value`` into the input called ``input`` before it returns."""
 
@@ -203,6 +219,8 @@ class Graph:
     constants: Mapping[str, object] = field(default_factory=dict)
     """Python values that are built into the graph, by their access: ``{"eps": 1e-6, "self.training": False}``.
     The graph holds only while each still has this value; each is an int, float, bool, str, None or a list of these."""
+    modules: tuple[UsedModule, ...] = ()
+    """Holders come before what they hold."""
     fp32_matmul: str = "ieee"
     """How the user's own fp32 matrix products run: ``ieee`` or ``tf32``."""
 

@@ -110,9 +110,13 @@ def _walked(region: Region) -> int:
 
 SPLIT = "fp16x3"
 """The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
+LEAST_SPLIT_ROWS = 32
+"""Rows of a product from which on its operands are split."""
 
 CORE_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64))
 """Tiles for half-precision operands, largest first."""
+LARGE_SHARED_BYTES = 100_000
+"""Shared memory from which on three stages of keys and values fit."""
 BUSY = 100
 """Programs below which a smaller tile is taken, so that no large part of the device idles."""
 
@@ -131,6 +135,8 @@ def product_config(program: Program, region: Region, precision: str = "ieee") ->
     own = program.graph.fp32_matmul
     mode = "native" if half else (precision if own == "ieee" and operand == "float32" else own)
     *batch, m, n = (size.value(program.graph.sizes) for size in prim.shape)
+    if mode == SPLIT and m < LEAST_SPLIT_ROWS:
+        mode = own
     if half or mode == SPLIT:
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, math.prod(batch))
     else:
@@ -146,6 +152,25 @@ def _tensor_core_tile(m: int, n: int, batch: int) -> tuple[int, int, int, int]:
     tiles = [(min(a, max(16, next_power_of_two(m))), min(b, max(16, next_power_of_two(n)))) for a, b in CORE_TILES]
     tall, wide = next((t for t in tiles if -(-m // t[0]) * -(-n // t[1]) * batch >= BUSY), tiles[-1])
     return tall, wide, 64, 8 if tall * wide >= 128 * 128 else 4
+
+
+def fitted(config: Config, shared_bytes: int) -> Config:
+    """A product's or an attention's configuration, made small enough for the device's shared memory.
+
+    Args:
+        config: as chosen for the sizes.
+        shared_bytes: what a program may have; 0 where it is not known.
+    """
+    half = config.get("precision", "native") in ("native", SPLIT)
+    if not shared_bytes or not half:
+        return config
+    if "block_k" not in config:
+        return {**config, "stages": 2} if shared_bytes < LARGE_SHARED_BYTES else config
+    rows = int(config["block_m"]) + int(config["block_n"])
+    for deep, stages in ((64, int(config["stages"])), (64, 2), (32, 3), (32, 2)):
+        if 2 * deep * rows * stages <= shared_bytes:
+            return {**config, "block_k": min(deep, int(config["block_k"])), "stages": stages}
+    return {**config, "block_k": 32, "stages": 1}
 
 
 def _attention_config(program: Program, region: Region) -> Config:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
-from mtmc_lsp.macro.configs import default_config, product_config
+from mtmc_lsp.macro.configs import default_config, fitted, product_config
 from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse
@@ -192,8 +192,9 @@ class FusionSearch:
             if set(kernel.nodes) <= set(region.nodes) and self._kind_of(kernel.nodes) is region.kind and kernel.config:
                 return dict(kernel.config)
         if region.kind is RegionKind.MATMUL:
-            return product_config(self.program, region, self.precision)
-        return default_config(self.program, region)
+            return fitted(product_config(self.program, region, self.precision), self.device.shared_bytes)
+        config = default_config(self.program, region)
+        return fitted(config, self.device.shared_bytes) if region.kind is RegionKind.ATTENTION else config
 
     def _kind_of(self, nodes: Iterable[str]) -> RegionKind | None:
         region = self._region(frozenset(nodes))

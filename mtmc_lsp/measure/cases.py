@@ -74,8 +74,9 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int) -> tup
         last = base
     else:
         odd = {**base, **{name: _odd(base[name], i) for i, name in enumerate(variable)}}
-        small = {**base, **{name: 1 + i % 3 for i, name in enumerate(variable)}}
-        other = {**base, **{name: 1 + (i + 1) % 3 for i, name in enumerate(variable)}}
+        # Each size is 1 in one of the two.
+        small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
+        other = {**base, **{name: (2, 1, 3, 1)[i % 4] for i, name in enumerate(variable)}}
         empty = {**other, variable[0]: 0}
         larger = {**base, **{name: (base[name] + base[name] // 4) | 1 for name in variable}}
         plans += [(base, "normal"), (odd, "normal"), (small, "normal"), (other, "mixed")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
@@ -47,9 +48,10 @@ CEILING_SLACK = 1.15
 
 
 def data_sheet(archs: tuple[str, ...]) -> Device:
-    """The device to plan for without a GPU: an H200 where it is among ``archs``."""
+    """The device to plan for without a GPU: an H200 where it is among ``archs``, with what shared memory all of them have."""
     known = [arch for arch in archs if arch in DATA_SHEETS]
-    return DATA_SHEETS["sm_90" if "sm_90" in known or not known else known[0]]
+    sheet = DATA_SHEETS["sm_90" if "sm_90" in known or not known else known[0]]
+    return replace(sheet, shared_bytes=min(DATA_SHEETS[arch].shared_bytes for arch in known or ["sm_90"]))
 
 
 # Measured ceilings, kept between runs ----------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 GPU_TO_CPU = ((".is_cuda", ".is_cpu"), ("torch.cuda.current_device()", "-1"), ('"cuda"', '"cpu"'), ("'cuda'", "'cpu'"))
+BEGIN, END = "# mtmc: begin", "# mtmc: end"
+"""Marks around generated code."""
 BFLOAT16_TO_FLOAT32 = (
     ("torch.bfloat16", "torch.float32"),
     ("tl.bfloat16", "tl.float32"),
@@ -16,8 +18,17 @@ def on_cpu(candidate: str, own: str) -> str:
     Only in lines that the user did not write: their body must go on as it does in the reference.
     """
     kept = set(own.splitlines())
-    lines = candidate.splitlines(keepends=True)
-    return "".join(line if line.rstrip("\r\n") in kept else _replaced(line, GPU_TO_CPU) for line in lines)
+    rewritten = []
+    in_new_block = False
+    for line in candidate.splitlines(keepends=True):
+        text = line.rstrip("\r\n")
+        # The guard of another target, applied before, has the same lines; only its own begin differs.
+        if text.startswith(BEGIN):
+            in_new_block = text not in kept
+        rewritten.append(_replaced(line, GPU_TO_CPU) if in_new_block or text not in kept else line)
+        if text.startswith(END):
+            in_new_block = False
+    return "".join(rewritten)
 
 
 def without_bfloat16(text: str) -> str:

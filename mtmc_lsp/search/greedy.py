@@ -247,9 +247,9 @@ class GreedySearch:
                 return RunStatus.UNMEASURED
             faster = self._timing is not None and self._timing.speed is Speed.FASTER
             return RunStatus.IMPROVED if faster else RunStatus.NO_GAIN
-        written = [step for step in self._steps if step.candidate is not None]
-        verified = any(step.verdict is not None and step.verdict.is_correct for step in written)
-        return RunStatus.INCORRECT if written and not verified else RunStatus.NO_GAIN
+        verdicts = [step.verdict for step in self._steps if step.verdict is not None]
+        wrong = bool(verdicts) and not any(verdict.is_correct for verdict in verdicts)
+        return RunStatus.INCORRECT if wrong else RunStatus.NO_GAIN
 
 
 def _failure(error: MtmcError) -> str:

@@ -123,14 +123,22 @@ def is_offered(definition: Definition) -> bool:
 
 
 def _not_found(text: bytes, path: str, name: str, names: list[str]) -> RequestError:
-    last = re.escape(name.rpartition(".")[2].encode())
-    said = re.search(rb"^[ \t]*(?:def|class)[ \t]+" + last + rb"\b", text, re.MULTILINE)
+    last = name.rpartition(".")[2]
+    begun = rb"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+" + re.escape(last.encode()) + rb"\b"
+    said = re.search(begun, text, re.MULTILINE)
     if said is not None:
         line = text.count(b"\n", 0, said.start()) + 1
         for root in parse_apart(text)[1]:
             error = first_error(root)
             if error is not None and line <= root.end_point[0] + 1:
                 return _unparsed(text, path, name, error)
+        if all(known.rpartition(".")[2] != last for known in names):
+            return TargetNotFound(
+                f"{name!r} is no function, module, method of a module or kernel; it may be a static method, a property, "
+                "a coroutine, or inside a function or another class",
+                where=Location(path, line),
+                remedy="Move its tensor code into a function of the file, and call that.",
+            )
     close = difflib.get_close_matches(name, names, 3, 0.4) or names[:8]
     remedy = f"There is {', '.join(close)}." if close else "The file defines no function, module or kernel."
     return TargetNotFound(f"no function, method, module or kernel called {name!r}", where=Location(path), remedy=remedy)

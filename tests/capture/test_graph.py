@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.graph import InputKind, Ref
 
 HEAD = "import torch\nfrom torch import nn\n\n\n"
@@ -192,3 +195,40 @@ def test_a_text_in_the_place_of_the_file_is_what_is_captured_and_named(captured,
     target = find_target(text, str(path), "named")
     graph = run_capture(find_workload(str(path), text, target), text, interpreter_worker, 120).graph
     assert [node.line for node in graph.nodes] == [7, 9, 9, 12]
+
+
+BRANCHES = """
+import torch
+import torch.nn.functional as F
+
+
+# mtmc: x=f32[B,T] B=8 T=16
+def f(x):
+    if x.shape[0] == 7:
+        return x * 2
+    return x.softmax(-1) if x.shape[1] > 1 else x * 3
+
+
+# mtmc: q=f32[B,H,T,16] k=f32[B,H,S,16] v=f32[B,H,S,16] B=2 H=2 T=24 S=32
+def attend(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=bool(q.shape[2] > 1))
+
+
+# mtmc: x=f32[B,T,D] w=f32[E,D] B=8 T=16 D=32 E=48
+def plain(x, w):
+    folded = x.transpose(1, 2).contiguous().view(-1, x.shape[1]).sum(-1)
+    return F.linear(x, w).mean(1), folded, torch.cat([x, x], 1)[:, 1:].flip(1), F.layer_norm(x, x.shape[-1:])
+"""
+
+
+@pytest.mark.parametrize(("name", "conditions"), [("f", ("B != 7", "T >= 2")), ("attend", ("T >= 2",)), ("plain", ())])
+def test_sizes_at_which_the_target_does_something_else_are_left_to_it(captured, name: str, conditions: tuple) -> None:
+    """A single decoded token is no causal attention; export itself takes every size for 2 or more."""
+    assert captured(BRANCHES, name).graph.conditions == conditions
+
+
+def test_a_kernel_is_no_target_and_the_message_says_what_is(captured) -> None:
+    text = "import triton\n\n\n@triton.jit\ndef k(x_ptr):\n    pass\n"
+    with pytest.raises(TargetUnsupported, match="Triton kernel already") as caught:
+        captured(text, "k")
+    assert caught.value.where is not None and caught.value.where.line == 5

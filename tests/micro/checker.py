@@ -87,19 +87,21 @@ class Checker:
         self._own.call("measure.reference", common, SECONDS)
         return common
 
-    def compile_errors(self, capture: Capture, candidate: Candidate) -> list[str]:
-        """What the compiler says against the candidate's kernels for an sm_90."""
+    def compile_errors(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[str]:
+        """What the compiler says against the candidate's kernels."""
         request = {
             "path": capture.workload.target.path,
             "name": capture.module_name,
             "source": candidate.source,
             "launches": to_json(candidate.launches),
-            "archs": ["sm_90"],
+            "archs": list(archs),
             "seconds": SECONDS,
         }
         kernels = self._compiler.call("measure.compile", request, 2 * SECONDS)["kernels"]
-        assert len(kernels) == len(candidate.launches)
-        return [f"{kernel['name']}: {kernel['error']}" for kernel in kernels if kernel.get("error")]
+        assert len(kernels) == len(candidate.launches) * len(archs)
+        return [
+            f"{kernel['kernel']} for {kernel['arch']}: {kernel['error']}" for kernel in kernels if kernel.get("error")
+        ]
 
     def _wrong(self, common: Mapping[str, Any], candidate: Candidate) -> str:
         seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)

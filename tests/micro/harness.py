@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -46,3 +46,8 @@ def verified(capture: Capture, candidate: Candidate) -> Verdict:
     """The candidate's verdict by the interpreter."""
     wrong = _checker().first_wrong(capture, candidate, some_cases(capture))
     return Verdict(VerdictStatus.INCORRECT if wrong else VerdictStatus.CORRECT, (), "interpreter", reason=wrong)
+
+
+def compile_errors(capture: Capture, candidate: Candidate, archs: Sequence[str]) -> list[str]:
+    """What the compiler says against the candidate's kernels for some architectures."""
+    return _checker().compile_errors(capture, candidate, archs)

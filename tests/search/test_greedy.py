@@ -128,6 +128,7 @@ def test_without_a_gpu_a_run_is_unmeasured_and_carries_no_time() -> None:
         (["uncoded", "no-op"], RunStatus.NO_GAIN),
         (["slower"], RunStatus.NO_GAIN),
         (["wrong", "uncompiled", "crash"], RunStatus.INCORRECT),
+        (["uncompiled"], RunStatus.NO_GAIN),
         (["wrong", "slower"], RunStatus.NO_GAIN),
         (["wrong", "better"], RunStatus.IMPROVED),
     ],

@@ -248,3 +248,17 @@ def test_a_file_that_python_reads_and_the_parser_does_not_is_told_apart_from_a_b
 
 def test_a_file_of_a_byte_order_mark_and_an_error_has_no_targets() -> None:
     assert names(b"\xef\xbb\xbf  )") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("class A:\n    @staticmethod\n    def f(x):\n        return x\n", "A.f"),
+        ("async def f(x):\n    return x\n", "f"),
+    ],
+)
+def test_what_is_defined_but_cannot_be_a_target_is_told_apart_from_what_is_not_there(text: str, name: str) -> None:
+    """'No function called f' is no answer to somebody who is looking at it."""
+    with pytest.raises(TargetNotFound, match="may be a static method, a property, a coroutine") as caught:
+        find_target(f"def g(x):\n    return x\n\n\n{text}".encode(), "m.py", name)
+    assert caught.value.where is not None and caught.value.where.line >= 5

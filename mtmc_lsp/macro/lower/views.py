@@ -225,3 +225,41 @@ def triangle(c: Call) -> str:
     assert rank >= 2
     zero: bool | float = False if c.out.dtype == "bool" else 0.0
     return c.b.pointwise("where", keep, x, zero, dtype=c.out.dtype)
+
+
+@rule("select_scatter", "slice_scatter")
+def scatter(c: Call) -> str:
+    """``x[:, 0] = y`` and ``x[:, 2:5] = y``: along the dimension, ``y`` there and ``x`` elsewhere."""
+    x, y = c.tensor(0), c.tensor(1)
+    shape = c.b.shape(x)
+    dim = c.dim(2, "dim", len(shape))
+    start = c.raw(3, "index" if c.op == "select_scatter" else "start", 0) or 0
+    if not isinstance(start, (int, Size)):
+        raise c.fail("a place from a tensor")
+    first = Size.of(start)
+    if first.is_constant and first.constant < 0:
+        first = shape[dim] + first
+    ones: list[Size | int] = [1] * len(shape)
+    ones[dim] = shape[dim]
+    position = c.b.add(PrimOp.IOTA, (), ones, "int64", dim=dim, start=0, step=1)
+    if c.op == "select_scatter":
+        there = c.b.pointwise("eq", position, c.b.size(first, "int64"), dtype="bool", operand_dtype="int64")
+        spread = c.b.expand(c.b.reshape(y, [*shape[:dim], 1, *shape[dim + 1 :]]), shape)
+        return c.b.pointwise("where", there, c.b.cast(spread, c.out.dtype), x, dtype=c.out.dtype)
+    length = c.b.shape(y)[dim]
+    if length == shape[dim]:
+        return c.b.cast(y, c.out.dtype)
+    if c.integer(5, "step", 1) != 1 or not first.is_constant:
+        raise c.fail("steps, or a symbolic start")
+    begun = c.b.pointwise("ge", position, first.constant, dtype="bool", operand_dtype="int64")
+    ended = c.b.pointwise("lt", position, c.b.size(first + length, "int64"), dtype="bool", operand_dtype="int64")
+    there = c.b.pointwise("logical_and", begun, ended, dtype="bool")
+    before = tuple(first.constant if i == dim else 0 for i in range(len(shape)))
+    padded = c.b.add(PrimOp.PAD, (c.b.cast(y, c.out.dtype),), shape, c.out.dtype, before=before, value=0.0)
+    return c.b.pointwise("where", there, padded, x, dtype=c.out.dtype)
+
+
+@rule("copy")
+def copy(c: Call) -> str:
+    """The second tensor in the first one's shape and dtype."""
+    return c.b.expand(c.b.cast(c.tensor(1), c.out.dtype), c.out.shape)

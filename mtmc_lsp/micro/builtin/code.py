@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+LINE = 105
+"""Characters up to which a call or a signature stays on one line."""
 
 ATOM, UNARY, PRODUCT, SUM, BITS, COMPARE = 100, 80, 70, 60, 50, 40
 """Precedences, as in Python; only their order matters."""
@@ -36,6 +40,25 @@ def literal(value: object) -> str:
         if value in (float("inf"), float("-inf")):
             return 'float("inf")' if value > 0 else '-float("inf")'
     return repr(value)
+
+
+def filled(items: Sequence[str], indent: str) -> list[str]:
+    """Arguments on as few lines as they fit on, with a comma behind each."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(item) + 2 <= LINE:
+            lines[-1] += f" {item},"
+        else:
+            lines.append(f"{indent}{item},")
+    return lines
+
+
+def call_text(function: str, arguments: Sequence[str], indent: str = "") -> str:
+    """A call, over several lines where one would be too long; ``indent`` is that of its statement."""
+    one_line = f"{function}({', '.join(arguments)})"
+    if len(indent) + len(one_line) <= LINE:
+        return one_line
+    return "\n".join([f"{function}(", *filled(arguments, f"{indent}    "), f"{indent})"])
 
 
 TRITON_DTYPES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -23,10 +24,11 @@ from mtmc_lsp.macro.rewrites.sizes import guard_conditions, in_captured_sizes
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
+from mtmc_lsp.micro.builtin.code import LINE, call_text
 from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
-from mtmc_lsp.micro.builtin.guard import write_guard
+from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, write_guard
 from mtmc_lsp.micro.builtin.kernel import Kernel
-from mtmc_lsp.micro.builtin.launcher import LINE, Launcher
+from mtmc_lsp.micro.builtin.launcher import Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
 from mtmc_lsp.micro.builtin.product_kernel import whole_product, write_product_kernels
 from mtmc_lsp.micro.builtin.product_split import write_split_product
@@ -108,6 +110,10 @@ def render(
     asked = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
     own_sizes = (in_captured_sizes(limit, schedule.rewrites) for limit in asked)
     limits = (*guard_conditions(schedule.rewrites), *own_sizes)
+    for limit in limits:
+        # The limits are the kernels' own: arithmetic over named sizes.
+        if not eval(limit, {"__builtins__": {}}, dict(capture.graph.sizes)):
+            raise CannotCode(f"the kernels hold for {limit} alone, which these sizes are not")
     block = _block(capture, limits, base, kernels, launcher)
     return GeneratedCode(IMPORTS, block, _dispatch(capture, base, launcher)), tuple(launcher.launches)
 
@@ -169,7 +175,8 @@ def _docstring(
     passes = _how(region, config)
     head = f"{results}, in one kernel."
     body = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
-    return f"{head}\n\n{body}\n{passes}{saved}.".replace('"""', "'''").replace("\\", "\\\\")
+    prose = textwrap.fill(f"{passes}{saved}.", LINE)
+    return f"{head}\n\n{body}\n{prose}".replace('"""', "'''").replace("\\", "\\\\")
 
 
 def _base_name(qualname: str, source: str) -> str:
@@ -200,7 +207,8 @@ def _block(capture: Capture, limits: tuple[str, ...], base: str, kernels: list[K
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
     sources = [kernel.source for kernel in kernels]
     helpers = _helpers("\n".join(sources))
-    return "\n\n".join([*helpers, *sources, guard, launcher.finish(f"{base}_launch", f"{base}_triton", what)])
+    checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
+    return "\n\n".join([*helpers, *sources, *checks, guard, launcher.finish(f"{base}_launch", f"{base}_triton", what)])
 
 
 def _helpers(text: str) -> list[str]:
@@ -224,10 +232,10 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher) -> str:
     run = f"{base}_launch"
     if launcher.is_operator():
         run = f"({base}_triton if torch.compiler.is_compiling() else {base}_launch)"
-    arguments = ", ".join(item.access for item in graph.inputs)
-    call = f"{run}({arguments})" if len(run) + len(arguments) <= LINE else f"{run}(\n        {arguments},\n    )"
+    arguments = [item.access for item in graph.inputs]
+    call = call_text(run, arguments, "    ")
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:
         call = f"({call},)"
-    return f"if {base}_fits({', '.join(_guard_parameters(capture))}):\n    return {call}\n"
+    return f"if {call_text(f'{base}_fits', _guard_parameters(capture))}:\n    return {call}\n"

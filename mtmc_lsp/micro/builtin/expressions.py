@@ -201,6 +201,11 @@ class Expressions:
         shape = self.program.prims[name].shape
         return tuple(self._dim_index(self.region.table.axes(name, dim)) for dim in range(len(shape)))
 
+    def _has_own_index(self, prim: Prim) -> bool:
+        """Whether the kernel walks the primitive's axes; an operand is read at another's where two of its are one."""
+        known = {axis for group in self.groups for axis in group.axes}
+        return known.issuperset(self.region.table.all_axes(prim.name))
+
     def _dim_index(self, axes: tuple[Axis, ...]) -> Index:
         index = Index()
         for axis in axes:
@@ -456,7 +461,7 @@ class Expressions:
     def _reshaped(self, prim: Prim, source: str, at: tuple[Index, ...]) -> tuple[Index, ...]:
         """Indices into the source of a reshape: linear in the result's shape, taken apart in the source's."""
         table = self.region.table
-        if at == self.own_index(prim.name) and _tied(table, prim.name, source):
+        if self._has_own_index(prim) and at == self.own_index(prim.name) and _tied(table, prim.name, source):
             return self.own_index(source)
         linear = Index()
         for index, stride in zip(at, contiguous_stride(prim.shape), strict=True):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Graph, GraphInput
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.micro.builtin.code import call_text
 
 
 @dataclass(frozen=True)
@@ -54,43 +56,93 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     """
     bound = bindings(graph, names)
     texts = {symbol: binding.text for symbol, binding in bound.items()}
-    tensors = ", ".join(names[item.name] for item in graph.inputs)
-    comma = "," if len(graph.inputs) == 1 else ""
+    tensors = [names[item.name] for item in graph.inputs]
+    # A tuple of one needs its comma.
+    together = f"({tensors[0]},)" if len(tensors) == 1 else call_text("", tensors, "    ")
+    values = _values(graph)
+    # A module that was built otherwise may lack the others' tensors, so what it is comes before these are looked up.
+    first = _structure(graph, [text for access, text in values if access.startswith("self.")])
     conditions = _common(graph)
     conditions.append("not torch.is_autocast_enabled()")
     conditions.append("not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))")
     conditions += _shapes(graph, names, texts)
     conditions += [binding.condition for binding in bound.values() if binding.condition]
-    conditions += _values(graph)
+    conditions += [text for access, text in values if not access.startswith("self.")]
     conditions += [_substituted(text, texts) for text in (*graph.conditions, *limits)]
     unique = list(dict.fromkeys(conditions))
     body = "\n        and ".join(unique)
     return (
-        f"def {name}({', '.join(parameters)}) -> bool:\n"
+        f"def {call_text(name, parameters)} -> bool:\n"
         f'    """Whether the Triton version holds for these arguments; for any others the original code runs."""\n'
-        f"    tensors = ({tensors}{comma})\n"
+        f"{first}"
+        f"    tensors = {together}\n"
         f"    return (\n        {body}\n    )\n"
     )
 
 
 def _common(graph: Graph) -> list[str]:
     """What all tensors share: being on the GPU, and their dtype and layout where these agree."""
-    checks = ["isinstance(t, torch.Tensor)", "t.is_cuda"]
+    # A kernel reads memory, which fake tensors, DTensors and the like do not have, and neither what traces a call (jit,
+    # make_fx) nor what transforms it (vmap, forward gradients) sees a launch. Some of these raise when asked for more.
+    result = [
+        "all(isinstance(t, torch.Tensor) and t.is_cuda for t in tensors)",
+        f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))",
+    ]
+    if len(graph.inputs) > 1:
+        result.append("all(t.device == tensors[0].device for t in tensors)")
+    # Triton launches on the present device.
+    result.append("tensors[0].get_device() == torch.cuda.current_device()")
+    checks = []
     dtypes = {item.type.dtype for item in graph.inputs}
     if len(dtypes) == 1:
         checks.append(f"t.dtype == torch.{dtypes.pop()}")
     if all(item.type.is_contiguous for item in graph.inputs):
         checks.append("t.is_contiguous()")
-    result = [f"all({' and '.join(checks)} for t in tensors)"]
-    if len(graph.inputs) > 1:
-        result.append("all(t.device == tensors[0].device for t in tensors)")
-    # Triton launches on the present device.
-    result.append("tensors[0].get_device() == torch.cuda.current_device()")
-    # A kernel reads memory, which fake tensors, DTensors and the like do not have.
-    result.append(
-        "(torch.compiler.is_compiling() or all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in tensors))"
-    )
+    if checks:
+        result.append(f"all({' and '.join(checks)} for t in tensors)")
     return result
+
+
+PLAIN_CALL = "_is_plain_call"
+OWN_MODULE = "_is_unchanged"
+GUARD_HELPERS = {
+    PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
+    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    return (
+        all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in tensors)
+        and not any(t.is_nested or t.is_neg() for t in tensors)
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+''',
+    OWN_MODULE: '''def _is_unchanged(module, kind, length=None) -> bool:
+    """Whether calling the module runs its class's own forward alone: no other class, hook or patched method."""
+    return (
+        (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
+        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+        and (length is None or len(module) == length)
+    )
+''',
+}
+"""Functions that guards call, by name."""
+
+
+def _structure(graph: Graph, values: list[str]) -> str:
+    """Statements that return False for a module that is not made as the captured one was."""
+    # Being called, the module itself has run its hooks already, and its own plain values say what it has.
+    conditions = [f"type(self) is {item.kind}" for item in graph.modules if item.access == "self"]
+    conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
+    for item in graph.modules:
+        if item.access != "self":
+            length = f", {item.length}" if item.length is not None else ""
+            conditions.append(f"{OWN_MODULE}({item.access}, {item.kind}{length})")
+    conditions += values
+    if not conditions:
+        return ""
+    unique = "\n        and ".join(dict.fromkeys(conditions))
+    return f"    if not (\n        {unique}\n    ):\n        return False\n"
 
 
 def _shapes(graph: Graph, names: dict[str, str], texts: dict[str, str]) -> list[str]:
@@ -143,15 +195,26 @@ def _layout(item: GraphInput, own: str, texts: dict[str, str]) -> list[str]:
     ]
 
 
-def _values(graph: Graph) -> list[str]:
+def _values(graph: Graph) -> list[tuple[str, str]]:
+    """For each Python value that the graph was built with, its access and the condition that it is the same.
+
+    Of the same type too: 2 and 2.0 promote tensors differently, and a tensor may be given where a number was.
+    """
     result = []
     for access, value in graph.constants.items():
         if value is None or isinstance(value, bool):
-            result.append(f"{access} is {value}")
+            text = f"{access} is {value}"
         elif isinstance(value, list):
-            result.append(f"tuple({access}) == {tuple(value)!r}")
+            text = f"isinstance({access}, (list, tuple)) and [*{access}] == {value!r}"
+        elif isinstance(value, float) and not math.isfinite(value):
+            # Only NaN differs from itself.
+            same = f"{access} != {access}" if math.isnan(value) else f'{access} == float("{value}")'
+            text = f"type({access}) is float and {same}"
+        elif isinstance(value, str):
+            text = f"{access} == {value!r}"
         else:
-            result.append(f"{access} == {value!r}")
+            text = f"type({access}) is {type(value).__name__} and {access} == {value!r}"
+        result.append((access, text))
     return result
 
 

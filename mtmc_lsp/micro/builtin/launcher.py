@@ -12,14 +12,11 @@ from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS
-from mtmc_lsp.micro.builtin.code import POINTER_TYPES
+from mtmc_lsp.micro.builtin.code import LINE, POINTER_TYPES, call_text, filled
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
 from mtmc_lsp.micro.builtin.torch_calls import torch_call
-
-LINE = 105
-"""Characters up to which a call or a signature stays on one line."""
 
 
 @dataclass
@@ -76,7 +73,8 @@ class Launcher:
         for argument in (*node.args, *node.kwargs.values()):
             for size in _sizes_in(argument):
                 self.size(size)
-        text = torch_call(node, self.variables, self._size_names)
+        first = self.input_names[self.program.graph.inputs[0].name]
+        text = torch_call(node, self.variables, self._size_names, first)
         wanted = [self.names.unique(value_name(self.program, Ref(node.name, i))) for i in range(len(node.outputs))]
         dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         if len(wanted) == 1:
@@ -159,7 +157,7 @@ class Launcher:
         if len(one_line) <= LINE:
             self.lines.append(one_line)
         else:
-            self.lines += [head, f"    {', '.join(arguments)},", f"    {', '.join(keywords)},", ")"]
+            self.lines += [head, *filled(arguments, "    "), *filled(keywords, "    "), ")"]
         self.launches.append(self._signature(kernel))
 
     def _signature(self, kernel: Kernel) -> KernelLaunch:
@@ -228,9 +226,7 @@ class Launcher:
         result = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
         qualified = f'f"{self.namespace}::{name}"'
         wrapped = [f"wrap_triton({kernel})" for kernel in kernels]
-        call = f"    return {launcher}({', '.join([*inputs, *wrapped])})"
-        if len(call) > LINE:
-            call = f"    return {launcher}(\n        {', '.join(inputs)},\n        {', '.join(wrapped)},\n    )"
+        call = f"    return {call_text(launcher, [*inputs, *wrapped], '    ')}"
         return [
             f"@triton_op({qualified}, mutates_args={mutates})",
             *_head(name, [f"{n}: torch.Tensor" for n in inputs], result),

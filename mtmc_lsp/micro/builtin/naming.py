@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import unicodedata
 
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.macro.prims import Program
@@ -44,9 +45,17 @@ class Names:
 
 
 def identifier(text: str) -> str:
-    """``text`` as a Python identifier."""
-    name = re.sub(r"\W+", "_", text).strip("_")
+    """``text`` as a Python identifier of ASCII letters alone: Triton's compiler fails on any others."""
+    name = re.sub(r"\W+", "_", "".join(_in_ascii(letter) for letter in text)).strip("_")
     return name if name and not name[0].isdigit() else f"v{name}"
+
+
+def _in_ascii(letter: str) -> str:
+    """The letter without its accents; where nothing is left, its name, as ``alpha``."""
+    if letter.isascii():
+        return letter
+    plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+    return plain or unicodedata.name(letter, "_").rpartition(" ")[2].lower()
 
 
 def value_name(program: Program, ref: Ref) -> str:

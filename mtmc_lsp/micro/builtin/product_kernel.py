@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from mtmc_lsp.core.dtypes import compute_dtype, is_half
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.configs import LEAST_SPLIT_ROWS
 from mtmc_lsp.macro.prims import VIEW_OPS, Program
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
@@ -28,8 +29,6 @@ Finish = Callable[
     list[Kernel],
 ]
 """Renders a product whose operands are prepared."""
-LEAST_SPLIT = 32
-"""Rows of a product from which on its operands are split."""
 
 
 def write_product_kernels(
@@ -187,7 +186,7 @@ class ProductWriter:
         limits = [int32_limit(size) for size in (m * k, n * k, m * n) if not size.is_constant]
         if self.halves is not None:
             # Splitting pays where each half is used many times; with few rows the library's product is also more exact.
-            limits += [f"{m} >= {LEAST_SPLIT}"] if not m.is_constant else []
+            limits += [f"{m} >= {LEAST_SPLIT_ROWS}"] if not m.is_constant else []
         return tuple(limits)
 
     def _program_order(self) -> None:

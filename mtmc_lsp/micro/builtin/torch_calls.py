@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.graph import Argument, Node, Ref
+from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Node, Ref
 from mtmc_lsp.core.sizes import Size
 
 PLAIN = frozenset(
@@ -23,16 +23,20 @@ METHODS = frozenset("view reshape permute transpose unsqueeze squeeze expand con
 """View operations, written as methods."""
 
 
-def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str]) -> str:
+def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], first: str) -> str:
     """The call, as Python over the launcher's variables.
 
     Args:
         names: the variable that holds each value.
         size_text: Python for each named size.
+        first: the variable of an input; new tensors are made on its device.
     """
     name, overload = node.op.split(".")[1], node.op.split(".")[2]
     args = [argument_text(item, names, size_text) for item in node.args]
-    kwargs = [f"{key}={argument_text(item, names, size_text, key)}" for key, item in node.kwargs.items()]
+    given = {key: argument_text(item, names, size_text, key) for key, item in node.kwargs.items()}
+    if node.kwargs.get("device") == INPUT_DEVICE:
+        given["device"] = f"{first}.device"
+    kwargs = [f"{key}={text}" for key, text in given.items()]
     if name in METHODS and args:
         return f"{args[0]}.{name}({', '.join([*args[1:], *kwargs])})"
     if name in FUNCTIONAL and (overload == "default"):

@@ -1,0 +1,65 @@
+"""Whether a target does something else where a size is 1: the export holds for sizes from 2 on and does not say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from mtmc_lsp.core.graph import Graph
+
+
+class _Calls(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """Notes the functions of torch that Python code calls, with their flags, as ``is_causal``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, tuple[object, ...]]] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        values = (*args, *(kwargs or {}).values())
+        flags = tuple(value for value in values if value is None or isinstance(value, (bool, torch.dtype)))
+        self.made.append((resolve_name(function) or str(function), flags))
+        return function(*args, **(kwargs or {}))
+
+
+def sizes_above_one(function: Callable[..., Any], graph: Graph, device: str) -> tuple[str, ...]:
+    """Conditions ``T >= 2`` for the sizes that decide, where they are 1, what ``function`` calls.
+
+    Args:
+        function: takes the tensors of ``graph.inputs``.
+        graph: its graph.
+        device: of the tensors.
+    """
+    usual = _calls(function, graph, graph.sizes, device)
+    single = {name: _calls(function, graph, {**graph.sizes, name: 1}, device) for name in graph.sizes}
+    return tuple(f"{name} >= 2" for name, calls in single.items() if calls is not None and calls != usual)
+
+
+def _calls(
+    function: Callable[..., Any], graph: Graph, sizes: Mapping[str, int], device: str
+) -> list[tuple[str, tuple[object, ...]]] | None:
+    """What is called on tensors of these sizes, none of which has data; None where the target does not take them.
+
+    Then its sizes hang together, as those of a look-up and its indices do.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        tensors = [
+            torch.empty_strided(
+                [size.value(sizes) for size in item.type.shape],
+                [size.value(sizes) for size in item.type.stride],
+                dtype=getattr(torch, item.type.dtype),
+                device=device,
+            )
+            for item in graph.inputs
+        ]
+        try:
+            with _Calls() as calls:
+                function(*tensors)
+        except Exception:
+            return None
+    made: list[tuple[str, tuple[object, ...]]] = calls.made
+    return made
