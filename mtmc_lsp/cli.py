@@ -18,6 +18,7 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, Reques
 
 if TYPE_CHECKING:
     from mtmc_lsp.core.settings import Settings
+    from mtmc_lsp.search.makers import Makers
     from mtmc_lsp.search.session import Opened
     from mtmc_lsp.search.store import RunRecord, Store
 
@@ -120,8 +121,8 @@ def optimize(
     spec: Annotated[
         str, typer.Argument(metavar="FILE::NAME", help="What to optimise; with --resume a run's id, or nothing.")
     ] = "",
-    planner: Annotated[str, typer.Option(help="Who chooses the next step: roofline.")] = "roofline",
-    coder: Annotated[str, typer.Option(help="Who writes it: builtin.")] = "builtin",
+    planner: Annotated[str, typer.Option(help="Who chooses the next step: roofline or llm.")] = "roofline",
+    coder: Annotated[str, typer.Option(help="Who writes it: builtin or llm.")] = "builtin",
     search: Annotated[str, typer.Option(help="How steps are tried: greedy.")] = "greedy",
     budget: Budget = None,
     arch: Arch = None,
@@ -129,18 +130,26 @@ def optimize(
     apply: Annotated[bool, typer.Option("--apply", help="Write the accepted steps into the file.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was not finished.")] = False,
     diff: Annotated[bool, typer.Option(help="Show each step's diff.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a model would be sent; send nothing.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Optimise a target step by step; every step is verified, and timed where there is a GPU."""
+    """Optimise a target step by step; every step is verified, and timed where there is a GPU.
+
+    With llm, the target's code and its operations are sent to the endpoint in OPENAI_BASE_URL; nothing else is.
+    """
     from mtmc_lsp.core.run import KEPT
     from mtmc_lsp.report import text
     from mtmc_lsp.report.documents import run_document
     from mtmc_lsp.search import session
     from mtmc_lsp.search.greedy import Events
+    from mtmc_lsp.search.makers import CODERS, PLANNERS, Makers
 
-    _choice("planner", planner, ("roofline",))
-    _choice("coder", coder, ("builtin",))
+    _choice("planner", planner, PLANNERS)
+    _choice("coder", coder, CODERS)
     _choice("search", search, ("greedy",))
+    makers = Makers(planner, coder)
+    if dry_run:
+        return _dry_run(_open(spec, python, arch, budget), makers, as_json)
     opened, record = _opened_run(spec, resume, lambda name: _open(name, python, arch, budget))
     out = text.console(stderr=as_json)
     with session.open_store(opened.request.path) as store:
@@ -153,7 +162,7 @@ def optimize(
                 on_step=lambda step: text.show_step(out, step, diff=diff and not as_json),
                 on_replayed=lambda step: text.show_replayed(out, step),
             )
-            result = session.optimize(opened, capture, store, events, resumed=record)
+            result = session.optimize(opened, capture, store, events, resumed=record, makers=makers)
         text.show_result(out, result)
     backup = session.apply(opened, result) if apply else None
     if backup is not None:
@@ -161,6 +170,23 @@ def optimize(
     if as_json:
         print(run_document(result))
     return 0 if result.status in KEPT else 1
+
+
+def _dry_run(opened: Opened, makers: Makers, as_json: bool) -> int:
+    """Show the messages of the first step."""
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.text import console, show_questions
+    from mtmc_lsp.search import session
+
+    if not makers.ask_a_model:
+        raise RequestError("nothing is ever sent without a model", remedy="Add --planner llm or --coder llm.")
+    with console(stderr=True).status("capturing the target"):
+        questions = session.first_messages(opened, session.capture_target(opened), makers)
+    if as_json:
+        print(document(target=opened.target, questions=questions))
+    else:
+        show_questions(console(), questions)
+    return 0 if questions else 1
 
 
 def _opened_run(spec: str, resume: bool, open_spec: Callable[[str], Opened]) -> tuple[Opened, RunRecord | None]:

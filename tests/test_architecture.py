@@ -26,6 +26,7 @@ IN_WORKER = {
     "capture/loading.py",
     "measure/comparing.py",
     "measure/in_compiler.py",
+    "measure/in_launches.py",
     "measure/in_timer.py",
     "capture/settling.py",
     "capture/structure.py",

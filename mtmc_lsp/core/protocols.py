@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.results import CompileReport, Device, Timing, Verdict
@@ -46,6 +46,18 @@ class Coder(Protocol):
 
         Raises:
             CannotCode: this coder cannot.
+        """
+
+
+@runtime_checkable
+class Repairer(Protocol):
+    """A coder that can mend what it wrote once it is told what is wrong."""
+
+    def repair(self, capture: Capture, candidate: Candidate, action: MacroAction, failure: str) -> Candidate:
+        """Another try at ``action``, from the last good version ``candidate``.
+
+        Raises:
+            CannotCode: it has no further try.
         """
 
 

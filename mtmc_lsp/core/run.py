@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.chat import ModelUse
 from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Timing, Verdict
 from mtmc_lsp.core.workload import Environment, Target, Workload
 
@@ -55,6 +56,7 @@ class Candidate:
     schedule: object
     """The coder's own state as JSON, from which it goes on."""
     launches: tuple[KernelLaunch, ...] = ()
+    """Empty where the coder does not know them: the compiler then finds them by calling the launcher without data."""
 
 
 class StepStatus(Enum):
@@ -140,3 +142,5 @@ class RunResult:
     """Wall time of the run."""
     source_hash: str
     """SHA-256 of the file's bytes as read."""
+    model_use: ModelUse | None = None
+    """What the language model was asked, where one took part."""

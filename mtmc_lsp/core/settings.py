@@ -14,6 +14,50 @@ from mtmc_lsp.core.errors import Location, RequestError
 
 
 @dataclass(frozen=True)
+class LlmSettings:
+    """``[tool.mtmc.llm]``: the model that ``--planner llm`` and ``--coder llm`` ask.
+
+    The endpoint's address and key come from the environment alone (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``): a project
+    that was cloned must not be able to send a user's key and code elsewhere.
+    """
+
+    model: str = ""
+    """The model's name at the endpoint; ``MTMC_LLM_MODEL`` overrides it."""
+    temperature: float = -1.0
+    """Below 0: the endpoint's own."""
+    answer_tokens: int = 8192
+    """Most tokens of one answer."""
+    context_tokens: int = 32768
+    """Most tokens of one prompt, estimated; a longer one is not sent."""
+    budget_tokens: int = 400_000
+    """Most tokens of a run, prompts and answers together."""
+    budget_money: float = 0.0
+    """Most money of a run, in the currency of the prices; 0 for no limit."""
+    budget_seconds: float = 600.0
+    """Most seconds that a run waits for the model."""
+    price_prompt: float = 0.0
+    """Price of a million prompt tokens."""
+    price_answer: float = 0.0
+    """Price of a million answer tokens."""
+    timeout_seconds: float = 120.0
+    """Most seconds for one answer."""
+    retries: int = 2
+    """How often a request is sent again after a rate limit or a fault of the server."""
+    repairs: int = 3
+    """How often the model may mend one step."""
+
+    def __post_init__(self) -> None:
+        for name in ("answer_tokens", "context_tokens", "budget_tokens", "budget_seconds", "timeout_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"llm.{name}: {getattr(self, name):g} is nothing to work with; it must be above 0")
+        for name in ("budget_money", "price_prompt", "price_answer", "retries", "repairs"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"llm.{name}: {getattr(self, name):g} makes no sense; it must not be below 0")
+        if self.budget_money and not (self.price_prompt or self.price_answer):
+            raise ValueError("llm.budget_money: money is counted by llm.price_prompt and llm.price_answer; set these")
+
+
+@dataclass(frozen=True)
 class Settings:
     """The settings of a project; the command line overrides each."""
 
@@ -27,6 +71,8 @@ class Settings:
     """Wall time of a run."""
     max_steps: int = 24
     """Most steps that a run tries."""
+    llm: LlmSettings = LlmSettings()
+    """The language model, where one is asked for."""
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
@@ -88,29 +134,42 @@ def _from_file(file: Path) -> Settings:
         raise RequestError(f"cannot be read: {error}", where=Location(str(file)), remedy="Mend it.") from None
     if not isinstance(table, dict):
         raise RequestError("tool.mtmc is no table", where=Location(str(file)), remedy="Write [tool.mtmc].")
-    hints = typing.get_type_hints(Settings)
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        where = Location(str(file), _line_of(text, key))
-        name = key.replace("-", "_")
-        if name not in hints:
-            known = ", ".join(field.name for field in dataclasses.fields(Settings))
-            raise RequestError(f"no setting {key!r} in [tool.mtmc]", where=where, remedy=f"There are {known}.")
-        values[name] = _checked(name, value, hints[name], where)
+    llm = table.pop("llm", {})
+    if not isinstance(llm, dict):
+        raise RequestError("tool.mtmc.llm is no table", where=Location(str(file)), remedy="Write [tool.mtmc.llm].")
+    values = _values(table, Settings, "tool.mtmc", file, text)
+    try:
+        values["llm"] = LlmSettings(**_values(llm, LlmSettings, "tool.mtmc.llm", file, text))
+    except ValueError as error:
+        raise RequestError(str(error), where=Location(str(file)), remedy="Change the value.") from None
     if "/" in values.get("python", ""):
         values["python"] = str(file.parent / Path(values["python"]).expanduser())
     return Settings(**values)
 
 
-def _line_of(text: str, key: str) -> int:
+def _values(table: dict[str, Any], kind: type, header: str, file: Path, text: str) -> dict[str, Any]:
+    """A table's settings by the names of ``kind``'s fields."""
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        where = Location(str(file), _line_of(text, key, header))
+        name = key.replace("-", "_")
+        if name not in hints:
+            known = ", ".join(field.name for field in dataclasses.fields(kind))
+            raise RequestError(f"no setting {key!r} in [{header}]", where=where, remedy=f"There are {known}.")
+        values[name] = _checked(name, value, hints[name], where, header)
+    return values
+
+
+def _line_of(text: str, key: str, table: str) -> int:
     """The line that sets ``key``, after the table's header where there is one."""
-    header = re.search(r"^[ \t]*\[tool\.mtmc\]", text, re.MULTILINE)
+    header = re.search(rf"^[ \t]*\[{re.escape(table)}\]", text, re.MULTILINE)
     start = header.end() if header else 0
     found = re.compile(rf"^[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*=", re.MULTILINE).search(text, start)
     return text.count("\n", 0, found.start()) + 1 if found else 0
 
 
-def _checked(name: str, value: Any, kind: Any, where: Location) -> Any:
+def _checked(name: str, value: Any, kind: Any, where: Location, table: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if typing.get_origin(kind) is tuple:
@@ -120,8 +179,8 @@ def _checked(name: str, value: Any, kind: Any, where: Location) -> Any:
         fits = type(value) is kind
     if not fits:
         wanted = {str: "a string", float: "a number", int: "a whole number"}.get(kind, "a list of strings")
-        raise RequestError(f"{name} in [tool.mtmc] cannot be {value!r}", where=where, remedy=f"It must be {wanted}.")
+        raise RequestError(f"{name} in [{table}] cannot be {value!r}", where=where, remedy=f"It must be {wanted}.")
     wrong = CHECKS[name](value) if name in CHECKS else ""
     if wrong:
-        raise RequestError(f"{name} in [tool.mtmc]: {wrong}", where=where, remedy="Change the value.")
+        raise RequestError(f"{name} in [{table}]: {wrong}", where=where, remedy="Change the value.")
     return value

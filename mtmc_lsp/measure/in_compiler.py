@@ -17,6 +17,7 @@ from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.measure.in_launches import find_launches
 from mtmc_lsp.measure.occupancy import SHARED_LIMIT, occupancy
 
 _modules: dict[str, Any] = {}
@@ -27,6 +28,7 @@ def compile_launches(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: ``path``, ``name`` and ``source`` of the module, ``launches``, ``archs``, and the limit in ``seconds``.
+            Where the launches are not known, ``launcher`` and its ``inputs``, from which they are found.
 
     Returns:
         ``kernels`` (a :class:`KernelReport` each) and the ``seconds`` it took.
@@ -35,6 +37,8 @@ def compile_launches(request: dict[str, Any]) -> dict[str, Any]:
     launches = [from_json(KernelLaunch, item) for item in request["launches"]]
     try:
         module = _module(request["path"], request["source"], request["name"])
+        if request.get("launcher"):
+            launches = find_launches(getattr(module, request["launcher"]), request["inputs"])
     except Exception as error:
         reports = [KernelReport("", arch, error=_said(error)) for arch in request["archs"][:1]]
     else:

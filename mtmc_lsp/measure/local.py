@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ from mtmc_lsp.core.results import (
     Verdict,
     VerdictStatus,
 )
-from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.run import Candidate, GeneratedCode
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
@@ -275,11 +276,27 @@ class LocalMeasurer:
             "archs": archs,
             "seconds": self._compile_seconds,
         }
+        if candidate.code is not None and not candidate.launches:
+            request |= self._to_find_launches(candidate.code)
         try:
             data = self._compiler.call("measure.compile", request, 2 * self._compile_seconds)
         except WorkerFailed as error:
             return CompileReport((KernelReport("", archs[0], error=error.message),))
         return CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
+
+    def _to_find_launches(self, code: GeneratedCode) -> dict[str, object]:
+        """What the compiler needs to call a launcher on tensors without data."""
+        launcher = re.search(r"^def (\w+_launch)\(", code.block, re.MULTILINE)
+        graph = self._capture.graph
+        inputs = [
+            {
+                "shape": [size.value(graph.sizes) for size in item.type.shape],
+                "stride": [size.value(graph.sizes) for size in item.type.stride],
+                "dtype": item.type.dtype,
+            }
+            for item in graph.inputs
+        ]
+        return {"launcher": launcher[1] if launcher else "", "inputs": inputs}
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         """Paired timing; None without a GPU.

@@ -14,8 +14,9 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.results import Device, Timing
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.report.words import headline, ratio_text, report_lines, timing_line, verdict_line
+from mtmc_lsp.report.words import headline, model_line, ratio_text, report_lines, timing_line, verdict_line
 from mtmc_lsp.search.doctor import Finding
+from mtmc_lsp.search.makers import Question
 from mtmc_lsp.search.recording import Recording
 from mtmc_lsp.search.store import RunRecord
 
@@ -71,6 +72,16 @@ def show_step(out: Console, step: Step, *, diff: bool) -> None:
     out.print(Text(f"  {MARK[step.status]} {step.status.value}: {step.reason}", style=STYLE[step.status]))
 
 
+def show_questions(out: Console, questions: Sequence[Question]) -> None:
+    """What a model would be asked."""
+    for question in questions:
+        for message in question.messages:
+            out.print(Text(f"--- {question.purpose}: {message.role}", style="bold"))
+            out.print(Text(message.content))
+    if not questions:
+        out.print("nothing would be asked: there is no legal action to choose from")
+
+
 def show_replayed(out: Console, step: Step) -> None:
     """A step that an earlier, unfinished run already tried."""
     out.print(Text(f"Step {step.index}  {step.action.text}: {step.status.value} before", style="dim"))
@@ -119,6 +130,8 @@ def show_result(out: Console, result: RunResult) -> None:
     out.print(Text(headline(result), style="bold green" if good else "bold"))
     line = f"  {accepted} of {len(result.steps)} steps accepted in {result.seconds:.0f} s, run {result.id}"
     out.print(Text(line, style="dim"))
+    if result.model_use is not None:
+        out.print(Text(f"  {model_line(result.model_use)}", style="dim"))
     for note in result.workload.assumed:
         out.print(Text(f"  {note}", style="dim"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtmc_lsp.core.chat import ModelUse
 from mtmc_lsp.core.results import CompileReport, Ratio, Timing, Verdict
 from mtmc_lsp.core.run import RunResult, RunStatus
 
@@ -57,3 +58,13 @@ def headline(result: RunResult) -> str:
     if result.status is RunStatus.INCORRECT:
         return "incorrect: no step could be verified, so the file stays as it is"
     return "no gain: nothing was faster than what you have, so the file stays as it is"
+
+
+def model_line(use: ModelUse) -> str:
+    """What a language model was asked, and what it cost."""
+    cost = "" if use.cost is None else f", cost {use.cost:.4g}"
+    counted = "" if use.counted else ", in part estimated"
+    return (
+        f"{use.model}: {use.requests} requests, {use.prompt_tokens} tokens sent, "
+        f"{use.answer_tokens} received{counted}{cost}"
+    )

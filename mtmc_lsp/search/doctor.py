@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtmc_lsp.capture.loading_paths import project_root
+from mtmc_lsp.core.chat import ModelFailed, ModelNotUsable
 from mtmc_lsp.core.errors import EnvironmentNotAble
-from mtmc_lsp.core.settings import read_settings
+from mtmc_lsp.core.settings import LlmSettings, read_settings
+from mtmc_lsp.micro.llm.client import look_at_endpoint
 from mtmc_lsp.search.interpreter import LEAST, find_python, install_command, is_recent, versions
 from mtmc_lsp.search.store import Store
 
 PROBE = Path(__file__).with_name("probe_in_worker.py")
 PROBE_SECONDS = 180.0
+SHOWN_MODELS = 8
 INTERPRETED = "steps are verified by Triton's interpreter and compiled, never timed"
 
 
@@ -50,7 +54,25 @@ def check_environment(python: str = "") -> list[Finding]:
     findings.append(Finding("numpy", bool(found["numpy"]), found["numpy"] or "not installed", remedy))
     if all(finding.ok for finding in findings):
         findings += _triton(interpreter)
-    return [*findings, _store(here)]
+    return [*findings, _store(here), *_model(read_settings(here.parent).llm)]
+
+
+def _model(settings: LlmSettings) -> Iterator[Finding]:
+    """The language model, where one is configured; nothing of the user's is sent, only the list of models is asked for."""
+    model = os.environ.get("MTMC_LLM_MODEL") or settings.model
+    if not (model or os.environ.get("OPENAI_BASE_URL")):
+        yield Finding("language model", True, "none configured: --planner llm and --coder llm are off", required=False)
+        return
+    try:
+        offered = look_at_endpoint(settings, os.environ)
+    except (ModelNotUsable, ModelFailed) as error:
+        yield Finding("language model", False, error.message, error.remedy, required=False)
+        return
+    names = ", ".join(offered[:SHOWN_MODELS]) + (", ..." if len(offered) > SHOWN_MODELS else "")
+    found = model in offered
+    detail = f"{model} is there" if found else f"{model!r} is not among {names or 'no models'}"
+    remedy = "Set MTMC_LLM_MODEL, or model in [tool.mtmc.llm], to one that is there."
+    yield Finding("language model", found, detail, remedy, required=False)
 
 
 def _triton(interpreter: str) -> Iterator[Finding]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
-from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, State
+from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, Repairer, State
 from mtmc_lsp.core.results import CompileReport, Speed, Timing
 from mtmc_lsp.core.run import (
     SCHEMA,
@@ -138,6 +139,17 @@ class GreedySearch:
             return Step(index, action, StepStatus.FAILED, _failure(error))
         if candidate.source == self._best.source:
             return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is the best")
+        step = self._judged(index, action, candidate)
+        while step.status is StepStatus.FAILED and isinstance(self._coder, Repairer):
+            self._events.on_stage("having the code mended")
+            try:
+                candidate = self._coder.repair(self._capture, self._best, action, step.reason)
+            except CannotCode as reason:
+                return replace(step, reason=str(reason))
+            step = self._judged(index, action, candidate)
+        return step
+
+    def _judged(self, index: int, action: MacroAction, candidate: Candidate) -> Step:
         path = self._capture.workload.target.path.rpartition("/")[2]
         diff = unified_diff(self._best.source, candidate.source, path)
         return self._judge(Step(index, action, StepStatus.FAILED, "", diff, candidate), candidate)
@@ -256,8 +268,11 @@ def _failure(error: MtmcError) -> str:
     """Why a step failed.
 
     Raises:
-        MtmcError: ``error``, where it is no step's fault: the user's own code is wrong, or the run was cancelled.
+        MtmcError: ``error``, where it is no step's fault: the user's own code is wrong, the run was cancelled, or there
+            is no model to ask. What was done so far is stored, and can be resumed.
     """
-    if isinstance(error, RequestError) or (isinstance(error, WorkerFailed) and error.kind == "cancelled"):
+    if isinstance(error, (RequestError, ModelNotUsable)) or (
+        isinstance(error, WorkerFailed) and error.kind == "cancelled"
+    ):
         raise error
     return error.message

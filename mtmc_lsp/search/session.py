@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.capture.records import RECORDS
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
@@ -20,8 +22,10 @@ from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.macro.roofline import RooflinePlanner
 from mtmc_lsp.measure.local import LocalMeasurer
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.micro.llm.client import OpenAIModel
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 from mtmc_lsp.search.interpreter import checked_python, find_python
+from mtmc_lsp.search.makers import BUILTIN, Makers, Question
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
 from mtmc_lsp.source.targets import find_target
@@ -126,6 +130,25 @@ def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
         measurer.close()
 
 
+def open_model(opened: Opened, on_exchange: Callable[[Exchange], None] = lambda exchange: None) -> OpenAIModel:
+    """The model that the settings and the environment name; nothing is sent yet."""
+    return OpenAIModel(opened.request.settings.llm, opened.root, on_exchange=on_exchange)
+
+
+def first_messages(opened: Opened, capture: Capture, makers: Makers) -> list[Question]:
+    """What a model would be asked first, exactly as it would be sent; nothing is sent.
+
+    The coder's question is that of the action which ranks highest, since a model's choice is not known before it is asked.
+    """
+    measurer = open_measurer(opened, capture)
+    try:
+        root = BuiltinCoder().start(capture, opened.plain.decode())
+        state = State(capture, root, (), measurer.device(), measurer.measured)
+        return makers.first_questions(opened.request.settings, state, opened.root)
+    finally:
+        measurer.close()
+
+
 def open_store(path: Path) -> Store:
     """The store of the project that ``path`` belongs to."""
     return Store(project_root(path) / ".mtmc")
@@ -155,13 +178,28 @@ def unfinished(store: Store, *, run: str = "", opened: Opened | None = None) -> 
 
 
 def optimize(
-    opened: Opened, capture: Capture, store: Store, events: Events, *, resumed: RunRecord | None = None
+    opened: Opened,
+    capture: Capture,
+    store: Store,
+    events: Events,
+    *,
+    resumed: RunRecord | None = None,
+    makers: Makers = BUILTIN,
 ) -> RunResult:
     """One run, stored step by step; ``resumed`` is one to go on with.
+
+    Args:
+        opened: the file and the target.
+        capture: what is optimised.
+        store: where the run is kept.
+        events: is told what happens.
+        resumed: a run that was not finished.
+        makers: who plans and who writes. Choosing a model is the user's consent to send it the target's code.
 
     Raises:
         FileChanged: the file of the resumed run changed since it began.
         RequestError: the resumed run began on another machine.
+        ModelNotUsable: a model is to be asked, and there is none; the run can be resumed.
     """
     settings = opened.request.settings
     if resumed is not None:
@@ -172,16 +210,26 @@ def optimize(
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
     measurer = open_measurer(opened, capture)
 
+    number = len(done) + 1
+    """The step that is under way."""
+
     def on_step(step: Step) -> None:
+        nonlocal number
+        number = step.index + 1
         store.add_step(run_id, step)
         events.on_step(step)
 
+    model = None
+    if makers.ask_a_model:
+        model = open_model(opened, lambda exchange: store.add_exchange(run_id, number, exchange))
+        model.resume(store.exchanges(run_id))
+    planner, coder = makers.open(settings, model)
     try:
         search = GreedySearch(
             capture,
             opened.plain.decode(),
-            RooflinePlanner(strict=settings.precision == "strict"),
-            BuiltinCoder(),
+            planner,
+            coder,
             measurer,
             measured=measurer.measured,
             limits=Limits(settings.budget_seconds, settings.max_steps),
@@ -190,6 +238,8 @@ def optimize(
         result = search.run(run_id, opened.source_hash, done)
     finally:
         measurer.close()
+    if model is not None:
+        result = replace(result, model_use=model.use())
     store.finish(result)
     return result
 

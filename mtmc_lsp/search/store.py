@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
@@ -27,6 +28,9 @@ create table if not exists runs (
     environment text not null, started real not null, status text not null, result text);
 create table if not exists steps (
     run text not null references runs(id), number integer not null, document text not null, primary key (run, number));
+create table if not exists exchanges (
+    run text not null references runs(id), number integer not null, step integer not null, document text not null,
+    primary key (run, number));
 """
 
 
@@ -67,8 +71,10 @@ class Store:
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=normal")
             found = self._db.execute("pragma user_version").fetchone()[0]
-            if not found:
+            if found in (0, VERSION):
+                # The table of exchanges came later; programs that do not know it leave it alone.
                 self._db.executescript(TABLES)
+            if not found:
                 self._db.execute(f"pragma user_version={VERSION}")
         if found not in (0, VERSION):
             raise EnvironmentNotAble(
@@ -124,6 +130,13 @@ class Store:
         with self._understood():
             self._db.execute("insert or replace into steps values (?, ?, ?)", (run_id, step.index, document))
 
+    def add_exchange(self, run_id: str, step: int, exchange: Exchange) -> None:
+        """Store what a model was asked for a step, and what it answered."""
+        document = json.dumps(to_json(exchange))
+        query = "insert into exchanges select ?, 1 + count(*), ?, ? from exchanges where run = ?"
+        with self._understood():
+            self._db.execute(query, (run_id, step, document, run_id))
+
     def finish(self, result: RunResult) -> None:
         """Store a run's result."""
         document = json.dumps(to_json(result))
@@ -137,6 +150,11 @@ class Store:
         """The steps of a run, in order."""
         rows = self._rows("select document from steps where run = ? order by number", run_id)
         return [from_json(Step, json.loads(row[0])) for row in rows]
+
+    def exchanges(self, run_id: str) -> list[Exchange]:
+        """What a model was asked in a run, in order."""
+        rows = self._rows("select document from exchanges where run = ? order by number", run_id)
+        return [from_json(Exchange, json.loads(row[0])) for row in rows]
 
     def result(self, run_id: str) -> RunResult | None:
         """The result of a finished run."""

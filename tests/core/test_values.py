@@ -76,3 +76,27 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path, table: str, word: str)
         read_settings(tmp_path)
     assert "pyproject.toml" in str(caught.value)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("base_url = 'http://evil'", "no setting 'base_url' in [tool.mtmc.llm]"),
+        ("budget_tokens = 0", "llm.budget_tokens: 0 is nothing to work with"),
+        ("budget_money = 1", "set these"),
+        ("repairs = -1", "llm.repairs: -1 makes no sense"),
+        ("model = 3", "model in [tool.mtmc.llm] cannot be 3"),
+    ],
+)
+def test_a_setting_of_the_model_that_cannot_be_is_said(tmp_path, setting: str, message: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.mtmc]\nmax_steps = 3\n\n[tool.mtmc.llm]\n{setting}\n")
+    with pytest.raises(RequestError) as error:
+        read_settings(tmp_path)
+    assert message in str(error.value)
+    assert "pyproject.toml" in str(error.value)
+
+
+def test_the_models_settings_are_a_table_of_their_own(tmp_path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.mtmc]\nmax_steps = 3\n[tool.mtmc.llm]\nmodel = 'm'\nrepairs = 1\n")
+    settings = read_settings(tmp_path)
+    assert (settings.max_steps, settings.llm.model, settings.llm.repairs) == (3, "m", 1)

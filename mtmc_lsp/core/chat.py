@@ -1,0 +1,84 @@
+"""Talking to a language model: what is said, what it cost, and how it fails. The parts that ask know nothing of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    """``system``, ``user`` or ``assistant``."""
+    content: str
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One question and what came back, as it is stored."""
+
+    purpose: str
+    """``plan``, ``code`` or ``repair``."""
+    messages: tuple[Message, ...]
+    """As they were sent: redacted."""
+    answer: str
+    model: str
+    prompt_tokens: int
+    answer_tokens: int
+    seconds: float
+    error: str = ""
+    """Why there is no whole answer; empty where there is one."""
+    counted: bool = True
+    """Whether the endpoint counted the tokens; else they are estimated from the text's length."""
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """What the exchanges of a run came to."""
+
+    model: str
+    requests: int
+    prompt_tokens: int
+    answer_tokens: int
+    cost: float | None
+    """In the currency of the prices in ``[tool.mtmc.llm]``; ``None`` where no price is set."""
+    counted: bool = True
+    """Whether every number of tokens was counted by the endpoint."""
+
+
+class ChatModel(Protocol):
+    """A model that answers."""
+
+    def ask(self, purpose: str, messages: Sequence[Message], schema: Mapping[str, object] | None = None) -> str:
+        """The answer's text; where ``schema`` is given, JSON of that schema as far as the endpoint can enforce it.
+
+        Raises:
+            ModelNotUsable: no request can succeed until the user changes something.
+            ModelFailed: this one request came to nothing.
+            BudgetSpent: the run may ask nothing more.
+        """
+
+
+class ModelNotUsable(EnvironmentNotAble):
+    """The endpoint, the key or the model is not there."""
+
+    code = "model-not-usable"
+
+
+class ModelFailed(MtmcError):
+    """One request came to nothing; another may succeed."""
+
+    exit_code = 3
+    code = "model-failed"
+
+
+class BudgetSpent(MtmcError):
+    """The run's tokens, money or time for the model are used up."""
+
+    exit_code = 1
+    code = "model-budget"

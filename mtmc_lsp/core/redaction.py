@@ -1,0 +1,36 @@
+"""What never leaves the machine in a prompt: credentials, and where things lie on the disk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TOKENS = re.compile(
+    r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_\w{20,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}"
+    r"|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+)
+"""Keys that are known by their form."""
+ASSIGNED = re.compile(
+    r"""((?:api_?key|secret|passw(?:or)?d|token|credential|auth)\w*["']?\s*[:=]\s*)(["'])(?:(?!\2).){4,}\2""",
+    re.IGNORECASE,
+)
+"""Text given to a name that speaks of a secret."""
+IN_ADDRESS = re.compile(r"(\w+://)[^\s/:@]+:[^\s/@]+@")
+ABSOLUTE = re.compile(r"(?<![\w.:/])(?:/[\w.@+-]+){2,}/?|\b[A-Za-z]:\\[\w.\\ -]+")
+"""A path from the root with at least two parts; one part alone is as often a division."""
+
+SEPARATOR = re.compile(r"[/\\]")
+
+
+def redacted(text: str, project: Path | None = None) -> str:
+    """``text`` without secrets and absolute paths; paths in ``project`` become relative to it."""
+    if project is not None:
+        text = text.replace(f"{project}/", "")
+    text = TOKENS.sub("<secret>", text)
+    text = ASSIGNED.sub(r"\1\2<secret>\2", text)
+    text = IN_ADDRESS.sub(r"\1<secret>@", text)
+    return ABSOLUTE.sub(_last_part, text)
+
+
+def _last_part(found: re.Match[str]) -> str:
+    return f"<path>/{re.split(SEPARATOR, found[0].rstrip('/'))[-1]}"

@@ -1,0 +1,68 @@
+"""How a launcher launches its kernels, found by calling it on tensors without data. Runs in the compiler's worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.micro.builtin.code import POINTER_TYPES
+
+OPTIONS = ("num_warps", "num_stages")
+TAKEN = {"grid", "warmup", *OPTIONS}
+"""Keywords of a launch that are no parameters of the kernel."""
+
+
+def find_launches(launcher: Any, inputs: Sequence[Mapping[str, Any]]) -> list[KernelLaunch]:
+    """Every launch of one call at the workload's own sizes; no memory is taken and nothing runs.
+
+    Args:
+        launcher: the generated function.
+        inputs: ``shape``, ``stride`` and ``dtype`` of each of its tensors.
+    """
+    found: list[KernelLaunch] = []
+
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        found.append(_launch(kernel, args, kwargs))
+
+    tensors = [
+        torch.empty_strided(item["shape"], item["stride"], dtype=getattr(torch, item["dtype"]), device="meta")
+        for item in inputs
+    ]
+    original = JITFunction.run
+    JITFunction.run = run
+    try:
+        launcher(*tensors)
+    finally:
+        JITFunction.run = original
+    return list({repr(item): item for item in found}.values())
+
+
+def _launch(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelLaunch:
+    values = dict(zip(kernel.arg_names, args, strict=False))
+    values |= {name: value for name, value in kwargs.items() if name not in TAKEN}
+    signature: dict[str, str] = {}
+    constexprs: dict[str, object] = {}
+    divisible = []
+    for parameter in kernel.params:
+        value = values.get(parameter.name, parameter.default)
+        if parameter.is_constexpr or value is None or isinstance(value, torch.dtype):
+            constexprs[parameter.name] = value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = POINTER_TYPES[str(value.dtype).removeprefix("torch.")]
+            divisible.append(parameter.name)
+        elif isinstance(value, bool):
+            signature[parameter.name] = "i1"
+        elif isinstance(value, int):
+            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0:
+                divisible.append(parameter.name)
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+        else:
+            raise TypeError(f"{kernel.__name__} is launched without {parameter.name}")
+    warps, stages = (int(kwargs.get(name, default)) for name, default in zip(OPTIONS, (4, 3), strict=True))
+    return KernelLaunch(kernel.__name__, signature, constexprs, warps, stages, tuple(divisible))

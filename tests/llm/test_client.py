@@ -1,0 +1,185 @@
+"""Every way in which an endpoint answers, or does not, over real HTTP."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from endpoint import KEY, Endpoint, Fault
+
+from mtmc_lsp.core.chat import BudgetSpent, Message, ModelFailed, ModelNotUsable
+from mtmc_lsp.core.settings import LlmSettings
+from mtmc_lsp.macro.llm import answer_schema
+from mtmc_lsp.micro.llm.client import OpenAIModel, look_at_endpoint
+
+HELLO = [Message("user", "hello")]
+QUICK = LlmSettings(timeout_seconds=5.0, retries=0)
+
+
+def model(environ: dict[str, str], **settings: Any) -> OpenAIModel:
+    return OpenAIModel(replace(QUICK, **settings), environ=environ)
+
+
+def test_an_answer_is_streamed_and_its_tokens_are_counted() -> None:
+    endpoint = Endpoint("a long answer " * 20)
+    with endpoint.serving() as environ:
+        asked = model(environ, price_prompt=2.0, price_answer=10.0)
+        assert asked.ask("code", HELLO) == "a long answer " * 20
+    use = asked.use()
+    assert (use.requests, use.prompt_tokens, use.answer_tokens, use.counted) == (1, 1, 70, True)
+    assert use.cost == pytest.approx((1 * 2 + 70 * 10) / 1e6)
+    assert endpoint.requests[0]["stream"] is True
+
+
+def test_tokens_are_estimated_where_the_endpoint_does_not_count() -> None:
+    with Endpoint("x" * 300, counts=False).serving() as environ:
+        asked = model(environ)
+        asked.ask("code", HELLO)
+    assert not asked.use().counted
+    assert asked.use().answer_tokens >= 100
+
+
+@pytest.mark.parametrize(
+    ("refuses", "field"),
+    [((), "response_format"), (("response_format",), "tools"), (("response_format", "tools"), "messages")],
+)
+def test_a_choice_is_asked_for_in_the_strictest_form_that_the_endpoint_knows(refuses, field) -> None:
+    endpoint = Endpoint('{"action": 2, "reason": "it is large"}', refuses=refuses)
+    with endpoint.serving() as environ:
+        asked = model(environ)
+        for _ in range(2):
+            assert '"action": 2' in asked.ask("plan", HELLO, answer_schema(3))
+    assert all(field in request and not set(refuses) & set(request) for request in endpoint.requests)
+    assert len(endpoint.requests) == 2
+
+
+@pytest.mark.parametrize("option", ["max_tokens", "stream_options", "temperature"])
+def test_an_option_that_the_endpoint_refuses_is_left_out(option: str) -> None:
+    endpoint = Endpoint("fine", refuses=(option,))
+    with endpoint.serving() as environ:
+        assert model(environ, temperature=0.2).ask("code", HELLO) == "fine"
+    assert option not in endpoint.requests[0]
+    assert ("max_completion_tokens" in endpoint.requests[0]) == (option == "max_tokens")
+
+
+def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
+    wait = Fault(429, "slow down", {"Retry-After": "1"})
+    with Endpoint(wait, "after all").serving() as environ:
+        began = time.monotonic()
+        assert model(environ, retries=1).ask("code", HELLO) == "after all"
+        assert time.monotonic() - began >= 1.0
+
+
+def test_a_fault_of_the_server_is_tried_again() -> None:
+    with Endpoint(Fault(500, "oops"), "after all").serving() as environ:
+        assert model(environ, retries=1).ask("code", HELLO) == "after all"
+
+
+def piece(text: str) -> bytes:
+    return b'data: {"id":"c","object":"chat.completion.chunk","created":0,"model":"tiny","choices":' + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("fault", "settings", "message"),
+    [
+        (Fault(429, "slow down"), {}, "still asked to wait after 1 tries: slow down"),
+        (Fault(503, "down for repairs"), {}, "failed with status 503: down for repairs"),
+        (Fault(400, "context length exceeded"), {}, "refuses the request: context length exceeded"),
+        (Fault(wait=3.0), {"timeout_seconds": 0.5}, "gave no answer within 0.5 s"),
+        (Fault(chunks=(piece('[{"ind') + b"\n\n",)), {}, "broke off"),
+        (Fault(chunks=(b'data: {"error": {"message": "out of memory"}}\n\n',)), {}, "broke off: out of memory"),
+        (Fault(endless="word " * 50), {"answer_tokens": 100}, "did not end at llm.answer_tokens = 100"),
+        (Fault(endless=" "), {"timeout_seconds": 0.5, "answer_tokens": 10**8}, "had not ended after 0.5 s"),
+    ],
+)
+def test_a_request_that_fails_says_how_and_another_may_succeed(fault, settings, message) -> None:
+    with Endpoint(fault, "better").serving() as environ:
+        asked = model(environ, **settings)
+        with pytest.raises(ModelFailed) as failure:
+            asked.ask("code", HELLO)
+        assert message in failure.value.message
+        assert asked.exchanges[0].error == failure.value.message
+        assert asked.ask("code", HELLO) == "better"
+
+
+def test_a_key_that_is_refused_is_said_and_never_repeated() -> None:
+    with Endpoint("x").serving() as environ:
+        key = "sk-wrong-0123456789abcdef"
+        with pytest.raises(ModelNotUsable, match="refuses the key") as failure:
+            model({**environ, "OPENAI_API_KEY": key}).ask("code", HELLO)
+    assert "OPENAI_API_KEY" in failure.value.remedy
+    assert key not in str(failure.value)
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    with Endpoint("x").serving() as environ, pytest.raises(ModelNotUsable, match="knows no model 'huge'"):
+        model({**environ, "MTMC_LLM_MODEL": "huge"}).ask("code", HELLO)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, "no model is named"),
+        ({"MTMC_LLM_MODEL": "m"}, "no endpoint"),
+        ({"MTMC_LLM_MODEL": "m", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}, "127.0.0.1:9/v1 cannot be reached"),
+    ],
+)
+def test_an_endpoint_that_is_not_there_is_an_environment_to_mend(environ, message) -> None:
+    with pytest.raises(ModelNotUsable, match=message) as failure:
+        model(environ).ask("code", HELLO)
+    assert failure.value.exit_code == 3
+    assert failure.value.remedy
+
+
+def test_doctor_sees_which_models_there_are() -> None:
+    with Endpoint("x").serving() as environ:
+        assert look_at_endpoint(QUICK, environ) == ["tiny"]
+        with pytest.raises(ModelNotUsable, match="refuses the key"):
+            look_at_endpoint(QUICK, {**environ, "OPENAI_API_KEY": "bad"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget_tokens": 100}, "of 100 tokens are used"),
+        ({"budget_money": 0.02, "price_answer": 100.0, "answer_tokens": 120}, "of 0.02 are spent"),
+        ({"budget_seconds": 1e-9}, "s were spent waiting"),
+    ],
+)
+def test_a_budget_ends_the_asking_before_it_is_passed(settings, message) -> None:
+    endpoint = Endpoint("x" * 400)
+    with endpoint.serving() as environ:
+        asked = model(environ, **settings)
+        asked.ask("code", HELLO)
+        with pytest.raises(BudgetSpent, match=message):
+            asked.ask("code", HELLO)
+    assert len(endpoint.requests) == 1
+    assert (asked.use().cost or 0.0) <= 0.02
+
+
+def test_a_prompt_that_is_too_long_is_not_sent() -> None:
+    endpoint = Endpoint("x")
+    with endpoint.serving() as environ, pytest.raises(ModelFailed, match=r"more than llm\.context_tokens = 10"):
+        model(environ, context_tokens=10).ask("code", [Message("user", "x" * 100)])
+    assert not endpoint.requests
+
+
+def test_secrets_and_paths_stay_here(tmp_path) -> None:
+    endpoint = Endpoint("x")
+    said = f"""\
+File {tmp_path}/pkg/model.py and /home/ann/data/set.bin
+API_KEY = "abcd-efgh"
+token: 'not-yours'
+url = "https://ann:pass@host/x"
+key = "sk-proj-abcdefghijklmnop0123"
+y = a / b  # aten.add.Tensor
+"""
+    with endpoint.serving() as environ:
+        OpenAIModel(QUICK, tmp_path, environ).ask("code", [Message("user", said)])
+    sent = endpoint.prompt()
+    for secret in (str(tmp_path), "/home/ann", "abcd-efgh", "not-yours", "ann:pass", "sk-proj", KEY):
+        assert secret not in sent
+    assert "File pkg/model.py" in sent
+    assert "y = a / b  # aten.add.Tensor" in sent

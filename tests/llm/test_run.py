@@ -1,0 +1,101 @@
+"""Whole runs: `mtmc` in the user's project, against an endpoint whose answers are written down here."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answers import KERNEL, SOURCE, body, good, sheet
+from endpoint import Endpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cli"))
+from runner import Answer, mtmc
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'user'\n[tool.mtmc.llm]\nretries = 0\n")
+    (tmp_path / "model.py").write_text(SOURCE)
+    return tmp_path
+
+
+def optimised(folder: Path, endpoint: Endpoint, *arguments: str, **variables: str) -> Answer:
+    with endpoint.serving() as environ:
+        options = ("--arch", "sm_90", "--json", *(arguments or ("--coder", "llm")))
+        return mtmc(folder, "optimize", "model.py::ranks", *options, **{**NO_GPU, **environ, **variables})
+
+
+def test_the_model_plans_and_writes_what_the_built_in_coder_cannot(folder: Path) -> None:
+    def answer(request: dict[str, Any]) -> str:
+        if "You write Triton" in request["messages"][0]["content"]:
+            return good(request)
+        number = re.search(r"^(\d+)\. write ", str(request["messages"][1]["content"]), re.MULTILINE)
+        return f'{{"action": {number[1] if number else 0}, "reason": "sorting stays in registers"}}'
+
+    endpoint = Endpoint(answer)
+    run = optimised(folder, endpoint, "--coder", "llm", "--planner", "llm", "--apply")
+    assert run.code == 0, run.err
+    document = run.document
+    assert document["status"] == "unmeasured"
+    step = document["steps"][0]
+    assert step["status"] == "accepted", step["reason"]
+    assert "The model: sorting stays in registers" in step["action"]["rationale"]
+    assert [(k["kernel"], k["arch"]) for k in step["report"]["kernels"]] == [("ranks_kernel", "sm_90")]
+    text = (folder / "model.py").read_text()
+    assert KERNEL in text
+    assert "def ranks_launch(x, ranks_kernel=ranks_kernel):" in text
+    assert "wrap_triton(ranks_kernel)" in text
+    assert text.endswith(SOURCE[SOURCE.index("    s = ") :])
+    assert document["model_use"]["requests"] == len(endpoint.requests)
+    rows = sqlite3.connect(folder / ".mtmc" / "store.db").execute("select run, step from exchanges order by number")
+    assert rows.fetchall()[:2] == [(document["id"], 1)] * 2
+
+
+def test_what_fails_is_mended_with_a_message_that_says_what_failed(folder: Path) -> None:
+    unmasked = KERNEL.replace("tl.where(mask, tl.maximum(s, 0.0), 0.0)", "tl.maximum(s, 1.0)")
+    invented = KERNEL.replace("tl.sort(x)", "tl.bitonic_merge_sort(x)")
+    answers = [
+        lambda request: "def f(): pass",
+        lambda request: good(request).replace(body(sheet(request)), "    return nothing\n"),
+        lambda request: good(request).replace(KERNEL, invented),
+        lambda request: good(request).replace(KERNEL, unmasked),
+        good,
+    ]
+    settings = folder / "pyproject.toml"
+    settings.write_text(settings.read_text() + "repairs = 4\n")
+    endpoint = Endpoint(*answers)
+    run = optimised(folder, endpoint)
+    assert run.code == 0, run.err
+    assert run.document["steps"][0]["status"] == "accepted"
+    assert "holds no code" in endpoint.prompt(1)
+    assert "There is no line 'return nothing'" in endpoint.prompt(2)
+    assert "ranks_kernel does not compile for sm_90" in endpoint.prompt(3)
+    assert "bitonic_merge_sort" in endpoint.prompt(3)
+    assert "values" in endpoint.prompt(4).rpartition("Your edit was undone")[0].rpartition(">>>>>>> REPLACE")[2]
+
+
+def test_a_key_that_is_refused_leaves_a_run_to_resume(folder: Path) -> None:
+    run = optimised(folder, Endpoint(good), "--coder", "llm", OPENAI_API_KEY="bad")
+    assert run.code == 3
+    assert run.error["code"] == "model-not-usable"
+    resumed = optimised(folder, Endpoint(good), "--coder", "llm", "--resume")
+    assert resumed.code == 0, resumed.err
+    assert resumed.document["model_use"]["requests"] >= 2
+
+
+def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(folder: Path) -> None:
+    endpoint = Endpoint(good)
+    run = optimised(folder, endpoint, "--coder", "llm", "--planner", "llm", "--dry-run")
+    assert run.code == 0, run.err
+    assert not endpoint.requests
+    questions = run.document["questions"]
+    assert [question["purpose"] for question in questions] == ["plan", "code"]
+    shown = "\n".join(message["content"] for question in questions for message in question["messages"])
+    assert "def ranks(x):" in shown
+    assert str(folder) not in shown

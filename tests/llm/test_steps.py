@@ -1,0 +1,245 @@
+"""What becomes of answers, good and bad: the search over a real capture and a real endpoint; only measuring is faked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from answers import KERNEL, LAUNCH, SOURCE, body, good, good_diff, good_whole, hunk, sheet
+from endpoint import Endpoint, Fault
+
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.chat import ModelNotUsable
+from mtmc_lsp.core.results import CompileReport, Device, KernelReport, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.run import Candidate, RunResult, StepStatus
+from mtmc_lsp.core.settings import LlmSettings, Settings
+from mtmc_lsp.micro.llm.client import OpenAIModel
+from mtmc_lsp.micro.llm.prompts import knowledge
+from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.makers import Makers
+
+WRITES = Makers(coder="llm")
+H200 = Device("NVIDIA H200", "sm_90", 132, 232448, 62914560, 4.28e12, {"fp32": 5.1e13})
+
+
+class Agreeing:
+    """Finds every candidate correct, but for those that hold one of the given texts."""
+
+    def __init__(self, **wrong: str) -> None:
+        self.wrong = wrong
+        self.seen: list[str] = []
+
+    def device(self) -> Device:
+        return H200
+
+    def compile(self, candidate: Candidate) -> CompileReport:
+        return CompileReport((KernelReport("ranks_kernel", "sm_90"),))
+
+    def verify(self, candidate: Candidate) -> Verdict:
+        self.seen.append(candidate.source)
+        for text, reason in self.wrong.items():
+            if text in candidate.source:
+                return Verdict(VerdictStatus.INCORRECT, (), "interpreter", reason=reason)
+        return Verdict(VerdictStatus.CORRECT, (), "interpreter")
+
+    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+@pytest.fixture
+def run(captured):
+    """Runs the search against an endpoint; gives the result."""
+    capture = captured(SOURCE, "ranks")
+
+    def go(
+        endpoint: Endpoint,
+        makers: Makers = WRITES,
+        measurer: Agreeing | None = None,
+        steps: int = 1,
+        **llm: Any,
+    ) -> RunResult:
+        settings = Settings(llm=replace(LlmSettings(retries=0, timeout_seconds=10.0), **llm))
+        with endpoint.serving() as environ:
+            model = OpenAIModel(settings.llm, environ=environ)
+            planner, coder = makers.open(settings, model)
+            events = Events(lambda index, action: None, lambda text: None, lambda step: None)
+            search = GreedySearch(
+                capture,
+                SOURCE,
+                planner,
+                coder,
+                measurer or Agreeing(),
+                measured=False,
+                limits=Limits(60.0, steps),
+                events=events,
+            )
+            return replace(search.run("run", "hash"), model_use=model.use())
+
+    return go
+
+
+@pytest.mark.parametrize("answer", [good, good_whole, good_diff])
+def test_hunks_a_whole_text_and_a_diff_come_to_the_same_code(run, answer) -> None:
+    result = run(Endpoint(answer))
+    assert result.steps[0].status is StepStatus.ACCEPTED, result.steps[0].reason
+    assert result.final.source == run(Endpoint(good)).final.source
+
+
+def changed(old: str, new: str):
+    """The good answer with something else in it."""
+
+    def answer(request: dict[str, Any]) -> str:
+        text = good(request)
+        assert old in text
+        return text.replace(old, new)
+
+    return answer
+
+
+STORE = "    tl.store("
+OUT = "    out = torch.empty_like(x)\n"
+FAILURES = {
+    "empty answer": ("", "The answer is empty"),
+    "prose only": ("I am sorry, but I cannot do that.", "holds no code"),
+    "huge answer": ("x" * 100_001, "far more than one step needs"),
+    "code of something else": ("```python\ndef other(): pass\n```", "does not define ranks_launch"),
+    "wrong context": (
+        lambda r: good(r).replace(body(sheet(r)), "    return sorted(x)\n"),
+        "no line 'return sorted(x)'",
+    ),
+    "edit of the user's function": (hunk("def ranks(x):\n", "def ranks(x, y):\n"), "SEARCH lines are not in the text"),
+    "unfinished hunk": (lambda r: good(r)[: -len(">>>>>>> REPLACE\n")], "A hunk is not finished"),
+    "hunk without middle": ("<<<<<<< SEARCH\na\n>>>>>>> REPLACE\n", "A hunk is not finished"),
+    "two answers": (lambda r: good_whole(r) + "\nor\n" + good_whole(r), "two versions"),
+    "does not parse": (changed(STORE, "    tl.store(("), "does not parse"),
+    "no launch": (lambda r: hunk("", KERNEL), "launches no kernel"),
+    "launcher gone": (
+        lambda r: f"```python\n{KERNEL}\n# def\ndef ranks_launch(x): pass\n```".replace("(x): p", "(y): p"),
+        "must keep",
+    ),
+    "parameter added": (
+        lambda r: good_whole(r).replace("ranks_launch(x)", "ranks_launch(x, cache={})"),
+        "takes nothing beside",
+    ),
+    "hidden fallback": (
+        changed(OUT, "    try:\n        out = torch.empty_like(x)\n    except Exception:\n        pass\n"),
+        "try/except",
+    ),
+    "torch computes something else": (changed(OUT, "    out = torch.exp(x)\n"), "torch is only for allocation"),
+    "torch computes": (changed(OUT, "    out = torch.cumsum(x, -1)\n"), "still makes torch calls of the region"),
+    "a method computes": (changed(OUT, "    out = x.sort().values\n"), "no allocation, size or view"),
+    "operator computes": (
+        changed(OUT, OUT + "    return torch.ops.aten.mul.Tensor(out, 2)\n"),
+        "still makes torch calls of the region",
+    ),
+    "torch calls stay": (
+        lambda r: good(r).replace(LAUNCH, LAUNCH.replace("    return out\n", body(sheet(r)))),
+        "still makes",
+    ),
+    "global cache": (changed("@triton.jit\ndef ranks", "CACHE = {}\n\n\n@triton.jit\ndef ranks"), "only functions"),
+    "global state": (changed(OUT, "    global seen\n" + OUT), "kept between calls"),
+    "import": (changed("@triton.jit\ndef ranks", "import os\n\n\n@triton.jit\ndef ranks"), "only functions"),
+    "import inside": (changed(OUT, "    import os\n" + OUT), "imports are made for you"),
+    "reads a file": (changed(OUT, "    open('/etc/passwd')\n" + OUT), "open may not be called"),
+    "private names": (changed(OUT, "    x.__class__\n" + OUT), "no private names"),
+    "loads code": (changed(OUT, "    torch.load('w')\n" + OUT), "torch is only for allocation"),
+    "unknown name": (changed("n_cols, BLOCK=tr", "n_columns, BLOCK=tr"), "n_columns is defined nowhere"),
+    "unknown kernel": (changed("    ranks_kernel[", "    rank_kernel["), "rank_kernel is defined nowhere"),
+    "defined twice": (lambda r: good(r).replace(KERNEL, f"{KERNEL}\n\n{KERNEL}"), "defined twice"),
+    "autotune": (changed("@triton.jit\n", "@triton.autotune([], key=[])\n@triton.jit\n"), "@triton.jit, nothing else"),
+    "missing mask": (changed(', mask=mask, other=float("inf")', ""), "unmasked-access"),
+    "a block that is no power of two": (changed("tl.arange(0, BLOCK)", "tl.arange(0, 48)"), "arange-bound"),
+    "guard rewritten": (
+        changed("@triton.jit\ndef ranks", "def ranks_fits(x):\n    return False\n\n\n@triton.jit\ndef ranks"),
+        "outside this text",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_bad_answer_is_refused_unrun_with_its_reason_and_mended(run, name: str) -> None:
+    answer, reason = FAILURES[name]
+    endpoint, measurer = Endpoint(answer, good), Agreeing()
+    result = run(endpoint, measurer=measurer, context_tokens=100_000)
+    assert result.steps[0].status is StepStatus.ACCEPTED, result.steps[0].reason
+    assert len(measurer.seen) == 1, "what breaks a rule is never run"
+    assert reason in str(endpoint.requests[1]["messages"][-1]["content"])
+
+
+def test_what_a_measurement_finds_goes_back_to_the_model(run) -> None:
+    endpoint = Endpoint(changed("* 2, mask", "* 3, mask"), good)
+    measurer = Agreeing(**{"* 3, mask": "values: relative error 0.5"})
+    result = run(endpoint, measurer=measurer)
+    assert result.steps[0].status is StepStatus.ACCEPTED
+    assert "values: relative error 0.5" in str(endpoint.requests[1]["messages"][-1]["content"])
+    assert len(measurer.seen) == 2
+
+
+def test_the_same_code_is_never_run_twice_and_the_last_good_version_stands(run) -> None:
+    endpoint, measurer = Endpoint(good), Agreeing(**{"ranks_kernel": "values: relative error 0.5"})
+    result = run(endpoint, measurer=measurer, repairs=2)
+    assert result.steps[0].status is StepStatus.FAILED
+    assert "same code as before. values: relative error 0.5 (after 2 repairs)" in result.steps[0].reason
+    assert len(measurer.seen) == 1
+    assert len(endpoint.requests) == 3
+    assert result.final.source == SOURCE
+
+
+def test_a_request_that_fails_fails_its_step_alone(run) -> None:
+    result = run(Endpoint(Fault(500, "oops"), good), steps=2)
+    assert [step.status for step in result.steps] == [StepStatus.FAILED, StepStatus.ACCEPTED] or result.steps[1].reason
+    assert "failed with status 500: oops" in result.steps[0].reason
+
+
+def test_a_budget_that_is_spent_ends_the_asking(run) -> None:
+    endpoint = Endpoint("no code " * 200)
+    result = run(endpoint, budget_tokens=3000, steps=3)
+    assert all("the model's budget is spent" in step.reason for step in result.steps)
+    assert result.model_use.prompt_tokens + result.model_use.answer_tokens <= 3000 + 8192
+    assert len(endpoint.requests) < 3
+
+
+def test_a_planner_whose_budget_is_spent_ends_the_run(run) -> None:
+    assert not run(Endpoint("x"), Makers(planner="llm"), budget_tokens=1).steps
+
+
+def test_the_planner_may_choose_nothing(run) -> None:
+    assert not run(Endpoint('{"action": 0, "reason": "all done"}'), Makers(planner="llm")).steps
+
+
+@pytest.mark.parametrize(
+    "answer", ['{"action": 1, "reason": "r"}', 'So:\n```json\n{"action": 1}\n```', "action: 1", "Action 1."]
+)
+def test_a_choice_is_read_from_whatever_holds_it(run, answer: str) -> None:
+    endpoint = Endpoint(answer)
+    assert len(run(endpoint, Makers(planner="llm")).steps) == 1
+    assert len(endpoint.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "illegal", ['{"action": 77}', '{"action": "fuse"}', "the first one", '{"action": tr', '{"action": -1}']
+)
+def test_an_illegal_choice_is_told_so_once_and_then_the_first_action_is_taken(run, illegal: str) -> None:
+    endpoint = Endpoint(illegal)
+    result = run(endpoint, Makers(planner="llm"))
+    assert len(endpoint.requests) == 2
+    assert "Answer again" in str(endpoint.requests[1]["messages"][-1]["content"])
+    assert "No choice of the model" in result.steps[0].action.rationale
+    mended = Endpoint(illegal, '{"action": 1, "reason": "now legal"}')
+    assert "now legal" in run(mended, Makers(planner="llm")).steps[0].action.rationale
+
+
+def test_a_key_that_is_refused_ends_the_run_with_an_error(run) -> None:
+    endpoint = Endpoint(Fault(401, "no such key"))
+    for makers in (Makers(planner="llm"), Makers(coder="llm")):
+        with pytest.raises(ModelNotUsable, match="refuses the key"):
+            run(endpoint, makers)
+
+
+@pytest.mark.parametrize("kind", ActionKind)
+def test_every_kind_of_action_has_a_note_with_its_source(kind: ActionKind) -> None:
+    assert knowledge(kind).count("Source") == 2
