@@ -22,11 +22,12 @@ const home = mkdtempSync(join(tmpdir(), "mtmc-e2e-"));
 const [workspace, data, extensions, shots] = [join(home, "ws"), join(home, "data"), join(home, "ext"), join(HERE, "shots")];
 const model = join(workspace, "model.py");
 rmSync(shots, { recursive: true, force: true });
-for (const folder of [workspace, join(data, "Machine"), extensions, shots]) mkdirSync(folder, { recursive: true });
+for (const folder of [workspace, join(data, "Machine"), join(data, "User"), extensions, shots]) mkdirSync(folder, { recursive: true });
 writeFileSync(model, MODEL);
 writeFileSync(join(workspace, "pyproject.toml"), "");
 const settings = { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"], "chat.disableAIFeatures": true, "workbench.startupEditor": "none" };
 writeFileSync(join(data, "Machine/settings.json"), JSON.stringify(settings));
+writeFileSync(join(data, "User/settings.json"), JSON.stringify({ "files.autoSave": "afterDelay", "files.autoSaveDelay": 100 }));
 
 const own = ["--user-data-dir", data, "--extensions-dir", extensions];
 const environment = { ...process.env, XDG_STATE_HOME: join(home, "state"), XDG_CONFIG_HOME: join(home, "config") };
@@ -87,13 +88,11 @@ try {
     await thread.waitFor({ state: "detached" });
     await page.locator(".pane-body .monaco-list-row", { hasText: "1 kept" }).waitFor();
     await page.locator(".tab", { hasText: "model.py" }).first().click();
-    await command("File: Save All");
     await until("the kernel is on disk", async () => readFileSync(model, "utf8").includes("# mtmc: begin f\n"));
   });
   await scenario("undoing all gives every byte back, and the step waits again", async () => {
     await command("MTMC: Undo all steps");
     await thread.waitFor();
-    await command("File: Save All");
     await until("the file is as it was", async () => readFileSync(model, "utf8") === MODEL);
   });
   await scenario("a server that is killed comes back with the pending step", async () => {
@@ -105,10 +104,7 @@ try {
     await page.locator(".view-line", { hasText: "sigmoid" }).click();
     await command("MTMC: Optimize to Triton kernel");
     await page.locator(".notification-toast .monaco-button", { hasText: "Add a workload directive" }).click();
-    await until("the directive is above it", async () => {
-      await command("File: Save All");
-      return /\n# mtmc: y=.*\ndef g\(y\)/.test(readFileSync(model, "utf8"));
-    });
+    await until("the directive is above it", async () => /\n# mtmc: y=.*\ndef g\(y\)/.test(readFileSync(model, "utf8")));
   });
   await scenario("the same in the dark", async () => {
     await command("Preferences: Toggle between Light/Dark Themes");
