@@ -43,13 +43,17 @@ def main() -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Lint, types, tests; all run, the first failure gives the exit code."""
+    """Lint, types, tests, and those of the editor extension; all run, the first failure gives the exit code."""
     codes = [
         run(PYTHON, "-m", "ruff", "check", "."),
         run(PYTHON, "-m", "ruff", "format", "--check", "."),
         run(PYTHON, "-m", "mypy"),
         run(PYTHON, "-m", "pytest", "-n", "2", "-m", "not gpu", *arguments),
     ]
+    extension = ROOT / "vscode-extension"
+    # Only where somebody works on it: nobody else needs node, or should wait for its packages.
+    if shutil.which("npm") and (extension / "node_modules").is_dir():
+        codes.append(run("npm", "--prefix", extension, "test"))
     return next((code for code in codes if code), 0)
 
 

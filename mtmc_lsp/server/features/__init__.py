@@ -11,6 +11,7 @@ from mtmc_lsp.server.features import (
     lenses,
     lifecycle,
     review,
+    review_state,
     symbols,
 )
 from mtmc_lsp.server.server import Server
@@ -18,5 +19,17 @@ from mtmc_lsp.server.server import Server
 
 def register_all(server: Server) -> None:
     """Register every feature."""
-    for feature in (lifecycle, code_actions, commands, review, lenses, diagnostics, hover, inlay_hints, symbols):
+    every = (
+        lifecycle,
+        code_actions,
+        commands,
+        review,
+        review_state,
+        lenses,
+        diagnostics,
+        hover,
+        inlay_hints,
+        symbols,
+    )
+    for feature in every:
         feature.register(server)

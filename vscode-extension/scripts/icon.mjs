@@ -1,0 +1,61 @@
+// Draws media/icon.png (256 x 256): a stack of tiles, the last one lit, as a program that became one kernel.
+import { writeFileSync } from "node:fs";
+import { crc32, deflateSync } from "node:zlib";
+
+const SIZE = 256;
+const NIGHT = [24, 28, 44];
+const TILE = [74, 92, 140];
+const LIT = [255, 176, 46];
+
+/** Whether a point is in a square with round corners. */
+function isIn(x, y, left, top, side, radius) {
+  const dx = Math.max(left + radius - x, x - (left + side - radius), 0);
+  const dy = Math.max(top + radius - y, y - (top + side - radius), 0);
+  return dx * dx + dy * dy <= radius * radius;
+}
+
+function colour(x, y) {
+  if (!isIn(x, y, 0, 0, SIZE, 52)) return [0, 0, 0, 0];
+  for (let row = 0; row < 3; row++) {
+    for (let column = 0; column < 3; column++) {
+      if (isIn(x, y, 44 + column * 60, 44 + row * 60, 48, 10)) {
+        const lit = row + column >= 2 && (row === column || row + column > 2);
+        return [...(lit ? LIT : TILE), 255];
+      }
+    }
+  }
+  return [...NIGHT, 255];
+}
+
+/** The mean of 4 x 4 points in a pixel, so that edges are smooth; colours weigh by their opacity. */
+function pixel(x, y) {
+  const sum = [0, 0, 0, 0];
+  for (let i = 0; i < 16; i++) {
+    const [r, g, b, a] = colour(x + ((i % 4) + 0.5) / 4, y + (Math.floor(i / 4) + 0.5) / 4);
+    [r * a, g * a, b * a, a].forEach((value, n) => (sum[n] += value));
+  }
+  const a = sum[3];
+  return a === 0 ? [0, 0, 0, 0] : [sum[0] / a, sum[1] / a, sum[2] / a, a / 16].map(Math.round);
+}
+
+function chunk(name, data) {
+  const body = Buffer.concat([Buffer.from(name, "latin1"), data]);
+  const out = Buffer.alloc(8 + body.length);
+  out.writeUInt32BE(data.length, 0);
+  body.copy(out, 4);
+  out.writeUInt32BE(crc32(body), 4 + body.length);
+  return out;
+}
+
+const rows = [];
+for (let y = 0; y < SIZE; y++) {
+  rows.push(0);
+  for (let x = 0; x < SIZE; x++) rows.push(...pixel(x, y));
+}
+const header = Buffer.alloc(13);
+header.writeUInt32BE(SIZE, 0);
+header.writeUInt32BE(SIZE, 4);
+header.set([8, 6, 0, 0, 0], 8);
+const signature = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
+const parts = [chunk("IHDR", header), chunk("IDAT", deflateSync(Buffer.from(rows), { level: 9 })), chunk("IEND", Buffer.alloc(0))];
+writeFileSync("media/icon.png", Buffer.concat([signature, ...parts]));

@@ -1,0 +1,169 @@
+/** The MTMC view as plain values: runs, and their steps or plan below. */
+
+import { deviceOf, type Action, type Argument, type JobState, type Review, type Step } from "./model";
+
+/** A row of the view. */
+export interface Row {
+  readonly id: string;
+  readonly label: string;
+  readonly description: string;
+  readonly tooltip: string;
+  /** Name of the icon, and of its colour where it has one. */
+  readonly icon: string;
+  readonly colour?: string;
+  /** What `when` clauses of the menus look at. */
+  readonly context: string;
+  readonly argument: Argument;
+  readonly children: readonly Row[];
+}
+
+/** A plan that was asked for. */
+export interface Plan {
+  readonly uri: string;
+  readonly target: string;
+  readonly device: string;
+  readonly actions: readonly Action[];
+}
+
+/** Every row: what runs, what was run, and plans of what was not. */
+export function rows(reviews: readonly Review[], jobs: readonly JobState[], plans: readonly Plan[]): Row[] {
+  const found = reviews.map((review) => {
+    const job = jobs.find((one) => one.uri === review.uri && one.target === review.target);
+    return runRow(review, job, plans.find((plan) => isSame(plan, review)));
+  });
+  const others = jobs.filter((job) => !reviews.some((review) => isSame(job, review))).map(jobRow);
+  const planned = plans.filter((plan) => ![...reviews, ...jobs].some((known) => isSame(plan, known))).map(planOnlyRow);
+  return [...others, ...found, ...planned];
+}
+
+function isSame(a: Argument, b: Argument): boolean {
+  return a.uri === b.uri && a.target === b.target;
+}
+
+/** The last part of a URI, as people read it. */
+export function fileName(uri: string): string {
+  return decodeURIComponent(uri.slice(uri.lastIndexOf("/") + 1));
+}
+
+function progress(job: JobState): string {
+  return job.step > 0 ? `step ${job.step}: ${job.action}: ${job.stage}` : job.stage;
+}
+
+function jobRow(job: JobState): Row {
+  const words = progress(job);
+  return {
+    ...base(job, "run-going"),
+    description: `${fileName(job.uri)} · ${words}`,
+    tooltip: `${job.kind} of ${job.target}: ${words}`,
+    icon: "sync~spin",
+    children: [],
+  };
+}
+
+function base(of: Argument, context: string): Pick<Row, "id" | "label" | "argument" | "context"> {
+  return { id: `${of.uri}#${of.target}`, label: of.target, argument: { uri: of.uri, target: of.target }, context };
+}
+
+function runRow(review: Review, job: JobState | undefined, plan: Plan | undefined): Row {
+  const { run } = review;
+  const state = job !== undefined ? progress(job) : standing(review);
+  const resumable = run.status === "running" && job === undefined && !review.goingOn;
+  const context = [
+    job !== undefined ? "run-going" : resumable ? "run-resumable" : "run",
+    ...(review.pending.length > 0 && !review.stale ? ["pending"] : []),
+    ...(review.kept.length > 0 ? ["kept"] : []),
+  ].join("-");
+  const device = deviceOf(run);
+  return {
+    ...base(review, context),
+    description: `${fileName(review.uri)} · ${state}`,
+    tooltip: [`${review.target}: ${state}`, ...(device === "" ? [] : [device])].join("\n"),
+    ...(job !== undefined ? { icon: "sync~spin" } : runIcon(review)),
+    children: [
+      ...(plan === undefined ? [] : [planRow(plan)]),
+      ...run.steps.map((step) => stepRow(review, step)),
+    ],
+  };
+}
+
+function standing(review: Review): string {
+  if (review.stale) return "changed since it was measured";
+  const counts = [
+    ...(review.pending.length > 0 ? [`${review.pending.length} pending`] : []),
+    ...(review.kept.length > 0 ? [`${review.kept.length} kept`] : []),
+  ];
+  const words = { improved: "improved", no_gain: "no gain", incorrect: "not correct", unmeasured: "not timed", running: "ended early" };
+  return [words[review.run.status], ...counts].join(" · ");
+}
+
+function runIcon(review: Review): Pick<Row, "icon" | "colour"> {
+  if (review.stale) return { icon: "history" };
+  if (review.pending.length > 0) return { icon: "circle-filled", colour: "charts.yellow" };
+  if (review.kept.length > 0) return { icon: "pass-filled", colour: "testing.iconPassed" };
+  if (review.run.status === "incorrect") return { icon: "error", colour: "testing.iconFailed" };
+  return { icon: "circle-outline" };
+}
+
+function stepRow(review: Review, step: Step): Row {
+  const argument = { uri: review.uri, target: review.target, step: step.index };
+  const isKept = review.kept.includes(step.index);
+  const isPending = review.pending.includes(step.index);
+  const going = review.goingOn ? "-going" : "";
+  const at = isPending
+    ? { icon: "circle-filled", colour: "charts.yellow", word: "pending" }
+    : isKept
+      ? { icon: "pass-filled", colour: "testing.iconPassed", word: "kept" }
+      : step.status === "failed"
+        ? { icon: "error", colour: "testing.iconFailed", word: "failed" }
+        : { icon: "circle-slash", colour: "disabledForeground", word: step.status };
+  const context = review.stale
+    ? "step-stale"
+    : step.index === review.pending[0]
+      ? `step-next${going}`
+      : isKept && step.index === review.kept.at(-1)
+        ? `step-last${going}`
+        : isKept || isPending
+          ? "step-other"
+          : "tried";
+  return {
+    id: `${review.uri}#${review.target}#${step.index}`,
+    label: `${step.index}. ${step.action.text}`,
+    description: step.outcome === "" ? at.word : `${at.word} · ${step.outcome}`,
+    tooltip: [step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
+    icon: at.icon,
+    colour: at.colour,
+    context,
+    argument,
+    children: [],
+  };
+}
+
+function planRow(plan: Plan): Row {
+  return {
+    ...base(plan, "plan"),
+    id: `${plan.uri}#${plan.target}#plan`,
+    label: `Plan for ${plan.device}`,
+    description: plan.actions.length === 0 ? "nothing is predicted to be worth trying" : `${plan.actions.length} actions`,
+    tooltip: "What could be tried first, best first. Times are estimates.",
+    icon: "list-ordered",
+    children: plan.actions.map((action, place) => ({
+      ...base(plan, "planned"),
+      id: `${plan.uri}#${plan.target}#plan#${place}`,
+      label: `${place + 1}. ${action.text}`,
+      description: action.expected === undefined ? "" : `about ${action.expected.saved_us.toFixed(0)} us saved, an estimate`,
+      tooltip: action.rationale,
+      icon: "lightbulb",
+      children: [],
+    })),
+  };
+}
+
+function planOnlyRow(plan: Plan): Row {
+  return {
+    ...base(plan, "planned"),
+    description: fileName(plan.uri),
+    tooltip: `The plan for ${plan.target}`,
+    icon: "list-ordered",
+    children: [planRow(plan)],
+  };
+}

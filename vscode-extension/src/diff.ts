@@ -1,0 +1,61 @@
+/** Diff editors of steps, by virtual documents that say in their URI what they are, so that a reload brings them back. */
+
+import * as vscode from "vscode";
+import { acceptedSteps, type Argument, type Review } from "./core/model";
+import { fileName } from "./core/tree";
+import type { Server } from "./server";
+
+const SCHEME = "mtmc-step";
+
+interface Side extends Argument {
+  readonly step: number;
+  readonly side: "before" | "after";
+}
+
+function uriOf(side: Side): vscode.Uri {
+  const path = vscode.Uri.parse(side.uri).path;
+  return vscode.Uri.from({ scheme: SCHEME, path, query: JSON.stringify(side) });
+}
+
+/** Gives the texts, and opens the editors. */
+export class Diffs implements vscode.TextDocumentContentProvider, vscode.Disposable {
+  private readonly registered = vscode.workspace.registerTextDocumentContentProvider(SCHEME, this);
+
+  constructor(private readonly server: Server) {}
+
+  async provideTextDocumentContent(uri: vscode.Uri): Promise<string> {
+    const side = JSON.parse(uri.query) as Side;
+    // After a reload the file has to be open for the server to know of its runs.
+    await vscode.workspace.openTextDocument(vscode.Uri.parse(side.uri));
+    const texts = await this.server.step({ uri: side.uri, target: side.target, step: side.step });
+    return texts?.[side.side] ?? "This step is no longer there: the function was optimised again.\n";
+  }
+
+  /** Opens the change of one step. */
+  async ofStep(argument: Argument & { step: number }): Promise<void> {
+    const { uri, target, step } = argument;
+    const name = `${fileName(uri)} · ${target}, step ${step}`;
+    await this.open({ uri, target, step, side: "before" }, { uri, target, step, side: "after" }, name);
+  }
+
+  /** Opens the change of all accepted steps together. */
+  async ofAll(review: Review): Promise<void> {
+    const steps = acceptedSteps(review);
+    const [first, last] = [steps[0], steps.at(-1)];
+    if (first === undefined || last === undefined) {
+      void vscode.window.showInformationMessage(`No step of ${review.target} was accepted, so there is nothing to compare.`);
+      return;
+    }
+    const of = { uri: review.uri, target: review.target };
+    const name = `${fileName(review.uri)} · ${review.target}, all ${steps.length} steps`;
+    await this.open({ ...of, step: first.index, side: "before" }, { ...of, step: last.index, side: "after" }, name);
+  }
+
+  private async open(before: Side, after: Side, name: string): Promise<void> {
+    await vscode.commands.executeCommand("vscode.diff", uriOf(before), uriOf(after), name, { preview: true });
+  }
+
+  dispose(): void {
+    this.registered.dispose();
+  }
+}

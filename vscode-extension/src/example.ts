@@ -1,0 +1,29 @@
+/** The example of the walkthrough. */
+
+import * as vscode from "vscode";
+
+const NAME = "rmsnorm_residual.py";
+
+/** Opens the example with the cursor in its function: in the workspace, or where there is none, in a folder of ours. */
+export async function openExample(context: vscode.ExtensionContext): Promise<void> {
+  const folder = vscode.workspace.workspaceFolders?.[0]?.uri ?? vscode.Uri.joinPath(context.globalStorageUri, "example");
+  const target = vscode.Uri.joinPath(folder, NAME);
+  await vscode.workspace.fs.createDirectory(folder);
+  if (!(await exists(target))) {
+    await vscode.workspace.fs.copy(vscode.Uri.joinPath(context.extensionUri, "dist", NAME), target);
+  }
+  const document = await vscode.workspace.openTextDocument(target);
+  const editor = await vscode.window.showTextDocument(document);
+  const at = document.positionAt(document.getText().indexOf("hidden = x"));
+  editor.selection = new vscode.Selection(at, at);
+}
+
+async function exists(uri: vscode.Uri): Promise<boolean> {
+  try {
+    await vscode.workspace.fs.stat(uri);
+    return true;
+  } catch (error) {
+    if (error instanceof vscode.FileSystemError && error.code === "FileNotFound") return false;
+    throw error;
+  }
+}

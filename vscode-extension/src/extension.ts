@@ -1,0 +1,219 @@
+/** Starts everything, and says what each command does. The work is in the server; here it is shown. */
+
+import * as vscode from "vscode";
+import type { ExecuteCommandSignature } from "vscode-languageclient/node";
+import { isArgument, lacksWorkload, neighbour, reviewAt, type Argument, type Review } from "./core/model";
+import { Diffs } from "./diff";
+import { openExample } from "./example";
+import { onPythonChange } from "./python";
+import { Report } from "./report";
+import { ReviewDrawer } from "./review";
+import { Server } from "./server";
+import { Runs } from "./state";
+import { RunsView, Status } from "./view";
+
+const KIND = "refactor.rewrite.mtmc";
+/** Commands about the function at the cursor, that no run is needed for. */
+const OF_FUNCTION = new Set(["optimize", "plan", "measure", "verify", "record"].map((name) => `mtmc.${name}`));
+
+/** Called by VS Code when a Python file is opened, or a command is chosen. */
+export async function activate(context: vscode.ExtensionContext): Promise<void> {
+  const extension = new Extension(context);
+  context.subscriptions.push(extension);
+  await extension.start();
+}
+
+class Extension implements vscode.Disposable {
+  private readonly server: Server;
+  private readonly runs: Runs;
+  private readonly drawer: ReviewDrawer;
+  private readonly diffs: Diffs;
+  private readonly report: Report;
+  private readonly subscriptions: vscode.Disposable[];
+
+  constructor(private readonly context: vscode.ExtensionContext) {
+    const folder = vscode.Uri.joinPath(context.globalStorageUri, "server").fsPath;
+    this.server = new Server(folder, (command, args, next) => this.execute(command, args, next));
+    this.runs = new Runs(this.server);
+    this.drawer = new ReviewDrawer(this.runs);
+    this.diffs = new Diffs(this.server);
+    this.report = new Report(this.runs);
+    const shown = [new RunsView(this.runs), new Status(this.server, this.runs), this.drawer, this.diffs, this.report];
+    this.subscriptions = [...shown, this.runs, this.server, ...this.commands()];
+  }
+
+  async start(): Promise<void> {
+    const restart = (): void => void this.server.restart();
+    this.subscriptions.push(
+      vscode.workspace.onDidGrantWorkspaceTrust(restart),
+      vscode.workspace.onDidChangeConfiguration((event) => {
+        if (event.affectsConfiguration("mtmc.serverPython")) restart();
+      }),
+    );
+    this.subscriptions.push(
+      this.server.onJob((job) => {
+        if (lacksWorkload(job)) void this.offerWorkload({ uri: job.uri, target: job.target });
+      }),
+    );
+    await this.server.start();
+    this.subscriptions.push(
+      await onPythonChange(() => {
+        // Another environment may have the server where this one had not; one that runs goes on.
+        if (this.server.state === "failed") restart();
+      }),
+    );
+  }
+
+  /** Commands that the server has no part in, or not by itself. */
+  private commands(): vscode.Disposable[] {
+    const all: Record<string, (...args: unknown[]) => unknown> = {
+      diffAll: (...args) => this.withReview(args, (review) => this.diffs.ofAll(review)),
+      report: (...args) => this.withReview(args, (review) => { this.report.show(review); }),
+      exportReport: (...args) => this.withReview(args, (review) => this.report.export(review)),
+      reveal: (...args) => this.reveal(this.given(args)),
+      nextPending: () => this.go(true),
+      previousPending: () => this.go(false),
+      openExample: () => openExample(this.context),
+      restart: () => this.server.restart(),
+      install: () => this.server.install(),
+      showLog: () => { this.server.log.show(); },
+      menu: () => this.menu(),
+    };
+    return Object.entries(all).map(([name, run]) => vscode.commands.registerCommand(`mtmc.${name}`, run));
+  }
+
+  /** A command of the server's: with the argument it needs, wherever it was chosen. */
+  private async execute(command: string, args: unknown[], next: ExecuteCommandSignature): Promise<unknown> {
+    if (command === "mtmc.cancel" || command === "mtmc.jobs") return next(command, [this.given(args) ?? {}]);
+    if (command === "mtmc.addWorkload" && this.given(args) === undefined) return this.applyAction(command);
+    const argument = this.given(args) ?? (OF_FUNCTION.has(command) ? await this.ofCursor(command) : this.ofReview());
+    if (argument === undefined) return undefined;
+    if (command === "mtmc.diff") {
+      const step = argument.step ?? this.usualStep(argument);
+      return step === undefined ? undefined : this.diffs.ofStep({ ...argument, step });
+    }
+    // The server knows files that are open; a row of the tree may be about one that was closed.
+    await vscode.workspace.openTextDocument(vscode.Uri.parse(argument.uri));
+    return next(command, [argument]);
+  }
+
+  /** The argument that came with a command: a lens's, a row's of the tree, or a thread's. */
+  private given(args: readonly unknown[]): Argument | undefined {
+    const first = args[0];
+    if (isArgument(first)) return first;
+    if (typeof first === "object" && first !== null && "argument" in first && isArgument(first.argument)) return first.argument;
+    return this.drawer.argumentOf(first);
+  }
+
+  /** The function at the cursor, as the server's own code action names it. */
+  private async ofCursor(command: string): Promise<Argument | undefined> {
+    const action = await this.actionAtCursor(command);
+    const argument: unknown = action?.command?.arguments?.[0];
+    return isArgument(argument) ? argument : undefined;
+  }
+
+  private async applyAction(command: string): Promise<void> {
+    const action = await this.actionAtCursor(command);
+    if (action?.edit !== undefined) await vscode.workspace.applyEdit(action.edit);
+  }
+
+  private async actionAtCursor(command: string): Promise<vscode.CodeAction | undefined> {
+    const editor = vscode.window.activeTextEditor;
+    const kind = command.replace("mtmc.", `${KIND}.`);
+    const found =
+      editor === undefined
+        ? []
+        : await vscode.commands.executeCommand<vscode.CodeAction[]>(
+            "vscode.executeCodeActionProvider", editor.document.uri, editor.selection, kind, 1,
+          );
+    const action = found[0];
+    if (action === undefined) {
+      void vscode.window.showInformationMessage("Put the cursor in a PyTorch function or module of a Python file, and choose this again.");
+    } else if (action.disabled !== undefined) {
+      void vscode.window.showInformationMessage(action.disabled.reason);
+      return undefined;
+    }
+    return action;
+  }
+
+  /** The server has said what is missing; this writes it, as far as the code tells. */
+  private async offerWorkload(argument: Argument): Promise<void> {
+    const add = "Add a workload directive";
+    const words = `Nothing says what the inputs of ${argument.target} look like. A directive above it does; its sizes are yours to change.`;
+    if ((await vscode.window.showInformationMessage(words, add)) === add) {
+      await this.reveal(argument);
+      await vscode.commands.executeCommand("mtmc.addWorkload", argument);
+    }
+  }
+
+  private reviewOf(argument: Argument): Review | undefined {
+    return this.runs.reviews.find((review) => review.uri === argument.uri && review.target === argument.target);
+  }
+
+  /** The run at the cursor. */
+  private ofReview(): Argument | undefined {
+    const editor = vscode.window.activeTextEditor;
+    const review =
+      editor === undefined
+        ? undefined
+        : reviewAt(this.runs.reviews, editor.document.uri.toString(), editor.selection.active.line);
+    if (review === undefined) {
+      void vscode.window.showInformationMessage("No function of this file was optimised yet. Put the cursor in one, and choose Optimize to Triton kernel.");
+      return undefined;
+    }
+    return { uri: review.uri, target: review.target };
+  }
+
+  private usualStep(argument: Argument): number | undefined {
+    const review = this.reviewOf(argument);
+    return review?.pending[0] ?? review?.kept.at(-1);
+  }
+
+  private async withReview(args: readonly unknown[], use: (review: Review) => unknown): Promise<void> {
+    const argument = this.given(args) ?? this.ofReview();
+    const review = argument === undefined ? undefined : this.reviewOf(argument);
+    if (review !== undefined) await use(review);
+  }
+
+  private async reveal(argument: Argument | undefined): Promise<void> {
+    if (argument === undefined) return;
+    const editor = await vscode.window.showTextDocument(vscode.Uri.parse(argument.uri));
+    const review = this.reviewOf(argument);
+    if (review === undefined) return;
+    const at = new vscode.Position(review.line, 0);
+    editor.selection = new vscode.Selection(at, at);
+    editor.revealRange(new vscode.Range(at, at), vscode.TextEditorRevealType.InCenter);
+  }
+
+  private async go(forward: boolean): Promise<void> {
+    const editor = vscode.window.activeTextEditor;
+    const line = editor?.selection.active.line ?? 0;
+    await this.reveal(neighbour(this.runs.reviews, editor?.document.uri.toString() ?? "", line, forward));
+  }
+
+  private async menu(): Promise<void> {
+    const cancel = this.runs.present.map((job) => ({
+      label: `$(stop-circle) Cancel: ${job.target}`,
+      description: job.stage,
+      command: "mtmc.cancel",
+      argument: { uri: job.uri, target: job.target },
+    }));
+    const rest = [
+      { label: "$(list-tree) Show the runs", description: "", command: "mtmc.runs.focus" },
+      { label: "$(debug-restart) Restart the language server", description: this.server.python ?? "", command: "mtmc.restart" },
+      { label: "$(output) Show the log", description: "", command: "mtmc.showLog" },
+      ...(this.server.state === "failed"
+        ? [{ label: "$(cloud-download) Install the language server", description: "", command: "mtmc.install" }]
+        : []),
+      ...(vscode.workspace.isTrusted
+        ? []
+        : [{ label: "$(shield) Manage workspace trust", description: "", command: "workbench.trust.manage" }]),
+    ].map((item) => ({ ...item, argument: undefined }));
+    const chosen = await vscode.window.showQuickPick([...cancel, ...rest], { title: "MTMC" });
+    if (chosen !== undefined) await vscode.commands.executeCommand(chosen.command, chosen.argument);
+  }
+
+  async dispose(): Promise<void> {
+    for (const subscription of this.subscriptions) await subscription.dispose();
+  }
+}

@@ -1,0 +1,94 @@
+/** Finds the interpreter that runs the server, and installs the server into it. */
+
+import { execFile } from "node:child_process";
+import * as vscode from "vscode";
+import { candidates, installCommand, PROBE, readProbe, type Candidate, type Probe, type Probed } from "./core/interpreters";
+
+const PROBE_MS = 20_000;
+const PYTHON_EXTENSION = "ms-python.python";
+
+/** The part of the Python extension's API that is used. */
+interface PythonApi {
+  readonly environments: {
+    getActiveEnvironmentPath(resource?: vscode.Uri): { readonly path: string };
+    resolveEnvironment(path: { readonly path: string }): Promise<{ executable: { uri?: vscode.Uri } } | undefined>;
+    readonly onDidChangeActiveEnvironmentPath: vscode.Event<unknown>;
+  };
+}
+
+async function pythonApi(): Promise<PythonApi | undefined> {
+  const extension = vscode.extensions.getExtension<Partial<PythonApi>>(PYTHON_EXTENSION);
+  if (extension === undefined) return undefined;
+  const api = extension.isActive ? extension.exports : await extension.activate();
+  // Replacements of the extension by others have its name, and not always its API.
+  return api.environments === undefined ? undefined : (api as PythonApi);
+}
+
+/** The interpreter that the Python extension has chosen; undefined where there is no such extension or choice. */
+export async function chosenPython(resource: vscode.Uri | undefined): Promise<string | undefined> {
+  const api = await pythonApi();
+  if (api === undefined) return undefined;
+  const resolved = await api.environments.resolveEnvironment(api.environments.getActiveEnvironmentPath(resource));
+  return resolved?.executable.uri?.fsPath;
+}
+
+/** Calls back when the Python extension's choice changes. */
+export async function onPythonChange(listener: () => void): Promise<vscode.Disposable> {
+  const api = await pythonApi();
+  return api?.environments.onDidChangeActiveEnvironmentPath(listener) ?? new vscode.Disposable(() => undefined);
+}
+
+/** The first interpreter that can run the server, and what every one before it said. */
+export async function findServer(cwd: string): Promise<{ ready: Candidate | undefined; probed: Probed[] }> {
+  const settings = vscode.workspace.getConfiguration("mtmc");
+  const folders = (vscode.workspace.workspaceFolders ?? []).map((folder) => folder.uri.fsPath);
+  const all = candidates({
+    serverPython: settings.get("serverPython", ""),
+    python: settings.get("python", ""),
+    extension: await chosenPython(vscode.workspace.workspaceFolders?.[0]?.uri),
+    folders,
+    trusted: vscode.workspace.isTrusted,
+    windows: process.platform === "win32",
+  });
+  const probed: Probed[] = [];
+  for (const candidate of all) {
+    const answer = await probe(candidate.path, cwd);
+    probed.push({ candidate, probe: answer });
+    if (answer.kind === "ready") return { ready: candidate, probed };
+  }
+  return { ready: undefined, probed };
+}
+
+function probe(path: string, cwd: string): Promise<Probe> {
+  // Not in the workspace: with -c, Python imports from the folder that it runs in.
+  return new Promise((resolve) => {
+    execFile(path, ["-c", PROBE], { cwd, timeout: PROBE_MS }, (error, stdout) => {
+      resolve(error === null ? readProbe(stdout) : { kind: "broken", reason: error.message.split("\n")[0] ?? "" });
+    });
+  });
+}
+
+/** Runs pip in a terminal, where the user sees the command and what it says; whether it did it. */
+export async function install(path: string, cwd: string): Promise<boolean> {
+  const spec = vscode.workspace.getConfiguration("mtmc").get("installSpec", "mtmc-lsp");
+  const [program = path, ...rest] = installCommand(path, spec);
+  const task = new vscode.Task(
+    { type: "mtmc-install" },
+    vscode.TaskScope.Workspace,
+    "Install mtmc-lsp",
+    "MTMC",
+    new vscode.ProcessExecution(program, rest, { cwd }),
+  );
+  task.presentationOptions = { reveal: vscode.TaskRevealKind.Always, focus: false };
+  return new Promise((resolve, reject) => {
+    const waiting = vscode.tasks.onDidEndTaskProcess((event) => {
+      if (event.execution.task.name !== task.name || event.execution.task.source !== task.source) return;
+      waiting.dispose();
+      resolve(event.exitCode === 0);
+    });
+    vscode.tasks.executeTask(task).then(undefined, (error: unknown) => {
+      waiting.dispose();
+      reject(error instanceof Error ? error : new Error(String(error)));
+    });
+  });
+}

@@ -1,0 +1,141 @@
+/** The step that waits, drawn in the editor: marked lines, and its change in a thread above the function. */
+
+import * as vscode from "vscode";
+import { body, draw, fenced, title } from "./core/drawing";
+import { nextStep, type Argument, type Review } from "./core/model";
+import type { Runs } from "./state";
+
+/** Draws pending steps, and tells `when` clauses of them. */
+export class ReviewDrawer implements vscode.Disposable {
+  private readonly removed = vscode.window.createTextEditorDecorationType({
+    isWholeLine: true,
+    backgroundColor: new vscode.ThemeColor("diffEditor.removedLineBackground"),
+    overviewRulerColor: new vscode.ThemeColor("editorOverviewRuler.deletedForeground"),
+  });
+  private readonly added = vscode.window.createTextEditorDecorationType({
+    after: {
+      margin: "0 0 0 2em",
+      color: new vscode.ThemeColor("gitDecoration.addedResourceForeground"),
+      backgroundColor: new vscode.ThemeColor("diffEditor.insertedLineBackground"),
+    },
+    overviewRulerColor: new vscode.ThemeColor("editorOverviewRuler.addedForeground"),
+  });
+  private readonly controller = vscode.comments.createCommentController("mtmc", "MTMC review");
+  private readonly threads = new Map<string, { shown: string; thread: vscode.CommentThread }>();
+  private readonly arguments = new WeakMap<object, Argument>();
+  private readonly subscriptions: vscode.Disposable[];
+
+  constructor(private readonly runs: Runs) {
+    const draw = (): void => {
+      this.draw();
+    };
+    this.subscriptions = [
+      runs.onChange(draw),
+      vscode.window.onDidChangeVisibleTextEditors(draw),
+      vscode.window.onDidChangeActiveTextEditor(draw),
+      vscode.workspace.onDidChangeConfiguration((event) => {
+        if (event.affectsConfiguration("mtmc.inlineReview")) this.draw();
+      }),
+      this.removed,
+      this.added,
+      this.controller,
+    ];
+  }
+
+  /** The argument of a command that was chosen on a thread; undefined for anything else. */
+  argumentOf(value: unknown): Argument | undefined {
+    return typeof value === "object" && value !== null ? this.arguments.get(value) : undefined;
+  }
+
+  private draw(): void {
+    this.drawThreads();
+    for (const editor of vscode.window.visibleTextEditors) this.drawMarks(editor);
+    this.tellContexts();
+  }
+
+  private drawMarks(editor: vscode.TextEditor): void {
+    const { document } = editor;
+    const here = this.runs.reviews.filter((review) => review.uri === document.uri.toString());
+    // Of another version, the lines may be others; the answer for this one is on its way.
+    const current = here.filter((review) => review.version === document.version);
+    if (here.length > 0 && current.length === 0) return;
+    const drawings = current.map((review) => draw(review.changes));
+    const end = (line: number): vscode.Position => document.lineAt(Math.min(line, document.lineCount - 1)).range.end;
+    editor.setDecorations(
+      this.removed,
+      drawings.flatMap((drawing) => drawing.removed.map(({ first, last }) => new vscode.Range(new vscode.Position(first, 0), end(last)))),
+    );
+    editor.setDecorations(
+      this.added,
+      drawings.flatMap((drawing) =>
+        drawing.added.map(({ line, mark, text }) => ({
+          range: new vscode.Range(end(line), end(line)),
+          hoverMessage: new vscode.MarkdownString(fenced("python", text)),
+          renderOptions: { after: { contentText: mark } },
+        })),
+      ),
+    );
+  }
+
+  private drawThreads(): void {
+    const how = vscode.workspace.getConfiguration("mtmc").get<string>("inlineReview", "expanded");
+    const wanted = how === "off" ? [] : this.runs.reviews.filter((review) => review.pending.length > 0 && !review.stale);
+    const keys = new Set(wanted.map(keyOf));
+    for (const [key, { thread }] of this.threads) {
+      if (!keys.has(key)) {
+        thread.dispose();
+        this.threads.delete(key);
+      }
+    }
+    for (const review of wanted) this.drawThread(review, how === "expanded");
+  }
+
+  private drawThread(review: Review, expanded: boolean): void {
+    const step = nextStep(review);
+    if (step === undefined) return;
+    const key = keyOf(review);
+    const known = this.threads.get(key);
+    const line = Math.max(0, review.line - 1);
+    const range = new vscode.Range(line, 0, line, 0);
+    const shown = `${review.run.run}#${step.index}#${title(review)}`;
+    const thread = known?.thread ?? this.controller.createCommentThread(vscode.Uri.parse(review.uri), range, []);
+    thread.contextValue = review.goingOn ? "pending-going" : "pending";
+    if (thread.range.start.line !== line) thread.range = range;
+    if (known?.shown !== shown) {
+      thread.canReply = false;
+      thread.label = title(review);
+      thread.comments = [
+        { author: { name: "MTMC" }, body: new vscode.MarkdownString(body(step)), mode: vscode.CommentMode.Preview },
+      ];
+      thread.collapsibleState = expanded
+        ? vscode.CommentThreadCollapsibleState.Expanded
+        : vscode.CommentThreadCollapsibleState.Collapsed;
+    }
+    this.arguments.set(thread, { uri: review.uri, target: review.target, step: step.index });
+    this.threads.set(key, { shown, thread });
+  }
+
+  private tellContexts(): void {
+    const uri = vscode.window.activeTextEditor?.document.uri.toString();
+    const here = this.runs.reviews.filter((review) => review.uri === uri);
+    const waits = (review: Review): boolean => review.pending.length > 0 && !review.stale;
+    const contexts = {
+      hasReview: here.length > 0,
+      hasPending: here.some(waits),
+      anyPending: this.runs.reviews.some(waits),
+      running: this.runs.present.length > 0,
+    };
+    for (const [name, value] of Object.entries(contexts)) {
+      void vscode.commands.executeCommand("setContext", `mtmc.${name}`, value);
+    }
+  }
+
+  dispose(): void {
+    for (const { thread } of this.threads.values()) thread.dispose();
+    for (const subscription of this.subscriptions) subscription.dispose();
+  }
+}
+
+function keyOf(review: Review): string {
+  return `${review.uri}#${review.target}`;
+}

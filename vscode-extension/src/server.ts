@@ -1,0 +1,216 @@
+/** The language server's process: start, restart, failure, and what it is asked. */
+
+import { mkdirSync } from "node:fs";
+import * as vscode from "vscode";
+import {
+  ExecuteCommandRequest,
+  LanguageClient,
+  State,
+  type ExecuteCommandSignature,
+  type LanguageClientOptions,
+} from "vscode-languageclient/node";
+import { failure, installTarget, type Candidate } from "./core/interpreters";
+import { readJob, readReviews, type Argument, type JobState, type Review } from "./core/model";
+import { chosenPython, findServer, install } from "./python";
+
+/** Commands that run code of the workspace. */
+const RUNNING = new Set(["optimize", "plan", "measure", "verify", "resume", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
+
+/** What the server is doing. */
+export type ServerState = "stopped" | "starting" | "ready" | "failed";
+
+/** Answers a command in place of the server, or changes its argument. */
+export type CommandHandler = (command: string, args: unknown[], next: ExecuteCommandSignature) => Promise<unknown>;
+
+/** The one language server of this window. */
+export class Server implements vscode.Disposable {
+  readonly log = vscode.window.createOutputChannel("MTMC", { log: true });
+  private client: LanguageClient | undefined;
+  private current: ServerState = "stopped";
+  private interpreter: Candidate | undefined;
+  private starting: Promise<void> | undefined;
+  private readonly stateChanged = new vscode.EventEmitter<ServerState>();
+  private readonly jobChanged = new vscode.EventEmitter<JobState>();
+  private readonly reviewsChanged = new vscode.EventEmitter<string>();
+  readonly onState = this.stateChanged.event;
+  readonly onJob = this.jobChanged.event;
+  readonly onReviews = this.reviewsChanged.event;
+
+  /**
+   * @param folder where the server's process runs: outside the workspace, whose files Python would import.
+   * @param handler what is done with each of our commands.
+   */
+  constructor(
+    private readonly folder: string,
+    private readonly handler: CommandHandler,
+  ) {}
+
+  get state(): ServerState {
+    return this.current;
+  }
+
+  /** The interpreter the server runs in, once it was found. */
+  get python(): string | undefined {
+    return this.interpreter?.path;
+  }
+
+  /** Starts the server; where it cannot be, says why and offers what helps. A start under way is not begun again. */
+  start(): Promise<void> {
+    this.starting ??= this.begin().finally(() => {
+      this.starting = undefined;
+    });
+    return this.starting;
+  }
+
+  private async begin(): Promise<void> {
+    if (this.client !== undefined) return;
+    this.become("starting");
+    mkdirSync(this.folder, { recursive: true });
+    const { ready, probed } = await findServer(this.folder);
+    for (const { candidate, probe } of probed) {
+      this.log.info(`${candidate.path} (${candidate.from}): ${JSON.stringify(probe)}`);
+    }
+    this.interpreter = ready;
+    if (ready === undefined) {
+      this.become("failed");
+      // Not awaited: the start is over, and the question may stand for long.
+      void this.offer(failure(probed), installTarget(probed)?.path);
+      return;
+    }
+    this.client = this.makeClient(ready.path);
+    try {
+      await this.client.start();
+    } catch (error) {
+      this.log.error(String(error));
+      this.become("failed");
+      void this.offer(`The language server did not start in ${ready.path}: ${String(error)}. See the log.`, undefined);
+    }
+  }
+
+  private makeClient(python: string): LanguageClient {
+    const options: LanguageClientOptions = {
+      documentSelector: [{ scheme: "file", language: "python" }],
+      outputChannel: this.log,
+      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true },
+      middleware: {
+        executeCommand: (command, args, next) => this.execute(command, args, next),
+        workspace: {
+          configuration: async (params, token, next) => {
+            const answers: unknown = await next(params, token);
+            return Array.isArray(answers) ? Promise.all(answers.map((answer: unknown) => withPython(answer))) : [];
+          },
+        },
+      },
+    };
+    const run = { command: python, args: ["-m", "mtmc_lsp.server.app"], options: { cwd: this.folder } };
+    const client = new LanguageClient("mtmc", "MTMC", { run, debug: run }, options);
+    client.onDidChangeState(({ newState }) => {
+      if (client === this.client) {
+        this.become(newState === State.Running ? "ready" : newState === State.Starting ? "starting" : "failed");
+      }
+    });
+    client.onNotification("mtmc/runState", (params: unknown) => {
+      const job = readJob(params);
+      if (job !== undefined) this.jobChanged.fire(job);
+    });
+    client.onNotification("mtmc/reviewsChanged", (params: { uri: string }) => {
+      this.reviewsChanged.fire(params.uri);
+    });
+    return client;
+  }
+
+  private async execute(command: string, args: unknown[], next: ExecuteCommandSignature): Promise<unknown> {
+    if (RUNNING.has(command) && !vscode.workspace.isTrusted) {
+      const manage = "Manage trust";
+      const words = "This runs the workspace's code, and the workspace is not trusted. Nothing was run.";
+      if ((await vscode.window.showWarningMessage(words, manage)) === manage) {
+        await vscode.commands.executeCommand("workbench.trust.manage");
+      }
+      return undefined;
+    }
+    return this.handler(command, args, next);
+  }
+
+  private async offer(message: string, target: string | undefined): Promise<void> {
+    const [put, settings, log] = ["Install", "Open settings", "Show the log"];
+    const choices = target === undefined ? [settings, log] : [put, settings, log];
+    const answer = await vscode.window.showErrorMessage(message, ...choices);
+    if (answer === put && target !== undefined) await this.installInto(target);
+    if (answer === settings) await vscode.commands.executeCommand("workbench.action.openSettings", "mtmc.serverPython");
+    if (answer === log) this.log.show();
+  }
+
+  /** Installs the server into the interpreter that was found, and starts it. */
+  async install(): Promise<void> {
+    const { ready, probed } = await findServer(this.folder);
+    const target = ready?.path ?? installTarget(probed)?.path;
+    if (target === undefined) {
+      await this.offer(failure(probed), undefined);
+    } else {
+      await this.installInto(target);
+    }
+  }
+
+  private async installInto(python: string): Promise<void> {
+    if (await install(python, this.folder)) {
+      await this.restart();
+    } else {
+      void vscode.window.showErrorMessage(`pip could not install mtmc-lsp into ${python}; the terminal says why.`);
+    }
+  }
+
+  /** Ends the server, and starts it in the interpreter that is found now. */
+  async restart(): Promise<void> {
+    await this.starting;
+    await this.stop();
+    await this.start();
+  }
+
+  private async stop(): Promise<void> {
+    const client = this.client;
+    this.client = undefined;
+    this.become("stopped");
+    // One that failed to start is not running, and cannot be stopped.
+    if (client?.state === State.Running) await client.stop();
+    await client?.dispose();
+  }
+
+  private become(state: ServerState): void {
+    if (state === this.current) return;
+    this.current = state;
+    void vscode.commands.executeCommand("setContext", "mtmc.serverReady", state === "ready");
+    this.stateChanged.fire(state);
+  }
+
+  /** Where the runs of every open file stand; none while there is no server. */
+  async reviews(): Promise<Review[]> {
+    if (this.client === undefined || this.current !== "ready") return [];
+    return readReviews(await this.client.sendRequest("mtmc/reviews", {}));
+  }
+
+  /** The file before and after a step; undefined where there is none any more. */
+  async step(argument: Argument): Promise<{ before: string; after: string } | undefined> {
+    if (this.client === undefined || this.current !== "ready") return undefined;
+    const params = { command: "mtmc.diff", arguments: [argument] };
+    const answer: unknown = await this.client.sendRequest(ExecuteCommandRequest.type, params);
+    if (typeof answer !== "object" || answer === null || !("before" in answer) || !("after" in answer)) return undefined;
+    return { before: String(answer.before), after: String(answer.after) };
+  }
+
+  async dispose(): Promise<void> {
+    await this.stop();
+    this.log.dispose();
+  }
+}
+
+/** Settings as the server gets them: where no interpreter is set for the user's code, the Python extension's. */
+async function withPython(answer: unknown): Promise<unknown> {
+  if (typeof answer !== "object" || answer === null || !("python" in answer)) return answer;
+  const settings = Object.fromEntries(Object.entries(answer).filter(([, value]) => !isEmpty(value)));
+  const python = settings["python"] ?? (await chosenPython(vscode.workspace.workspaceFolders?.[0]?.uri));
+  return python === undefined ? settings : { ...settings, python };
+}
+
+function isEmpty(value: unknown): boolean {
+  return value === "" || value === null || (Array.isArray(value) && value.length === 0);
+}

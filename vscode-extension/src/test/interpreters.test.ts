@@ -1,0 +1,49 @@
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { test } from "node:test";
+import { candidates, failure, installCommand, installTarget, PROBE, readProbe, type Probed, type Sources } from "../core/interpreters";
+
+const SOURCES: Sources = { serverPython: "", python: "", extension: undefined, folders: ["/work"], trusted: true, windows: false };
+
+function paths(changes: Partial<Sources>): string[] {
+  return candidates({ ...SOURCES, ...changes }).map(({ path }) => path);
+}
+
+test("settings come before the Python extension, the project and the PATH", () => {
+  assert.deepEqual(paths({ serverPython: "/a", python: "/b", extension: "/c" }), ["/a", "/b", "/c", "/work/.venv/bin/python", "python3", "python"]);
+});
+
+test("an interpreter is asked once", () => {
+  assert.deepEqual(paths({ serverPython: "python3", python: "python3" }), ["python3", "/work/.venv/bin/python", "python"]);
+});
+
+test("what lies in an untrusted workspace is never run", () => {
+  assert.deepEqual(paths({ trusted: false, extension: "/work/.venv/bin/python", serverPython: "/workshop/python" }), ["/workshop/python", "python3", "python"]);
+});
+
+test("on Windows the environment has other names", () => {
+  assert.deepEqual(paths({ windows: true, folders: ["C:\\work"] }), ["C:\\work\\.venv\\Scripts\\python.exe", "python", "py"]);
+});
+
+test("a probe is read whatever was printed before it", () => {
+  assert.deepEqual(readProbe('hello\n{"python": [3, 11, 2], "server": "0.1.0"}\n'), { kind: "ready", python: "3.11.2", server: "0.1.0" });
+  assert.deepEqual(readProbe('{"python": [3, 10, 0], "server": null}'), { kind: "missing", python: "3.10.0" });
+  assert.deepEqual(readProbe('{"python": [3, 9, 1], "server": null}'), { kind: "old", python: "3.9.1" });
+  assert.equal(readProbe("Segmentation fault").kind, "broken");
+  assert.equal(readProbe("[]").kind, "broken");
+});
+
+test("Python itself understands the probe", () => {
+  assert.notEqual(readProbe(execFileSync("python3", ["-c", PROBE], { encoding: "utf8" })).kind, "broken");
+});
+
+test("the message says what is wrong, where, and what to do", () => {
+  const old: Probed = { candidate: { path: "/old", from: "the PATH" }, probe: { kind: "old", python: "3.8.0" } };
+  const bare: Probed = { candidate: { path: "/bare", from: "the Python extension" }, probe: { kind: "missing", python: "3.12.0" } };
+  assert.match(failure([old, bare]), /not installed in \/bare \(found by the Python extension\).*mtmc\.serverPython/);
+  assert.match(failure([old]), /\/old is 3\.8\.0.*mtmc\.serverPython/);
+  assert.match(failure([]), /Install Python 3\.10 or later/);
+  assert.equal(installTarget([old, bare])?.path, "/bare");
+  assert.equal(installTarget([old]), undefined);
+  assert.deepEqual(installCommand("/bare", "mtmc-lsp"), ["/bare", "-m", "pip", "install", "--upgrade", "mtmc-lsp"]);
+});

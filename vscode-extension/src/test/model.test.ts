@@ -1,0 +1,73 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { acceptedSteps, deviceOf, isArgument, lacksWorkload, neighbour, nextStep, planOf, readJob, readReviews, reviewAt } from "../core/model";
+import { job, review } from "./samples";
+
+test("an answer of another form is refused with what to do", () => {
+  assert.deepEqual(readReviews([review()]), [review()]);
+  assert.throws(() => readReviews(null), /update both/);
+  assert.throws(() => readReviews([{ ...review(), pending: "none" }]), /update both/);
+  assert.throws(() => readReviews([{ ...review(), run: { ...review().run, steps: [{ index: "1" }] } }]), /update both/);
+});
+
+test("a job of another form is left alone", () => {
+  assert.deepEqual(readJob(job()), job());
+  assert.equal(readJob({ ...job(), stage: 1 }), undefined);
+  assert.equal(readJob(undefined), undefined);
+});
+
+test("only the end of a planning job holds a plan", () => {
+  const action = { kind: "fuse", text: "fuse all", rationale: "less traffic" };
+  const answer = { event: "plan", actions: [action, 7], device: { name: "H200" } };
+  assert.deepEqual(planOf(job({ answer })), { device: "H200", actions: [action] });
+  assert.equal(planOf(job({ answer: { event: "error" } })), undefined);
+  assert.equal(planOf(job()), undefined);
+});
+
+test("a missing workload is told from other failures", () => {
+  assert.ok(lacksWorkload(job({ answer: { event: "error", error: { code: "no-workload", message: "" } } })));
+  assert.ok(!lacksWorkload(job({ answer: { event: "error", error: { code: "syntax-error", message: "" } } })));
+  assert.ok(!lacksWorkload(job()));
+});
+
+test("a command's argument is told from a row or a thread", () => {
+  assert.ok(isArgument({ uri: "file:///a.py", target: "f" }));
+  assert.ok(!isArgument({ uri: "file:///a.py" }));
+  assert.ok(!isArgument(undefined));
+});
+
+test("rejected steps are neither next nor accepted", () => {
+  assert.equal(nextStep(review())?.index, 3);
+  assert.deepEqual(acceptedSteps(review()).map((step) => step.index), [1, 3]);
+  assert.equal(nextStep(review({ pending: [] })), undefined);
+});
+
+test("the review at a line is the one above it", () => {
+  const all = [review({ target: "b", line: 20 }), review({ target: "a", line: 5 }), review({ uri: "file:///other.py", line: 1 })];
+  const at = (line: number): string | undefined => reviewAt(all, "file:///work/model.py", line)?.target;
+  assert.deepEqual([at(0), at(5), at(19), at(20), at(99)], ["a", "a", "a", "b", "b"]);
+  assert.equal(reviewAt(all, "file:///none.py", 0), undefined);
+});
+
+test("next and previous go over files and around, past what has nothing pending", () => {
+  const all = [
+    review({ uri: "file:///b.py", target: "3", line: 2 }),
+    review({ uri: "file:///a.py", target: "1", line: 3 }),
+    review({ uri: "file:///a.py", target: "2", line: 9 }),
+    review({ uri: "file:///a.py", target: "done", line: 5, pending: [] }),
+    review({ uri: "file:///a.py", target: "stale", line: 6, stale: true }),
+  ];
+  const from = (uri: string, line: number, forward: boolean): string | undefined => neighbour(all, uri, line, forward)?.target;
+  assert.equal(from("file:///a.py", 3, true), "2");
+  assert.equal(from("file:///a.py", 9, true), "3");
+  assert.equal(from("file:///b.py", 2, true), "1");
+  assert.equal(from("file:///b.py", 2, false), "2");
+  assert.equal(from("file:///a.py", 3, false), "3");
+  assert.equal(neighbour([], "", 0, true), undefined);
+});
+
+test("the device is the GPU, or says that nothing is timed", () => {
+  assert.equal(deviceOf(review().run), "CPU: verified, not timed");
+  assert.equal(deviceOf({ ...review().run, environment: { gpu: "NVIDIA H200" } }), "NVIDIA H200");
+  assert.equal(deviceOf(undefined), "");
+});

@@ -1,0 +1,46 @@
+/** A run as the server tells it, to be changed by tests. */
+
+import type { JobState, Review, Step } from "../core/model";
+
+export function step(index: number, changes: Partial<Step> = {}): Step {
+  return {
+    index,
+    action: { kind: "fuse", text: `fuse part ${index}`, rationale: `Saves memory traffic ${index}.` },
+    status: "accepted",
+    reason: "",
+    diff: "--- a/model.py\n+++ b/model.py\n@@ -1 +1,2 @@\n+kernel\n x\n",
+    verdict: { status: "correct", mode: "interpreter", checks: [{ name: "values", status: "passed" }], error: 1e-7, reference_error: 2e-7 },
+    timing: null,
+    outcome: "not timed · verified",
+    ...changes,
+  };
+}
+
+export function review(changes: Partial<Review> = {}): Review {
+  return {
+    uri: "file:///work/model.py",
+    version: 1,
+    target: "f",
+    line: 10,
+    kept: [1],
+    pending: [3],
+    stale: false,
+    edited: false,
+    goingOn: false,
+    changes: [],
+    run: {
+      run: "r1",
+      path: "/work/model.py",
+      target: "f",
+      status: "unmeasured",
+      environment: { python: "3.11", gpu: "" },
+      started: 0,
+      steps: [step(1), step(2, { status: "rejected", outcome: "", reason: "It was not faster." }), step(3)],
+    },
+    ...changes,
+  };
+}
+
+export function job(changes: Partial<JobState> = {}): JobState {
+  return { job: 1, kind: "optimize", uri: "file:///work/model.py", target: "f", state: "running", stage: "verifying", step: 2, action: "fuse all", answer: null, ...changes };
+}

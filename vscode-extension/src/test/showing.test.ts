@@ -1,0 +1,106 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { body, draw, escape, fenced, title } from "../core/drawing";
+import { reportHtml } from "../core/report";
+import { fileName, rows } from "../core/tree";
+import { job, review, step } from "./samples";
+
+const at = (line: number, character = 0): { line: number; character: number } => ({ line, character });
+
+test("an insertion is marked at the line before it, and takes nothing away", () => {
+  const drawing = draw([{ range: { start: at(5), end: at(5) }, newText: "@triton.jit\ndef k():\n    pass\n" }]);
+  assert.deepEqual(drawing.removed, []);
+  assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[4, "+ 3 lines"]]);
+});
+
+test("one short line is shown whole, at the top of a file too", () => {
+  const drawing = draw([{ range: { start: at(0), end: at(0) }, newText: "import triton\r\n" }]);
+  assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[0, "+ import triton"]]);
+});
+
+test("a rewritten part ends before the line that its range ends at the start of", () => {
+  const drawing = draw([{ range: { start: at(3), end: at(5) }, newText: "a\nb\n" }]);
+  assert.deepEqual(drawing.removed, [{ first: 3, last: 4 }]);
+  assert.equal(drawing.added[0]?.line, 4);
+});
+
+test("a removal has no mark of something added", () => {
+  const drawing = draw([{ range: { start: at(3), end: at(3, 7) }, newText: "" }]);
+  assert.deepEqual(drawing, { removed: [{ first: 3, last: 3 }], added: [] });
+});
+
+test("the heading counts accepted steps, and says what came of the step", () => {
+  assert.equal(title(review()), "Step 2 of 2 · fuse part 3 · not timed · verified");
+  assert.equal(title(review({ pending: [] })), "");
+});
+
+test("the body says why, how it was verified, and shows the hunks alone", () => {
+  const text = body(step(1));
+  assert.match(text, /^Saves memory traffic 1/);
+  assert.match(text, /by Triton's interpreter: 1 of 1 checks passed; relative error 1\.0e\\-7/);
+  assert.match(text, /```diff\n@@ -1 \+1,2 @@\n\+kernel\n x\n```$/);
+  assert.doesNotMatch(text, /model\.py/);
+});
+
+test("code with fences of its own stays in its block", () => {
+  assert.equal(fenced("python", "a ```` b"), "`````python\na ```` b\n`````");
+});
+
+test("words of others are no Markdown", () => {
+  assert.equal(escape("[run](command:x) <b>"), "\\[run\\]\\(command:x\\) \\<b\\>");
+});
+
+test("each row's context offers what can be done with it now", () => {
+  const [row] = rows([review({ kept: [1], pending: [3, 4], run: { ...review().run, steps: [step(1), step(2, { status: "failed", outcome: "" }), step(3), step(4)] } })], [], []);
+  assert.equal(row?.context, "run-pending-kept");
+  assert.deepEqual(row.children.map((child) => child.context), ["step-last", "tried", "step-next", "step-other"]);
+  assert.deepEqual(row.children.map((child) => child.argument.step), [1, 2, 3, 4]);
+  assert.match(row.description, /^model\.py · not timed · 2 pending · 1 kept$/);
+});
+
+test("of a changed function nothing is offered", () => {
+  const [row] = rows([review({ stale: true })], [], []);
+  assert.equal(row?.context, "run-kept");
+  assert.deepEqual(new Set(row.children.map((child) => child.context)), new Set(["step-stale"]));
+});
+
+test("a run that goes on can be cancelled, one that ended early can be gone on with", () => {
+  const running = { ...review().run, status: "running" as const };
+  assert.equal(rows([review({ goingOn: true, run: running })], [job()], [])[0]?.context, "run-going-pending-kept");
+  assert.equal(rows([review({ run: running })], [], [])[0]?.context, "run-resumable-pending-kept");
+  assert.deepEqual(rows([], [job()], []).map((row) => row.description), ["model.py · step 2: fuse all: verifying"]);
+});
+
+test("a plan stands with its function, or alone before there is a run", () => {
+  const actions = [{ kind: "fuse", text: "fuse all", rationale: "less traffic", expected: { saved_us: 12.4 } }];
+  const plan = { uri: "file:///work/model.py", target: "f", device: "H200", actions };
+  for (const [row] of [rows([review()], [], [plan]), rows([], [], [plan])]) {
+    const shown = row?.children[0];
+    assert.equal(shown?.label, "Plan for H200");
+    assert.deepEqual(shown.children.map((child) => [child.label, child.description, child.tooltip]), [["1. fuse all", "about 12 us saved, an estimate", "less traffic"]]);
+  }
+});
+
+test("every row has an identity of its own", () => {
+  const plan = { uri: "file:///work/model.py", target: "g", device: "H200", actions: [{ kind: "a", text: "a", rationale: "" }] };
+  const all = rows([review(), review({ uri: "file:///work/two.py" })], [job({ target: "h" })], [plan]);
+  const ids = all.flatMap((row) => [row.id, ...row.children.flatMap((child) => [child.id, ...child.children.map((one) => one.id)])]);
+  assert.equal(new Set(ids).size, ids.length);
+  assert.equal(fileName("file:///work/a%20b.py"), "a b.py");
+});
+
+test("a report runs nothing, loads nothing, and shows names as they are", () => {
+  const page = reportHtml(review({ target: "<img src=x onerror=alert(1)>" }), "abc");
+  assert.match(page, /default-src 'none'; style-src 'nonce-abc'/);
+  assert.doesNotMatch(page, /<script|<img|https?:/);
+  assert.match(page, /Nothing was timed/);
+});
+
+test("a measured step is a bar that ends at its ratio, with its interval", () => {
+  const timing = { median_us: 10, best: "eager", speed: "FASTER", method: "", roofline: 0.8, baselines: [{ name: "eager", median_us: 20, speedup: { ratio: 2, low: 1.5, high: 4 } }] };
+  const page = reportHtml(review({ run: { ...review().run, steps: [step(1, { timing })] } }), "abc");
+  // 400 points stand for the greatest value, 4x.
+  assert.match(page, /<rect class="bar" x="330" y="20" width="200\.0"/);
+  assert.match(page, /<line class="interval" x1="480\.0" x2="730\.0"/);
+  assert.match(page, /2\.00x over eager/);
+});

@@ -1,0 +1,97 @@
+/** The MTMC view and the status bar item. */
+
+import * as vscode from "vscode";
+import { deviceOf } from "./core/model";
+import { rows, type Row } from "./core/tree";
+import type { Server } from "./server";
+import type { Runs } from "./state";
+
+/** The tree of runs. */
+export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable {
+  private readonly changed = new vscode.EventEmitter<undefined>();
+  readonly onDidChangeTreeData = this.changed.event;
+  private readonly view: vscode.TreeView<Row>;
+  private readonly subscription: vscode.Disposable;
+
+  constructor(private readonly runs: Runs) {
+    this.view = vscode.window.createTreeView("mtmc.runs", { treeDataProvider: this, showCollapseAll: true });
+    this.subscription = runs.onChange(() => {
+      this.changed.fire(undefined);
+      const count = runs.reviews.reduce((sum, review) => sum + (review.stale ? 0 : review.pending.length), 0);
+      this.view.badge = count === 0 ? undefined : { value: count, tooltip: count === 1 ? "1 step waits for a decision" : `${count} steps wait for a decision` };
+    });
+  }
+
+  getChildren(row?: Row): Row[] {
+    return row === undefined ? rows(this.runs.reviews, this.runs.present, this.runs.plans) : [...row.children];
+  }
+
+  getTreeItem(row: Row): vscode.TreeItem {
+    const { None, Expanded } = vscode.TreeItemCollapsibleState;
+    const item = new vscode.TreeItem(row.label, row.children.length === 0 ? None : Expanded);
+    item.id = row.id;
+    item.description = row.description;
+    item.tooltip = row.tooltip;
+    item.contextValue = row.context;
+    item.iconPath = new vscode.ThemeIcon(row.icon, row.colour === undefined ? undefined : new vscode.ThemeColor(row.colour));
+    if (row.context.startsWith("step-") && row.context !== "step-stale") {
+      item.command = { command: "mtmc.diff", title: "Diff", arguments: [row.argument] };
+    } else if (row.children.length === 0) {
+      item.command = { command: "mtmc.reveal", title: "Go to the function", arguments: [row.argument] };
+    }
+    return item;
+  }
+
+  dispose(): void {
+    this.subscription.dispose();
+    this.view.dispose();
+    this.changed.dispose();
+  }
+}
+
+/** Server, device and present run, at the bottom of the window. */
+export class Status implements vscode.Disposable {
+  private readonly item = vscode.window.createStatusBarItem("mtmc.status", vscode.StatusBarAlignment.Left, 0);
+  private readonly subscriptions: vscode.Disposable[];
+
+  constructor(
+    private readonly server: Server,
+    private readonly runs: Runs,
+  ) {
+    this.item.name = "MTMC";
+    this.item.command = "mtmc.menu";
+    const show = (): void => {
+      this.show();
+    };
+    this.subscriptions = [server.onState(show), runs.onChange(show), vscode.workspace.onDidGrantWorkspaceTrust(show), this.item];
+    this.show();
+    this.item.show();
+  }
+
+  private show(): void {
+    const job = this.runs.present[0];
+    const newest = [...this.runs.reviews].sort((a, b) => b.run.started - a.run.started)[0];
+    const device = deviceOf(newest?.run);
+    this.item.backgroundColor = undefined;
+    if (this.server.state === "failed") {
+      this.item.text = "$(error) MTMC";
+      this.item.tooltip = "The language server does not run. Click for what can be done.";
+      this.item.backgroundColor = new vscode.ThemeColor("statusBarItem.errorBackground");
+    } else if (this.server.state !== "ready") {
+      this.item.text = this.server.state === "starting" ? "$(sync~spin) MTMC" : "$(circle-slash) MTMC";
+      this.item.tooltip = `The language server is ${this.server.state}.`;
+    } else if (job !== undefined) {
+      this.item.text = `$(sync~spin) MTMC: ${job.target}${job.step > 0 ? `, step ${job.step}` : ""}`;
+      this.item.tooltip = `${job.kind} of ${job.target}: ${job.stage}. Click to cancel.`;
+    } else {
+      const icon = vscode.workspace.isTrusted ? "$(zap)" : "$(shield)";
+      this.item.text = `${icon} MTMC${device === "" ? "" : ` · ${device}`}`;
+      const trust = vscode.workspace.isTrusted ? [] : ["The workspace is not trusted: static checks only."];
+      this.item.tooltip = ["The language server is ready.", ...trust].join("\n");
+    }
+  }
+
+  dispose(): void {
+    for (const subscription of this.subscriptions) subscription.dispose();
+  }
+}
