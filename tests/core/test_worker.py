@@ -92,7 +92,9 @@ def test_a_child_that_does_not_read_its_request_is_ended_too(tmp_path: Path) -> 
 
 def test_an_answer_that_is_no_json_is_a_crash(tmp_path: Path) -> None:
     talker = tmp_path / "python"
-    talker.write_text(f"#!{sys.executable}\nimport os, sys\nsys.stdin.readline()\nos.write(int(sys.argv[3]), b'nonsense\\n')\n")
+    talker.write_text(
+        f"#!{sys.executable}\nimport os, sys\nsys.stdin.readline()\nos.write(int(sys.argv[3]), b'nonsense\\n')\n"
+    )
     talker.chmod(0o755)
     with Worker(str(talker), cwd=str(tmp_path)) as worker, pytest.raises(WorkerFailed, match="no JSON") as caught:
         worker.call("capture.capture", {}, 5)
