@@ -24,6 +24,10 @@ WHOLE_ROW_LIMIT = 16384
 """Columns up to which a row is held at once; twice as many where it is the only tensor that is walked along them."""
 
 
+MOST_ELEMENTS = 65536
+"""Elements of the largest tile of a tile kernel."""
+
+
 def next_power_of_two(number: int) -> int:
     """The smallest power of two that is at least ``number``."""
     return 1 << max(0, number - 1).bit_length()

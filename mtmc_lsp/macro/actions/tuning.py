@@ -25,14 +25,12 @@ from mtmc_lsp.macro.actions.base import (
     where,
     whole_numbers,
 )
-from mtmc_lsp.macro.configs import variants
+from mtmc_lsp.macro.configs import MOST_ELEMENTS, variants
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 
 TILES = ("rows", "block", "loop", "block_m", "block_n", "block_k")
-MOST_ELEMENTS = 65536
-"""Elements of the largest tile of a tile kernel."""
 MOST_TILES, LEAST_DOT, LARGEST_DOT = 6, 16, 256
 LEAST_US = 0.1
 """A predicted gain below this is not worth the seconds of measuring it."""

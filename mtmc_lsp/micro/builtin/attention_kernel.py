@@ -13,6 +13,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.configs import next_power_of_two
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
@@ -87,7 +88,7 @@ class _AttentionWriter:
         """The finished kernel."""
         block_m, block_n = int(self.config["block_m"]), int(self.config["block_n"])
         blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
-        head_block, width_block = (max(16, 1 << (n - 1).bit_length()) for n in (self.head, self.width))
+        head_block, width_block = (max(16, next_power_of_two(n)) for n in (self.head, self.width))
         blocks["HEAD"] = head_block
         blocks["WIDTH"] = width_block
         queries, keys = self._size(self.scores.m), self._size(self.scores.n)

@@ -10,6 +10,7 @@ from mtmc_lsp.core.graph import Node, Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.configs import next_power_of_two
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS
 from mtmc_lsp.micro.builtin.code import LINE, POINTER_TYPES, call_text, filled
@@ -255,7 +256,7 @@ def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> in
         return kernel.grid_sizes[divisible[1]].value(sizes) % int(divisible[2]) == 0
     power = re.fullmatch(r"triton\.next_power_of_2\((\w+)\)", text)
     assert power is not None, text
-    return 1 << max(0, kernel.grid_sizes[power[1]].value(sizes) - 1).bit_length()
+    return next_power_of_two(kernel.grid_sizes[power[1]].value(sizes))
 
 
 def _sizes_in(argument: object) -> Sequence[Size]:

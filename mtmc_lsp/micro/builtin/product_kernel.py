@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from mtmc_lsp.core.dtypes import compute_dtype, is_half
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import LEAST_SPLIT_ROWS
+from mtmc_lsp.macro.configs import LEAST_SPLIT_ROWS, SPLIT
 from mtmc_lsp.macro.prims import VIEW_OPS, Program
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
@@ -49,7 +49,7 @@ def write_product_kernels(
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(program, region)
-    if config.get("precision") != "fp16x3":
+    if config.get("precision") != SPLIT:
         return finished(axes, buffers, config, None, name, docstring)
     names = [_operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.configs import next_power_of_two
 from mtmc_lsp.micro.builtin.expressions import Mask, Parameters
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
@@ -133,7 +134,7 @@ class _SplitWriter:
 
     def _whole(self) -> tuple[list[str], dict[str, int], int]:
         """A row at once, read once."""
-        depth = max(16, 1 << (self.halves.k_pad.constant - 1).bit_length())
+        depth = max(16, next_power_of_two(self.halves.k_pad.constant))
         lines = ["k = tl.arange(0, DEPTH)[None, :]", self._inside()]
         value = self._tile(lines)
         lines += [

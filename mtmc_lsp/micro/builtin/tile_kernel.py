@@ -14,6 +14,7 @@ from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.configs import MOST_ELEMENTS, next_power_of_two
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
@@ -23,8 +24,6 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
 from mtmc_lsp.micro.builtin.persistence import one_group_after_another
 
 Config = Mapping[str, "int | str | bool"]
-MOST_ELEMENTS = 65536
-"""Elements of the largest tile that a program holds; longer rows run the original code."""
 MOST_PROGRAMS = 65535
 """Size of a grid's second dimension."""
 
@@ -183,7 +182,7 @@ class TileWriter:
         """Columns of a tile: all of them, rounded up to a power of two, where nothing loops."""
         if self.loop or self.is_map:
             return self.block
-        return _next_power_of_two(self.n_cols.constant) if self.n_cols.is_constant else self.block
+        return next_power_of_two(self.n_cols.constant) if self.n_cols.is_constant else self.block
 
     def _emit(self, text: str, cols: bool) -> None:
         (self.body if cols and self.body is not None else self.lines).append(text)
@@ -558,12 +557,12 @@ class TileWriter:
         sizes: dict[str, Size] = {"n_cols": self.n_cols}
         grid: list[str] = []
         if self.has_rows:
-            grid.append(_cdiv("n_rows", "ROWS" if self.rows_per_program > 1 else "", self.rows_per_program))
+            grid.append(_cdiv("n_rows", self.rows_per_program))
             sizes["n_rows"] = self.n_rows
         if self.rows_per_program > 1:
             constexprs["ROWS"] = self.rows_per_program
         if self.is_map and self.col_groups:
-            grid.append(_cdiv("n_cols", "BLOCK", self.block))
+            grid.append(_cdiv("n_cols", self.block))
         if not grid:
             grid.append("1")
         if self.columns_first:
@@ -597,13 +596,9 @@ class TileWriter:
         )
 
 
-def _cdiv(name: str, _constant: str, block: int) -> str:
+def _cdiv(name: str, block: int) -> str:
     return name if block == 1 else f"triton.cdiv({name}, {block})"
 
 
 def _divides(block: int, size: Size) -> bool:
     return bool(size.terms) and all(coefficient % block == 0 for _, coefficient in size.terms)
-
-
-def _next_power_of_two(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
