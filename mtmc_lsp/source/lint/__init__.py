@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from tree_sitter import Node
 
-from mtmc_lsp.source.lint import blocks, host, memory, precision, tuning
+from mtmc_lsp.source.lint import blocks, host, memory, precision, syncs, tuning
 from mtmc_lsp.source.lint.finding import Context, Finding
 from mtmc_lsp.source.lint.kernel import Kernel, kernels_in
 from mtmc_lsp.source.outline import LAUNCH, Outline
@@ -30,7 +30,7 @@ OF_KERNEL: dict[str, Callable[[Kernel], Iterator[Finding]]] = {
     "autotune-key": tuning.autotune_key,
 }
 OF_HOST: dict[str, Callable[[Node, Context], Iterator[Finding]]] = {
-    "host-sync": host.host_sync,
+    "host-sync": syncs.host_sync,
     "assumed-contiguous": host.assumed_contiguous,
     "python-loop": host.python_loop,
 }
