@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp import docs
-from mtmc_lsp.source.lint import CODES, Finding, check, context_of
+from mtmc_lsp.source.lint import CODES, ON_SAVE, Finding, check, context_of
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import parse
 
@@ -34,7 +34,7 @@ def example(code: str, heading: str) -> str:
 
 
 def test_every_check_has_its_page_and_every_page_its_check() -> None:
-    assert set(PAGES) == set(CODES)
+    assert set(PAGES) == {*CODES, *ON_SAVE}
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -122,7 +122,9 @@ def test_small_operands_of_a_product_are_found() -> None:
     assert codes(kernel(body)) == ["dot-operands"]
 
 
-LAUNCHER = HEAD + """@triton.jit
+LAUNCHER = (
+    HEAD
+    + """@triton.jit
 def k(x_ptr, n, BLOCK: tl.constexpr):
     pass
 
@@ -135,6 +137,7 @@ def launch(x):
     {line}
     return y
 """
+)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ command answers at once; what it starts tells of itself by progress.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from mtmc_lsp.server.text import ERRORS
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import Outlined
 
-CONFIGURATION_SECONDS = 2.0
 TITLES = {
     "optimize": "Optimizing {}",
     "plan": "Planning {}",
@@ -108,9 +105,7 @@ async def start(
         return None
     if not await ls.trust.ensure(ls, ls.root_of(document.path)):
         return None
-    with contextlib.suppress(asyncio.TimeoutError):
-        # A client that never answers gets the defaults.
-        await asyncio.wait_for(ls.is_configured.wait(), CONFIGURATION_SECONDS)
+    await ls.configured()
     # A search starts from the user's own text; what the file holds of an earlier one is measured and verified as it is.
     text_now = document.text.data if kind in ("measure", "verify") else strip_generated(document.text.data, target)
     request = {

@@ -110,9 +110,8 @@ def _overflow(kernel: Kernel, products: list[tuple[Node, Node]]) -> Finding:
     number, first = min(products, key=lambda item: item[1].start_byte)
     others = len(products) - 1
     what = f"`{text_of(first)}` and {others} more are" if others else f"`{text_of(first)}` is"
-    message = (
-        f"{what} worked out in 32 bits, which overflows where the tensor has 2^31 elements or more; widen the program's number"
-    )
+    why = "worked out in 32 bits, which overflows where the tensor has 2^31 elements or more"
+    message = f"{what} {why}; widen the program's number"
     fix = Fix("Widen to 64 bits", number.start_byte, number.end_byte, f"{text_of(number)}.to(tl.int64)")
     has_tl = kernel.context.imports.get("tl") == "triton.language"
     return found("int32-offset", Severity.HINT, first, message, fix if has_tl else None)

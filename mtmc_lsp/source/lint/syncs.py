@@ -90,9 +90,9 @@ def _tensors(function: Node) -> frozenset[str]:
             for name in [left] if left.type == "identifier" else [i for i in walk(left) if i.type == "identifier"]:
                 # Of `a, b = f()` it is not known what either is.
                 values.setdefault(text_of(name), []).append(right if name == left else left)
-    for name, assigned in values.items():
+    for word, assigned in values.items():
         if all(_is_tensor(value, known) for value in assigned):
-            known |= {name}
+            known |= {word}
     return known
 
 
