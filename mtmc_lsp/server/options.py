@@ -30,6 +30,8 @@ class ClientSettings:
     precision: str | None = None
     budget_seconds: float | None = None
     max_steps: int | None = None
+    record_command: str = ""
+    """The program that *Record inputs from a command* runs, without being asked which."""
     inlay_hints: bool = False
     """Show the measured time at the end of the ``def`` line."""
     ignored_checks: tuple[str, ...] = ()
