@@ -8,6 +8,7 @@ import attrs
 from lsprotocol import types as lsp
 
 from mtmc_lsp.capture.records import RecordedTarget
+from mtmc_lsp.core.errors import NoWorkload
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import RunResult
@@ -74,8 +75,9 @@ class Reporter:
                 self._server.work_done_progress.end(token, lsp.WorkDoneProgressEnd(message=words))
                 self._jobs.pop(self._began.pop(job.id), None)
                 self._server.work_done_progress.tokens.pop(token, None)
-            # What was recorded is said by the question that follows.
-            if job.state is not JobState.CANCELLED and not answer_calls(job.answer):
+            # What was recorded, and that there is no workload, is said by the question that follows, ours or the client's own.
+            is_asked = answer_calls(job.answer) is not None or lacks_workload(job)
+            if job.state is not JobState.CANCELLED and not is_asked:
                 self._server.window_show_message(lsp.ShowMessageParams(kind, words))
         self._tell_state(job)
 
@@ -130,6 +132,11 @@ def _answer_words(answer: dict[str, Any]) -> str:
     if kind == "verified":
         return verdict_line(from_json(Verdict, answer["verdict"]))
     return recorded_words(answer) if kind == "recorded" else _measured_words(answer)
+
+
+def lacks_workload(job: Job) -> bool:
+    """Whether a job ended because nothing says what its target is called with."""
+    return job.answer.get("event") == "error" and job.answer["error"].get("code") == NoWorkload.code
 
 
 def answer_calls(answer: dict[str, Any]) -> RecordedTarget | None:

@@ -110,6 +110,8 @@ class Server(LanguageServer):
         """Where such documents are, for clients that only open files."""
         self.savers: list[Callable[[Document], None]] = []
         """What features do when a file was saved."""
+        self.enders: list[Callable[[Job], Coroutine[Any, Any, None]]] = []
+        """What features do when a job is over."""
         self.closers: list[Callable[[Server], None]] = []
         """What features do when the client is gone."""
         self.pushing: set[str] = set()
@@ -185,6 +187,9 @@ class Server(LanguageServer):
             self.verdicts[job.path, job.target] = (text, from_json(Verdict, job.answer["verdict"]))
         await self.reporter.report(job)
         self.refresh(job.uri)
+        if job.is_over:
+            for ender in self.enders:
+                self.background(ender(job))
 
     def _take(self, job: Job) -> None:
         """The run as far as it has come, for review."""

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from editor import Editor, editor
+from editor import REAL, Editor, editor
 from test_runs import children_of
 
 from mtmc_lsp.source.programs import programs_using
@@ -102,3 +102,25 @@ async def test_programs_come_before_tests_and_only_those_that_import_the_file(tm
     assert found == ["python train.py", "python 'scripts/run it.py'", "python -m pytest tests/test_model.py"]
     (tmp_path / "model.py").write_text(MODEL + "\nif __name__ == '__main__':\n    f(torch.ones(2), 1.0)\n")
     assert programs_using(tmp_path / "model.py", tmp_path)[0] == "python model.py"
+
+
+@pytest.mark.parametrize("offers_itself", [False, True])
+async def test_a_run_without_inputs_offers_the_ways_to_them_unless_the_client_does(
+    tmp_path: Path, offers_itself: bool
+) -> None:
+    options = {"trusted": True, "runState": True, "offersWorkload": offers_itself}
+    async with editor(tmp_path, REAL, options=options) as ide:
+        uri = ide.open(MODEL)
+        ide.answers = ["Add a workload directive"]
+        end = await ide.optimized(uri, "f")
+        assert "no example inputs are known for f" in end
+        state = await ide.until(lambda: next((s for s in ide.states if s.state == "failed"), None))
+        assert state.answer.error.code == "no-workload"
+        if offers_itself:
+            await ide.command("jobs")
+            assert ide.questions == []
+        else:
+            await ide.until(lambda: "# mtmc: x=" in ide.texts[uri])
+            (question,) = ide.questions
+            assert [a.title for a in question.actions] == ["Add a workload directive", "Record inputs from a command"]
+        assert ide.client.messages == [], "nothing is said twice"

@@ -91,7 +91,7 @@ export class Server implements vscode.Disposable {
     const options: LanguageClientOptions = {
       documentSelector: [{ scheme: "file", language: "python" }],
       outputChannel: this.log,
-      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true },
+      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true },
       middleware: {
         executeCommand: (command, args, next) => this.execute(command, args, next),
         workspace: {

@@ -15,6 +15,7 @@ from mtmc_lsp.server.features import (
     review,
     review_state,
     symbols,
+    workloads,
 )
 from mtmc_lsp.server.server import Server
 
@@ -26,6 +27,7 @@ def register_all(server: Server) -> None:
         code_actions,
         commands,
         record,
+        workloads,
         review,
         review_state,
         lenses,

@@ -23,8 +23,9 @@ ADD, OPTIMIZE, DONE = "Add it as a directive", "Optimize now", "Done"
 
 
 def register(server: Server) -> None:
-    """Register the command."""
+    """Register the command, and what follows on it."""
     server.command("mtmc.record")(record)
+    server.enders.append(lambda job: offer(server, job))
 
 
 async def record(ls: Server, *arguments: Any) -> dict[str, Any] | None:
@@ -37,13 +38,8 @@ async def record(ls: Server, *arguments: Any) -> dict[str, Any] | None:
         return None
     more = {"command": command, "folder": str(folder)}
     token = given.get("workDoneToken")
-    answer = await start(
-        ls, document, name, "record", "Recording the inputs of {}", token=token, process=RECORDER, **more
-    )
-    job = ls.jobs.find(answer["job"]) if answer is not None else None
-    if job is not None and job.kind == "record":
-        ls.background(_offer(ls, job))
-    return answer
+    title = "Recording the inputs of {}"
+    return await start(ls, document, name, "record", title, token=token, process=RECORDER, **more)
 
 
 async def _chosen(ls: Server, path: str, name: str) -> str:
@@ -67,9 +63,8 @@ async def _chosen(ls: Server, path: str, name: str) -> str:
     return answer.title if answer is not None else ""
 
 
-async def _offer(ls: Server, job: Job) -> None:
+async def offer(ls: Server, job: Job) -> None:
     """Ask what is to become of the calls that were noted."""
-    await job.over.wait()
     calls = answer_calls(job.answer)
     if job.state is not JobState.DONE or calls is None:
         return
