@@ -32,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES = 10_000
-WAIT_SECONDS = 300
+WAIT_SECONDS = 900
 """For one answer; others have taken nearly a minute for the code actions of such a file."""
 TARGET = """\
 # mtmc: x=f32[64,384] weight=f32[384]

@@ -79,7 +79,7 @@ class Session(RuleBasedStateMachine):
         self.is_open = False
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 30))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 180))
 
     @initialize()
     def start(self) -> None:

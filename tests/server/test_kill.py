@@ -46,7 +46,7 @@ async def _killed_and_gone_on_with(root: Path, reports: int, delay: float, keeps
     async with editor(root, options=OPTIONS) as ide:
         uri = ide.open(MODEL)
         job = (await ide.command("optimize", uri, "f"))["job"]
-        await ide.until(lambda: len(ide.reported(job)) >= reports or ide._end_of(job))
+        await ide.until(lambda: len(ide.reported(job)) >= reports or ide._end_of(job), 300)
         for _ in range(keeps):
             if "Keep" in await ide.lenses(uri):
                 await ide.command("keep", uri, "f")
