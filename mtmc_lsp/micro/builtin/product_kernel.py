@@ -15,10 +15,12 @@ from mtmc_lsp.macro.configs import LEAST_SPLIT_ROWS, SPLIT
 from mtmc_lsp.macro.prims import VIEW_OPS, Program
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
-from mtmc_lsp.micro.builtin.expressions import Expressions, Mask, Parameters
+from mtmc_lsp.micro.builtin.expressions import Expressions
+from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
+from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.persistence import one_tile_after_another
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses
 from mtmc_lsp.micro.builtin.split_operands import Halves, walk_halves, write_split
