@@ -209,6 +209,10 @@ class Expressions:
             assert isinstance(dims, tuple)
             flipped = tuple((index * -1).plus(prim.shape[i] - 1) if i in dims else index for i, index in enumerate(at))
             return self.value(source, flipped)
+        if prim.op is PrimOp.WINDOW:
+            return self.value(source, moves.windowed(prim, at))
+        if prim.op is PrimOp.CROP:
+            return self.value(source, at)
         if prim.op is PrimOp.CAT:
             return moves.cat(self, prim, at)
         if prim.op is PrimOp.PAD:
@@ -326,7 +330,9 @@ class Expressions:
 
     def mask_argument(self, offset: Code, dtype: str | None) -> str:
         """``, mask=..., other=...`` for a load (``dtype`` given) or a store; empty where nothing can be out of range."""
-        needed = [m for m in self.masks if (m.rows and offset.rows) or (m.cols and offset.cols)]
+        needed = [
+            m for m in self.masks if (m.rows and offset.rows) or (m.cols and offset.cols) or not (m.rows or m.cols)
+        ]
         if not needed:
             return ""
         mask = " & ".join(m.text for m in needed)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import contiguous_stride
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import AxisTable
-from mtmc_lsp.macro.prims import ONE, Prim
+from mtmc_lsp.macro.prims import ONE, VIEW_OPS, Prim, PrimOp
 from mtmc_lsp.micro.builtin.code import PRODUCT, SUM, Code, literal
 from mtmc_lsp.micro.builtin.groups import Mask, walks_as_one
 from mtmc_lsp.micro.builtin.index import Index, Variable
@@ -25,23 +25,47 @@ def reshaped(tile: Expressions, prim: Prim, source: str, at: tuple[Index, ...]) 
     table = tile.region.table
     if tile.has_own_index(prim) and at == tile.own_index(prim.name) and _tied(table, prim.name, source):
         return tile.own_index(source)
+    result: list[Index] = []
+    own = tile.program.prims[source].shape
+    for mine, theirs in _segments(prim.shape, own):
+        result += _taken_apart(tile, prim.shape[mine], at[mine], own[theirs])
+    return tuple(result)
+
+
+def _segments(first: tuple[Size, ...], second: tuple[Size, ...]) -> list[tuple[slice, slice]]:
+    """The shapes cut into as many pieces as hold the same number of elements each."""
+    found: list[tuple[slice, slice]] = []
+    start, other = 0, 0
+    ends = {product(second[:end]): end for end in range(1, len(second))}
+    for end in range(1, len(first)):
+        match = ends.get(product(first[:end]))
+        if match is not None and match > other:
+            found.append((slice(start, end), slice(other, match)))
+            start, other = end, match
+    return [*found, (slice(start, len(first)), slice(other, len(second)))]
+
+
+def _taken_apart(
+    tile: Expressions, shape: tuple[Size, ...], at: tuple[Index, ...], wanted: tuple[Size, ...]
+) -> list[Index]:
+    """The indices in the shape ``wanted`` of the element at ``at`` in ``shape``."""
     linear = Index()
-    for index, stride in zip(at, contiguous_stride(prim.shape), strict=True):
+    for index, stride in zip(at, contiguous_stride(shape), strict=True):
         linear = linear + index * stride
     result: list[Index] = []
-    for position, size in enumerate(reversed(tile.program.prims[source].shape)):
+    large = [position for position, size in enumerate(wanted) if size != ONE]
+    for position, size in reversed(list(enumerate(wanted))):
         if size == ONE:
             result.append(Index())
-            continue
-        if position == len(tile.program.prims[source].shape) - 1:
+        elif position == large[0]:
             result.append(linear)
-            break
-        parts = linear.divmod(size)
-        if parts is None:
-            parts = _computed_divmod(tile, linear, size)
-        linear, remainder = parts
-        result.append(remainder)
-    return tuple(reversed(result))
+        else:
+            parts = linear.divmod(size)
+            if parts is None:
+                parts = _computed_divmod(tile, linear, size)
+            linear, remainder = parts
+            result.append(remainder)
+    return list(reversed(result))
 
 
 def _computed_divmod(tile: Expressions, linear: Index, size: Size) -> tuple[Index, Index]:
@@ -98,12 +122,41 @@ def pad(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
         return tile.value(source, tuple(inner))
     inside = tile.assign(Code(" & ".join(conditions), "bool", rows, cols), "inside")
     tile.masks.append(Mask(inside.text, rows, cols))
-    value = tile.cast(tile.value(source, tuple(inner)), prim.dtype)
+    value = tile.value(source, tuple(inner))
     tile.masks.pop()
+    if is_zero_padding(prim) and _is_loaded(tile, source) and value.rows >= rows and value.cols >= cols:
+        # The load itself gives 0 outside.
+        return value
+    if value.dtype != prim.dtype:
+        value = tile.cast(value, prim.dtype)
     fill = prim.attrs["value"]
     assert isinstance(fill, (bool, int, float))
     number = tile.cast(Code(literal(fill), ""), prim.dtype).text
     return Code(f"tl.where({inside.text}, {value.text}, {number})", value.dtype, rows or value.rows, cols or value.cols)
+
+
+def is_zero_padding(prim: Prim) -> bool:
+    """Whether the primitive puts zeros around its input."""
+    return prim.op is PrimOp.PAD and prim.attrs["value"] == 0
+
+
+def _is_loaded(tile: Expressions, name: str) -> bool:
+    """Whether a value is read as it lies in memory, with zeros around it perhaps."""
+    while name not in tile.region.inputs:
+        prim = tile.program.prims[name]
+        if prim.op not in VIEW_OPS and not is_zero_padding(prim):
+            return False
+        name = prim.inputs[0]
+    return True
+
+
+def windowed(prim: Prim, at: tuple[Index, ...]) -> tuple[Index, ...]:
+    """The place in the source of a place in a window."""
+    dim, step, dilation = prim.attrs["dim"], prim.attrs["step"], prim.attrs["dilation"]
+    assert isinstance(dim, int) and isinstance(step, int) and isinstance(dilation, int)
+    *outer, tap = at
+    outer[dim] = outer[dim] * step + tap * dilation
+    return tuple(outer)
 
 
 def gather(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:

@@ -9,10 +9,11 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.configs import next_power_of_two
-from mtmc_lsp.macro.prims import Prim, Program
+from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.micro.builtin.code import Code
 from mtmc_lsp.micro.builtin.expressions import Expressions
+from mtmc_lsp.micro.builtin.folds import folded
 from mtmc_lsp.micro.builtin.groups import Group, Mask, taken_apart
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.parameters import Parameters
@@ -158,7 +159,15 @@ class TileBase:
         Raises:
             CannotCode: it has none in this kernel.
         """
+        if prim.op is PrimOp.FOLD:
+            return folded(self, prim, at)
         raise CannotCode(f"{prim.op.value} inside an elementwise kernel")
+
+    def shape_text(self, code: Code) -> str:
+        """The shape of a value of the tile that varies along the axes that ``code`` varies along."""
+        if self.rows_per_program > 1:
+            return f"[{'ROWS' if code.rows else 1}, {'BLOCK' if code.cols else 1}]"
+        return "[BLOCK]" if code.cols else "[]"
 
 
 def _divides(block: int, size: Size) -> bool:
