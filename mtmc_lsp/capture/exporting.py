@@ -52,6 +52,27 @@ class _Flat(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return self._function(*tensors)
 
 
+SYNONYMS = {
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "div",
+    "true_divide": "div",
+    "absolute": "abs",
+    "negative": "neg",
+    "clip": "clamp",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "arctan": "atan",
+    "concat": "cat",
+    "concatenate": "cat",
+    "special_expit": "sigmoid",
+}
+"""ATen's other names of operations, each with overloads of the same names."""
+
+
 @contextlib.contextmanager
 def _recording_lines(path: str) -> Iterator[None]:
     """While exporting, every node remembers the innermost line of the user's file that made it.
@@ -379,7 +400,7 @@ class _Reader:
         references[node.name] = Ref(name)
         return Node(
             name=name,
-            op=str(node.target),
+            op=_canonical(str(node.target)),
             args=tuple(self._argument(item, references) for item in node.args),
             kwargs=self._keywords(node, references),
             outputs=tuple(self.type(item) for item in tensors if isinstance(item, torch.Tensor)),
@@ -471,6 +492,12 @@ def _same_by_attention(program: Any) -> dict[str, str]:
 
 def _symbols(size: Any) -> set[str]:
     return {str(symbol) for symbol in size.node.expr.free_symbols} if isinstance(size, torch.SymInt) else set()
+
+
+def _canonical(op: str) -> str:
+    """The operator by the name that rules know it by; PyTorch has several for some."""
+    namespace, name, overload = op.split(".") if op.count(".") == 2 else ("", op, "")
+    return f"{namespace}.{SYNONYMS[name]}.{overload}" if namespace == "aten" and name in SYNONYMS else op
 
 
 def _is_polynomial(text: str) -> bool:

@@ -55,7 +55,8 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     refuse_random(graph, workload.target)
     notes += _gradient_notes(workload)
     constants = _constants(call, watched.reads, workload.target)
-    graph = replace(graph, constants=constants, returns=structure, fp32_matmul=_fp32_matmul())
+    graph = replace(graph, constants=constants, returns=structure)
+    graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
     graph = without_unused_inputs(without_dead_nodes(returning(laid_out_as(graph, returned), given_back)))
     _check_graph(graph, workload.target)
     read = (*(item.access for item in graph.inputs if item.kind is not InputKind.ARGUMENT), *watched.reads)
@@ -330,6 +331,14 @@ def _bytes(graph: Graph) -> float:
 
 def _fp32_matmul() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _fp32_convolution() -> str:
+    try:
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    except RuntimeError:
+        # The user set it by the newer names, and the older one may no longer be asked.
+        return "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
 
 
 def environment() -> Environment:

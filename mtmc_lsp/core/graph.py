@@ -223,6 +223,8 @@ class Graph:
     """Holders come before what they hold."""
     fp32_matmul: str = "ieee"
     """How the user's own fp32 matrix products run: ``ieee`` or ``tf32``."""
+    fp32_convolution: str = "ieee"
+    """How the user's own fp32 convolutions run on a GPU, likewise; PyTorch's default there is ``tf32``."""
 
     def type_of(self, ref: Ref) -> TensorType:
         """The type of what ``ref`` names."""

@@ -10,7 +10,7 @@ from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.bands import attention_band
-from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
 PASSES = {"layer_norm": 2, "group_norm": 3, "batch_norm": 3, "instance_norm": 3, "softmax": 2, "log_softmax": 2}
@@ -50,8 +50,7 @@ def matmul_flops(program: Program, node: str) -> float:
     total = 0.0
     for prim in program.of_node(node):
         if prim.op is PrimOp.MATMUL:
-            k = program.prims[prim.inputs[0]].shape[-1]
-            total += 2.0 * (product(prim.shape) * k).value(sizes)
+            total += 2.0 * (product(prim.shape) * ProductSizes.of(program.prims, prim).k).value(sizes)
     return total
 
 
@@ -154,9 +153,9 @@ def programs_of(program: Program, region: Region, config: Mapping[str, object]) 
         return -(-size // max(1, int(str(config.get(block, 1)))))
 
     if region.kind is RegionKind.MATMUL:
-        shape = next(program.prims[name].shape for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
-        m, n = shape[-2].value(sizes), shape[-1].value(sizes)
-        batch = product(shape[:-2]).value(sizes)
+        own = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+        sized = ProductSizes.of(program.prims, own)
+        m, n, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.batch))
         return batch * blocks(m, "block_m") * blocks(n, "block_n") * int(str(config.get("split_k", 1)))
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1

@@ -9,7 +9,7 @@ from enum import Enum
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
-from mtmc_lsp.macro.prims import Prim, PrimOp, Program
+from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, Program
 
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
@@ -240,7 +240,7 @@ def _kind(members: list[Prim]) -> RegionKind:
     if ops.count(PrimOp.MATMUL) > 1:
         raise CannotFuse("two matrix products")
     if PrimOp.MATMUL in ops:
-        if PrimOp.REDUCE in ops or PrimOp.SCAN in ops:
+        if {PrimOp.REDUCE, PrimOp.SCAN, PrimOp.FOLD} & set(ops):
             raise CannotFuse("a reduction beside a matrix product")
         return RegionKind.MATMUL
     if PrimOp.SCAN in ops:
@@ -273,6 +273,8 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     own = {prim.name: prim for prim in members}
     products = [prim for prim in members if prim.op is PrimOp.MATMUL]
     reductions = sorted(prim.fn for prim in members if prim.op is PrimOp.REDUCE)
+    if any("dims" in prim.attrs for prim in products):
+        return None
     if len(products) != 2 or reductions != ["max", "sum_exp"] or any(p.op is PrimOp.SCAN for p in members):
         return None
     scores, result = products
@@ -389,14 +391,20 @@ def _product_region(
     for ref in outputs:
         if set(table.all_axes(program.of(ref).name)) != set(kept):
             raise CannotFuse("a result does not have the product's axes")
-    depends = {heavy.name}
+    depends, cropped = {heavy.name}, set[str]()
     for name in prims:
         prim = program.prims[name]
         if depends & set(prim.inputs):
             depends.add(name)
-            if prim.op not in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND):
+            if prim.op not in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.CROP):
                 raise CannotFuse("what follows the product is not elementwise")
-    reduced = table.axes(heavy.inputs[0], -1)
+            if prim.op is PrimOp.RESHAPE and cropped & set(prim.inputs):
+                raise CannotFuse("a reshape of a part of a product")
+            if prim.op is PrimOp.CROP or cropped & set(prim.inputs):
+                cropped.add(name)
+    dims = ProductDims.of(heavy)
+    left, first = heavy.inputs[0], dims.batch + dims.rows
+    reduced = tuple(axis for dim in range(first, first + dims.summed) for axis in table.axes(left, dim))
     return Region(nodes, prims, inputs, outputs, kind, table, kept, reduced)
 
 
