@@ -16,6 +16,7 @@ from torch.export import Dim, export
 from torch.export.graph_signature import OutputKind
 
 from mtmc_lsp.capture.expanding import expansions
+from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
@@ -47,27 +48,6 @@ class _Flat(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return self._function(*tensors)
-
-
-SYNONYMS = {
-    "multiply": "mul",
-    "subtract": "sub",
-    "divide": "div",
-    "true_divide": "div",
-    "absolute": "abs",
-    "negative": "neg",
-    "clip": "clamp",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "less": "lt",
-    "less_equal": "le",
-    "not_equal": "ne",
-    "arctan": "atan",
-    "concat": "cat",
-    "concatenate": "cat",
-    "special_expit": "sigmoid",
-}
-"""ATen's other names of operations, each with overloads of the same names."""
 
 
 @contextlib.contextmanager
@@ -209,6 +189,8 @@ class _Reader:
 
     def _name_symbols(self) -> None:
         taken = {item.name for item in self.inputs}
+        same = _same_by_attention(self.program)
+        given: set[str] = set()
         numbered = 0
         for i, (node, item) in enumerate(zip(self.placeholders, self.inputs, strict=True)):
             value = node.meta["val"]
@@ -219,8 +201,13 @@ class _Reader:
                     if symbol in self.names:
                         continue
                     wanted = item.size_names[d] if d < len(item.size_names) else ""
-                    if not wanted or wanted in taken or len(symbols) != 1:
+                    if same.get(symbol) in self.names:
+                        wanted = self.names[same[symbol]]
+                    elif not wanted or len(symbols) != 1 or (wanted in taken and wanted not in given):
                         wanted, numbered = f"s{numbered}", numbered + 1
+                    else:
+                        # One name in the workload is one size, also where the operations would take two.
+                        given.add(wanted)
                     taken.add(wanted)
                     self.names[symbol] = wanted
                 if isinstance(size, torch.SymInt) and len(symbols) == 1 and str(size.node.expr) in symbols:
@@ -238,8 +225,9 @@ class _Reader:
                         self.sizes[name] = int(item.value.stride(d))
 
     def awkward_symbols(self) -> set[str]:
-        """Symbols in sizes or guards that are no polynomials: divisions, remainders, maxima."""
-        found: set[str] = set()
+        """Symbols in sizes or guards that are no polynomials (divisions, remainders, maxima), and attention's head sizes."""
+        # A kernel is for one head size, and the scale comes from it.
+        found = {s for node in _attentions(self.program) for each in node.args[:3] for s in _symbols(_size(each, -1))}
         for node in self.program.graph.nodes:
             value = node.meta.get("val")
             for item in value if isinstance(value, (tuple, list)) else [value]:
@@ -361,7 +349,7 @@ class _Reader:
         references[node.name] = Ref(name)
         return Node(
             name=name,
-            op=_canonical(str(node.target)),
+            op=canonical(str(node.target)),
             args=tuple(self._argument(item, references) for item in node.args),
             kwargs=self._keywords(node, references),
             outputs=tuple(self.type(item) for item in tensors if isinstance(item, torch.Tensor)),
@@ -427,14 +415,27 @@ class _Reader:
         return tuple(dict.fromkeys(found))
 
 
+def _attentions(program: Any) -> list[Any]:
+    return [node for node in program.graph.nodes if "scaled_dot_product_attention" in str(node.target)]
+
+
+def _size(node: Any, dim: int) -> Any:
+    return node.meta["val"].shape[dim]
+
+
+def _same_by_attention(program: Any) -> dict[str, str]:
+    """Symbols of keys and values whose numbers must be equal, each to the other: attention's meta kernel does not say so."""
+    same: dict[str, str] = {}
+    for node in _attentions(program):
+        keys, values = (_symbols(_size(operand, -2)) for operand in node.args[1:3])
+        if len(keys) == len(values) == 1 and keys != values:
+            (key,), (value,) = keys, values
+            same |= {key: value, value: key}
+    return same
+
+
 def _symbols(size: Any) -> set[str]:
     return {str(symbol) for symbol in size.node.expr.free_symbols} if isinstance(size, torch.SymInt) else set()
-
-
-def _canonical(op: str) -> str:
-    """The operator by the name that rules know it by; PyTorch has several for some."""
-    namespace, name, overload = op.split(".") if op.count(".") == 2 else ("", op, "")
-    return f"{namespace}.{SYNONYMS[name]}.{overload}" if namespace == "aten" and name in SYNONYMS else op
 
 
 def _is_polynomial(text: str) -> bool:
