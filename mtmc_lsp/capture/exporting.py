@@ -17,6 +17,7 @@ from torch.export import Dim, export
 from torch.export.graph_signature import OutputKind
 
 from mtmc_lsp.capture.expanding import expansions
+from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
@@ -50,27 +51,6 @@ class _Flat(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return self._function(*tensors)
-
-
-SYNONYMS = {
-    "multiply": "mul",
-    "subtract": "sub",
-    "divide": "div",
-    "true_divide": "div",
-    "absolute": "abs",
-    "negative": "neg",
-    "clip": "clamp",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "less": "lt",
-    "less_equal": "le",
-    "not_equal": "ne",
-    "arctan": "atan",
-    "concat": "cat",
-    "concatenate": "cat",
-    "special_expit": "sigmoid",
-}
-"""ATen's other names of operations, each with overloads of the same names."""
 
 
 @contextlib.contextmanager
@@ -400,7 +380,7 @@ class _Reader:
         references[node.name] = Ref(name)
         return Node(
             name=name,
-            op=_canonical(str(node.target)),
+            op=canonical(str(node.target)),
             args=tuple(self._argument(item, references) for item in node.args),
             kwargs=self._keywords(node, references),
             outputs=tuple(self.type(item) for item in tensors if isinstance(item, torch.Tensor)),
@@ -492,12 +472,6 @@ def _same_by_attention(program: Any) -> dict[str, str]:
 
 def _symbols(size: Any) -> set[str]:
     return {str(symbol) for symbol in size.node.expr.free_symbols} if isinstance(size, torch.SymInt) else set()
-
-
-def _canonical(op: str) -> str:
-    """The operator by the name that rules know it by; PyTorch has several for some."""
-    namespace, name, overload = op.split(".") if op.count(".") == 2 else ("", op, "")
-    return f"{namespace}.{SYNONYMS[name]}.{overload}" if namespace == "aten" and name in SYNONYMS else op
 
 
 def _is_polynomial(text: str) -> bool:

@@ -45,6 +45,11 @@ class TensorType:
             for size, own, dense in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
         )
 
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether the channels of images or volumes (dimension 1) lie densest."""
+        return len(self.shape) > 2 and self.stride[1] == Size.of(1) and self.shape[1] != Size.of(1)
+
 
 def contiguous_stride(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     """Strides, in elements, of a dense row-major tensor of ``shape``."""

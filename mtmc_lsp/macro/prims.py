@@ -132,6 +132,11 @@ class ProductSizes:
         )
 
 
+def is_zero_padding(prim: Prim) -> bool:
+    """Whether the primitive puts zeros around its input."""
+    return prim.op is PrimOp.PAD and prim.attrs["value"] == 0
+
+
 class CannotLower(Exception):
     """An ATen operation that has no primitive form; it stays a torch call."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
-from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, Program
+from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
 
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
@@ -403,9 +403,21 @@ def _product_region(
             if prim.op is PrimOp.CROP or cropped & set(prim.inputs):
                 cropped.add(name)
     dims = ProductDims.of(heavy)
+    if dims.taps and not all(_is_read(program.prims, name, inputs) for name in heavy.inputs):
+        raise CannotFuse("what windows read would be computed again at each place of each window")
     left, first = heavy.inputs[0], dims.batch + dims.rows
     reduced = tuple(axis for dim in range(first, first + dims.summed) for axis in table.axes(left, dim))
     return Region(nodes, prims, inputs, outputs, kind, table, kept, reduced)
+
+
+def _is_read(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) -> bool:
+    """Whether a value lies in memory, with zeros around it perhaps."""
+    while name not in inputs:
+        prim = prims[name]
+        if prim.op not in VIEW_OPS and not is_zero_padding(prim):
+            return False
+        name = prim.inputs[0]
+    return True
 
 
 def lines_of(program: Program, nodes: Iterable[str]) -> tuple[int, int]:

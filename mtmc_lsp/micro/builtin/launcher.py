@@ -81,7 +81,8 @@ class Launcher:
         dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         if len(wanted) == 1:
             # Kernels read the result as dense rows; where torch chose another layout this makes it so.
-            self.lines.append(f"{wanted[0]} = {text}{'.contiguous()' if dense and _may_be_strided(node) else ''}")
+            order = ".contiguous()" if dense else _channels_last(node)
+            self.lines.append(f"{wanted[0]} = {text}{order if _may_be_strided(node) else ''}")
         else:
             self.lines.append(f"{', '.join(wanted)} = {text}")
         for i, (name, kind) in enumerate(zip(wanted, node.outputs, strict=True)):
@@ -288,6 +289,13 @@ def _may_be_strided(node: Node) -> bool:
     return node.op.split(".")[1].startswith(
         ("conv", "_conv", "max_pool", "avg_pool", "adaptive", "upsample", "_to_copy")
     )
+
+
+def _channels_last(node: Node) -> str:
+    """What puts a result in the order with channels densest, where the graph says that it has it; nothing elsewhere."""
+    if not node.type.is_channels_last:
+        return ""
+    return f".contiguous(memory_format=torch.channels_last{'_3d' if len(node.type.shape) == 5 else ''})"
 
 
 def _tuple(items: list[str]) -> str:

@@ -11,7 +11,7 @@ from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import contiguous_stride
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import AxisTable
-from mtmc_lsp.macro.prims import ONE, VIEW_OPS, Prim, PrimOp
+from mtmc_lsp.macro.prims import ONE, VIEW_OPS, Prim, is_zero_padding
 from mtmc_lsp.micro.builtin.code import PRODUCT, SUM, Code, literal
 from mtmc_lsp.micro.builtin.groups import Mask, walks_as_one
 from mtmc_lsp.micro.builtin.index import Index, Variable
@@ -133,11 +133,6 @@ def pad(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
     assert isinstance(fill, (bool, int, float))
     number = tile.cast(Code(literal(fill), ""), prim.dtype).text
     return Code(f"tl.where({inside.text}, {value.text}, {number})", value.dtype, rows or value.rows, cols or value.cols)
-
-
-def is_zero_padding(prim: Prim) -> bool:
-    """Whether the primitive puts zeros around its input."""
-    return prim.op is PrimOp.PAD and prim.attrs["value"] == 0
 
 
 def _is_loaded(tile: Expressions, name: str) -> bool:

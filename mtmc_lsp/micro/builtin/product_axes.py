@@ -9,13 +9,12 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, ProductDims, Program
+from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import Code
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Group, Mask, taken_apart
 from mtmc_lsp.micro.builtin.index import Index
-from mtmc_lsp.micro.builtin.moves import is_zero_padding
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.tile import merge_axes
