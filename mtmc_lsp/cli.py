@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from mtmc_lsp import __version__
+from mtmc_lsp.commands.bench import bench
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
 
 if TYPE_CHECKING:
@@ -365,3 +366,6 @@ def lsp(
 
     serve(tcp=tcp or None, log_file=log or None)
     return 0
+
+
+app.command()(bench)

@@ -118,7 +118,8 @@ class OutOfMemory(EnvironmentNotAble):
 class WorkerFailed(MtmcError):
     """A worker process hung, crashed or ran out of memory.
 
-    ``kind`` is ``timeout``, ``crashed`` or ``memory``.
+    ``kind`` is ``timeout``, ``crashed`` or ``memory``; ``expired`` where the time of the whole run was up, and
+    ``cancelled`` where somebody ended it.
     """
 
     exit_code = 3

@@ -7,7 +7,8 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class LocalMeasurer:
         run_seconds: float = RUN_SECONDS,
         compile_seconds: float = COMPILE_SECONDS,
         time_seconds: float = TIME_SECONDS,
+        deadline: float | None = None,
     ) -> None:
         """Prepare the workers; they start when first used.
 
@@ -66,10 +68,12 @@ class LocalMeasurer:
             run_seconds: limit for one case of one candidate.
             compile_seconds: limit for compiling one candidate.
             time_seconds: limit for timing one candidate, the baselines' preparation included.
+            deadline: of the monotonic clock, after which nothing goes on.
         """
         self._capture = capture
         self._own = source
         self._archs = archs
+        self._deadline = deadline
         self._precision = precision
         self._run_seconds, self._compile_seconds, self._time_seconds = run_seconds, compile_seconds, time_seconds
         self.measured = bool(capture.environment.gpu) and capture.workload.device == "cuda"
@@ -100,7 +104,24 @@ class LocalMeasurer:
     def _start(self, worker: Worker) -> None:
         # What is wrong with an interpreter is said by the first real request.
         with contextlib.suppress(MtmcError):
-            worker.call("measure.start", {"gpu": worker is not self._compiler}, self._run_seconds)
+            self._call(worker, "measure.start", {"gpu": worker is not self._compiler}, self._run_seconds)
+
+    def _call(self, worker: Worker, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
+        """Have a worker do something, for no longer than ``seconds`` and than the deadline allows.
+
+        Raises:
+            WorkerFailed: of kind ``expired`` where it was the deadline.
+        """
+        left = seconds if self._deadline is None else self._deadline - time.monotonic()
+        expired = WorkerFailed(f"the time for the whole run was up during {command}", kind="expired")
+        if left <= 0:
+            raise expired
+        try:
+            return worker.call(command, request, min(seconds, left))
+        except WorkerFailed as error:
+            if error.kind == "timeout" and left < seconds:
+                raise expired from None
+            raise
 
     def device(self) -> Device:
         """Measured ceilings on a GPU, else those of a data sheet."""
@@ -109,7 +130,9 @@ class LocalMeasurer:
             if self.measured:
                 environment = self._capture.environment
                 known = cached_device(environment)
-                self._device = known or from_json(Device, self._timer.call("measure.device", {}, self._run_seconds))
+                self._device = known or from_json(
+                    Device, self._call(self._timer, "measure.device", {}, self._run_seconds)
+                )
                 remember_device(environment, self._device)
         return self._device
 
@@ -136,7 +159,7 @@ class LocalMeasurer:
             try:
                 seen = self._run_candidate(candidate, number, case)
             except WorkerFailed as error:
-                status = VerdictStatus.TIMEOUT if error.kind == "timeout" else VerdictStatus.CRASHED
+                status = VerdictStatus.TIMEOUT if error.kind in ("timeout", "expired") else VerdictStatus.CRASHED
                 return self._verdict(status, checks, worst, f"{error.message} (on {case.label})")
             if seen["status"] != "ran":
                 if self.measured:
@@ -178,7 +201,7 @@ class LocalMeasurer:
         request = {"capture": to_json(self._capture), "own": self._own}
         # What fails here fails again, and is said, when a candidate is timed.
         with contextlib.suppress(MtmcError):
-            self._timer.call("measure.baseline", request, self._time_seconds)
+            self._call(self._timer, "measure.baseline", request, self._time_seconds)
 
     def _cases(self) -> list[Case]:
         """The cases whose reference is computed; made once, before any candidate runs."""
@@ -192,10 +215,10 @@ class LocalMeasurer:
         for case in verification_cases(self._capture, interpreted=not self.measured, seed=self._seed):
             request = {**self._request(case, len(prepared)), "expected": str(self._expected(len(prepared)))}
             try:
-                self._reference.call("measure.reference", request, self._run_seconds)
+                self._call(self._reference, "measure.reference", request, self._run_seconds)
             except MtmcError as error:
                 # The user's own code does not take these sizes; the first case is the workload itself.
-                if not prepared or (isinstance(error, WorkerFailed) and error.kind == "cancelled"):
+                if not prepared or (isinstance(error, WorkerFailed) and error.kind in ("cancelled", "expired")):
                     raise
                 if self.measured and "CUDA" in error.message:
                     # A failed kernel leaves the process's GPU context unusable.
@@ -224,7 +247,7 @@ class LocalMeasurer:
             "repeats": 2 if self.measured or number == 0 else 1,
             "results": str(self._shared / "results.pt"),
         }
-        return self._runner.call("measure.candidate", request, self._run_seconds)
+        return self._call(self._runner, "measure.candidate", request, self._run_seconds)
 
     def _compare(self, number: int) -> dict[str, Any]:
         request = {
@@ -233,7 +256,7 @@ class LocalMeasurer:
             "results": str(self._shared / "results.pt"),
             "precision": self._precision,
         }
-        return self._reference.call("measure.compare", request, self._run_seconds)
+        return self._call(self._reference, "measure.compare", request, self._run_seconds)
 
     @staticmethod
     def _checks(case: Case, seen: dict[str, Any], compared: dict[str, Any]) -> list[Check]:
@@ -279,7 +302,7 @@ class LocalMeasurer:
         if candidate.code is not None and not candidate.launches:
             request |= self._to_find_launches(candidate.code)
         try:
-            data = self._compiler.call("measure.compile", request, 2 * self._compile_seconds)
+            data = self._call(self._compiler, "measure.compile", request, 2 * self._compile_seconds)
         except WorkerFailed as error:
             return CompileReport((KernelReport("", archs[0], error=error.message),))
         return CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
@@ -340,7 +363,7 @@ class LocalMeasurer:
 
     def _timed(self, command: str, request: dict[str, object]) -> dict[str, Any]:
         try:
-            return self._timer.call(command, request, self._time_seconds)
+            return self._call(self._timer, command, request, self._time_seconds)
         except MtmcError as error:
             if "CUDA" in error.message:
                 # A failed kernel leaves the process's GPU context unusable.

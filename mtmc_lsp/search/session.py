@@ -101,21 +101,27 @@ def open_target(request: Request, text: bytes | None = None) -> Opened:
     return Opened(request, text, find_target(text, str(request.path), request.name))
 
 
-def capture_target(opened: Opened) -> Capture:
+def capture_target(opened: Opened, *, seconds: float = CAPTURE_SECONDS) -> Capture:
     """The target's graph for its workload; runs the user's file as it is without our own code in it."""
     path = str(opened.request.path)
     plain = opened.plain
     target = find_target(plain, path, opened.target.qualname)
     workload = find_workload(path, plain, target, opened.root / ".mtmc" / RECORDS)
     with Worker(opened.request.python, cwd=str(opened.root)) as worker:
-        return run_capture(workload, plain, worker, CAPTURE_SECONDS)
+        return run_capture(workload, plain, worker, min(seconds, CAPTURE_SECONDS))
 
 
-def open_measurer(opened: Opened, capture: Capture) -> LocalMeasurer:
-    """What checks and times candidates of the target; to be closed."""
+def open_measurer(opened: Opened, capture: Capture, *, deadline: float | None = None) -> LocalMeasurer:
+    """What checks and times candidates of the target, until ``deadline`` of the monotonic clock; to be closed."""
     settings = opened.request.settings
-    own = opened.plain.decode()
-    return LocalMeasurer(capture, opened.request.python, source=own, archs=settings.archs, precision=settings.precision)
+    return LocalMeasurer(
+        capture,
+        opened.request.python,
+        source=opened.plain.decode(),
+        archs=settings.archs,
+        precision=settings.precision,
+        deadline=deadline,
+    )
 
 
 def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
@@ -185,6 +191,7 @@ def optimize(
     *,
     resumed: RunRecord | None = None,
     makers: Makers = BUILTIN,
+    deadline: float | None = None,
 ) -> RunResult:
     """One run, stored step by step; ``resumed`` is one to go on with.
 
@@ -195,6 +202,7 @@ def optimize(
         events: is told what happens.
         resumed: a run that was not finished.
         makers: who plans and who writes. Choosing a model is the user's consent to send it the target's code.
+        deadline: of the monotonic clock, when even a step that is under way is ended; by default it is finished.
 
     Raises:
         FileChanged: the file of the resumed run changed since it began.
@@ -208,7 +216,7 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = open_measurer(opened, capture)
+    measurer = open_measurer(opened, capture, deadline=deadline)
 
     number = len(done) + 1
     """The step that is under way."""
