@@ -48,6 +48,10 @@ def bench(
         Optional[str],  # noqa: UP045
         typer.Option("--arch", help="Compile for these, comma-separated, where there is no GPU."),
     ] = None,
+    max_autotune: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option("--max-autotune", help="Time torch.compile(mode='max-autotune') too, which takes minutes."),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is in the file already.")] = False,
     python: Annotated[str, typer.Option("--python", help="The interpreter that the problems run under.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
@@ -69,7 +73,7 @@ def bench(
         raise RequestError("no problem is left", remedy="Change --filter or --shard.")
     if summary is None:
         assert folder is not None
-        _run(folder, problems, out, jobs, seconds, (budget, arch), python, fresh)
+        _run(folder, problems, out, jobs, seconds, (budget, arch, max_autotune), python, fresh)
     asked = [(problem.name, problem.level) for problem in problems]
     names = {name for name, _ in asked}
     records = [r for r in read_results(summary or out) if not asked or r["problem"] in names]
@@ -87,7 +91,7 @@ def _run(
     out: Path,
     jobs: Optional[int],  # noqa: UP045
     seconds: float,
-    changes: tuple[Optional[float], Optional[str]],  # noqa: UP045
+    changes: tuple[Optional[float], Optional[str], Optional[bool]],  # noqa: UP045
     python: str,
     fresh: bool,
 ) -> None:
@@ -96,9 +100,9 @@ def _run(
     from mtmc_lsp.search.interpreter import checked_python, find_python
     from mtmc_lsp.search.scores import why_nothing
 
-    budget, arch = changes
+    budget, arch, tune = changes
     archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
-    settings = changed(read_settings(folder.absolute()), budget_seconds=budget, archs=archs)
+    settings = changed(read_settings(folder.absolute()), budget_seconds=budget, archs=archs, max_autotune=tune)
     interpreter = checked_python(python or find_python(problems[0].path, settings))
     devices = visible_devices()
     plan = Plan(settings, interpreter, seconds, describe_environment(interpreter))

@@ -102,6 +102,12 @@ class MeasurementRejected(MtmcError):
     code = "measurement-rejected"
 
 
+class GpuInUse(MeasurementRejected):
+    """Another program computed on the GPU while something was timed."""
+
+    code = "gpu-in-use"
+
+
 class EnvironmentNotAble(MtmcError):
     """Something is not installed or not there (exit code 3)."""
 

@@ -31,6 +31,8 @@ from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
+from mtmc_lsp.measure.gpu_lock import alone, shared
+from mtmc_lsp.measure.timekeeper import Timekeeper, TimingCache, cache_folder
 
 RUN_SECONDS = 120.0
 COMPILE_SECONDS = 180.0
@@ -55,6 +57,8 @@ class LocalMeasurer:
         compile_seconds: float = COMPILE_SECONDS,
         time_seconds: float = TIME_SECONDS,
         deadline: float | None = None,
+        baselines: tuple[str, ...] = ("compile",),
+        fresh: bool = False,
     ) -> None:
         """Prepare the workers; they start when first used.
 
@@ -69,11 +73,13 @@ class LocalMeasurer:
             compile_seconds: limit for compiling one candidate.
             time_seconds: limit for timing one candidate, the baselines' preparation included.
             deadline: of the monotonic clock, after which nothing goes on.
+            baselines: what is timed beside eager: ``compile``, ``max-autotune``.
+            fresh: whether what was timed before is timed again.
         """
         self._capture = capture
         self._own = source
         self._archs = archs
-        self._deadline = deadline
+        self._deadline, self._baselines, self._fresh = deadline, baselines, fresh
         self._precision = precision
         self._run_seconds, self._compile_seconds, self._time_seconds = run_seconds, compile_seconds, time_seconds
         self.measured = bool(capture.environment.gpu) and capture.workload.device == "cuda"
@@ -96,17 +102,30 @@ class LocalMeasurer:
         self._prepared: Future[list[Case]] | None = None
         self._baseline: Future[None] | None = None
         self._device: Device | None = None
+        self._timekeeper: Timekeeper | None = None
         if self.measured:
             # Importing torch takes seconds: all processes do it at once, while the first step is planned.
-            for worker in (self._reference, self._runner, self._compiler, self._timer):
+            self._gpu = self._background.submit(self._start, self._timer)
+            for worker in (self._reference, self._runner, self._compiler):
                 self._background.submit(self._start, worker)
 
-    def _start(self, worker: Worker) -> None:
-        # What is wrong with an interpreter is said by the first real request.
-        with contextlib.suppress(MtmcError):
-            self._call(worker, "measure.start", {"gpu": worker is not self._compiler}, self._run_seconds)
+    def _start(self, worker: Worker) -> str:
+        """Let a worker import torch; gives the UUID of its GPU."""
+        try:
+            found = self._limited(worker, "measure.start", {"gpu": worker is not self._compiler}, self._run_seconds)
+        except MtmcError:
+            # What is wrong with an interpreter is said by the first real request.
+            return ""
+        return str(found["gpu"])
 
     def _call(self, worker: Worker, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
+        """Have a worker do something, on a GPU while nothing is timed on it; waiting for it is in no limit."""
+        if not self.measured or worker is self._compiler:
+            return self._limited(worker, command, request, seconds)
+        with shared(self._gpu.result()):
+            return self._limited(worker, command, request, seconds)
+
+    def _limited(self, worker: Worker, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
         """Have a worker do something, for no longer than ``seconds`` and than the deadline allows.
 
         Raises:
@@ -198,7 +217,7 @@ class LocalMeasurer:
             self._baseline = self._background.submit(self._made_baseline)
 
     def _made_baseline(self) -> None:
-        request = {"capture": to_json(self._capture), "own": self._own}
+        request = {"capture": to_json(self._capture), "own": self._own, "baselines": list(self._baselines)}
         # What fails here fails again, and is said, when a candidate is timed.
         with contextlib.suppress(MtmcError):
             self._call(self._timer, "measure.baseline", request, self._time_seconds)
@@ -335,10 +354,14 @@ class LocalMeasurer:
             "own": self._own,
             "source": candidate.source,
             "previous": previous.source if previous is not None and previous.code is not None else None,
+            "baselines": list(self._baselines),
             "bound_us": bound_us(self._capture, self.device()),
             "least_us": least_us(self._capture, self.device()),
         }
-        return from_json(Timing, self._timed("measure.time", request))
+        if self._timekeeper is None:
+            cache = TimingCache(cache_folder(), self._fresh)
+            self._timekeeper = Timekeeper(self._timed, self._gpu.result(), cache=cache)
+        return self._timekeeper.time(request)
 
     def quick(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> list[float | None]:
         """Rank candidates on the GPU: median microseconds each, None for those that fail.
@@ -358,12 +381,16 @@ class LocalMeasurer:
             "sources": [candidate.source for candidate in candidates],
             "seconds": seconds,
         }
-        medians: list[float | None] = self._timed("measure.quick", request)["medians"]
+        medians: list[float | None] = self._timed_alone("measure.quick", request)["medians"]
         return medians
 
-    def _timed(self, command: str, request: dict[str, object]) -> dict[str, Any]:
+    def _timed_alone(self, command: str, request: Mapping[str, object]) -> dict[str, Any]:
+        with alone(self._gpu.result()):
+            return self._timed(command, request)
+
+    def _timed(self, command: str, request: Mapping[str, object]) -> dict[str, Any]:
         try:
-            return self._call(self._timer, command, request, self._time_seconds)
+            return self._limited(self._timer, command, request, self._time_seconds)
         except MtmcError as error:
             if "CUDA" in error.message:
                 # A failed kernel leaves the process's GPU context unusable.

@@ -111,8 +111,17 @@ def capture_target(opened: Opened, *, seconds: float = CAPTURE_SECONDS) -> Captu
         return run_capture(workload, plain, worker, min(seconds, CAPTURE_SECONDS))
 
 
-def open_measurer(opened: Opened, capture: Capture, *, deadline: float | None = None) -> LocalMeasurer:
-    """What checks and times candidates of the target, until ``deadline`` of the monotonic clock; to be closed."""
+def open_measurer(
+    opened: Opened, capture: Capture, *, deadline: float | None = None, fresh: bool = False
+) -> LocalMeasurer:
+    """What checks and times candidates of the target; to be closed.
+
+    Args:
+        opened: the file and the target.
+        capture: what is measured.
+        deadline: of the monotonic clock, after which nothing goes on.
+        fresh: whether what was timed before is timed again.
+    """
     settings = opened.request.settings
     return LocalMeasurer(
         capture,
@@ -121,6 +130,8 @@ def open_measurer(opened: Opened, capture: Capture, *, deadline: float | None = 
         archs=settings.archs,
         precision=settings.precision,
         deadline=deadline,
+        baselines=settings.compiled_baselines,
+        fresh=fresh,
     )
 
 
@@ -192,6 +203,7 @@ def optimize(
     resumed: RunRecord | None = None,
     makers: Makers = BUILTIN,
     deadline: float | None = None,
+    fresh: bool = False,
 ) -> RunResult:
     """One run, stored step by step; ``resumed`` is one to go on with.
 
@@ -203,6 +215,7 @@ def optimize(
         resumed: a run that was not finished.
         makers: who plans and who writes. Choosing a model is the user's consent to send it the target's code.
         deadline: of the monotonic clock, when even a step that is under way is ended; by default it is finished.
+        fresh: whether what was timed before is timed again.
 
     Raises:
         FileChanged: the file of the resumed run changed since it began.
@@ -216,7 +229,7 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = open_measurer(opened, capture, deadline=deadline)
+    measurer = open_measurer(opened, capture, deadline=deadline, fresh=fresh)
 
     number = len(done) + 1
     """The step that is under way."""
