@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from mtmc_lsp import __version__
+from mtmc_lsp.commands.report import report
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Turn PyTorch functions into verified Triton kernels, step by step.",
 )
+
+app.command()(report)
 
 # typer reads these at run time, on Python 3.10 too.
 Spec = Annotated[str, typer.Argument(metavar="FILE::NAME", help="The function, method, module or kernel.")]

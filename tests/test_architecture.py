@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "mtmc_lsp"
-ORDER = ["core", "docs", "source", "capture", "macro", "micro", "measure", "search", "report", "server"]
+ORDER = ["core", "docs", "source", "capture", "macro", "micro", "measure", "search", "report", "server", "commands"]
 FACES = {"__init__.py", "__main__.py", "cli.py"}
 """Files beside the folders, which may import any of them."""
 IN_WORKER = {

@@ -1,7 +1,6 @@
 """Charts as Vega-Lite specifications: one source for the terminal's HTML page and for the editor's panel.
 
-A specification says what is drawn and never in which colour: marks carry a style (``gain``, ``loss``, ``bound``, ...) that the
-page gives a colour to, so that the same chart fits a light theme, a dark one, and print. :data:`STYLES` names them.
+Colours are variables of the page's style sheet (:data:`COLOURS`), so the same chart fits a light theme, a dark one, and print.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any
 from mtmc_lsp.core.results import Device, Ratio
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-STYLES = ("gain", "loss", "interval", "reference", "bound", "path", "point", "estimate", "label")
-"""Styles of marks; a page has a colour for each."""
+COLOURS = ("text", "quiet", "grid", "gain", "loss", "accent")
+"""Variables that a page's style sheet sets, each with ``--chart-`` before it."""
 WIDTH = 560
 HEIGHT = 340
 BAR = 30
@@ -25,8 +24,47 @@ TEXT_ROOM = 1.4
 """A bar's axis goes on by this factor beyond the longest bar, for the text behind it."""
 LONGEST_NAME = 28
 """Letters of a point's name beside it; the tooltip has all of it."""
+NOT_TIMED = "not timed: the bound, an estimate"
 MARGIN = 3.0
 """A chart with logarithmic axes goes on by this factor beyond its points."""
+
+
+def colour(name: str) -> str:
+    """A colour of the page's."""
+    return f"var(--chart-{name})"
+
+
+FONT = "system-ui, sans-serif"
+CONFIG = {
+    "background": None,
+    "padding": 10,
+    "font": FONT,
+    "view": {"stroke": None},
+    "title": {"color": colour("quiet"), "fontSize": 12},
+    "axis": {
+        "labelColor": colour("text"),
+        "titleColor": colour("quiet"),
+        "titleFontWeight": "normal",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titlePadding": 12,
+        "gridColor": colour("grid"),
+        "domainColor": colour("quiet"),
+        "tickColor": colour("quiet"),
+    },
+    "style": {
+        "gain": {"color": colour("gain")},
+        "loss": {"color": colour("loss")},
+        "interval": {"color": colour("text"), "strokeWidth": 2},
+        "reference": {"color": colour("quiet"), "strokeDash": [4, 3]},
+        "bound": {"color": colour("quiet"), "strokeWidth": 1.5},
+        "path": {"color": colour("accent"), "strokeDash": [3, 3], "strokeWidth": 1.5},
+        "point": {"color": colour("accent"), "opacity": 1},
+        "estimate": {"color": colour("accent"), "opacity": 1},
+        "label": {"color": colour("text"), "fontSize": 12},
+    },
+}
+"""Looks of every chart: the styles of its marks and its axes."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +125,21 @@ def waterfall(gains: Sequence[Gain], baseline: str) -> dict[str, Any]:
 
 
 def traffic(steps: Sequence[Traffic]) -> dict[str, Any]:
-    """Estimated megabytes per call step by step, for runs that were not timed."""
+    """Estimated bytes per call step by step, for runs that were not timed."""
+    most = max((max(step.before, step.after) for step in steps), default=1.0)
+    size, unit = _unit(most, "B")
     rows: list[dict[str, Any]] = [
         {
             "step": step.name,
-            "before": step.before / 1e6,
-            "after": step.after / 1e6,
-            "end": max(step.before, step.after) / 1e6,
+            "before": step.before / size,
+            "after": step.after / size,
+            "end": max(step.before, step.after) / size,
             "text": f"{amount(step.before, 'B')} to {amount(step.after, 'B')}",
             "less": step.after <= step.before,
         }
         for step in steps
     ]
-    x = _quantitative("before", "MB moved per call, estimated", max((row["end"] for row in rows), default=1.0))
+    x = _quantitative("before", f"{unit} moved per call, estimated", most / size)
     return _bars(rows, x, "after", "less", [_field("step"), _field("text", "moved per call, estimated")], [])
 
 
@@ -126,7 +166,8 @@ def _bars(
     for layer in layers:
         if "data" not in layer:
             layer["encoding"]["y"] = y
-    return {"$schema": SCHEMA, "width": WIDTH, "height": BAR * len(rows), "data": {"values": rows}, "layer": layers}
+    size = {"width": WIDTH, "height": BAR * len(rows)}
+    return {"$schema": SCHEMA, "config": CONFIG, **size, "data": {"values": rows}, "layer": layers}
 
 
 def roofline(points: Sequence[Point], device: Device) -> dict[str, Any]:
@@ -160,9 +201,7 @@ def _intensity_roofline(points: Sequence[Point], device: Device) -> dict[str, An
         bound = min(top, device.bandwidth * intensity)
         rate = point.flops / point.seconds if point.seconds else bound
         facts = {"x": intensity, "y": rate / 1e12, "bound": bound}
-        words = (
-            f"{rate / 1e12:.3g} TFLOP/s of {bound / 1e12:.3g}" if point.seconds else "not timed: the bound, an estimate"
-        )
+        words = f"{rate / 1e12:.3g} TFLOP/s of {bound / 1e12:.3g}" if point.seconds else NOT_TIMED
         rows.append(_row(number, point, facts, words))
     lines = [
         {"line": name, "x": x, "y": rate / 1e12, "text": f"{name} {rate / 1e12:.3g} TFLOP/s" if x == high else ""}
@@ -179,19 +218,20 @@ def _intensity_roofline(points: Sequence[Point], device: Device) -> dict[str, An
 
 
 def _memory_roofline(points: Sequence[Point], device: Device) -> dict[str, Any]:
+    size, unit = _unit(max((point.bytes for point in points), default=1.0), "B")
     rows = []
     for number, point in enumerate(points, 1):
         bound = point.bytes / device.bandwidth
         seconds = point.seconds or bound
-        words = f"{bound / seconds:.0%} of the roofline" if point.seconds else "not timed: the bound, an estimate"
-        rows.append(_row(number, point, {"x": point.bytes / 1e6, "y": seconds * 1e6, "bound": bound}, words))
+        words = f"{bound / seconds:.0%} of the roofline" if point.seconds else NOT_TIMED
+        rows.append(_row(number, point, {"x": point.bytes / size, "y": seconds * 1e6, "bound": bound}, words))
     xs = [row["x"] for row in rows] or [1.0]
     low, high = min(xs) / MARGIN, max(xs) * MARGIN
-    microseconds = [megabytes * 1e12 / device.bandwidth for megabytes in (low, high)]
+    microseconds = [x * size * 1e6 / device.bandwidth for x in (low, high)]
     lines = [{"line": "memory", "x": x, "y": y, "text": ""} for x, y in zip((low, high), microseconds, strict=True)]
     ys = [row["y"] for row in rows] + microseconds
     y_axis = _logarithmic("y", "us per call", [min(ys) / 1.5, max(ys) * 1.5])
-    x_axis = _logarithmic("x", "MB moved per call", [low, high])
+    x_axis = _logarithmic("x", f"{unit} moved per call", [low, high])
     return _roofs(rows, lines, x_axis, y_axis, f"{device.name}: {device.bandwidth / 1e12:.3g} TB/s")
 
 
@@ -233,6 +273,7 @@ def _roofs(
     }
     return {
         "$schema": SCHEMA,
+        "config": CONFIG,
         "title": {"text": memory, "anchor": "end", "fontWeight": "normal"},
         "width": WIDTH,
         "height": HEIGHT,
@@ -266,7 +307,13 @@ def _field(name: str, title: str | None = None) -> dict[str, Any]:
 
 def amount(value: float, unit: str) -> str:
     """A number with a prefix: ``2.28 GB``."""
+    size, prefixed = _unit(value, unit)
+    return f"{value / size:.3g} {prefixed}"
+
+
+def _unit(value: float, unit: str) -> tuple[float, str]:
+    """The size and the name of the unit that a number reads best in."""
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
-            return f"{value / size:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
+            return size, f"{prefix}{unit}"
+    return 1.0, unit
