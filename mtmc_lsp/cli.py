@@ -15,6 +15,7 @@ import typer
 
 from mtmc_lsp import __version__
 from mtmc_lsp.commands.bench import bench
+from mtmc_lsp.commands.report import report
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Turn PyTorch functions into verified Triton kernels, step by step.",
 )
+
+app.command()(report)
 
 # typer reads these at run time, on Python 3.10 too.
 Spec = Annotated[str, typer.Argument(metavar="FILE::NAME", help="The function, method, module or kernel.")]

@@ -202,3 +202,13 @@ class Device:
     launch_us: float = 4.0
     """Device-side cost of one more kernel."""
     measured: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call does, as the cost model estimates it: never counted on a device."""
+
+    bytes: float
+    """Read from and written to the device's memory."""
+    flops: float
+    """Operations of matrix products; 0 where there are none."""

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.results import Check, CheckStatus, Device, Timing
+from mtmc_lsp.core.results import CheckStatus, Device, Timing
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.pair import PairVerdict
+from mtmc_lsp.report.checks import by_name
 from mtmc_lsp.report.words import (
     headline,
     model_line,
@@ -192,18 +193,10 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
 def show_pair(out: Console, found: PairVerdict) -> None:
     """A pair's verdict: every check with the number of cases, then the verdict and what it does not say."""
     verdict = found.verdict
-    groups: dict[str, list[Check]] = {}
-    for check in verdict.checks:
-        groups.setdefault(check.name, []).append(check)
     table = Table("", "check", "cases", "", box=None, padding=(0, 1))
-    for name, checks in groups.items():
-        counts = {status: sum(check.status is status for check in checks) for status in CheckStatus}
-        worst = next(s for s in (CheckStatus.FAILED, CheckStatus.PASSED, CheckStatus.SKIPPED) if counts[s])
-        mark, style = CHECK_MARK[worst]
-        told = next((check for check in checks if check.status is worst), checks[0])
-        detail = f"{told.detail} (on {told.case})" if told.case and told.detail else told.detail
-        number = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
-        table.add_row(Text(mark, style), name, number, Text(detail))
+    for group in by_name(verdict.checks):
+        mark, style = CHECK_MARK[group.worst]
+        table.add_row(Text(mark, style), group.name, group.counts, Text(group.detail))
     out.print(table)
     for note in verdict.notes:
         out.print(Text(f"  {note}", style="dim"))
