@@ -31,6 +31,7 @@ IN_WORKER = {
     "measure/in_launches.py",
     "measure/in_pair.py",
     "measure/in_reproduction.py",
+    "measure/in_profiler.py",
     "measure/in_ranking.py",
     "measure/in_timer.py",
     "capture/settling.py",
