@@ -323,6 +323,8 @@ class LocalMeasurer:
         try:
             data = self._call(self._compiler, "measure.compile", request, 2 * self._compile_seconds)
         except WorkerFailed as error:
+            if error.kind == "expired":
+                raise
             return CompileReport((KernelReport("", archs[0], error=error.message),))
         return CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
 
