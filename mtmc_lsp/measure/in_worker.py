@@ -31,10 +31,16 @@ from mtmc_lsp.measure.running import (
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Import torch and start the GPU's context, so that the first request need not wait; says how it is locked in."""
+    """Import torch and start the GPU's context, so that the first request need not wait.
+
+    Returns:
+        How the process is locked in, and the GPU's UUID where a GPU was asked for.
+    """
+    gpu = ""
     if request["gpu"] and torch.cuda.is_available():
         torch.zeros(1, device="cuda")
-    return {"isolation": to_json(sandbox.active)}
+        gpu = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    return {"isolation": to_json(sandbox.active), "gpu": gpu}
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.sandbox import Isolation
 from mtmc_lsp.core.worker import Sandbox, Worker
 from mtmc_lsp.core.workload import Capture, Target, WorkloadSource
@@ -62,6 +62,14 @@ class PairVerdict:
 
     verdict: Verdict
     reproduction: str = ""
+    timing: Timing | None = None
+    untimed: str = ""
+    """Why there is no timing."""
+
+    @property
+    def speed(self) -> str:
+        """``FASTER``, ``SAME``, ``SLOWER``, ``AMBIGUOUS`` or ``unmeasured``."""
+        return self.timing.speed.value if self.timing is not None else "unmeasured"
 
 
 class PairVerifier:
@@ -114,6 +122,11 @@ class PairVerifier:
         self._number = 0
         self._init = "[[], {}]"
         self._needs_sandbox, self._isolation = needs_sandbox, Isolation()
+
+    @property
+    def constructor_arguments(self) -> str:
+        """What the reference is constructed with, as text of Python literals; known once something was verified."""
+        return self._init
 
     def close(self) -> None:
         """End the processes and remove their files."""
