@@ -93,26 +93,49 @@ def _answer(line: str) -> dict[str, Any]:
         return {"error": MtmcError(text).to_json()}
 
 
-def main() -> None:
-    """Serve requests until standard input ends."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--answers", type=int, required=True)
+    parser.add_argument("--answers", type=int)
+    parser.add_argument("--template", type=int)
     parser.add_argument("--memory", type=int)
     parser.add_argument("--sandbox", type=json.loads)
-    options = parser.parse_args()
-    if os.getpgrp() == os.getpid():
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    return parser
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    options = _parser().parse_args()
     # The folder of this file is first on the path of a script; the user's own modules must not find ours there.
     if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
         sys.path.pop(0)
     _register_package()
+    if options.template is None:
+        _serve(options, options.answers)
+        return
+    from mtmc_lsp.core.template_in_worker import serve_copies
+
+    arguments, answers = serve_copies(options.template)
+    code = 0
+    try:
+        _serve(_parser().parse_args(arguments), answers)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # A copy ends here: what the template holds is not its to clean up.
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _serve(options: argparse.Namespace, number: int) -> None:
+    if os.getpgrp() == os.getpid():
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     if options.sandbox:
         _lock_in(options.sandbox)
     if options.memory:
         _limit_memory(options.memory)
     # A process that user code starts must not hold the pipe open after our end.
-    os.set_inheritable(options.answers, False)
-    answers = os.fdopen(options.answers, "w", encoding="utf-8")
+    os.set_inheritable(number, False)
+    answers = os.fdopen(number, "w", encoding="utf-8")
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     # User code that reads standard input gets nothing instead of our requests.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
