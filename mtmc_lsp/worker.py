@@ -58,7 +58,7 @@ def _limit_memory(size: int) -> None:
 def _lock_in(sandbox: dict[str, Any]) -> None:
     from mtmc_lsp.core import sandbox as locking
 
-    locking.active = locking.enter(sandbox["writable"], sandbox["hidden"])
+    locking.active = locking.enter(**sandbox)
 
 
 def _end_with(parent: int) -> None:
@@ -68,10 +68,9 @@ def _end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _answer(line: str) -> dict[str, Any]:
+def _answer(message: dict[str, Any]) -> dict[str, Any]:
     from mtmc_lsp.core.errors import MtmcError, OutOfMemory, TargetRaises
 
-    message = json.loads(line)
     try:
         module, _, function = COMMANDS[message["command"]].partition(":")
         handler = getattr(importlib.import_module(module), function)
@@ -127,10 +126,12 @@ def main() -> None:
 
 
 def _serve(options: argparse.Namespace, number: int) -> None:
-    if os.getpgrp() == os.getpid():
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    parent = os.getppid()
     if options.sandbox:
         _lock_in(options.sandbox)
+    # Only now: a lock holds for threads that start later.
+    if os.getpgrp() == os.getpid():
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if options.memory:
         _limit_memory(options.memory)
     # A process that user code starts must not hold the pipe open after our end.
@@ -140,7 +141,8 @@ def _serve(options: argparse.Namespace, number: int) -> None:
     # User code that reads standard input gets nothing instead of our requests.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for line in requests:
-        answers.write(json.dumps(_answer(line)) + "\n")
+        message = json.loads(line)
+        answers.write(json.dumps({**_answer(message), "token": message["token"]}) + "\n")
         answers.flush()
 
 

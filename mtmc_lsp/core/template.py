@@ -23,6 +23,7 @@ from typing import Any
 ENTRY = Path(__file__).resolve().parent.parent / "worker.py"
 START_SECONDS = 120.0
 """Most seconds for importing torch."""
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 LARGEST = 1 << 17
 """Most bytes of one message; environments and paths are all that is sent."""
 
@@ -72,6 +73,13 @@ class Copy:
         self._ended.set()
 
 
+def likely_variables() -> dict[str, str]:
+    """Variables that the workers of this machine will have, as far as can be told without torch."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    seen = not hidden and any(os.path.exists(device) for device in GPU_DEVICES)
+    return {} if seen else {"TRITON_INTERPRET": "1"}
+
+
 class Template:
     """The waiting process, started when first copied. May be shared by threads."""
 
@@ -83,7 +91,7 @@ class Template:
             env: variables that its imports depend on, such as ``TRITON_INTERPRET``.
         """
         self.python = python
-        self._env = dict(env or {})
+        self.env: Mapping[str, str] = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._gone = False
@@ -107,7 +115,7 @@ class Template:
 
     def fits(self, launch: Launch) -> bool:
         """Whether a copy would be what a process started for ``launch`` would be."""
-        return launch.python == self.python and all(launch.env.get(name) == v for name, v in self._env.items())
+        return launch.python == self.python and all(launch.env.get(name) == v for name, v in self.env.items())
 
     def copy(self, launch: Launch, files: Sequence[int]) -> Copy:
         """Start a copy.
@@ -171,7 +179,7 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **self._env},
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **self.env},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )

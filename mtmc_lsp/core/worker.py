@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Union
 
@@ -30,6 +33,8 @@ OWN_FOLDERS = ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_E
 """Variables that tell a child which is locked in where it may write."""
 TAIL = 4000
 """Bytes of the child's output that are kept, for failures to quote."""
+LONGEST_ANSWER = 1 << 28
+"""Bytes of an answer: user code might write to the pipe without end."""
 POLL_SECONDS = 0.5
 """How often a child that is waited for is looked at: a grandchild may hold the answer pipe open after its death."""
 
@@ -44,6 +49,10 @@ class Sandbox:
     """Folders that it may write to."""
     hidden: str = ""
     """A folder that it may not even read."""
+    gpu: bool = False
+    """Whether it needs a GPU's devices."""
+    programs: bool = False
+    """Whether it may start other programs, as compilers of kernels do."""
 
 
 class Worker:
@@ -105,7 +114,9 @@ class Worker:
             EnvironmentNotAble: the interpreter cannot be started.
         """
         deadline = time.monotonic() + timeout_s
-        line = json.dumps({"command": command, "request": request}) + "\n"
+        # What is written before it is asked for, or by something else in the child, is not taken for an answer.
+        token = secrets.token_hex(16)
+        line = json.dumps({"command": command, "request": request, "token": token}) + "\n"
         with self._lock:
             process = self._started()
             try:
@@ -127,6 +138,9 @@ class Worker:
             except ValueError:
                 self._stop()
                 raise WorkerFailed(f"{command} gave an answer that is no JSON", kind="crashed") from None
+            if not isinstance(data, dict) or data.get("token") != token:
+                self._stop()
+                raise WorkerFailed(f"{command} was answered by something that it was not asked of", kind="crashed")
         if "error" in data:
             raise error_from_json(data["error"])
         result: dict[str, Any] = data["result"]
@@ -144,6 +158,22 @@ class Worker:
         with self._lock:
             self._stop()
 
+    def take(self, name: str, to: Path) -> None:
+        """Copy a file that the child left in its scratch folder to where it cannot write; no link is followed.
+
+        Raises:
+            WorkerFailed: there is no such plain file.
+        """
+        with self._lock:
+            try:
+                source = os.open(os.path.join(self._scratch, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                with open(source, "rb") as left, open(to, "wb") as kept:
+                    if not stat.S_ISREG(os.fstat(source).st_mode):
+                        raise OSError
+                    shutil.copyfileobj(left, kept, 1 << 24)
+            except OSError:
+                raise WorkerFailed(f"the process left no {name}", kind="crashed") from None
+
     def output(self) -> str:
         """The end of what the child printed."""
         return self._tail.text() if self._tail is not None else ""
@@ -157,8 +187,8 @@ class Worker:
         self._scratch = tempfile.mkdtemp(prefix="mtmc-")
         locked: dict[str, str] = {}
         if self._sandbox is not None:
-            folders = [*self._sandbox.writable, self._scratch]
-            limit += ["--sandbox", json.dumps({"writable": folders, "hidden": self._sandbox.hidden})]
+            folders = (*self._sandbox.writable, self._scratch)
+            limit += ["--sandbox", json.dumps(asdict(replace(self._sandbox, writable=folders)))]
             locked = dict.fromkeys(OWN_FOLDERS, self._scratch)
         env = {"PYTHONDONTWRITEBYTECODE": "1", SCRATCH: self._scratch, **locked, **self._env}
         launch = Launch(self.python, self._cwd, env, limit)
@@ -207,6 +237,7 @@ class Worker:
     def _read(self, process: Process, deadline: float) -> bytes:
         """One line of answer; empty when the child is gone."""
         chunks: list[bytes] = []
+        size = 0
         while True:
             rest = deadline - time.monotonic()
             if rest <= 0:
@@ -221,6 +252,9 @@ class Worker:
             if not chunk:
                 return b""
             chunks.append(chunk)
+            size += len(chunk)
+            if size > LONGEST_ANSWER:
+                return b"no answer is as long as this"
             if chunk.endswith(b"\n"):
                 return b"".join(chunks)
 

@@ -16,6 +16,7 @@ from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.core.sandbox import Isolation
+from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.worker import Sandbox, Worker
 from mtmc_lsp.core.workload import Capture, Target, WorkloadSource
 from mtmc_lsp.measure.cases import VALUES, Case, is_interpretable
@@ -78,6 +79,7 @@ class PairVerifier:
         needs_sandbox: bool = False,
         run_seconds: float = RUN_SECONDS,
         workers: tuple[Worker, Worker] | None = None,
+        template: Template | None = None,
     ) -> None:
         """Prepare the processes; they start when first used.
 
@@ -90,6 +92,7 @@ class PairVerifier:
             needs_sandbox: whether to refuse where the candidate's process cannot be locked in completely.
             run_seconds: limit for one case.
             workers: processes of the caller's, where several candidates share them: for the reference, for candidates.
+            template: what the processes become copies of, where there is one.
         """
         pair = replace(pair, capture=_with_fixed_parameters(pair.capture))
         capture = pair.capture
@@ -108,8 +111,8 @@ class PairVerifier:
         locked = Sandbox((str(self._results),), str(self._secret))
         there = project_root(Path(pair.target.path))
         self._reference, self._runner = workers or (
-            Worker(python, cwd=str(root), env=environment),
-            Worker(python, cwd=str(there), env=environment, memory_bytes=memory, sandbox=locked),
+            Worker(python, cwd=str(root), env=environment, template=template),
+            Worker(python, cwd=str(there), env=environment, memory_bytes=memory, sandbox=locked, template=template),
         )
         self._number = 0
         self._init = "[[], {}]"

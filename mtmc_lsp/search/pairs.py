@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.template import Template, likely_variables
 from mtmc_lsp.measure.cases import Case
 from mtmc_lsp.measure.pair import Pair, PairVerdict, PairVerifier
 from mtmc_lsp.search.session import Opened, capture_target, open_target, parse_request
@@ -49,22 +50,25 @@ def verify_pair(
         needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
         on_case: told of each case before it runs.
     """
-    capture = capture_target(reference)
-    # The candidate is judged as its file has it, also where that is our own code in the reference's place.
-    pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
-    settings = reference.request.settings
-    verifier = PairVerifier(
-        pair,
-        reference.request.python,
-        seed=seed,
-        precision=settings.precision,
-        needs_kernel=needs_kernel,
-        needs_sandbox=needs_sandbox,
-    )
+    python = reference.request.python
     if reproduction is None:
         stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
         reproduction = reference.root / ".mtmc" / "failures" / f"{stem}.py"
-    try:
-        return verifier.verify(reproduction.absolute(), on_case)
-    finally:
-        verifier.close()
+    with Template(python, likely_variables()) as template:
+        template.start()
+        capture = capture_target(reference, template)
+        # The candidate is judged as its file has it, also where that is our own code in the reference's place.
+        pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
+        verifier = PairVerifier(
+            pair,
+            python,
+            seed=seed,
+            precision=reference.request.settings.precision,
+            needs_kernel=needs_kernel,
+            needs_sandbox=needs_sandbox,
+            template=template,
+        )
+        try:
+            return verifier.verify(reproduction.absolute(), on_case)
+        finally:
+            verifier.close()

@@ -17,6 +17,7 @@ from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
 from mtmc_lsp.core.settings import Settings, read_settings
+from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.macro.roofline import RooflinePlanner
@@ -101,13 +102,19 @@ def open_target(request: Request, text: bytes | None = None) -> Opened:
     return Opened(request, text, find_target(text, str(request.path), request.name))
 
 
-def capture_target(opened: Opened) -> Capture:
-    """The target's graph for its workload; runs the user's file as it is without our own code in it."""
+def capture_target(opened: Opened, template: Template | None = None) -> Capture:
+    """The target's graph for its workload; runs the user's file as it is without our own code in it.
+
+    Args:
+        opened: the file and the target.
+        template: what the process that captures becomes a copy of, where there is one.
+    """
     path = str(opened.request.path)
     plain = opened.plain
     target = find_target(plain, path, opened.target.qualname)
     workload = find_workload(path, plain, target, opened.root / ".mtmc" / RECORDS)
-    with Worker(opened.request.python, cwd=str(opened.root)) as worker:
+    env = template.env if template is not None else {}
+    with Worker(opened.request.python, cwd=str(opened.root), env=env, template=template) as worker:
         return run_capture(workload, plain, worker, CAPTURE_SECONDS)
 
 
