@@ -36,6 +36,8 @@ COMMANDS = {
     "measure.start": "mtmc_lsp.measure.in_worker:start",
 }
 """Command to ``module:function``; each takes and returns a JSON object."""
+LARGEST_FILE = 64 << 30
+"""Bytes of one file of a process that is locked in: results may be large, but the disk is not its own."""
 
 
 def _register_package() -> None:
@@ -56,9 +58,14 @@ def _limit_memory(size: int) -> None:
 
 
 def _lock_in(sandbox: dict[str, Any]) -> None:
+    import resource
+
     from mtmc_lsp.core import sandbox as locking
 
     locking.active = locking.enter(**sandbox)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+    # A file that grows beyond is an error of the candidate's, not its end by a signal.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def _end_with(parent: int) -> None:

@@ -29,6 +29,8 @@ from mtmc_lsp.core.template import ENTRY, Copy, Launch, Template, TemplateGone
 
 SCRATCH = "MTMC_SCRATCH"
 """The variable that tells the child its scratch folder, which is removed with it."""
+RESULTS = "results.pt"
+"""The file in its scratch folder where a child leaves results."""
 OWN_FOLDERS = ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
 """Variables that tell a child which is locked in where it may write."""
 TAIL = 4000
