@@ -31,8 +31,8 @@ COMMANDS = {
     "measure.compile": "mtmc_lsp.measure.in_compiler:compile_launches",
     "measure.time": "mtmc_lsp.measure.in_timer:time_candidate",
     "measure.baseline": "mtmc_lsp.measure.in_timer:baseline",
-    "measure.quick": "mtmc_lsp.measure.in_timer:quick",
-    "measure.device": "mtmc_lsp.measure.in_timer:device",
+    "measure.quick": "mtmc_lsp.measure.in_ranking:quick",
+    "measure.device": "mtmc_lsp.measure.in_ranking:device",
     "measure.start": "mtmc_lsp.measure.in_worker:start",
 }
 """Command to ``module:function``; each takes and returns a JSON object."""

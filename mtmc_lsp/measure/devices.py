@@ -15,6 +15,7 @@ from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, Environment
 from mtmc_lsp.measure.cases import product_work
+from mtmc_lsp.measure.timekeeper import cache_folder
 
 TERA = 1e12
 
@@ -61,8 +62,7 @@ def cache_file(environment: Environment, kind: str = "device") -> Path:
     """Where something is kept that holds for this GPU with this driver and torch."""
     parts = [environment.gpu, environment.driver, environment.torch]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "mtmc" / f"{kind}-{key}.json"
+    return cache_folder() / f"{kind}-{key}.json"
 
 
 def cached_device(environment: Environment) -> Device | None:

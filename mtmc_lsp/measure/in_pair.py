@@ -72,10 +72,10 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     if is_interpreted():
         mend_interpreter()
     try:
-        module = _module(target, request["source"], bool(request["widened"]))
+        module = module_of_candidate(target, request["source"], bool(request["widened"]))
     except Exception as error:
         return {"status": "compile_error", "reason": said(error)}
-    prepare = functools.partial(_prepared, target=target, init=request["init"])
+    prepare = functools.partial(prepared_candidate, target=target, init=request["init"])
     inputs = {n: t.to(device) for n, t in torch.load(request["inputs"], weights_only=True).items()}
     # Counts those too that the threading module does not know of.
     threads = _thread._count()
@@ -112,7 +112,8 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _module(target: Target, source: str, widened: bool) -> Any:
+def module_of_candidate(target: Target, source: str, widened: bool) -> Any:
+    """The candidate's module, loaded once."""
     text = on_cpu(source, "") if is_interpreted() else source
     text = without_bfloat16(text) if widened else text
     if text not in _loaded:
@@ -160,7 +161,7 @@ def _equal(first: list[Any], second: list[Any]) -> bool:
     return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _prepared(
+def prepared_candidate(
     module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str, *, target: Target, init: str
 ) -> tuple[Call, list[Any]]:
     """The candidate with the case's parameters, and the arguments to call it with."""

@@ -38,14 +38,18 @@ GPU_MEMORY_PART = 0.85
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Import torch and start the GPU's context, so that the first request need not wait; says how it is locked in.
+    """Import torch and start the GPU's context, so that the first request need not wait.
 
-    With ``probe``, whether CUDA and Triton start is told too, and the GPU's memory is limited.
+    With ``probe``, Triton's driver is started too, and the GPU's memory is limited.
+
+    Returns:
+        How the process is locked in, the GPU's UUID where a GPU was asked for, and why CUDA does not start.
     """
-    failed = ""
+    gpu = failed = ""
     if request["gpu"]:
         try:
             torch.zeros(1, device="cuda")
+            gpu = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
             if request.get("probe"):
                 import triton
 
@@ -54,7 +58,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
                 torch.cuda.set_per_process_memory_fraction(GPU_MEMORY_PART)
         except Exception as error:
             failed = said(error)
-    return {"isolation": to_json(sandbox.active), "failed": failed}
+    return {"isolation": to_json(sandbox.active), "gpu": gpu, "failed": failed}
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import to_json
-from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture, Target, WorkloadSource
@@ -88,6 +88,14 @@ class PairVerdict:
 
     verdict: Verdict
     reproduction: str = ""
+    timing: Timing | None = None
+    untimed: str = ""
+    """Why there is no timing."""
+
+    @property
+    def speed(self) -> str:
+        """``FASTER``, ``SAME``, ``SLOWER``, ``AMBIGUOUS`` or ``unmeasured``."""
+        return self.timing.speed.value if self.timing is not None else "unmeasured"
 
 
 class PairVerifier:
@@ -147,6 +155,11 @@ class PairVerifier:
         self._number = 0
         self._answers: dict[tuple[tuple[str, int], ...], str] = {}
         self._trial = Trial(pair.capture, NO_ARGUMENTS)
+
+    @property
+    def constructor_arguments(self) -> str:
+        """What the reference is constructed with, as text of Python literals; known once something was verified."""
+        return self._trial.init
 
     def close(self) -> None:
         """End the processes and remove their files."""

@@ -11,7 +11,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, Repairer, State
-from mtmc_lsp.core.results import CompileReport, Speed, Timing
+from mtmc_lsp.core.results import CompileReport, Speed, Timing, Work
 from mtmc_lsp.core.run import (
     SCHEMA,
     Candidate,
@@ -23,6 +23,7 @@ from mtmc_lsp.core.run import (
     StepStatus,
 )
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.totals import estimated_work
 from mtmc_lsp.source.compose import unified_diff
 
 ENOUGH_FAILURES = 4
@@ -152,7 +153,11 @@ class GreedySearch:
     def _judged(self, index: int, action: MacroAction, candidate: Candidate) -> Step:
         path = self._capture.workload.target.path.rpartition("/")[2]
         diff = unified_diff(self._best.source, candidate.source, path)
-        return self._judge(Step(index, action, StepStatus.FAILED, "", diff, candidate), candidate)
+        step = Step(index, action, StepStatus.FAILED, "", diff, candidate, work=self._work(candidate))
+        return self._judge(step, candidate)
+
+    def _work(self, candidate: Candidate) -> Work | None:
+        return estimated_work(self._capture.graph, candidate.schedule, self._measurer.device())
 
     def _write(self, action: MacroAction) -> Candidate:
         variants = action.params.get("variants")
@@ -251,6 +256,8 @@ class GreedySearch:
             status=status,
             seconds=seconds,
             source_hash=source_hash,
+            device=self._measurer.device(),
+            work=self._work(self._root),
         )
 
     def _status(self) -> RunStatus:

@@ -9,6 +9,7 @@ from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.template import Template, likely_variables
 from mtmc_lsp.measure.cases import Case
 from mtmc_lsp.measure.pair import Pair, PairVerdict, PairVerifier
+from mtmc_lsp.measure.pair_timing import with_timing
 from mtmc_lsp.search.session import Opened, capture_target, open_target, parse_request
 
 REFERENCE, CANDIDATE = "Model", "ModelNew"
@@ -38,6 +39,7 @@ def verify_pair(
     needs_kernel: bool = True,
     needs_sandbox: bool = False,
     on_case: Callable[[Case], None] = lambda _: None,
+    fresh: bool = False,
 ) -> PairVerdict:
     """The verdict on a pair; a failure's smallest case is written as a runnable file.
 
@@ -49,8 +51,9 @@ def verify_pair(
         needs_kernel: whether a candidate that launches no Triton kernel is refused.
         needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
         on_case: told of each case before it runs.
+        fresh: whether what was timed before is timed again.
     """
-    python = reference.request.python
+    python, settings = reference.request.python, reference.request.settings
     if reproduction is None:
         stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
         reproduction = reference.root / ".mtmc" / "failures" / f"{stem}.py"
@@ -63,12 +66,14 @@ def verify_pair(
             pair,
             python,
             seed=seed,
-            precision=reference.request.settings.precision,
+            precision=settings.precision,
             needs_kernel=needs_kernel,
             needs_sandbox=needs_sandbox,
             template=template,
         )
         try:
-            return verifier.verify(reproduction.absolute(), on_case)
+            found = verifier.verify(reproduction.absolute(), on_case)
+            init = verifier.constructor_arguments
+            return with_timing(found, pair, init, python, baselines=settings.compiled_baselines, fresh=fresh)
         finally:
             verifier.close()

@@ -102,12 +102,13 @@ def open_target(request: Request, text: bytes | None = None) -> Opened:
     return Opened(request, text, find_target(text, str(request.path), request.name))
 
 
-def capture_target(opened: Opened, template: Template | None = None) -> Capture:
+def capture_target(opened: Opened, template: Template | None = None, *, seconds: float = CAPTURE_SECONDS) -> Capture:
     """The target's graph for its workload; runs the user's file as it is without our own code in it.
 
     Args:
         opened: the file and the target.
         template: what the process that captures becomes a copy of, where there is one.
+        seconds: most that it may take.
     """
     path = str(opened.request.path)
     plain = opened.plain
@@ -115,14 +116,31 @@ def capture_target(opened: Opened, template: Template | None = None) -> Capture:
     workload = find_workload(path, plain, target, opened.root / ".mtmc" / RECORDS)
     env = template.env if template is not None else {}
     with Worker(opened.request.python, cwd=str(opened.root), env=env, template=template) as worker:
-        return run_capture(workload, plain, worker, CAPTURE_SECONDS)
+        return run_capture(workload, plain, worker, min(seconds, CAPTURE_SECONDS))
 
 
-def open_measurer(opened: Opened, capture: Capture) -> LocalMeasurer:
-    """What checks and times candidates of the target; to be closed."""
+def open_measurer(
+    opened: Opened, capture: Capture, *, deadline: float | None = None, fresh: bool = False
+) -> LocalMeasurer:
+    """What checks and times candidates of the target; to be closed.
+
+    Args:
+        opened: the file and the target.
+        capture: what is measured.
+        deadline: of the monotonic clock, after which nothing goes on.
+        fresh: whether what was timed before is timed again.
+    """
     settings = opened.request.settings
-    own = opened.plain.decode()
-    return LocalMeasurer(capture, opened.request.python, source=own, archs=settings.archs, precision=settings.precision)
+    return LocalMeasurer(
+        capture,
+        opened.request.python,
+        source=opened.plain.decode(),
+        archs=settings.archs,
+        precision=settings.precision,
+        deadline=deadline,
+        baselines=settings.compiled_baselines,
+        fresh=fresh,
+    )
 
 
 def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
@@ -192,6 +210,8 @@ def optimize(
     *,
     resumed: RunRecord | None = None,
     makers: Makers = BUILTIN,
+    deadline: float | None = None,
+    fresh: bool = False,
 ) -> RunResult:
     """One run, stored step by step; ``resumed`` is one to go on with.
 
@@ -202,6 +222,8 @@ def optimize(
         events: is told what happens.
         resumed: a run that was not finished.
         makers: who plans and who writes. Choosing a model is the user's consent to send it the target's code.
+        deadline: of the monotonic clock, when even a step that is under way is ended; by default it is finished.
+        fresh: whether what was timed before is timed again.
 
     Raises:
         FileChanged: the file of the resumed run changed since it began.
@@ -215,7 +237,7 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = open_measurer(opened, capture)
+    measurer = open_measurer(opened, capture, deadline=deadline, fresh=fresh)
 
     number = len(done) + 1
     """The step that is under way."""
