@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
+from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.sandbox import Isolation
 from mtmc_lsp.core.template import Template
@@ -37,6 +37,7 @@ class CandidateProcess:
         template: Template | None = None,
         needs_sandbox: bool = False,
         memory_bytes: int = INTERPRETER_MEMORY,
+        kernels: str = "",
     ) -> None:
         """Prepare it; nothing is started yet.
 
@@ -49,18 +50,22 @@ class CandidateProcess:
             template: what the processes become copies of, where there is one.
             needs_sandbox: whether to refuse to run anything that is not locked in.
             memory_bytes: most memory that a candidate under the interpreter may take.
+            kernels: a folder of the caller's for compiled kernels; else the process has one of its own.
         """
         self._measured, self._environment, self._needs_sandbox = measured, environment, needs_sandbox
         # Compiled kernels are kept for the next candidate, which shares most of them.
-        self._cache = tempfile.mkdtemp(prefix="mtmc-kernels-") if measured else ""
-        sandbox = Sandbox((self._cache,) if measured else (), hidden, gpu=measured)
+        self._own_kernels = tempfile.mkdtemp(prefix="mtmc-kernels-") if measured and not kernels else ""
+        folder = kernels or self._own_kernels
+        sandbox = Sandbox((folder,) if measured else (), hidden, gpu=measured)
         known = cache_file(environment, "unlocked") if measured else None
         self._reason = known.read_text(encoding="utf-8") if known is not None and known.exists() else ""
         self._isolation: Isolation | None = None
+        self.gpu = ""
+        """The GPU's UUID, once it was started."""
 
         def worker(locked: Sandbox | None) -> Worker:
             # CUDA reserves far more data memory than it uses, so only the interpreter's can be limited this way.
-            env = {"TRITON_CACHE_DIR": self._cache} if measured else {"TRITON_INTERPRET": "1"}
+            env = {"TRITON_CACHE_DIR": folder} if measured else {"TRITON_INTERPRET": "1"}
             memory = None if measured else memory_bytes
             return Worker(python, cwd=cwd, env=env, memory_bytes=memory, sandbox=locked, template=template)
 
@@ -73,10 +78,12 @@ class CandidateProcess:
             EnvironmentNotAble: it cannot be locked in, and that is asked for.
         """
         seen = self._worker.call("measure.start", {"gpu": self._measured, "probe": True}, START_SECONDS)
+        self.gpu = str(seen["gpu"])
         if seen["failed"] and not self._reason and self._measured:
             # Better a run that is not locked in, and says so, than none.
             free = self._unlocked.call("measure.start", {"gpu": True, "probe": True}, START_SECONDS)
             if not free["failed"]:
+                self.gpu = str(free["gpu"])
                 self._reason = str(seen["failed"])
                 with contextlib.suppress(OSError):
                     file = cache_file(self._environment, "unlocked")
@@ -98,18 +105,28 @@ class CandidateProcess:
         """How far candidates are locked in."""
         return self._isolation or self.start()
 
-    def run(self, command: str, request: Mapping[str, object], to: Path, seconds: float) -> dict[str, Any]:
-        """Run a command on the present candidate; where it left results, they are copied to ``to``.
+    def call(self, command: str, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
+        """Run a command on the present candidate; where it ran, its results can then be taken.
 
         Raises:
             WorkerFailed: its process hung, crashed, ran out of memory, or was killed.
         """
         if self._isolation is None:
             self.start()
-        seen = self._worker.call(command, request, seconds)
-        if seen.get("status") == "ran":
-            self._worker.take(RESULTS, to)
-        return seen
+        return self._worker.call(command, request, timeout_s)
+
+    def take_results(self, to: Path) -> None:
+        """Copy what it left as results to where it cannot write.
+
+        Raises:
+            WorkerFailed: it left none.
+        """
+        self._worker.take(RESULTS, to)
+
+    def kill(self) -> None:
+        """End the process now; a call that is under way raises ``WorkerFailed``."""
+        for worker in (self._worker, self._unlocked):
+            worker.kill()
 
     def next(self) -> None:
         """End the process: whatever the candidate changed in it goes with it. The next one starts by itself."""
@@ -117,13 +134,13 @@ class CandidateProcess:
 
     def warm_up(self) -> None:
         """Start the next process now; what is wrong is said when it is used."""
-        with contextlib.suppress(MtmcError, WorkerFailed):
+        with contextlib.suppress(MtmcError):
             self.start()
 
     def close(self) -> None:
         """End whatever runs, and remove what it wrote."""
+        self.kill()
         for worker in (self._worker, self._unlocked):
-            worker.kill()
             worker.close()
-        if self._cache:
-            shutil.rmtree(self._cache, ignore_errors=True)
+        if self._own_kernels:
+            shutil.rmtree(self._own_kernels, ignore_errors=True)

@@ -323,7 +323,9 @@ class PairVerifier:
         more = {"source": self._pair.source, "decoy": first, "drift": drift, "repeats": repeats}
         results = self._secret / "results.pt"
         try:
-            seen = self._runner.run("measure.pair", {**request, **more}, results, self._limit)
+            seen = self._runner.call("measure.pair", {**request, **more}, self._limit)
+            if seen["status"] == "ran":
+                self._runner.take_results(results)
         except WorkerFailed as error:
             status = VerdictStatus.TIMEOUT if error.kind == "timeout" else VerdictStatus.CRASHED
             return Outcome(case, status, reason=error.message)
