@@ -16,6 +16,7 @@ ORDER = ["core", "docs", "source", "capture", "macro", "micro", "measure", "sear
 FACES = {"__init__.py", "__main__.py", "cli.py"}
 """Files beside the folders, which may import any of them."""
 IN_WORKER = {
+    "core/template_in_worker.py",
     "worker.py",
     "capture/calls.py",
     "capture/branches.py",

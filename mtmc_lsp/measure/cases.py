@@ -67,14 +67,14 @@ class Case:
         return f"{sizes + ', ' if sizes else ''}{kind}{self.distribution}, seed {self.seed}"
 
 
-def verification_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
+def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: float = 1.0) -> tuple[Case, ...]:
     """The cases for a capture; the interpreter gets sizes that it can run.
 
     The first is the workload (reduced for the interpreter). Then sizes that no tile divides, small ones with 1
     and 0 among them, larger ones; the distributions go round. Last come calls for the guard to refuse or get right.
     """
     graph = capture.graph
-    base = reduced_sizes(capture) if interpreted else dict(graph.sizes)
+    base = reduced_sizes(capture, part=part) if interpreted else dict(graph.sizes)
     variable = [name for name in capture.variable_sizes if name in base]
     given = capture.workload.source is WorkloadSource.GET_INPUTS and not interpreted
     plans: list[tuple[dict[str, int], str]] = [(base, "given")] if given else []
@@ -91,8 +91,8 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int) -> tup
         plans += [(base, "normal"), (odd, "normal"), (small, "normal"), (other, "mixed")]
         # What values do does not hang on the size, so they are tried on small ones.
         less = {name: -(-base[name] // 2) for name in variable} if interpreted else _smaller(graph, base, variable)
-        part = _with_rows(graph, base, {name: _odd(less[name], i) for i, name in enumerate(variable)})
-        plans += [(part, d) for d in ("uniform", "tiny", "mixed", "constant", "large")] + [(empty, "normal")]
+        middle = _with_rows(graph, base, {name: _odd(less[name], i) for i, name in enumerate(variable)})
+        plans += [(middle, d) for d in ("uniform", "tiny", "mixed", "constant", "large")] + [(empty, "normal")]
         if not (_too_large(graph, larger, 2.0) if interpreted else capture.bytes > LARGER_BYTES):
             plans.append((larger, "normal"))
         last = small
@@ -142,20 +142,25 @@ def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
     return sum(kind.numel.value(sizes) for kind in kinds)
 
 
-def reduced_sizes(capture: Capture) -> dict[str, int]:
+def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dict[str, int]:
     """The workload's sizes, variable ones halved, the largest first, until the interpreter can run them.
 
     Products keep rows enough for the kernels that ask for some (:data:`LEAST_ROWS`).
+
+    Args:
+        capture: what is run.
+        least: none is made smaller than this.
+        part: of the interpreter's limits that may be used.
     """
     graph = capture.graph
     sizes = dict(graph.sizes)
     rows = _product_rows(graph, sizes)
     left = set(capture.variable_sizes)
-    while left and _too_large(graph, sizes):
+    while left and _too_large(graph, sizes, part):
         largest = max(sorted(left), key=lambda name: sizes[name])
-        smaller = {**sizes, largest: max(4, math.ceil(sizes[largest] / 2))}
+        smaller = {**sizes, largest: max(least, math.ceil(sizes[largest] / 2))}
         kept = zip(rows, _product_rows(graph, smaller), strict=True)
-        if sizes[largest] > 4 and all(now >= min(before, LEAST_ROWS) for before, now in kept):
+        if sizes[largest] > least and all(now >= min(before, LEAST_ROWS) for before, now in kept):
             sizes = smaller
         else:
             left.remove(largest)
