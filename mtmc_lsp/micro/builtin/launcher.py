@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.graph import Node, Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
@@ -14,7 +15,7 @@ from mtmc_lsp.macro.configs import next_power_of_two
 from mtmc_lsp.macro.overwriting import may_overwrite
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS, Region
-from mtmc_lsp.micro.builtin.code import LINE, POINTER_TYPES, call_text, filled
+from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
