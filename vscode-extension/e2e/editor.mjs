@@ -166,15 +166,20 @@ export class Window {
     await locator.click();
   }
 
-  /** Opens a file of the folder by its name. */
+  /** Goes to a file of the folder by its name, and not to a diff that begins with it. */
   async file(name) {
-    const row = this.page.locator(".quick-input-list .monaco-list-row", { hasText: name }).first();
+    const tab = this.page.locator(`.tab[aria-label^='${name}']:not([aria-label*='·'])`).first();
+    const row = this.page.locator(`.quick-input-list .monaco-list-row[aria-label^='${name}']:not([aria-label*='·'])`).first();
     await retried(async () => {
-      await this.page.keyboard.press("Control+P");
-      await this.page.locator(".quick-input-widget input").first().fill(name);
-      await row.waitFor({ timeout: 10_000 });
-      await row.click();
-      await this.page.locator(".tab.active", { hasText: name }).waitFor({ timeout: 10_000 });
+      if ((await tab.count()) > 0) {
+        await tab.click({ timeout: 10_000 });
+      } else {
+        await this.page.keyboard.press("Control+P");
+        await this.page.locator(".quick-input-widget input").first().fill(name);
+        await row.waitFor({ timeout: 10_000 });
+        await row.click({ timeout: 10_000 });
+      }
+      await this.page.locator(`.tab.active[aria-label^='${name}']:not([aria-label*='·'])`).waitFor({ timeout: 10_000 });
     }, () => this.page.keyboard.press("Escape"));
   }
 
