@@ -9,7 +9,7 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.core.run import Step, StepStatus
-from mtmc_lsp.report.words import headline, ratio_text, report_lines, verdict_line
+from mtmc_lsp.report.words import headline, ratio_text, report_lines, timing_notes, verdict_line
 from mtmc_lsp.server.reviews import Review, Standing
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import DISPATCH
@@ -128,7 +128,7 @@ def _details(step: Step) -> list[str]:
     parts = [f"**Step {step.index}: {step.action.kind.value}.** {step.action.rationale}"]
     lines = []
     if step.timing is not None:
-        lines.append(_timing(step.timing))
+        lines += [_timing(step.timing), *timing_notes(step.timing)]
     if step.report is not None:
         lines += report_lines(step.report)
     if step.verdict is not None:
