@@ -49,7 +49,8 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
     widened, case = bool(request["widened"]), request["case"]
     device = device_for(capture, case["kind"])
     module = module_of(capture, own_text(request, capture), None, widened)
-    start = build_call(module, capture.workload, device, _case_sizes(capture, case))
+    given = case["distribution"] == "given"
+    start = build_call(module, capture.workload, device, _case_sizes(capture, case), values=given)
     inputs = make_inputs(capture, start, case["sizes"], case["distribution"], case["seed"], device, widened)
     if case["kind"] == "float64":
         inputs = {name: _wide(tensor) for name, tensor in inputs.items()}
