@@ -52,6 +52,10 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Time again what was timed 
 Budget = Annotated[Optional[float], typer.Option("--budget", help="Most seconds for the run.")]  # noqa: UP045
 Out = Annotated[Optional[Path], typer.Option("--out", help="Where to write it; else standard output.")]  # noqa: UP045
 
+RequireSandbox = Annotated[
+    bool, typer.Option("--require-sandbox", help="Refuse where a candidate's process cannot be locked in.")
+]
+
 
 def main() -> None:
     """Entry point of ``mtmc``."""
@@ -146,6 +150,7 @@ def optimize(
     diff: Annotated[bool, typer.Option(help="Show each step's diff.")] = True,
     max_autotune: MaxAutotune = None,
     fresh: Fresh = False,
+    require_sandbox: RequireSandbox = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a model would be sent; send nothing.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -178,7 +183,16 @@ def optimize(
                 on_step=lambda step: text.show_step(out, step, diff=diff and not as_json),
                 on_replayed=lambda step: text.show_replayed(out, step),
             )
-            result = session.optimize(opened, capture, store, events, resumed=record, makers=makers, fresh=fresh)
+            result = session.optimize(
+                opened,
+                capture,
+                store,
+                events,
+                resumed=record,
+                makers=makers,
+                fresh=fresh,
+                needs_sandbox=require_sandbox,
+            )
         text.show_result(out, result)
     backup = session.apply(opened, result) if apply else None
     if backup is not None:
@@ -323,9 +337,7 @@ def verify(
     allow_no_kernel: Annotated[
         bool, typer.Option("--allow-no-kernel", help="Accept a candidate that launches no Triton kernel.")
     ] = False,
-    require_sandbox: Annotated[
-        bool, typer.Option("--require-sandbox", help="Refuse where the candidate's process cannot be locked in.")
-    ] = False,
+    require_sandbox: RequireSandbox = False,
     max_autotune: MaxAutotune = None,
     fresh: Fresh = False,
     python: Python = "",

@@ -97,11 +97,7 @@ def build_call(
     init_positional: list[Any] = []
     init_named: dict[str, Any] = {}
     if workload.source is WorkloadSource.GET_INPUTS:
-        init = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
-        if len(init) == 2 and isinstance(init[0], (list, tuple)) and isinstance(init[1], dict):
-            init_positional, init_named = list(init[0]), dict(init[1])
-        else:
-            init_positional = list(init)
+        init_positional, init_named = init_arguments(module) or ([], {})
         positional = list(module.get_inputs()) if values else _shapes_of(module.get_inputs, device)
         # What the module draws does not hang on what was drawn for its arguments.
         torch.manual_seed(seed)
@@ -138,6 +134,16 @@ def _shapes_of(make: Callable[[], Any], device: str) -> list[Any]:
         torch.zeros((), dtype=item.dtype, device=device).expand(item.shape) if isinstance(item, FakeTensor) else item
         for item in made
     ]
+
+
+def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:
+    """What the file's ``get_init_inputs`` gives, by position and by name; ``None`` where it has none."""
+    if not hasattr(module, "get_init_inputs"):
+        return None
+    init = module.get_init_inputs()
+    if len(init) == 2 and isinstance(init[0], (list, tuple)) and isinstance(init[1], dict):
+        return list(init[0]), dict(init[1])
+    return list(init), {}
 
 
 def _values(arguments: Sequence[ArgumentSpec], sizes: Mapping[str, int], device: str, seed: int) -> dict[str, Any]:

@@ -27,8 +27,11 @@ from mtmc_lsp.core.results import (
     VerdictStatus,
 )
 from mtmc_lsp.core.run import Candidate, GeneratedCode
-from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.core.sandbox import Isolation
+from mtmc_lsp.core.template import Template
+from mtmc_lsp.core.worker import Sandbox, Worker
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
 from mtmc_lsp.measure.gpu_lock import alone, shared
@@ -37,8 +40,6 @@ from mtmc_lsp.measure.timekeeper import Timekeeper, TimingCache, cache_folder
 RUN_SECONDS = 120.0
 COMPILE_SECONDS = 180.0
 TIME_SECONDS = 300.0
-INTERPRETER_MEMORY = 8 << 30
-"""Bytes of data that a candidate under the interpreter may take: the cases are small."""
 
 
 class LocalMeasurer:
@@ -59,6 +60,7 @@ class LocalMeasurer:
         deadline: float | None = None,
         baselines: tuple[str, ...] = ("compile",),
         fresh: bool = False,
+        needs_sandbox: bool = False,
     ) -> None:
         """Prepare the workers; they start when first used.
 
@@ -75,6 +77,7 @@ class LocalMeasurer:
             deadline: of the monotonic clock, after which nothing goes on.
             baselines: what is timed beside eager: ``compile``, ``max-autotune``.
             fresh: whether what was timed before is timed again.
+            needs_sandbox: whether to refuse to run candidates that cannot be locked in completely.
         """
         self._capture = capture
         self._own = source
@@ -89,15 +92,30 @@ class LocalMeasurer:
         self._widened = not self.measured
         cwd = str(project_root(Path(capture.workload.target.path)))
         environment = {} if self.measured else {"TRITON_INTERPRET": "1"}
-        # CUDA reserves far more data memory than it uses, so only the interpreter's can be limited this way.
-        memory = None if self.measured else INTERPRETER_MEMORY
-        self._reference = Worker(python, cwd=cwd, env=environment)
-        self._runner = Worker(python, cwd=cwd, env=environment, memory_bytes=memory)
-        self._compiler = Worker(python, cwd=cwd)
-        self._timer = Worker(python, cwd=cwd)
-        # Two folders: the candidate's process is never told where the expected results lie.
+        self._template = Template(python, environment)
+        # Two folders: the candidate's process may read inputs, never what is expected, and writes to neither.
         self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
-        self._shared = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
+        self._inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
+        self._kernels = tempfile.mkdtemp(prefix="mtmc-kernels-")
+        self._reference = Worker(python, cwd=cwd, env=environment, template=self._template)
+        # Whatever runs a candidate's code is locked in.
+        self._runner, self._timer = (
+            CandidateProcess(
+                python,
+                cwd,
+                capture.environment,
+                measured=self.measured,
+                hidden=str(self._secret),
+                template=self._template,
+                needs_sandbox=needs_sandbox,
+                kernels=self._kernels,
+            )
+            for _ in range(2)
+        )
+        locked = Sandbox((self._kernels,), str(self._secret), programs=True)
+        self._compiler = Worker(
+            python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=self._template
+        )
         self._background = ThreadPoolExecutor(4)
         self._prepared: Future[list[Case]] | None = None
         self._baseline: Future[None] | None = None
@@ -109,23 +127,38 @@ class LocalMeasurer:
             for worker in (self._reference, self._runner, self._compiler):
                 self._background.submit(self._start, worker)
 
-    def _start(self, worker: Worker) -> str:
+    def isolation(self) -> Isolation:
+        """How far candidates are locked in.
+
+        Raises:
+            EnvironmentNotAble: less than is asked for.
+        """
+        return self._runner.isolation
+
+    def _start(self, worker: Worker | CandidateProcess) -> str:
         """Let a worker import torch; gives the UUID of its GPU."""
         try:
+            if isinstance(worker, CandidateProcess):
+                worker.start()
+                return worker.gpu
             found = self._limited(worker, "measure.start", {"gpu": worker is not self._compiler}, self._run_seconds)
         except MtmcError:
             # What is wrong with an interpreter is said by the first real request.
             return ""
         return str(found["gpu"])
 
-    def _call(self, worker: Worker, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
+    def _call(
+        self, worker: Worker | CandidateProcess, command: str, request: Mapping[str, object], seconds: float
+    ) -> dict[str, Any]:
         """Have a worker do something, on a GPU while nothing is timed on it; waiting for it is in no limit."""
         if not self.measured or worker is self._compiler:
             return self._limited(worker, command, request, seconds)
         with shared(self._gpu.result()):
             return self._limited(worker, command, request, seconds)
 
-    def _limited(self, worker: Worker, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
+    def _limited(
+        self, worker: Worker | CandidateProcess, command: str, request: Mapping[str, object], seconds: float
+    ) -> dict[str, Any]:
         """Have a worker do something, for no longer than ``seconds`` and than the deadline allows.
 
         Raises:
@@ -161,16 +194,26 @@ class LocalMeasurer:
         for worker in (self._reference, self._runner, self._compiler, self._timer):
             worker.kill()
             worker.close()
-        for folder in (self._secret, self._shared):
+        self._template.close()
+        for folder in (self._secret, self._inputs, Path(self._kernels)):
             shutil.rmtree(folder, ignore_errors=True)
 
     # Verification ------------------------------------------------------------------------------------------------
 
     def verify(self, candidate: Candidate) -> Verdict:
         """Run the candidate on every case, in a process of its own, and compare with the oracle."""
+        try:
+            return self._verified(candidate)
+        finally:
+            # Whatever it changed in its process goes with it, a GPU context that a kernel broke too.
+            self._runner.next()
+            if self.measured:
+                self._background.submit(self._runner.warm_up)
+
+    def _verified(self, candidate: Candidate) -> Verdict:
         if not self.measured and not is_interpretable(self._capture):
             reason = "the sizes that cannot vary are too large for Triton's interpreter; verify on a GPU"
-            return Verdict(VerdictStatus.TIMEOUT, (), self._mode, reason=reason)
+            return Verdict(VerdictStatus.UNCERTIFIABLE, (), self._mode, reason=reason)
         checks: list[Check] = []
         worst = (0.0, 0.0)
         fallbacks = 0
@@ -181,9 +224,6 @@ class LocalMeasurer:
                 status = VerdictStatus.TIMEOUT if error.kind in ("timeout", "expired") else VerdictStatus.CRASHED
                 return self._verdict(status, checks, worst, f"{error.message} (on {case.label})")
             if seen["status"] != "ran":
-                if self.measured:
-                    # A kernel's illegal access leaves the process's GPU context unusable for the next candidate.
-                    self._runner.close()
                 return self._verdict(
                     VerdictStatus(seen["status"]), checks, worst, f"{seen['reason']} (on {case.label})"
                 )
@@ -252,7 +292,7 @@ class LocalMeasurer:
             "own": self._own,
             "widened": self._widened,
             "case": {**to_json(case), "label": case.label},
-            "inputs": str(self._shared / f"inputs-{number}.pt"),
+            "inputs": str(self._inputs / f"inputs-{number}.pt"),
         }
 
     def _expected(self, number: int) -> Path:
@@ -264,15 +304,21 @@ class LocalMeasurer:
             "source": candidate.source,
             # The interpreter runs one program after the other: one repeat shows state that is kept between calls.
             "repeats": 2 if self.measured or number == 0 else 1,
-            "results": str(self._shared / "results.pt"),
         }
-        return self._call(self._runner, "measure.candidate", request, self._run_seconds)
+        seen = self._call(self._runner, "measure.candidate", request, self._run_seconds)
+        if seen["status"] == "ran":
+            self._runner.take_results(self._results)
+        return seen
+
+    @property
+    def _results(self) -> Path:
+        return self._secret / "results.pt"
 
     def _compare(self, number: int) -> dict[str, Any]:
         request = {
-            "inputs": str(self._shared / f"inputs-{number}.pt"),
+            "inputs": str(self._inputs / f"inputs-{number}.pt"),
             "expected": str(self._expected(number)),
-            "results": str(self._shared / "results.pt"),
+            "results": str(self._results),
             "precision": self._precision,
         }
         return self._call(self._reference, "measure.compare", request, self._run_seconds)
@@ -300,6 +346,8 @@ class LocalMeasurer:
             types += [item.type for item in self._capture.graph.inputs]
             if any(kind.dtype == "bfloat16" for kind in types):
                 notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
+        if not self._runner.isolation.is_full:
+            notes.append(f"isolation of the candidate: {self._runner.isolation.text}")
         if fallbacks:
             notes.append(f"the guard chose the original code in {fallbacks} of the cases")
         return tuple(notes)
@@ -396,5 +444,5 @@ class LocalMeasurer:
         except MtmcError as error:
             if "CUDA" in error.message:
                 # A failed kernel leaves the process's GPU context unusable.
-                self._timer.close()
+                self._timer.next()
             raise

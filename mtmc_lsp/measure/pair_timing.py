@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.errors import GpuInUse, MeasurementRejected, MtmcError
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import Device, Timing, Verdict, VerdictStatus
-from mtmc_lsp.core.worker import Sandbox, Worker
+from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.devices import bound_us, cached_device, least_us, remember_device
 from mtmc_lsp.measure.gpu_lock import alone
 from mtmc_lsp.measure.local import RUN_SECONDS, TIME_SECONDS
@@ -63,8 +64,9 @@ def time_pair(pair: Pair, init: str, python: str, *, baselines: tuple[str, ...],
     """
     capture = pair.capture
     root = project_root(Path(capture.workload.target.path))
-    with Worker(python, cwd=str(root), sandbox=Sandbox()) as worker:
-        gpu = str(worker.call("measure.start", {"gpu": True}, RUN_SECONDS)["gpu"])
+    with contextlib.closing(CandidateProcess(python, str(root), capture.environment, measured=True)) as worker:
+        worker.start()
+        gpu = worker.gpu
         device = _device(pair, worker, gpu)
         request: dict[str, object] = {
             "capture": to_json(capture),
@@ -83,7 +85,7 @@ def time_pair(pair: Pair, init: str, python: str, *, baselines: tuple[str, ...],
         return Timekeeper(ask, gpu, cache=TimingCache(cache_folder(), fresh)).time(request)
 
 
-def _device(pair: Pair, worker: Worker, gpu: str) -> Device:
+def _device(pair: Pair, worker: CandidateProcess, gpu: str) -> Device:
     environment = pair.capture.environment
     device = cached_device(environment)
     if device is None:

@@ -18,7 +18,8 @@ from mtmc_lsp.core.graph import Node
 from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.profile import KernelTime, OperatorTime, Profile
 from mtmc_lsp.core.results import Device, Work
-from mtmc_lsp.core.worker import ENTRY, Worker
+from mtmc_lsp.core.template import ENTRY
+from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.cost import torch_cost
 from mtmc_lsp.macro.lower import lower
