@@ -34,6 +34,7 @@ class ProblemRequest:
     """A problem, and how it is to be worked on."""
 
     path: str
+    target: str
     python: str
     settings: Settings
     seconds: float
@@ -49,7 +50,7 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
         MtmcError: it is refused, or cannot be run here.
     """
     deadline = time.monotonic() + request.seconds
-    opened = session.open_target(session.Request(Path(request.path), NAME, request.settings, request.python))
+    opened = session.open_target(session.Request(Path(request.path), request.target, request.settings, request.python))
     capture = session.capture_target(opened, seconds=request.seconds)
     quiet = Events(on_action=lambda index, action: None, on_stage=lambda stage: None, on_step=lambda step: None)
     with Store(Path(request.store)) as store:
