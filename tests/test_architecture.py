@@ -50,7 +50,8 @@ IN_USERS_PROGRAM = ["capture/hook/sitecustomize.py", "capture/recorder.py"]
 """Files that ``mtmc record`` puts into the user's own program: they need the standard library alone."""
 HEAVY = {"torch", "triton", "numpy"}
 PROTOCOL = {"pygls", "lsprotocol"}
-THERE = HEAVY | set(sys.stdlib_module_names) | {"__future__", "mtmc_lsp"}
+THERE = HEAVY | set(sys.stdlib_module_names) | {"__future__", "mtmc_lsp", "sympy"}
+"""What workers may import; torch itself needs sympy."""
 SCRIPTS = {"worker.py", "search/probe_in_worker.py"}
 """Run by their path, never imported."""
 MODULES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py"))

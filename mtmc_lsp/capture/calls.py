@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -76,8 +76,20 @@ def random_values(
     return torch.randint(first, last + 1, shape, generator=generator).to(kind)
 
 
-def build_call(module: ModuleType, workload: Workload, device: str, sizes: Mapping[str, int], seed: int = 0) -> Call:
-    """The target of ``module`` with the workload's arguments, made with ``sizes``."""
+def build_call(
+    module: ModuleType,
+    workload: Workload,
+    device: str,
+    sizes: Mapping[str, int],
+    seed: int = 0,
+    *,
+    values: bool = True,
+) -> Call:
+    """The target of ``module`` with the workload's arguments, made with ``sizes``.
+
+    Without ``values`` the tensors of ``get_inputs`` have their shapes alone: making gigabytes of random numbers that
+    others replace takes longer than all else.
+    """
     target = workload.target
     torch.manual_seed(seed)
     positional: list[Any] = []
@@ -86,7 +98,9 @@ def build_call(module: ModuleType, workload: Workload, device: str, sizes: Mappi
     init_named: dict[str, Any] = {}
     if workload.source is WorkloadSource.GET_INPUTS:
         init_positional, init_named = init_arguments(module) or ([], {})
-        positional = list(module.get_inputs())
+        positional = list(module.get_inputs()) if values else _shapes_of(module.get_inputs, device)
+        # What the module draws does not hang on what was drawn for its arguments.
+        torch.manual_seed(seed)
     else:
         named = _values(workload.arguments, sizes, device, seed)
         init_named = _values(workload.init_arguments, sizes, device, seed + 1000)
@@ -100,8 +114,26 @@ def build_call(module: ModuleType, workload: Workload, device: str, sizes: Mappi
             if target.kind is TargetKind.MODULE
             else getattr(instance, target.qualname.rpartition(".")[2])
         )
-    positional = [value.to(device) if isinstance(value, torch.Tensor) else value for value in positional]
+    positional = [
+        value.to(device) if isinstance(value, torch.Tensor) and value.device.type != device else value
+        for value in positional
+    ]
     return _bound(function, instance, positional, named, target)
+
+
+def _shapes_of(make: Callable[[], Any], device: str) -> list[Any]:
+    """What ``make`` gives, each tensor as a single zero that has its shape; all of it where that cannot be known without."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    try:
+        with FakeTensorMode():
+            made = list(make())
+    except Exception:  # it looks at values, or reads tensors of its own
+        return list(make())
+    return [
+        torch.zeros((), dtype=item.dtype, device=device).expand(item.shape) if isinstance(item, FakeTensor) else item
+        for item in made
+    ]
 
 
 def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:

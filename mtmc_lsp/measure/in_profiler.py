@@ -77,7 +77,8 @@ def _run_of(request: dict[str, Any]) -> tuple[Callable[[], Any], str]:
     own = own_text(request, capture)
     # What the file holds now, our own kernels in it included, in the module's own place.
     module = module_of(capture, own, None, False)
-    start = build_call(module, capture.workload, device, {**capture.workload.sizes, **request["sizes"]})
+    sizes = {**capture.workload.sizes, **request["sizes"]}
+    start = build_call(module, capture.workload, device, sizes, values=False)
     inputs = make_inputs(capture, start, request["sizes"], "normal", 0, device, False)
     call, values = prepared_call(module, capture, inputs, device)
 

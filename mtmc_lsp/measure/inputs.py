@@ -169,7 +169,7 @@ def prepared_call(
     module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str
 ) -> tuple[Call, list[Any]]:
     """The target of ``module`` holding the case's parameters, and the arguments to call it with."""
-    call = build_call(module, capture.workload, device, _call_sizes(capture, inputs))
+    call = build_call(module, capture.workload, device, _call_sizes(capture, inputs), values=False)
     if call.instance is not None:
         floats = [t for t in inputs.values() if t.is_floating_point()]
         if floats and any(t.dtype is torch.float64 for t in floats):

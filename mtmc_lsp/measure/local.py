@@ -182,9 +182,7 @@ class LocalMeasurer:
             if self.measured:
                 environment = self._capture.environment
                 known = cached_device(environment)
-                self._device = known or from_json(
-                    Device, self._call(self._timer, "measure.device", {}, self._run_seconds)
-                )
+                self._device = known or from_json(Device, self._timed_alone("measure.device", {}))
                 remember_device(environment, self._device)
         return self._device
 

@@ -16,7 +16,7 @@ from pairs import MODEL
 
 from mtmc_lsp.core.errors import MeasurementRejected, WorkerFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.results import Speed, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure import in_timer
 from mtmc_lsp.measure.local import LocalMeasurer
@@ -59,10 +59,11 @@ def test_a_version_of_the_users_file_is_timed_against_eager_the_compiler_and_the
     capture = capture_of(RMS)
     slow = RMS.text.replace("    return x *", "    import time\n    time.sleep(0.002)\n    return x *")
     timing = asked(request(capture, slow, own=RMS.text, previous=RMS.text, baselines=["compile", "max-autotune"]))
-    assert timing.speed is Speed.SLOWER
+    # A busy machine makes the control's spread as wide as it likes, so the verdict itself is left to pretended clocks.
+    assert timing.against("eager").high < 0.5
     assert timing.median_us > 2000
     assert [b.name for b in timing.baselines] == ["eager", "compile", "max-autotune", "previous"]
-    assert timing.against("previous").high < 0.9
+    assert timing.against("previous").high < 0.5
     assert timing.against("max-autotune") is None
     assert timing.baselines[2].note == "torch.compile failed: RuntimeError"
     assert timing.baselines[1].compile_seconds is not None
@@ -77,7 +78,7 @@ def test_a_candidate_in_a_file_of_its_own_is_timed_against_the_reference(
     path.write_text(SLOW.format(result=RIGHT))
     more = {"own": RMS.text, "target": to_json(target), "init": "[[], {}]"}
     timing = asked(request(capture, path.read_text(), **more))
-    assert timing.speed is Speed.SLOWER
+    assert timing.against("eager").high < 0.5
     assert timing.best in ("eager", "compile")
     with pytest.raises(MeasurementRejected, match="before timing"):
         in_timer.time_candidate(request(capture, SLOW.format(result=f"2 * ({RIGHT})"), **more))

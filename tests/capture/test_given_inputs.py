@@ -1,0 +1,52 @@
+"""Arguments of ``get_inputs``: with their values, or with their shapes alone where others replace them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mtmc_lsp.capture.calls import Call, build_call
+from mtmc_lsp.core.workload import Target, TargetKind, Workload, WorkloadSource
+
+WORKLOAD = Workload(Target("/project/model.py", "Model", TargetKind.MODULE, 1, 2), WorkloadSource.GET_INPUTS)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(4))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+
+def built(get_inputs, *, values: bool) -> Call:
+    module = SimpleNamespace(Model=Model, get_inputs=get_inputs)
+    return build_call(module, WORKLOAD, "cpu", {}, values=values)
+
+
+def test_without_values_gigabytes_of_arguments_are_shapes_that_take_no_memory() -> None:
+    """These would be 400 GB."""
+    call = built(lambda: [torch.rand(100_000, 1_000_000), torch.randint(0, 9, (3,)), 0.5], values=False)
+    x, index, factor = call.values
+    assert (x.shape, x.dtype) == ((100_000, 1_000_000), torch.float32)
+    assert x.untyped_storage().nbytes() == 4
+    assert (index.shape, index.dtype, factor) == ((3,), torch.int64, 0.5)
+
+
+def test_the_module_is_the_same_with_and_without_values() -> None:
+    made = [built(lambda: [torch.rand(8), torch.zeros(2), 2.0], values=values) for values in (True, False)]
+    assert torch.equal(made[0].instance.weight, made[1].instance.weight)
+    assert float(made[0].values[0].sum()) > 0
+
+
+@pytest.mark.parametrize("what", ["a value", "a tensor from outside"])
+def test_inputs_that_depend_on_values_are_made_in_full(what: str) -> None:
+    outside = torch.ones(3)
+    makes = {
+        "a value": lambda: [torch.ones(3) * torch.ones(1).item(), outside, 1.0],
+        "a tensor from outside": lambda: [outside + 0, outside, 1.0],
+    }
+    assert torch.equal(built(makes[what], values=False).values[0], torch.ones(3))
