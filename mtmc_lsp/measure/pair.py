@@ -32,6 +32,9 @@ REPEATED_ELEMENTS = 512
 """Cases with at most this many elements of arguments are run twice under the interpreter, too."""
 FULL_FACTOR = 4.0
 """How much longer a case may take where parameters have their full size."""
+OF_MANY_CALLS = ("many calls", "determinism")
+MOST_CALLS = 30
+"""At least how many calls of one case the candidate's process makes to see whether they stay alike."""
 NO_ARGUMENTS = "[[], {}]"
 TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
 OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
@@ -152,7 +155,7 @@ class PairVerifier:
         )
         # The reference of the next case is computed while the candidate runs.
         self._ahead = ThreadPoolExecutor(1)
-        self._number = 0
+        self._number = self._calls = 0
         self._answers: dict[tuple[tuple[str, int], ...], str] = {}
         self._trial = Trial(pair.capture, NO_ARGUMENTS)
 
@@ -204,7 +207,7 @@ class PairVerifier:
     ) -> PairVerdict:
         if self._pair.capture.uses_random and failed.status is VerdictStatus.INCORRECT:
             return PairVerdict(self._verdict(outcomes, VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM, text_checks))
-        smallest = self._shrunk(failed) if failed.status is not VerdictStatus.COMPILE_ERROR else failed
+        smallest = self._shrunk(failed) if reproduction is not None else failed
         reason = f"{smallest.reason} (on {smallest.case.label})"
         verdict = self._verdict(outcomes, smallest.status, reason, text_checks)
         written = self._reproduce(smallest, reason, reproduction) if reproduction is not None else ""
@@ -322,6 +325,7 @@ class PairVerifier:
         repeats = int(first or self.measured or self._elements(case) <= REPEATED_ELEMENTS)
         more = {"source": self._pair.source, "decoy": first, "drift": drift, "repeats": repeats}
         results = self._secret / "results.pt"
+        self._calls += 1 + max(repeats, MOST_CALLS * drift)
         try:
             seen = self._runner.call("measure.pair", {**request, **more}, self._limit)
             if seen["status"] == "ran":
@@ -367,7 +371,10 @@ class PairVerifier:
         return Outcome(case, status, tuple(checks), reason, *errors, seen["launches"], trivial)
 
     def _reproduce(self, outcome: Outcome, reason: str, path: Path) -> str:
-        request = {**self._request(outcome.case), "path": str(path), "reason": reason}
+        # What only many calls show may need all that were made.
+        of_many = outcome.reason.startswith(OF_MANY_CALLS)
+        calls = self._calls if of_many else 1
+        request = {**self._request(outcome.case), "path": str(path), "reason": reason, "calls": calls}
         # The inputs of the smallest case may have been followed by those of others.
         again = {**request, "expected": str(self._secret / "last.pt")}
         self._reference.call("measure.reference", again, self._run_seconds)
