@@ -1,4 +1,4 @@
-"""Compare KernelBench's own verdict with `mtmc verify`'s, for every pair NAME.py (`Model`) and NAME_new.py (`ModelNew`) of a folder.
+"""Compare KernelBench's own verdict with `mtmc verify`'s, for every pair NAME.py and NAME_new.py of a folder.
 
     python scripts/compare_kernelbench.py KERNELBENCH FOLDER [--json FILE]
 
