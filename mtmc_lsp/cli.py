@@ -15,6 +15,7 @@ import typer
 
 from mtmc_lsp import __version__
 from mtmc_lsp.commands.bench import bench
+from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
 
@@ -399,3 +400,4 @@ def lsp(
 
 
 app.command()(bench)
+app.command()(profile)

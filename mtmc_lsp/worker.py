@@ -33,6 +33,7 @@ COMMANDS = {
     "measure.baseline": "mtmc_lsp.measure.in_timer:baseline",
     "measure.quick": "mtmc_lsp.measure.in_ranking:quick",
     "measure.device": "mtmc_lsp.measure.in_ranking:device",
+    "measure.profile": "mtmc_lsp.measure.in_profiler:profile",
     "measure.start": "mtmc_lsp.measure.in_worker:start",
 }
 """Command to ``module:function``; each takes and returns a JSON object."""

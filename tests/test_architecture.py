@@ -32,6 +32,7 @@ IN_WORKER = {
     "measure/in_launches.py",
     "measure/in_pair.py",
     "measure/in_reproduction.py",
+    "measure/in_profiler.py",
     "measure/in_ranking.py",
     "measure/in_timer.py",
     "capture/settling.py",
@@ -48,6 +49,7 @@ IN_WORKER = {
 IN_USERS_PROGRAM = ["capture/hook/sitecustomize.py", "capture/recorder.py"]
 """Files that ``mtmc record`` puts into the user's own program: they need the standard library alone."""
 HEAVY = {"torch", "triton", "numpy"}
+PROTOCOL = {"pygls", "lsprotocol"}
 THERE = HEAVY | set(sys.stdlib_module_names) | {"__future__", "mtmc_lsp"}
 SCRIPTS = {"worker.py", "search/probe_in_worker.py"}
 """Run by their path, never imported."""
@@ -105,6 +107,16 @@ def test_only_worker_files_import_torch(name: str) -> None:
     assert not {module.split(".")[0] for module in imports(name)} & HEAVY
     reached = ours(name) & IN_WORKER
     assert not reached, f"{name} brings in {reached}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("server/")])
+def test_only_the_server_knows_of_the_protocol(name: str) -> None:
+    assert not {module.split(".")[0] for module in imports(name)} & PROTOCOL
+
+
+def test_what_the_server_process_imports_brings_in_no_torch() -> None:
+    """Nothing that it reaches runs in a worker; how it is in fact is looked at in tests/server."""
+    assert not ours("server/app.py") & IN_WORKER
 
 
 @pytest.mark.parametrize("name", sorted(IN_WORKER))

@@ -213,7 +213,7 @@ class LocalMeasurer:
     def _verified(self, candidate: Candidate) -> Verdict:
         if not self.measured and not is_interpretable(self._capture):
             reason = "the sizes that cannot vary are too large for Triton's interpreter; verify on a GPU"
-            return Verdict(VerdictStatus.TIMEOUT, (), self._mode, reason=reason)
+            return Verdict(VerdictStatus.UNCERTIFIABLE, (), self._mode, reason=reason)
         checks: list[Check] = []
         worst = (0.0, 0.0)
         fallbacks = 0
@@ -371,6 +371,8 @@ class LocalMeasurer:
         try:
             data = self._call(self._compiler, "measure.compile", request, 2 * self._compile_seconds)
         except WorkerFailed as error:
+            if error.kind == "expired":
+                raise
             return CompileReport((KernelReport("", archs[0], error=error.message),))
         return CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
 

@@ -29,8 +29,10 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, Reques
 from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.workload import Target
 from mtmc_lsp.search.bench_problem import NAME, ProblemRequest, failed
 from mtmc_lsp.search.interpreter import versions
+from mtmc_lsp.source.directive import parse_directive
 from mtmc_lsp.source.targets import find_targets
 
 COMMAND = (sys.executable, "-m", "mtmc_lsp.search.bench_problem")
@@ -44,13 +46,14 @@ TOLD_LINES = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """A file of KernelBench's format: ``Model``, ``get_inputs`` and perhaps ``get_init_inputs``."""
+    """A file of KernelBench's format (``Model``, ``get_inputs``, perhaps ``get_init_inputs``), or a target with a directive."""
 
     name: str
-    """Its path below the folder, without ``.py``."""
+    """The file's path below the folder, without ``.py``, and ``::`` with the target where it is one with a directive."""
     path: Path
     level: str
     """``level1``; empty where no folder says."""
+    target: str = NAME
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Plan:
     def key(self, problem: Problem) -> str:
         """Names a result by what it depends on."""
         parts = [to_json(self.settings), self.seconds, dict(self.environment), __version__, SCHEMA]
-        text = json.dumps(parts, sort_keys=True).encode() + problem.path.read_bytes()
+        text = json.dumps([*parts, problem.target], sort_keys=True).encode() + problem.path.read_bytes()
         return hashlib.sha256(text).hexdigest()[:20]
 
 
@@ -91,20 +94,39 @@ def find_problems(folder: Path) -> list[Problem]:
     for path in folder.resolve().rglob("*.py"):
         inside = path.relative_to(folder.resolve())
         hidden = any(part.startswith(".") for part in inside.parts)
-        if not hidden and _is_problem(path):
-            found.append(Problem(str(inside.with_suffix("")), path, _level(path)))
+        if not hidden:
+            found += _problems(path, str(inside.with_suffix("")))
     if not found:
-        remedy = "A problem is a file with a class `Model` and a function `get_inputs`."
+        remedy = (
+            "A problem is a file with a class `Model` and a function `get_inputs`, or a function below `# mtmc: ...`."
+        )
         raise RequestError("no problem in this folder", where=Location(str(folder)), remedy=remedy)
     return sorted(found, key=lambda problem: _natural(problem.name))
 
 
-def _is_problem(path: Path) -> bool:
+def _problems(path: Path, name: str) -> list[Problem]:
+    """The problem that a file is, else one for each target with a directive of its own."""
+    level = _level(path)
     try:
-        names = {target.qualname for target in find_targets(path.read_bytes(), str(path))}
+        text = path.read_bytes()
+        targets = find_targets(text, str(path))
     except (OSError, MtmcError):
-        return False
-    return {NAME, "get_inputs"} <= names
+        return []
+    names = {target.qualname for target in targets}
+    if {NAME, "get_inputs"} <= names:
+        return [Problem(name, path, level)]
+    own = [target.qualname for target in targets if _has_directive(text, target)]
+    # A directive above a module's forward is the module's as well.
+    kept = [each for each in own if f"{each}.forward" not in own]
+    return [Problem(f"{name}::{each}", path, level, each) for each in kept]
+
+
+def _has_directive(text: bytes, target: Target) -> bool:
+    try:
+        return parse_directive(text, target, target.path) is not None
+    except MtmcError:
+        # The problem's result will say what is wrong with it.
+        return True
 
 
 def _level(path: Path) -> str:
@@ -302,7 +324,9 @@ class Bench:
 
     def _answer(self, problem: Problem, device: str) -> dict[str, Any]:
         plan = self._plan
-        request = ProblemRequest(str(problem.path), plan.python, plan.settings, plan.seconds, str(self._store))
+        request = ProblemRequest(
+            str(problem.path), problem.target, plan.python, plan.settings, plan.seconds, str(self._store)
+        )
         environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device else {})}
         with tempfile.TemporaryDirectory(prefix="mtmc-bench-") as folder:
             answer, output = Path(folder) / "answer.json", Path(folder) / "output"

@@ -34,6 +34,7 @@ class ProblemRequest:
     """A problem, and how it is to be worked on."""
 
     path: str
+    target: str
     python: str
     settings: Settings
     seconds: float
@@ -49,12 +50,16 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
         MtmcError: it is refused, or cannot be run here.
     """
     deadline = time.monotonic() + request.seconds
-    opened = session.open_target(session.Request(Path(request.path), NAME, request.settings, request.python))
+    opened = session.open_target(session.Request(Path(request.path), request.target, request.settings, request.python))
     capture = session.capture_target(opened, seconds=request.seconds)
     quiet = Events(on_action=lambda index, action: None, on_stage=lambda stage: None, on_step=lambda step: None)
     with Store(Path(request.store)) as store:
         result = session.optimize(opened, capture, store, quiet, deadline=deadline)
-    return {**_document(result), "operations": len(capture.graph.nodes), "torch_calls": _torch_calls(capture, result)}
+    document = _document(result)
+    if time.monotonic() >= deadline and not any(step.status is StepStatus.ACCEPTED for step in result.steps):
+        # What was not tried to its end says nothing about whether there is something to gain.
+        document["status"] = "timeout"
+    return {**document, "operations": len(capture.graph.nodes), "torch_calls": _torch_calls(capture, result)}
 
 
 def _document(result: RunResult) -> dict[str, Any]:

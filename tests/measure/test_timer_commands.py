@@ -121,6 +121,7 @@ def test_a_measurer_ends_what_is_under_way_when_its_time_is_up(capture_of: Calla
             measurer.verify(RMS.candidate())
         assert failed.value.kind == "expired"
         assert time.monotonic() - began < 10
-        assert not measurer.compile(RMS.candidate()).ok
+        with pytest.raises(WorkerFailed, match="time for the whole run"):
+            measurer.compile(RMS.candidate())
     finally:
         measurer.close()

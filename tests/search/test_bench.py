@@ -65,6 +65,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_functions_and_modules_with_a_directive_are_problems(tmp_path: Path) -> None:
+    text = "# mtmc: x=f32[N] N=64\ndef double(x):\n    return x + x\n\n\ndef helper(x):\n    return x\n\n\n"
+    text += PROBLEM.split("\n\ndef get_inputs")[0].replace(
+        "    def forward", "    # mtmc: x=f32[N] N=64\n    def forward"
+    )
+    text += "\n\n\n# mtmc: x=f32[\ndef mistaken(x):\n    return x\n"
+    (tmp_path / "own.py").write_text(text)
+    assert [(problem.name, problem.target) for problem in find_problems(tmp_path)] == [
+        ("own::Model.forward", "Model.forward"),
+        ("own::double", "double"),
+        ("own::mistaken", "mistaken"),
+    ]
+
+
 def run(folder: Path, problems: list[Problem], *, jobs: int = 2, plan: Plan = PLAN, fresh: bool = False, **more):
     command = (sys.executable, "-c", ANSWER + ACTING)
     bench = Bench(plan, folder / "results.jsonl", jobs=jobs, command=command, **more)

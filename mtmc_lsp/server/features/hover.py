@@ -56,7 +56,8 @@ def _of_word(document: Document, line: int, word: str) -> str | None:
     head, _, name = word.rpartition(".")
     imports = document.outline.names.imports
     module = imports.get(head.split(".")[0], "") + head[len(head.split(".")[0]) :]
-    if name in TRITON and (module == "triton.language" or (word == "triton.cdiv" and module == "triton")):
+    is_language = module in ("triton.language", "triton.language.math")
+    if name in TRITON and (is_language or (word == "triton.cdiv" and module == "triton")):
         return f"**`{word}`** (Triton)\n\n{TRITON[name]}"
     comment = document.text.line(line).decode("utf-8", "replace").partition("#")[2]
     if word in ACTIONS and word in comment and document.block_at(line) is not None:
