@@ -6,7 +6,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import VALUES, Case
 from mtmc_lsp.measure.local import RUN_SECONDS
 from mtmc_lsp.measure.pair_cases import VALUE_CASES, is_exact, pair_cases
+from mtmc_lsp.measure.pair_outcomes import Outcome, Prepared, seen_checks
 from mtmc_lsp.measure.pair_sizes import Trial, trials
 from mtmc_lsp.measure.scanning import scan
 
@@ -52,37 +53,6 @@ class Pair:
     """The candidate."""
     source: str
     """The candidate file's text."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one case."""
-
-    case: Case
-    status: VerdictStatus
-    checks: tuple[Check, ...] = ()
-    reason: str = ""
-    error: float = 0.0
-    reference_error: float = 0.0
-    launches: int = 0
-    trivial: frozenset[str] | None = None
-    """Answers without any work that pass here too; ``None`` where the case says nothing about them."""
-
-    @property
-    def may_be_smaller(self) -> bool:
-        """Whether it failed in a way that other sizes may show as well: not by ending its process."""
-        return self.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A case whose reference is computed, or will be."""
-
-    case: Case
-    request: dict[str, object]
-    expected: str
-    """The file with the reference's and the oracle's results."""
-    done: Future[Any]
 
 
 @dataclass(frozen=True)
@@ -362,7 +332,7 @@ class PairVerifier:
         files = {"expected": prepared.expected, "results": results, "exact": exact, "other": other}
         judged = self._reference.call("measure.judge", {**prepared.request, **files}, self._run_seconds)
         checks = [Check(c["name"], CheckStatus(c["status"]), case.label, c["detail"]) for c in judged["checks"]]
-        checks += _seen_checks(seen, case, decoy=first, drift=drift)
+        checks += seen_checks(seen, case, decoy=first, drift=drift)
         wrong = next((check for check in checks if check.status is CheckStatus.FAILED), None)
         status = VerdictStatus.CORRECT if wrong is None else VerdictStatus.INCORRECT
         reason = f"{wrong.name}: {wrong.detail}" if wrong is not None else ""
@@ -408,21 +378,3 @@ class PairVerifier:
         if not self.measured:
             notes.append("an interpreter run is no proof for a GPU: bfloat16 ran as float32, and races cannot show")
         return tuple(notes)
-
-
-def _seen_checks(seen: dict[str, object], case: Case, *, decoy: bool, drift: bool) -> list[Check]:
-    """What the candidate's process saw beside results."""
-
-    def check(name: str, passed: object, wrong: str) -> Check:
-        status = CheckStatus.PASSED if passed else CheckStatus.FAILED
-        return Check(name, status, case.label, "" if passed else wrong)
-
-    checks = []
-    if seen["repeats"] is not None:
-        wrong = "calls on the same inputs give different results"
-        checks.append(check("many calls" if drift else "determinism", seen["repeats"], wrong))
-    checks.append(check("no threads left", not seen["threads"], f"{seen['threads']} still run"))
-    if decoy:
-        wrong = "the results are the same when its kernels do nothing: they come from elsewhere"
-        checks.append(check("kernel's result used", seen["used"], wrong))
-    return checks
