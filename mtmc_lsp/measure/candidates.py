@@ -36,7 +36,7 @@ class CandidateProcess:
         hidden: str = "",
         template: Template | None = None,
         needs_sandbox: bool = False,
-        memory_bytes: int = INTERPRETER_MEMORY,
+        memory_bytes: int | None = None,
         kernels: str = "",
     ) -> None:
         """Prepare it; nothing is started yet.
@@ -49,7 +49,7 @@ class CandidateProcess:
             hidden: a folder that it may not even read: that of the expected results.
             template: what the processes become copies of, where there is one.
             needs_sandbox: whether to refuse to run anything that is not locked in.
-            memory_bytes: most memory that a candidate under the interpreter may take.
+            memory_bytes: most memory that a candidate under the interpreter may take; 8 GiB by default.
             kernels: a folder of the caller's for compiled kernels; else the process has one of its own.
         """
         self._measured, self._environment, self._needs_sandbox = measured, environment, needs_sandbox
@@ -66,7 +66,7 @@ class CandidateProcess:
         def worker(locked: Sandbox | None) -> Worker:
             # CUDA reserves far more data memory than it uses, so only the interpreter's can be limited this way.
             env = {"TRITON_CACHE_DIR": folder} if measured else {"TRITON_INTERPRET": "1"}
-            memory = None if measured else memory_bytes
+            memory = None if measured else memory_bytes or INTERPRETER_MEMORY
             return Worker(python, cwd=cwd, env=env, memory_bytes=memory, sandbox=locked, template=template)
 
         self._worker, self._unlocked = worker(None if self._reason else sandbox), worker(None)

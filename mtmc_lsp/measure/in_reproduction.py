@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.workload import Capture, Target
+from mtmc_lsp.measure.cases import AUTOGRAD
 from mtmc_lsp.measure.comparing import FACTORS
 from mtmc_lsp.measure.rewriting import BFLOAT16_TO_FLOAT32, GPU_TO_CPU
-from mtmc_lsp.measure.running import is_interpreted
+from mtmc_lsp.measure.running import is_interpreted, mend_interpreter
 
 MOST_IN_TEXT = 4096
 """Elements that are written as text; more go to a file beside."""
@@ -58,6 +60,9 @@ def reproduce(request: dict[str, Any]) -> dict[str, Any]:
         "ARGUMENTS": "{\n" + "".join(arguments) + "}",
         "HELD": "{\n" + "".join(held) + "}",
         "INIT": f"{request['init']}[0], {{**{request['init']}[1], **{init!r}}}",
+        "MEND": f"\n{inspect.getsource(mend_interpreter)}\n\nmend_interpreter()\n" if is_interpreted() else "",
+        "CALLS": str(request["calls"]),
+        "GRADIENTS": str(request["case"]["kind"] == AUTOGRAD),
         "SEED": str(request["case"]["seed"]),
         "FACTOR": str(FACTORS[request["precision"]]),
         "DEVICE": repr("cpu" if is_interpreted() else capture.workload.device),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 import shutil
 import tempfile
@@ -26,7 +25,7 @@ from mtmc_lsp.core.results import (
     Verdict,
     VerdictStatus,
 )
-from mtmc_lsp.core.run import Candidate, GeneratedCode
+from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.sandbox import Isolation
 from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.worker import Sandbox, Worker
@@ -34,6 +33,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
+from mtmc_lsp.measure.findings import checks_of, to_find_launches
 from mtmc_lsp.measure.gpu_lock import alone, shared
 from mtmc_lsp.measure.timekeeper import Timekeeper, TimingCache, cache_folder
 
@@ -233,7 +233,7 @@ class LocalMeasurer:
                 # The user's own code ran, with torch's own random numbers: there is nothing to compare.
                 continue
             compared = self._compare(number)
-            checks += self._checks(case, seen, compared)
+            checks += checks_of(case, seen, compared)
             if compared["error"] > worst[0]:
                 worst = (compared["error"], compared["reference_error"])
             failed = next((c for c in checks if c.status is CheckStatus.FAILED), None)
@@ -321,18 +321,6 @@ class LocalMeasurer:
         }
         return self._call(self._reference, "measure.compare", request, self._run_seconds)
 
-    @staticmethod
-    def _checks(case: Case, seen: dict[str, Any], compared: dict[str, Any]) -> list[Check]:
-        checks = [Check(c["name"], CheckStatus(c["status"]), case.label, c["detail"]) for c in compared["checks"]]
-        same = CheckStatus.PASSED if seen["repeats"] else CheckStatus.FAILED
-        detail = "" if seen["repeats"] else "two runs on the same inputs differ"
-        checks.append(Check("determinism", same, case.label, detail))
-        if case.is_kernels_ground:
-            launched = CheckStatus.PASSED if seen["launches"] else CheckStatus.SKIPPED
-            detail = "" if seen["launches"] else "the guard chose the original code"
-            checks.append(Check("kernel launched", launched, case.label, detail))
-        return checks
-
     def _notes(self, fallbacks: int) -> tuple[str, ...]:
         notes = []
         if not self.measured:
@@ -365,7 +353,7 @@ class LocalMeasurer:
             "seconds": self._compile_seconds,
         }
         if candidate.code is not None and not candidate.launches:
-            request |= self._to_find_launches(candidate.code)
+            request |= to_find_launches(self._capture.graph, candidate.code)
         try:
             data = self._call(self._compiler, "measure.compile", request, 2 * self._compile_seconds)
         except WorkerFailed as error:
@@ -373,20 +361,6 @@ class LocalMeasurer:
                 raise
             return CompileReport((KernelReport("", archs[0], error=error.message),))
         return CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
-
-    def _to_find_launches(self, code: GeneratedCode) -> dict[str, object]:
-        """What the compiler needs to call a launcher on tensors without data."""
-        launcher = re.search(r"^def (\w+_launch)\(", code.block, re.MULTILINE)
-        graph = self._capture.graph
-        inputs = [
-            {
-                "shape": [size.value(graph.sizes) for size in item.type.shape],
-                "stride": [size.value(graph.sizes) for size in item.type.stride],
-                "dtype": item.type.dtype,
-            }
-            for item in graph.inputs
-        ]
-        return {"launcher": launcher[1] if launcher else "", "inputs": inputs}
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         """Paired timing; None without a GPU.

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import VALUES, Case
 from mtmc_lsp.measure.local import RUN_SECONDS
 from mtmc_lsp.measure.pair_cases import VALUE_CASES, is_exact, pair_cases
+from mtmc_lsp.measure.pair_outcomes import Outcome, Prepared, seen_checks
 from mtmc_lsp.measure.pair_sizes import Trial, trials
 from mtmc_lsp.measure.scanning import scan
 
@@ -32,6 +33,9 @@ REPEATED_ELEMENTS = 512
 """Cases with at most this many elements of arguments are run twice under the interpreter, too."""
 FULL_FACTOR = 4.0
 """How much longer a case may take where parameters have their full size."""
+OF_MANY_CALLS = ("many calls", "determinism")
+MOST_CALLS = 30
+"""At least how many calls of one case the candidate's process makes to see whether they stay alike."""
 NO_ARGUMENTS = "[[], {}]"
 TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
 OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
@@ -49,37 +53,6 @@ class Pair:
     """The candidate."""
     source: str
     """The candidate file's text."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one case."""
-
-    case: Case
-    status: VerdictStatus
-    checks: tuple[Check, ...] = ()
-    reason: str = ""
-    error: float = 0.0
-    reference_error: float = 0.0
-    launches: int = 0
-    trivial: frozenset[str] | None = None
-    """Answers without any work that pass here too; ``None`` where the case says nothing about them."""
-
-    @property
-    def may_be_smaller(self) -> bool:
-        """Whether it failed in a way that other sizes may show as well: not by ending its process."""
-        return self.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A case whose reference is computed, or will be."""
-
-    case: Case
-    request: dict[str, object]
-    expected: str
-    """The file with the reference's and the oracle's results."""
-    done: Future[Any]
 
 
 @dataclass(frozen=True)
@@ -152,7 +125,7 @@ class PairVerifier:
         )
         # The reference of the next case is computed while the candidate runs.
         self._ahead = ThreadPoolExecutor(1)
-        self._number = 0
+        self._number = self._calls = 0
         self._answers: dict[tuple[tuple[str, int], ...], str] = {}
         self._trial = Trial(pair.capture, NO_ARGUMENTS)
 
@@ -204,7 +177,7 @@ class PairVerifier:
     ) -> PairVerdict:
         if self._pair.capture.uses_random and failed.status is VerdictStatus.INCORRECT:
             return PairVerdict(self._verdict(outcomes, VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM, text_checks))
-        smallest = self._shrunk(failed) if failed.status is not VerdictStatus.COMPILE_ERROR else failed
+        smallest = self._shrunk(failed) if reproduction is not None else failed
         reason = f"{smallest.reason} (on {smallest.case.label})"
         verdict = self._verdict(outcomes, smallest.status, reason, text_checks)
         written = self._reproduce(smallest, reason, reproduction) if reproduction is not None else ""
@@ -322,6 +295,7 @@ class PairVerifier:
         repeats = int(first or self.measured or self._elements(case) <= REPEATED_ELEMENTS)
         more = {"source": self._pair.source, "decoy": first, "drift": drift, "repeats": repeats}
         results = self._secret / "results.pt"
+        self._calls += 1 + max(repeats, MOST_CALLS * drift)
         try:
             seen = self._runner.call("measure.pair", {**request, **more}, self._limit)
             if seen["status"] == "ran":
@@ -358,7 +332,7 @@ class PairVerifier:
         files = {"expected": prepared.expected, "results": results, "exact": exact, "other": other}
         judged = self._reference.call("measure.judge", {**prepared.request, **files}, self._run_seconds)
         checks = [Check(c["name"], CheckStatus(c["status"]), case.label, c["detail"]) for c in judged["checks"]]
-        checks += _seen_checks(seen, case, decoy=first, drift=drift)
+        checks += seen_checks(seen, case, decoy=first, drift=drift)
         wrong = next((check for check in checks if check.status is CheckStatus.FAILED), None)
         status = VerdictStatus.CORRECT if wrong is None else VerdictStatus.INCORRECT
         reason = f"{wrong.name}: {wrong.detail}" if wrong is not None else ""
@@ -367,7 +341,10 @@ class PairVerifier:
         return Outcome(case, status, tuple(checks), reason, *errors, seen["launches"], trivial)
 
     def _reproduce(self, outcome: Outcome, reason: str, path: Path) -> str:
-        request = {**self._request(outcome.case), "path": str(path), "reason": reason}
+        # What only many calls show may need all that were made.
+        of_many = outcome.reason.startswith(OF_MANY_CALLS)
+        calls = self._calls if of_many else 1
+        request = {**self._request(outcome.case), "path": str(path), "reason": reason, "calls": calls}
         # The inputs of the smallest case may have been followed by those of others.
         again = {**request, "expected": str(self._secret / "last.pt")}
         self._reference.call("measure.reference", again, self._run_seconds)
@@ -401,21 +378,3 @@ class PairVerifier:
         if not self.measured:
             notes.append("an interpreter run is no proof for a GPU: bfloat16 ran as float32, and races cannot show")
         return tuple(notes)
-
-
-def _seen_checks(seen: dict[str, object], case: Case, *, decoy: bool, drift: bool) -> list[Check]:
-    """What the candidate's process saw beside results."""
-
-    def check(name: str, passed: object, wrong: str) -> Check:
-        status = CheckStatus.PASSED if passed else CheckStatus.FAILED
-        return Check(name, status, case.label, "" if passed else wrong)
-
-    checks = []
-    if seen["repeats"] is not None:
-        wrong = "calls on the same inputs give different results"
-        checks.append(check("many calls" if drift else "determinism", seen["repeats"], wrong))
-    checks.append(check("no threads left", not seen["threads"], f"{seen['threads']} still run"))
-    if decoy:
-        wrong = "the results are the same when its kernels do nothing: they come from elsewhere"
-        checks.append(check("kernel's result used", seen["used"], wrong))
-    return checks

@@ -17,6 +17,8 @@ FORBIDDEN_MODULES = {
     "threading": "other threads",
     "concurrent.futures": "other threads",
     "unittest.mock": "patching of other code",
+    "cffi": "native memory",
+    "torch.utils.cpp_extension": "native code that cannot be read",
 }
 """Modules that no kernel needs, and what they reach."""
 FORBIDDEN_CALLS = {
@@ -25,6 +27,9 @@ FORBIDDEN_CALLS = {
     "os.system": "other processes",
     "os.write": "the channel that results travel on",
     "os.dup2": "the channel that results travel on",
+    "torch.cuda.cudart": "the GPU's caches and clocks",
+    "torch.set_float32_matmul_precision": "how the reference computes",
+    "torch.set_num_threads": "how fast the reference computes",
     "torch.cuda.Stream": "another stream than the timed one",
     "torch.cuda.CUDAGraph": "a graph that replays old inputs",
     "torch.cuda.graph": "a graph that replays old inputs",

@@ -89,6 +89,16 @@ def _triton(interpreter: str) -> Iterator[Finding]:
         yield Finding(f"compiler for {arch}", state == "works", str(state), remedy, required=False)
     gpu = str(seen.get("gpu") or "")
     yield Finding("CUDA GPU", bool(gpu), gpu or f"none: {INTERPRETED}", required=False)
+    if gpu:
+        seen = _probe(interpreter, "--locked", sandbox.__file__)
+        works = str(seen.get("cuda") or seen.get("error"))
+        detail = (
+            str(seen.get("level"))
+            if works == "works"
+            else f"candidates run unlocked, for in a lock CUDA fails: {works}"
+        )
+        remedy = "Allow reading and writing of /dev/nvidia* and of /dev/shm."
+        yield Finding("isolation with CUDA", works == "works", detail, remedy, required=False)
     driver = _driver()
     if driver or gpu:
         remedy = "Update the driver, or install a torch built for it."

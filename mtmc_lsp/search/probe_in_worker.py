@@ -1,6 +1,7 @@
 """Run by its path under the user's interpreter for ``mtmc doctor``: does Triton interpret, does it cross-compile?
 
-Prints one JSON object. Needs nothing of ours.
+Prints one JSON object. Needs nothing of ours; with ``--locked``, ``core/sandbox.py`` is loaded by its path, and CUDA is
+tried in a process that has locked itself in.
 """
 
 import json
@@ -48,4 +49,30 @@ def compile_and_look() -> dict[str, object]:
     return {"compilers": compilers, "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}
 
 
-print(json.dumps(interpret() if interpreted else compile_and_look()))
+def locked() -> dict[str, object]:
+    """Run the kernel on the GPU as a candidate would run."""
+    import importlib.util
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="mtmc-")
+    os.environ.update(TMPDIR=folder, TRITON_CACHE_DIR=folder, CUDA_CACHE_PATH=folder)
+    tempfile.tempdir = None
+    spec = importlib.util.spec_from_file_location("sandbox", sys.argv[2])
+    assert spec is not None and spec.loader is not None
+    sandbox = importlib.util.module_from_spec(spec)
+    sys.modules["sandbox"] = sandbox
+    spec.loader.exec_module(sandbox)
+    level = sandbox.enter([folder], gpu=True).text
+    try:
+        x = torch.arange(5, dtype=torch.float32, device="cuda")
+        out = torch.empty_like(x)
+        double[(1,)](x, out, 5, BLOCK=8)
+        return {"level": level, "cuda": "works" if torch.equal(out, 2 * x) else "computes wrongly"}
+    except Exception as error:  # whatever keeps CUDA from starting is what the user must read
+        return {"level": level, "cuda": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+
+if sys.argv[1:2] == ["--locked"]:
+    print(json.dumps(locked()))
+else:
+    print(json.dumps(interpret() if interpreted else compile_and_look()))

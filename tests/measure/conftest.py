@@ -64,9 +64,10 @@ def measurer_of(capture_of: Callable[[Handwritten], Capture]) -> Iterator[Callab
 class PairJudge:
     """Judges candidates against references, each candidate in a process of its own that is locked in as for users."""
 
-    def __init__(self, reference: Worker, template: Template, folder: Path) -> None:
-        self._reference, self._template, self._folder = reference, template, folder
+    def __init__(self, reference: Worker, template: Template, folder: Path, *, measured: bool = False) -> None:
+        self._reference, self._template, self._folder, self._measured = reference, template, folder, measured
         self._captures: dict[str, Capture] = {}
+        self._judged = 0
         (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
 
     def capture(self, text: str, name: str) -> Capture:
@@ -84,14 +85,15 @@ class PairJudge:
     ) -> Verdict:
         """The verdict on a candidate's text."""
         capture = self.capture(text, name)
-        file = self._folder / "candidate.py"
+        self._judged += 1
+        file = self._folder / f"candidate{self._judged}.py"
         file.write_text(candidate)
         pair = Pair(capture, text, find_target(candidate.encode(), str(file), its_name), candidate)
         runner = CandidateProcess(
             sys.executable,
             str(self._folder),
             capture.environment,
-            measured=False,
+            measured=self._measured,
             template=self._template,
             memory_bytes=memory_bytes,
         )
@@ -116,6 +118,14 @@ def template() -> Iterator[Template]:
 def judge(interpreter_worker: Worker, template: Template, tmp_path_factory: pytest.TempPathFactory) -> PairJudge:
     """Judges any pair of texts."""
     return PairJudge(interpreter_worker, template, tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="session")
+def gpu_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairJudge]:
+    """The same on a CUDA GPU."""
+    folder = tmp_path_factory.mktemp("gpu-pairs")
+    with Template(sys.executable) as template, Worker(sys.executable, cwd=str(folder), template=template) as reference:
+        yield PairJudge(reference, template, folder, measured=True)
 
 
 @pytest.fixture

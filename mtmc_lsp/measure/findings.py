@@ -1,0 +1,38 @@
+"""What is asked of, and found by, the processes that a :class:`~mtmc_lsp.measure.local.LocalMeasurer` runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.results import Check, CheckStatus
+from mtmc_lsp.core.run import GeneratedCode
+from mtmc_lsp.measure.cases import Case
+
+
+def checks_of(case: Case, seen: dict[str, Any], compared: dict[str, Any]) -> list[Check]:
+    """The checks of one case: of the results, and of what the candidate's process saw."""
+    checks = [Check(c["name"], CheckStatus(c["status"]), case.label, c["detail"]) for c in compared["checks"]]
+    same = CheckStatus.PASSED if seen["repeats"] else CheckStatus.FAILED
+    detail = "" if seen["repeats"] else "two runs on the same inputs differ"
+    checks.append(Check("determinism", same, case.label, detail))
+    if case.is_kernels_ground:
+        launched = CheckStatus.PASSED if seen["launches"] else CheckStatus.SKIPPED
+        detail = "" if seen["launches"] else "the guard chose the original code"
+        checks.append(Check("kernel launched", launched, case.label, detail))
+    return checks
+
+
+def to_find_launches(graph: Graph, code: GeneratedCode) -> dict[str, object]:
+    """What the compiler needs to call a launcher on tensors without data."""
+    launcher = re.search(r"^def (\w+_launch)\(", code.block, re.MULTILINE)
+    inputs = [
+        {
+            "shape": [size.value(graph.sizes) for size in item.type.shape],
+            "stride": [size.value(graph.sizes) for size in item.type.stride],
+            "dtype": item.type.dtype,
+        }
+        for item in graph.inputs
+    ]
+    return {"launcher": launcher[1] if launcher else "", "inputs": inputs}
