@@ -77,6 +77,7 @@ PRODUCTS = {
     "transposed operand": "a=F[9,B], b=F[9,8]: torch.relu(a.T @ b)",
     "with itself": "a=F[B,9]: a @ a.T",
     "vector": "a=F[B,9], b=F[9]: a @ b",
+    "one column": "a=F[B,9], b=F[9,1], w=F[1,9]: a @ b + F.linear(a, w)",
     "row vector": "a=F[9], b=F[9,B]: a @ b",
     "two vectors": "a=F[B], b=F[B]: a @ b",
 }
@@ -85,6 +86,9 @@ SCANS = {
     "sums of columns": "x: torch.cumsum(x, 1)",
     "products": "x: torch.cumprod(x, 1)",
     "log of sums": "x: torch.logcumsumexp(x, -1)",
+    "sums from the end": "x: torch.cumsum(x.flip(-1), -1).flip(-1) * 2",
+    "products of columns from the end": "x: torch.cumprod((x * 2).flip(1), 1).flip(1)",
+    "sums of those before": "x=F[B,9]: torch.cat((torch.zeros_like(x[:, :1]), torch.cumsum(x[:, :-1], 1)), 1) * 2",
     "integers": "i=i64[B,9]@-9..9: torch.cumsum(i, -1)",
 }
 LOSSES = {
