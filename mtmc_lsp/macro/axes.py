@@ -71,6 +71,11 @@ class AxisTable:
         """The atomic axes of every dimension of ``name``."""
         return tuple(axis for dim in range(len(self._dims[name])) for axis in self.axes(name, dim))
 
+    def tie(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> None:
+        """Walk two sequences of axes of equal sizes, which nothing in the primitives relates, as one."""
+        for a, b in zip(left, right, strict=True):
+            self._same(self._classes[a.id], self._classes[b.id])
+
     def _leaves(self, item: _Class) -> list[Axis]:
         node = item.root()
         if node.parts is None:

@@ -135,9 +135,12 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
     kind = _kind(members)
     if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
         return _product_region(program, ordered, prims, inputs, outputs, kind, table)
+    _tie_passes(members, results, table)
+    _check_distinct(members, table)
     reduced = _reduced_axes(members, table)
     kept = _kept_axes(program, outputs, table, reduced, members)
     _check_members(members, table, kept, reduced)
+    _check_repetition(program, members, results, table, kept)
     for ref in outputs:
         axes = set(table.all_axes(program.of(ref).name))
         if not set(kept) <= axes:
@@ -145,6 +148,43 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")
     return Region(ordered, prims, inputs, outputs, kind, table, kept, reduced)
+
+
+def _tie_passes(members: list[Prim], results: list[str], table: AxisTable) -> None:
+    """Let reductions of several tensors, and results that only read what was reduced, run over the same rows and columns.
+
+    In ``y * x.norm(dim=-1, keepdim=True)`` nothing ties the columns of y to those of x. A program that has reduced its row
+    of x can write its row of y all the same.
+    """
+    passes = [prim for prim in members if prim.op in (PrimOp.REDUCE, PrimOp.SCAN)]
+    for prim in passes[1:]:
+        first, other = (reduction_axes(each, table) for each in (passes[0], prim))
+        if not set(first) & set(other) and [axis.size for axis in first] == [axis.size for axis in other]:
+            table.tie(first, other)
+    for name in results if passes else []:
+        first = reduction_axes(passes[0], table)
+        walked = {axis for prim in passes for axis in table.all_axes(prim.inputs[0])}
+        own = tuple(axis for axis in table.all_axes(name) if axis not in walked)
+        if own and not set(first) & set(table.all_axes(name)) and [a.size for a in own] == [a.size for a in first]:
+            table.tie(first, own)
+
+
+FEW = 4
+"""How often a reduction may be done again rather than written to memory."""
+
+
+def _check_repetition(
+    program: Program, members: list[Prim], results: list[str], table: AxisTable, kept: tuple[Axis, ...]
+) -> None:
+    """No program may reduce a whole row for one element of a result, when many elements need the same row."""
+    for prim in members:
+        if prim.op is not PrimOp.REDUCE or any(
+            set(reduction_axes(prim, table)) & set(table.all_axes(n)) for n in results
+        ):
+            continue
+        again = set(kept) - set(table.all_axes(prim.inputs[0]))
+        if product([axis.size for axis in again]).value(program.graph.sizes) > FEW:
+            raise CannotFuse("a reduction would be done again for each element of a result")
 
 
 def _check_distinct(members: list[Prim], table: AxisTable) -> None:
