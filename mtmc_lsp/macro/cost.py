@@ -21,6 +21,8 @@ PASSES = {
 
 Of pooling, whose kernels read every window: about what the H200 took of the time of one pass (level 1 of KernelBench).
 """
+HELD_BY_SOFTMAX, PASSES_OF_LONG_SOFTMAX = 1024, 4
+"""PyTorch's softmax holds rows up to that long; longer ones it reads three times."""
 DEPTHWISE_PASSES = 10
 """Likewise of a convolution with one channel per group."""
 GATHERED, SCATTERED = 0.5, 0.25
@@ -91,7 +93,7 @@ def torch_cost(program: Program, node: Node, device: Device) -> Cost:
     read = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in dict.fromkeys(node.inputs()))
     written = sum(tensor_bytes(kind, graph.sizes) for kind in node.outputs)
     flops = matmul_flops(program, node.name)
-    moved = read * max(1, PASSES.get(name, 2) - 1) + written
+    moved = read * max(1, _passes(graph, node) - 1) + written
     launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
     if "conv" in name:
         return _convolution_cost(program, node, device, read, written, flops)
@@ -103,6 +105,15 @@ def torch_cost(program: Program, node: Node, device: Device) -> Cost:
         kept = node.type.shape[: len(node.type.shape) - (len(width) if isinstance(width, tuple) else 1)]
         busy = min(1.0, product(kept).value(graph.sizes) / device.sm_count)
     return Cost(moved, flops, _time(moved, flops, device, rate, 0.85 * busy) + device.launch_us * launches)
+
+
+def _passes(graph: Graph, node: Node) -> int:
+    name = node.op.split(".")[1]
+    dim = node.args[1] if len(node.args) > 1 else None
+    if "softmax" in name and isinstance(dim, int) and node.type.shape:
+        row = node.type.shape[dim].value(graph.sizes)
+        return PASSES_OF_LONG_SOFTMAX if row > HELD_BY_SOFTMAX else PASSES.get(name, 2)
+    return PASSES.get(name, 2)
 
 
 def _convolution_cost(program: Program, node: Node, device: Device, read: float, written: float, flops: float) -> Cost:
@@ -127,7 +138,8 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     parts = int(str(config.get("split", 1)))
     passes = 1
     if config.get("loop") and parts == 1:
-        passes = 2 if region.kind is RegionKind.REDUCE and _fits_in_l2(region, graph, device) is False else 1
+        again = region.kind is RegionKind.REDUCE and _walks_again(program, region)
+        passes = 2 if again and not _fits_in_l2(region, graph, device) else 1
     for prim in region.inputs:
         if prim in values:
             reads += tensor_bytes(graph.type_of(values[prim]), graph.sizes)
@@ -183,6 +195,20 @@ def _varies_along_columns(program: Program, region: Region) -> bool:
     """Whether a result has an element per column, so that the columns are walked again after the reductions."""
     table, reduced = region.table, set(region.reduced)
     return any(reduced & set(table.all_axes(program.of(ref).name)) for ref in region.outputs)
+
+
+def _walks_again(program: Program, region: Region) -> bool:
+    """Whether the columns are walked more than once: for what varies along them, or for reductions that need others."""
+    own = [program.prims[name] for name in region.prims]
+    reductions = {prim.name for prim in own if prim.op is PrimOp.REDUCE}
+    later: set[str] = set()
+    for prim in own:
+        # A sum of exponentials is found together with its maximum.
+        if prim.op is PrimOp.REDUCE and prim.fn != "sum_exp" and later & set(prim.inputs):
+            return True
+        if prim.name in reductions or later & set(prim.inputs):
+            later.add(prim.name)
+    return _varies_along_columns(program, region)
 
 
 def _fits_in_l2(region: Region, graph: Graph, device: Device) -> bool:

@@ -58,7 +58,7 @@ class PrimOp(Enum):
     FOLD = "fold"
     """Like ``REDUCE``, of few elements: each is taken one after another, wherever the result is asked for."""
     SCAN = "scan"
-    """``attrs``: ``fn`` and ``dim``: inclusive, along one dimension."""
+    """``attrs``: ``fn`` and ``dim``: inclusive, along one dimension; from its end where ``reverse`` is set."""
     MATMUL = "matmul"
     """``[batch, rows, summed] @ [batch, summed, columns]``; ``attrs["dims"]`` where any of these are several dimensions."""
 

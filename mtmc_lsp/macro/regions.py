@@ -248,8 +248,20 @@ def _kind(members: list[Prim]) -> RegionKind:
             raise CannotFuse("a reduction beside a scan")
         if ops.count(PrimOp.SCAN) > 1:
             raise CannotFuse("two scans")
+        _check_read_in_place(members)
         return RegionKind.SCAN
     return RegionKind.REDUCE if PrimOp.REDUCE in ops else RegionKind.MAP
+
+
+def _check_read_in_place(members: list[Prim]) -> None:
+    """A scan's result is there for the block of columns at hand alone."""
+    later: set[str] = set()
+    for prim in members:
+        if prim.op is PrimOp.SCAN or later & set(prim.inputs):
+            later.add(prim.name)
+        moved = prim.op in (PrimOp.SLICE, PrimOp.FLIP, PrimOp.CAT, PrimOp.PAD, PrimOp.GATHER, PrimOp.WINDOW)
+        if moved and later & set(prim.inputs):
+            raise CannotFuse("a scan's result is read at another place than its own")
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ PRODUCTS = {
     "transposed operand": "a=F[9,B], b=F[9,8]: torch.relu(a.T @ b)",
     "with itself": "a=F[B,9]: a @ a.T",
     "vector": "a=F[B,9], b=F[9]: a @ b",
+    "one column": "a=F[B,9], b=F[9,1], w=F[1,9]: a @ b + F.linear(a, w)",
     "row vector": "a=F[9], b=F[9,B]: a @ b",
     "two vectors": "a=F[B], b=F[B]: a @ b",
 }
@@ -85,6 +86,9 @@ SCANS = {
     "sums of columns": "x: torch.cumsum(x, 1)",
     "products": "x: torch.cumprod(x, 1)",
     "log of sums": "x: torch.logcumsumexp(x, -1)",
+    "sums from the end": "x: torch.cumsum(x.flip(-1), -1).flip(-1) * 2",
+    "products of columns from the end": "x: torch.cumprod((x * 2).flip(1), 1).flip(1)",
+    "sums of those before": "x=F[B,9]: torch.cat((torch.zeros_like(x[:, :1]), torch.cumsum(x[:, :-1], 1)), 1) * 2",
     "integers": "i=i64[B,9]@-9..9: torch.cumsum(i, -1)",
 }
 LOSSES = {
@@ -128,7 +132,8 @@ CONVOLUTIONS = {
     "many channels": "x=F[B,19,4,3], w=F[17,19,3,3]: torch.tanh(F.conv2d(x, w, padding='same'))",
     "volumes": "x=F[B,2,4,5,3], w=F[3,2,3,2,3]: F.conv3d(x, w, padding=1)",
     "groups": "x=F[B,20,5,6], w=F[8,5,3,2]: F.conv2d(x, w, stride=(2, 1), padding=(1, 0), groups=4) * 2",
-    "one place": "x=F[B,8,5,3], w=F[5,8,1,1]: F.conv2d(x, w, stride=2)",
+    "one place": "x=F[B,8,5,3], w=F[5,8,1,1]: F.conv2d(F.relu(x), w, stride=2)",
+    "one place in one dimension": "x=F[B,8,5,3], w=F[5,8,1,3]: F.conv2d(x, w, stride=(2, 1), padding=(0, 1))",
     "named sizes": "x=F[B,B,B], w=F[4,B,3,2]: F.conv2d(x, w, padding=1) + 1",
     "per channel": "x=F[B,6,5,4], w=F[6,1,3,3], b=F[6]: F.relu(F.conv2d(x, w, b, padding=1, groups=6))",
     "several per channel": "x=F[B,6,9], w=F[12,1,3]: F.conv1d(x, w, stride=2, groups=6)",

@@ -89,7 +89,8 @@ def _product(b: Builder, windows: str, weight: str, shape: tuple[Size, ...], gro
         left = b.permute(grouped, (1, 0, *(i + 1 for i in places), *(i + 1 for i in after), 2))
         apart = b.reshape(weight, [groups, outputs, channels, *taps])
         right = b.permute(apart, (0, *range(3, 3 + spatial), 2, 1))
-    dims = ProductDims(int(groups > 1), 1 + spatial, spatial + 1, 1, spatial)
+    windowed = spatial if any(tap != ONE for tap in taps) else 0
+    dims = ProductDims(int(groups > 1), 1 + spatial, spatial + 1, 1, windowed)
     made: list[SizeLike] = [*([groups] if groups > 1 else []), own[0], *shape[2:], outputs]
     result = b.add(PrimOp.MATMUL, (left, right), made, dtype, dims=dims, convolution=True)
     rank = len(made)

@@ -8,7 +8,7 @@ from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
 from mtmc_lsp.macro.lower.reductions import rounded, softmax_statistics
-from mtmc_lsp.macro.prims import Builder, CannotLower, PrimOp, broadcast
+from mtmc_lsp.macro.prims import ONE, Builder, CannotLower, PrimOp, broadcast
 
 
 def matmul(b: Builder, left: str, right: str, dtype: str) -> str:
@@ -57,6 +57,8 @@ def mm(c: Call) -> str:
     if len(c.b.shape(right)) == 1 and len(c.b.shape(left)) >= 2:
         column = c.b.reshape(right, [c.b.shape(right)[0], 1])
         return _matrix_vector(c, left, column)
+    if len(c.b.shape(right)) == 2 and c.b.shape(right)[1] == ONE:
+        return _matrix_vector(c, left, right)
     return matmul(c.b, left, right, c.out.dtype)
 
 
@@ -96,7 +98,10 @@ def linear(c: Call) -> str:
         value = _matrix_vector(c, weight, c.b.reshape(c.tensor(0), [c.b.shape(weight)[1], 1]))
         bias = c.optional(2, "bias")
         return value if bias is None else c.b.pointwise("add", value, bias, dtype=c.out.dtype)
-    value = matmul(c.b, c.tensor(0), c.b.permute(weight, (1, 0)), c.out.dtype)
+    if c.b.shape(weight)[0] == ONE:
+        value = _matrix_vector(c, c.tensor(0), c.b.reshape(weight, [c.b.shape(weight)[1], 1]))
+    else:
+        value = matmul(c.b, c.tensor(0), c.b.permute(weight, (1, 0)), c.out.dtype)
     bias = c.optional(2, "bias")
     return value if bias is None else c.b.pointwise("add", value, bias, dtype=c.out.dtype)
 

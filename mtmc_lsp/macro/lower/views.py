@@ -105,7 +105,23 @@ def cat(c: Call) -> str:
     if c.op == "stack":
         names = [c.b.reshape(n, [*c.b.shape(n)[:dim], 1, *c.b.shape(n)[dim:]]) for n in names]
     names = [c.b.cast(name, c.out.dtype) for name in names]
-    return c.b.add(PrimOp.CAT, names, c.out.shape, c.out.dtype, dim=dim)
+    return _shifted_scan(c, names, dim) or c.b.add(PrimOp.CAT, names, c.out.shape, c.out.dtype, dim=dim)
+
+
+def _shifted_scan(c: Call, names: list[str], dim: int) -> str | None:
+    """Zeros in front of running sums, or ones in front of running products: the scan of what begins with them."""
+    scan = c.b.prims[names[-1]]
+    neutral = {"sum": 0, "prod": 1}.get(scan.fn) if scan.op is PrimOp.SCAN else None
+    if len(names) != 2 or neutral is None or scan.attrs["dim"] != dim or scan.attrs.get("reverse"):
+        return None
+    first, before = c.b.prims[names[0]], c.b.shape(names[0])[dim]
+    while first.op in (PrimOp.EXPAND, PrimOp.RESHAPE):
+        first = c.b.prims[first.inputs[0]]
+    if first.op is not PrimOp.CONSTANT or first.attrs["value"] != neutral or not before.is_constant:
+        return None
+    amounts = tuple(before.constant if i == dim else 0 for i in range(len(c.out.shape)))
+    longer = c.b.add(PrimOp.PAD, scan.inputs, c.out.shape, scan.dtype, before=amounts, value=float(neutral))
+    return c.b.add(PrimOp.SCAN, (longer,), c.out.shape, scan.dtype, **scan.attrs)
 
 
 @rule("constant_pad_nd", "pad")
@@ -127,6 +143,12 @@ def pad(c: Call) -> str:
 def flip(c: Call) -> str:
     x = c.tensor(0)
     dims = c.dims(1, "dims", len(c.b.shape(x)))
+    scan = c.b.prims[x]
+    source = c.b.prims[scan.inputs[0]] if scan.op is PrimOp.SCAN else None
+    if source is not None and source.op is PrimOp.FLIP and dims == source.attrs["dims"] == (scan.attrs["dim"],):
+        # Turned round, scanned and turned back: a scan from the end.
+        attrs = {**scan.attrs, "reverse": not scan.attrs.get("reverse")}
+        return c.b.add(PrimOp.SCAN, source.inputs, scan.shape, scan.dtype, **attrs)
     return c.b.add(PrimOp.FLIP, (x,), c.b.shape(x), c.b.dtype(x), dims=dims)
 
 

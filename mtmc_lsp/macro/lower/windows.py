@@ -43,6 +43,8 @@ def windowed(b: Builder, x: str, dim: int, places: Size, taps: int, step: int, d
     """``x`` with windows of ``taps`` elements along ``dim``; the places in a window are a new last dimension."""
     shape = list(b.shape(x))
     shape[dim] = places
+    if taps == 1:
+        return b.reshape(b.slice(x, dim, 0, places, step), [*shape, 1])
     return b.add(PrimOp.WINDOW, (x,), [*shape, taps], b.dtype(x), dim=dim, step=step, dilation=dilation)
 
 

@@ -96,7 +96,7 @@ def in_channels_last(graph: Graph, node: Node) -> Edit | None:
     return _finished(
         chain,
         back,
-        f"the library computes it with channels densest, and otherwise brings {kinds[0].shape[1]} of them into order itself",
+        "the library computes it with channels densest, and otherwise brings operands and result into that order itself",
         f"run the {base_name(node)} with channels last",
     )
 

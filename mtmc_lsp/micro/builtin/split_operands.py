@@ -42,6 +42,8 @@ class Halves:
     k_pad: Size
     """Elements from a row's first half to its second."""
     values: Scratch
+    wide: bool
+    """Whether offsets into the values take 64 bits at the workload's sizes."""
     scale: Scratch
     """What each row of halves must be multiplied by to give the operand."""
 
@@ -52,7 +54,8 @@ class Halves:
         k_pad = Size.of(-(-k.constant // PAD) * PAD) if k.is_constant else k
         total = axes.n_batch * rows
         values = Scratch(f"{name}_halves", (total, Size.of(2) * k_pad), "float16")
-        return Halves(name, side, rows, k, k_pad, values, Scratch(f"{name}_scale", (total,), "float32"))
+        wide = (total * Size.of(2) * k_pad).value(axes.program.graph.sizes) >= 2**31
+        return Halves(name, side, rows, k, k_pad, values, wide, Scratch(f"{name}_scale", (total,), "float32"))
 
 
 def write_split(axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Halves, name: str) -> Kernel:
@@ -102,7 +105,8 @@ class _SplitWriter:
             grid_sizes=sizes,
             num_warps=warps,
             num_stages=2,
-            limits=(int32_limit(self.axes.n_batch * self.halves.rows * Size.of(2) * self.halves.k_pad),),
+            limits=(int32_limit(self.axes.n_batch * self.halves.rows * Size.of(2) * self.halves.k_pad),)
+            * (not self.halves.wide),
             scratch_written=((self.values, self.halves.values), (self.scale, self.halves.scale)),
         )
 
@@ -167,7 +171,7 @@ class _SplitWriter:
             f"scaled = {value} * factor",
             "high = scaled.to(tl.float16)",
             "low = (scaled - high.to(tl.float32)).to(tl.float16)",
-            f"place = {self.values} + {batch}{self.row} * (2 * {self.k_pad}) + k",
+            f"place = {self.values} + {batch}{self.row}{'.to(tl.int64)' * self.halves.wide} * (2 * {self.k_pad}) + k",
             f"stored = ({self.row} < {self.n_rows}) & (k < {self.k_pad})",
             f"tl.store(place, {first}, mask=stored)",
             f"tl.store(place + {self.k_pad}, {second}, mask=stored)",
@@ -190,8 +194,8 @@ def walk_halves(
     lines = [
         "k = tl.arange(0, BLOCK_K)",
         "# Rows beyond the last wrap around; what they give is not stored.",
-        f"{row_a} = {values[0]} + {batch_a}(m % {m}) * (2 * {pad}) + k[None, :]",
-        f"{row_b} = {values[1]} + {batch_b}(n % {n}) * (2 * {pad}) + k[:, None]",
+        f"{row_a} = {values[0]} + {batch_a}(m % {m}){'.to(tl.int64)' * a.wide} * (2 * {pad}) + k[None, :]",
+        f"{row_b} = {values[1]} + {batch_b}(n % {n}){'.to(tl.int64)' * b.wide} * (2 * {pad}) + k[:, None]",
     ]
     if a.k_pad.is_constant and a.k_pad.constant % block_k == 0:
         return [

@@ -29,16 +29,21 @@ MOST_PROGRAMS = 65535
 """Size of a grid's second dimension."""
 
 SCANS = {
-    "sum": ("0.0", "tl.cumsum({value}, axis={axis})", "{} + {}", "tl.sum({value}, axis={axis}, keep_dims=True)"),
+    "sum": (
+        "0.0",
+        "tl.cumsum({value}, axis={axis}{reverse})",
+        "{} + {}",
+        "tl.sum({value}, axis={axis}, keep_dims=True)",
+    ),
     "prod": (
         "1.0",
-        "tl.cumprod({value}, axis={axis})",
+        "tl.cumprod({value}, axis={axis}{reverse})",
         "{} * {}",
         "tl.reduce({value}, {axis}, _multiply, keep_dims=True)",
     ),
     "log_sum_exp": (
         '-float("inf")',
-        "tl.associative_scan({value}, {axis}, _log_add_exp)",
+        "tl.associative_scan({value}, {axis}, _log_add_exp{reverse})",
         "_log_add_exp({}, {})",
         "tl.reduce({value}, {axis}, _log_add_exp, keep_dims=True)",
     ),
@@ -150,11 +155,16 @@ class TileWriter(ReducingTile):
         self.body = []
         self._declare_columns("start + ")
 
-    def _close_loop(self, *, backwards: bool = False) -> None:
+    def _close_loop(self, *, backwards: str = "") -> None:
+        """End a loop over blocks of columns.
+
+        Args:
+            backwards: why it begins with the last block, where it does.
+        """
         assert self.body is not None
         bound = self.named_size(self.n_cols, "n_cols")
         if backwards:
-            self.lines.append("# Backwards, so that what was read last is still in the cache.")
+            self.lines.append(f"# {backwards}")
             self.lines.append(f"for back in range(0, {bound}, BLOCK):")
             self.lines.append(f"    start = (tl.cdiv({bound}, BLOCK) - 1) * BLOCK - back")
         else:
@@ -189,7 +199,7 @@ class TileWriter(ReducingTile):
             self._open_loop()
             self.tile.eviction = "evict_first" if several else ""
             self._store_all(full)
-            self._close_loop(backwards=several)
+            self._close_loop(backwards="Backwards, so that what was read last is still in the cache." * several)
         self.tile.eviction = ""
         self._store_all([ref for ref in self.region.outputs if ref not in full])
 
@@ -227,12 +237,13 @@ class TileWriter(ReducingTile):
         value = self.parameters.names.unique("value")
         self._emit(f"{value} = {self._operand(prim, neutral)}", True)
         scanned = self.parameters.names.unique("scanned")
-        within = scan.format(value=value, axis=self.axis)
+        backwards = bool(prim.attrs.get("reverse"))
+        within = scan.format(value=value, axis=self.axis, reverse=", reverse=True" if backwards else "")
         self._emit(f"{scanned} = {join.format(within, carry)}", True)
         self.known[prim.name] = Code(scanned, compute_dtype(prim.dtype), self.rows_per_program > 1, True)
         self._store_all(self.region.outputs)
         self._emit(f"{carry} = {join.format(total.format(value=value, axis=self.axis), carry)}", True)
-        self._close_loop()
+        self._close_loop(backwards="From the last block to the first." if backwards else "")
 
     # Finishing ---------------------------------------------------------------------------------------------------
 
