@@ -9,7 +9,7 @@ import { fileURLToPath } from "node:url";
 
 export const HERE = dirname(fileURLToPath(import.meta.url));
 export const TOOLS = join(HERE, "..", process.env.MTMC_E2E ?? ".e2e");
-export const SHOTS = join(HERE, "shots");
+export const SHOTS = process.env.MTMC_SHOTS ?? join(HERE, "shots");
 export const PYTHON = resolve(process.env.MTMC_PYTHON ?? join(HERE, "../../.venv/bin/python"));
 const ENTRY = join(TOOLS, "node_modules/code-server/out/node/entry.js");
 const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
@@ -88,6 +88,13 @@ export class Editor {
         return false;
       }
     }).map(Number);
+  }
+
+  /** The end of what the extension and its server wrote to their log. */
+  log() {
+    const folder = join(this.home, "data/logs");
+    const files = readdirSync(folder, { recursive: true }).filter((name) => name.endsWith("MTMC.log"));
+    return files.map((name) => readFileSync(join(folder, name), "utf8").split("\n").slice(-40).join("\n")).join("\n");
   }
 
   async stop() {
@@ -169,7 +176,7 @@ export class Window {
   /** Goes to a file of the folder by its name, and not to a diff that begins with it. */
   async file(name) {
     const tab = this.page.locator(`.tab[aria-label^='${name}']:not([aria-label*='·'])`).first();
-    const row = this.page.locator(`.quick-input-list .monaco-list-row[aria-label^='${name}']:not([aria-label*='·'])`).first();
+    const row = this.page.locator(".quick-input-list .monaco-list-row", { hasText: name, hasNotText: "·" }).first();
     await retried(async () => {
       if ((await tab.count()) > 0) {
         await tab.click({ timeout: 10_000 });

@@ -8,12 +8,13 @@ import { KERNEL, SMALL } from "./samples.mjs";
 export async function run(scenario) {
   // Importing the file leaves a mark: whoever ran it is found out.
   const marked = `${SMALL.replace("import torch\n", 'import pathlib\n\nimport torch\n\npathlib.Path(__file__).with_name("was-run").touch()\n')}`;
-  const editor = await Editor.start({ machine: { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"], "security.workspace.trust.startupPrompt": "never" } });
+  const editor = await Editor.start({ machine: { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"] } });
   try {
     const workspace = editor.folder("strange", { "pyproject.toml": "", "small.py": marked, "copying.py": KERNEL });
     const mark = join(workspace, "was-run");
     const w = await editor.open(workspace, join(workspace, "copying.py"));
     await scenario(w, "in an untrusted workspace there are static checks alone, and a message says so", async () => {
+      await w.page.locator(".monaco-dialog-box .monaco-button", { hasText: "No, I don't trust" }).click();
       await w.ready();
       await w.page.locator(".squiggly-error").first().waitFor();
       await until("the status has a shield", async () => (await w.status.innerHTML()).includes("codicon-shield"));
