@@ -4,7 +4,7 @@ import { spawn, spawnSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
-import { dirname, join, resolve } from "node:path";
+import { basename, dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 
 export const HERE = dirname(fileURLToPath(import.meta.url));
@@ -173,18 +173,19 @@ export class Window {
     await locator.click();
   }
 
-  /** Goes to a file of the folder by its name, and not to a diff that begins with it. */
-  async file(name) {
+  /** Goes to a file, and not to a diff whose name begins as its does. */
+  async file(path) {
+    const name = basename(path);
     const tab = this.page.locator(`.tab[aria-label^='${name}']:not([aria-label*='·'])`).first();
-    const row = this.page.locator(".quick-input-list .monaco-list-row", { hasText: name, hasNotText: "·" }).first();
     await retried(async () => {
       if ((await tab.count()) > 0) {
         await tab.click({ timeout: 10_000 });
       } else {
-        await this.page.keyboard.press("Control+P");
-        await this.page.locator(".quick-input-widget input").first().fill(name);
-        await row.waitFor({ timeout: 10_000 });
-        await row.click({ timeout: 10_000 });
+        await this.command("File: Open File...");
+        const input = this.page.locator(".quick-input-widget:visible input").first();
+        await until("the dialog has its proposal", async () => (await input.inputValue()).startsWith("/"));
+        await input.fill(path);
+        await this.page.keyboard.press("Enter");
       }
       await this.page.locator(`.tab.active[aria-label^='${name}']:not([aria-label*='·'])`).waitFor({ timeout: 10_000 });
     }, () => this.page.keyboard.press("Escape"));

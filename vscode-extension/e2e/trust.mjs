@@ -18,7 +18,7 @@ export async function run(scenario) {
       await w.ready();
       await w.page.locator(".squiggly-error").first().waitFor();
       await until("the status has a shield", async () => (await w.status.innerHTML()).includes("codicon-shield"));
-      await w.file("small.py");
+      await w.file(join(workspace, "small.py"));
       await w.lightbulb("softmax", "Optimize to Triton kernel");
       await w.message("the workspace is not trusted. Nothing was run", "Manage trust").waitFor();
       await w.shot("untrusted");
@@ -28,7 +28,7 @@ export async function run(scenario) {
       await w.message("the workspace is not trusted", "Manage trust").click();
       await w.page.locator(".workspace-trust-editor .monaco-button", { hasText: "Trust" }).first().click();
       await until("the status has its usual icon", async () => (await w.status.innerHTML()).includes("codicon-zap"));
-      await w.file("small.py");
+      await w.file(join(workspace, "small.py"));
       await w.lightbulb("softmax", "Optimize to Triton kernel");
       await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
       assert.ok(existsSync(mark));
