@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from mtmc_lsp import __version__
+from mtmc_lsp.commands.bench import bench
+from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
 
@@ -42,8 +44,17 @@ Arch = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--arch", help="Compile for these, comma-separated, where there is no GPU."),
 ]
+MaxAutotune = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option("--max-autotune", help="Time torch.compile(mode='max-autotune') too, which takes minutes."),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Time again what was timed before.")]
 Budget = Annotated[Optional[float], typer.Option("--budget", help="Most seconds for the run.")]  # noqa: UP045
 Out = Annotated[Optional[Path], typer.Option("--out", help="Where to write it; else standard output.")]  # noqa: UP045
+
+RequireSandbox = Annotated[
+    bool, typer.Option("--require-sandbox", help="Refuse where a candidate's process cannot be locked in.")
+]
 
 
 def main() -> None:
@@ -99,17 +110,21 @@ def _choice(option: str, value: str, known: tuple[str, ...]) -> None:
         raise RequestError(f"--{option} {value} does not exist", remedy=f"There is {' and '.join(known)}.")
 
 
-def _settings(folder: Path, arch: str | None = None, budget: float | None = None) -> Settings:
+def _settings(
+    folder: Path, arch: str | None = None, budget: float | None = None, max_autotune: bool | None = None
+) -> Settings:
     from mtmc_lsp.core.settings import changed, read_settings
 
     archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
-    return changed(read_settings(folder), archs=archs, budget_seconds=budget)
+    return changed(read_settings(folder), archs=archs, budget_seconds=budget, max_autotune=max_autotune)
 
 
-def _open(spec: str, python: str, arch: str | None, budget: float | None = None) -> Opened:
+def _open(
+    spec: str, python: str, arch: str | None, budget: float | None = None, max_autotune: bool | None = None
+) -> Opened:
     from mtmc_lsp.search.session import open_target, parse_request
 
-    settings = _settings(Path(spec.partition("::")[0]).absolute().parent, arch, budget)
+    settings = _settings(Path(spec.partition("::")[0]).absolute().parent, arch, budget, max_autotune)
     return open_target(parse_request(spec, settings, python))
 
 
@@ -133,6 +148,9 @@ def optimize(
     apply: Annotated[bool, typer.Option("--apply", help="Write the accepted steps into the file.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was not finished.")] = False,
     diff: Annotated[bool, typer.Option(help="Show each step's diff.")] = True,
+    max_autotune: MaxAutotune = None,
+    fresh: Fresh = False,
+    require_sandbox: RequireSandbox = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a model would be sent; send nothing.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -153,7 +171,7 @@ def optimize(
     makers = Makers(planner, coder)
     if dry_run:
         return _dry_run(_open(spec, python, arch, budget), makers, as_json)
-    opened, record = _opened_run(spec, resume, lambda name: _open(name, python, arch, budget))
+    opened, record = _opened_run(spec, resume, lambda name: _open(name, python, arch, budget, max_autotune))
     out = text.console(stderr=as_json)
     with session.open_store(opened.request.path) as store:
         with out.status("capturing the target") as status:
@@ -165,7 +183,16 @@ def optimize(
                 on_step=lambda step: text.show_step(out, step, diff=diff and not as_json),
                 on_replayed=lambda step: text.show_replayed(out, step),
             )
-            result = session.optimize(opened, capture, store, events, resumed=record, makers=makers)
+            result = session.optimize(
+                opened,
+                capture,
+                store,
+                events,
+                resumed=record,
+                makers=makers,
+                fresh=fresh,
+                needs_sandbox=require_sandbox,
+            )
         text.show_result(out, result)
     backup = session.apply(opened, result) if apply else None
     if backup is not None:
@@ -310,9 +337,9 @@ def verify(
     allow_no_kernel: Annotated[
         bool, typer.Option("--allow-no-kernel", help="Accept a candidate that launches no Triton kernel.")
     ] = False,
-    require_sandbox: Annotated[
-        bool, typer.Option("--require-sandbox", help="Refuse where the candidate's process cannot be locked in.")
-    ] = False,
+    require_sandbox: RequireSandbox = False,
+    max_autotune: MaxAutotune = None,
+    fresh: Fresh = False,
     python: Python = "",
     as_json: AsJson = False,
 ) -> int:
@@ -321,7 +348,7 @@ def verify(
     from mtmc_lsp.report.text import console, show_pair
     from mtmc_lsp.search.pairs import open_pair, verify_pair
 
-    settings = _settings(Path(reference.partition("::")[0]).absolute().parent)
+    settings = _settings(Path(reference.partition("::")[0]).absolute().parent, max_autotune=max_autotune)
     first, second = open_pair(reference, candidate, settings, python)
     with console(stderr=True).status("capturing the reference") as status:
         found = verify_pair(
@@ -332,10 +359,12 @@ def verify(
             needs_kernel=not allow_no_kernel,
             needs_sandbox=require_sandbox,
             on_case=lambda case: status.update(case.label),
+            fresh=fresh,
         )
     if as_json:
         targets = {"reference": first.target, "candidate": second.target}
-        print(document(**targets, verdict=found.verdict, reproduction=found.reproduction or None))
+        times = {"speed": found.speed, "timing": found.timing, "untimed": found.untimed or None}
+        print(document(**targets, verdict=found.verdict, **times, reproduction=found.reproduction or None))
     else:
         show_pair(console(), found)
     return 0 if found.verdict.is_correct else 1
@@ -368,3 +397,7 @@ def lsp(
 
     serve(tcp=tcp or None, log_file=log or None)
     return 0
+
+
+app.command()(bench)
+app.command()(profile)

@@ -210,7 +210,8 @@ def _name(step: Step) -> str:
 def _speed(step: Step) -> str:
     if step.timing is None:
         return "not timed"
-    return f"{ratio_text(step.timing.against(step.timing.best))} over {step.timing.best}"
+    cached = " (cached)" if step.timing.cached else ""
+    return f"{ratio_text(step.timing.against(step.timing.best))} over {step.timing.best}{cached}"
 
 
 def _checks(step: Step, verdict: Verdict) -> str:

@@ -17,6 +17,7 @@ from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
 from mtmc_lsp.core.settings import Settings, read_settings
+from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.macro.roofline import RooflinePlanner
@@ -101,21 +102,52 @@ def open_target(request: Request, text: bytes | None = None) -> Opened:
     return Opened(request, text, find_target(text, str(request.path), request.name))
 
 
-def capture_target(opened: Opened) -> Capture:
-    """The target's graph for its workload; runs the user's file as it is without our own code in it."""
+def capture_target(opened: Opened, template: Template | None = None, *, seconds: float = CAPTURE_SECONDS) -> Capture:
+    """The target's graph for its workload; runs the user's file as it is without our own code in it.
+
+    Args:
+        opened: the file and the target.
+        template: what the process that captures becomes a copy of, where there is one.
+        seconds: most that it may take.
+    """
     path = str(opened.request.path)
     plain = opened.plain
     target = find_target(plain, path, opened.target.qualname)
     workload = find_workload(path, plain, target, opened.root / ".mtmc" / RECORDS)
-    with Worker(opened.request.python, cwd=str(opened.root)) as worker:
-        return run_capture(workload, plain, worker, CAPTURE_SECONDS)
+    env = template.env if template is not None else {}
+    with Worker(opened.request.python, cwd=str(opened.root), env=env, template=template) as worker:
+        return run_capture(workload, plain, worker, min(seconds, CAPTURE_SECONDS))
 
 
-def open_measurer(opened: Opened, capture: Capture) -> LocalMeasurer:
-    """What checks and times candidates of the target; to be closed."""
+def open_measurer(
+    opened: Opened,
+    capture: Capture,
+    *,
+    deadline: float | None = None,
+    fresh: bool = False,
+    needs_sandbox: bool = False,
+) -> LocalMeasurer:
+    """What checks and times candidates of the target; to be closed.
+
+    Args:
+        opened: the file and the target.
+        capture: what is measured.
+        deadline: of the monotonic clock, after which nothing goes on.
+        fresh: whether what was timed before is timed again.
+        needs_sandbox: whether to refuse where candidates cannot be locked in.
+    """
     settings = opened.request.settings
-    own = opened.plain.decode()
-    return LocalMeasurer(capture, opened.request.python, source=own, archs=settings.archs, precision=settings.precision)
+    return LocalMeasurer(
+        capture,
+        opened.request.python,
+        source=opened.plain.decode(),
+        archs=settings.archs,
+        precision=settings.precision,
+        deadline=deadline,
+        baselines=settings.compiled_baselines,
+        fresh=fresh,
+        needs_sandbox=needs_sandbox,
+    )
 
 
 def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
@@ -185,6 +217,9 @@ def optimize(
     *,
     resumed: RunRecord | None = None,
     makers: Makers = BUILTIN,
+    deadline: float | None = None,
+    fresh: bool = False,
+    needs_sandbox: bool = False,
 ) -> RunResult:
     """One run, stored step by step; ``resumed`` is one to go on with.
 
@@ -195,8 +230,12 @@ def optimize(
         events: is told what happens.
         resumed: a run that was not finished.
         makers: who plans and who writes. Choosing a model is the user's consent to send it the target's code.
+        deadline: of the monotonic clock, when even a step that is under way is ended; by default it is finished.
+        fresh: whether what was timed before is timed again.
+        needs_sandbox: whether to refuse where candidates cannot be locked in.
 
     Raises:
+        EnvironmentNotAble: candidates cannot be locked in, and that is asked for.
         FileChanged: the file of the resumed run changed since it began.
         RequestError: the resumed run began on another machine.
         ModelNotUsable: a model is to be asked, and there is none; the run can be resumed.
@@ -208,7 +247,7 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = open_measurer(opened, capture)
+    measurer = open_measurer(opened, capture, deadline=deadline, fresh=fresh, needs_sandbox=needs_sandbox)
 
     number = len(done) + 1
     """The step that is under way."""
@@ -225,6 +264,9 @@ def optimize(
         model.resume(store.exchanges(run_id))
     planner, coder = makers.open(settings, model)
     try:
+        if needs_sandbox:
+            # Said before the first step: as a step's failure it would be lost.
+            measurer.isolation()
         search = GreedySearch(
             capture,
             opened.plain.decode(),
