@@ -14,11 +14,11 @@ from mtmc_lsp.core.results import Device, Ratio
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 COLOURS = ("text", "quiet", "grid", "gain", "loss", "accent")
 """Variables that a page's style sheet sets, each with ``--chart-`` before it."""
-WIDTH = 560
-HEIGHT = 340
+WIDTH = 440
+HEIGHT = 300
 BAR = 30
 """Height of a bar with its gap."""
-LONGEST_LABEL = 300
+LONGEST_LABEL = 260
 """Pixels of a bar's label; what is longer is cut, and whole in the tooltip."""
 TEXT_ROOM = 1.4
 """A bar's axis goes on by this factor beyond the longest bar, for the text behind it."""

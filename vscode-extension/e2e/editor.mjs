@@ -4,12 +4,12 @@ import { spawn, spawnSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
-import { dirname, join, resolve } from "node:path";
+import { basename, dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 
 export const HERE = dirname(fileURLToPath(import.meta.url));
 export const TOOLS = join(HERE, "..", process.env.MTMC_E2E ?? ".e2e");
-export const SHOTS = join(HERE, "shots");
+export const SHOTS = process.env.MTMC_SHOTS ?? join(HERE, "shots");
 export const PYTHON = resolve(process.env.MTMC_PYTHON ?? join(HERE, "../../.venv/bin/python"));
 const ENTRY = join(TOOLS, "node_modules/code-server/out/node/entry.js");
 const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
@@ -90,6 +90,13 @@ export class Editor {
     }).map(Number);
   }
 
+  /** The end of what the extension and its server wrote to their log. */
+  log() {
+    const folder = join(this.home, "data/logs");
+    const files = readdirSync(folder, { recursive: true }).filter((name) => name.endsWith("MTMC.log"));
+    return files.map((name) => readFileSync(join(folder, name), "utf8").split("\n").slice(-40).join("\n")).join("\n");
+  }
+
   async stop() {
     await this.browser?.close();
     // The group: the editor's server has processes of its own, and they ours.
@@ -166,18 +173,19 @@ export class Window {
     await locator.click();
   }
 
-  /** Goes to a file of the folder by its name, and not to a diff that begins with it. */
-  async file(name) {
+  /** Goes to a file, and not to a diff whose name begins as its does. */
+  async file(path) {
+    const name = basename(path);
     const tab = this.page.locator(`.tab[aria-label^='${name}']:not([aria-label*='·'])`).first();
-    const row = this.page.locator(`.quick-input-list .monaco-list-row[aria-label^='${name}']:not([aria-label*='·'])`).first();
     await retried(async () => {
       if ((await tab.count()) > 0) {
         await tab.click({ timeout: 10_000 });
       } else {
-        await this.page.keyboard.press("Control+P");
-        await this.page.locator(".quick-input-widget input").first().fill(name);
-        await row.waitFor({ timeout: 10_000 });
-        await row.click({ timeout: 10_000 });
+        await this.command("File: Open File...");
+        const input = this.page.locator(".quick-input-widget:visible input").first();
+        await until("the dialog has its proposal", async () => (await input.inputValue()).startsWith("/"));
+        await input.fill(path);
+        await this.page.keyboard.press("Enter");
       }
       await this.page.locator(`.tab.active[aria-label^='${name}']:not([aria-label*='·'])`).waitFor({ timeout: 10_000 });
     }, () => this.page.keyboard.press("Escape"));

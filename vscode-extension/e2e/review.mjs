@@ -56,16 +56,16 @@ export async function run(scenario) {
       await page.locator(".tab.active", { hasText: "block, step 1" }).waitFor();
       await page.locator(".monaco-diff-editor .view-line", { hasText: "def block_kernel" }).first().waitFor();
       await w.shot("diff");
-      await w.file("model.py");
+      await w.file(model);
       await w.command("MTMC: Diff: your code against all steps");
       await page.locator(".tab.active", { hasText: "block: all 3 steps" }).waitFor();
-      await w.file("model.py");
+      await w.file(model);
       await w.command("MTMC: Diff: your code against the steps up to this one");
       await page.locator(".tab.active", { hasText: "your code | with steps 1 to 1" }).waitFor();
-      await w.file("model.py");
+      await w.file(model);
       await w.command("MTMC: Diff: the steps up to this one against all");
       await page.locator(".tab.active", { hasText: "with steps 1 to 1 | final" }).waitFor();
-      await w.file("model.py");
+      await w.file(model);
     });
     await scenario(w, "the report is drawn, claims no time, and is exported", async () => {
       await w.command("MTMC: Show the report");
@@ -87,7 +87,7 @@ export async function run(scenario) {
       }
       assert.doesNotMatch(readFileSync(join(workspace, "report.html"), "utf8"), /<script|https?:\/\/(?!www\.w3\.org)/);
       await w.command("View: Close All Editors");
-      await w.file("model.py");
+      await w.file(model);
     });
     await scenario(w, "keep step 1, undo step 2, keep step 3: the file byte for byte", async () => {
       await w.button("Step 1 of 3", "Keep").click();
@@ -123,7 +123,7 @@ export async function run(scenario) {
       await w.command("View: Close All Editors");
     });
     await scenario(w, "static checks are shown as diagnostics, and explained", async () => {
-      await w.file("copying.py");
+      await w.file(join(workspace, "copying.py"));
       await page.locator(".squiggly-error").first().waitFor();
       await w.command("Problems: Focus on Problems View");
       await page.locator(".markers-panel .monaco-list-row", { hasText: "arange-bound" }).first().waitFor();

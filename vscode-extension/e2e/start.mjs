@@ -1,8 +1,7 @@
 // From an environment without the server to the first kept step of the example.
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { existsSync, mkdirSync, readFileSync, readdirSync, symlinkSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { Editor, HERE, LONG, PYTHON, TOOLS, until } from "./editor.mjs";
 
@@ -23,21 +22,25 @@ function environment(path) {
     if (!OURS.test(name) && !name.endsWith(".pth")) symlinkSync(join(theirs, name), join(linked, name));
   }
   writeFileSync(join(own, "torch.pth"), `${linked}\n`);
-  return join(path, "bin");
+  return join(path, "bin/python");
 }
 
 export async function run(scenario) {
-  const home = mkdtempSync(join(tmpdir(), "mtmc-e2e-python-"));
-  const editor = await Editor.start(settings(environment(join(home, "venv"))));
+  // Whatever is chosen, pip refuses to touch the machine's own Python.
+  const pip = { PIP_NO_INDEX: "1", PIP_FIND_LINKS: join(TOOLS, "wheels"), PIP_CONFIG_FILE: "/dev/null", PIP_REQUIRE_VIRTUALENV: "1" };
+  const machine = { "mtmc.installSpec": ROOT, "mtmc.archs": ["sm_90"] };
+  const editor = await Editor.start({ machine, environment: { ...pip, PYTHONPATH: "" }, flags: ["--disable-workspace-trust"] });
   try {
     const workspace = editor.folder("empty", { "pyproject.toml": "" });
+    // The project's own environment, which is looked at before the PATH.
+    const python = environment(join(workspace, ".venv"));
     const w = await editor.open(workspace);
     const { page } = w;
     await scenario(w, "a missing server is installed, with the command shown, and starts", async () => {
       await w.click(page.locator(".activitybar .action-item[aria-label^='MTMC'], .activitybar .action-label[aria-label^='MTMC']").first());
       const missing = w.message("mtmc-lsp is not installed in");
       await missing.waitFor();
-      assert.match(await missing.innerText(), /-m pip install --upgrade/);
+      assert.ok((await missing.innerText()).includes(`${python} -m pip install --upgrade`));
       await w.shot("missing");
       await w.click(w.message("mtmc-lsp is not installed in", "Install"));
       await w.message("Installing mtmc-lsp into").waitFor();
@@ -64,16 +67,5 @@ export async function run(scenario) {
     await w.close();
   } finally {
     await editor.stop();
-    rmSync(home, { recursive: true, force: true });
   }
-}
-
-/** The environment comes first on the PATH; packages come from the folder that setup.sh filled. */
-function settings(bin) {
-  const pip = { PIP_NO_INDEX: "1", PIP_FIND_LINKS: join(TOOLS, "wheels"), PIP_CONFIG_FILE: "/dev/null" };
-  return {
-    machine: { "mtmc.installSpec": ROOT, "mtmc.archs": ["sm_90"] },
-    environment: { ...pip, PATH: `${bin}:${process.env.PATH}`, VIRTUAL_ENV: "", PYTHONPATH: "" },
-    flags: ["--disable-workspace-trust"],
-  };
 }

@@ -56,7 +56,6 @@ export class Report implements vscode.Disposable, vscode.WebviewPanelSerializer 
     this.panel = panel;
     this.ready = false;
     this.page = undefined;
-    panel.iconPath = vscode.Uri.joinPath(this.folder, "..", "media", "activity.svg");
     panel.onDidDispose(() => {
       this.panel = undefined;
       this.page = undefined;

@@ -21,7 +21,7 @@ export class ReviewDrawer implements vscode.Disposable {
     overviewRulerColor: new vscode.ThemeColor("editorOverviewRuler.addedForeground"),
   });
   private readonly controller = vscode.comments.createCommentController("mtmc", "MTMC review");
-  private readonly threads = new Map<string, { shown: string; thread: vscode.CommentThread }>();
+  private readonly threads = new Map<string, { shown: string; step: number; thread: vscode.CommentThread }>();
   private readonly arguments = new WeakMap<object, Argument>();
   private readonly subscriptions: vscode.Disposable[];
 
@@ -112,7 +112,8 @@ export class ReviewDrawer implements vscode.Disposable {
         : vscode.CommentThreadCollapsibleState.Collapsed;
     }
     this.arguments.set(thread, { uri: review.uri, target: review.target, step: step.index });
-    this.threads.set(key, { shown, thread });
+    this.threads.set(key, { shown, step: step.index, thread });
+    if (known !== undefined && known.step !== step.index) showLine(thread.uri, review.line);
   }
 
   private tellContexts(): void {
@@ -134,6 +135,12 @@ export class ReviewDrawer implements vscode.Disposable {
     for (const { thread } of this.threads.values()) thread.dispose();
     for (const subscription of this.subscriptions) subscription.dispose();
   }
+}
+
+/** A decision moves the function by the lines that it adds or takes away; the step that is next stays in sight. */
+function showLine(uri: vscode.Uri, line: number): void {
+  const editor = vscode.window.visibleTextEditors.find((one) => one.document.uri.toString() === uri.toString());
+  editor?.revealRange(new vscode.Range(line, 0, line, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);
 }
 
 function keyOf(review: Review): string {

@@ -2,16 +2,7 @@
 
 import { mkdirSync } from "node:fs";
 import * as vscode from "vscode";
-import {
-  CloseAction,
-  ErrorAction,
-  ExecuteCommandRequest,
-  LanguageClient,
-  State,
-  type ErrorHandler,
-  type ExecuteCommandSignature,
-  type LanguageClientOptions,
-} from "vscode-languageclient/node";
+import type { ErrorHandler, ExecuteCommandSignature, LanguageClient, LanguageClientOptions } from "vscode-languageclient/node";
 import { failure, installTarget, type Candidate } from "./core/interpreters";
 import { readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
 import { readPage, type ReportPage, type Shown } from "./core/panel";
@@ -19,6 +10,9 @@ import { chosenPython, findServer, install, installSpec } from "./python";
 
 /** Commands that run code of the workspace. */
 const RUNNING = new Set(["optimize", "plan", "measure", "verify", "resume", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
+
+/** The protocol's half of the client: most of the extension's code, so it is not loaded before there is a server to talk to. */
+type Protocol = typeof import("vscode-languageclient/node");
 
 /** How often the server may end by itself in the time below, before it is left alone. */
 const MOST_ENDS = 4;
@@ -101,7 +95,7 @@ export class Server implements vscode.Disposable {
       void this.offer(failure(probed, installSpec()), installTarget(probed)?.path);
       return;
     }
-    this.client = this.makeClient(ready.path);
+    this.client = this.makeClient(await import("vscode-languageclient/node"), ready.path);
     try {
       await this.client.start();
     } catch (error) {
@@ -111,12 +105,12 @@ export class Server implements vscode.Disposable {
     }
   }
 
-  private makeClient(python: string): LanguageClient {
+  private makeClient(protocol: Protocol, python: string): LanguageClient {
     const options: LanguageClientOptions = {
       documentSelector: [{ scheme: "file", language: "python" }],
       outputChannel: this.log,
       initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true },
-      errorHandler: this.errorHandler(),
+      errorHandler: this.errorHandler(protocol),
       middleware: {
         executeCommand: (command, args, next) => this.execute(command, args, next),
         workspace: {
@@ -128,8 +122,9 @@ export class Server implements vscode.Disposable {
       },
     };
     const run = { command: python, args: ["-m", "mtmc_lsp.server.app"], options: { cwd: this.folder } };
-    const client = new LanguageClient("mtmc", "MTMC", { run, debug: run }, options);
+    const client = new protocol.LanguageClient("mtmc", "MTMC", { run, debug: run }, options);
     client.onDidChangeState(({ newState }) => {
+      const { State } = protocol;
       if (client === this.client) {
         this.become(newState === State.Running ? "ready" : newState === State.Starting ? "starting" : "failed");
       }
@@ -145,7 +140,7 @@ export class Server implements vscode.Disposable {
   }
 
   /** A server that ends by itself is started again, unless it did so too often; either way it is said what became of it. */
-  private errorHandler(): ErrorHandler {
+  private errorHandler({ CloseAction, ErrorAction }: Protocol): ErrorHandler {
     let ends: number[] = [];
     return {
       error: (error) => {
@@ -217,7 +212,7 @@ export class Server implements vscode.Disposable {
     this.client = undefined;
     this.become("stopped");
     // One that failed to start is not running, and cannot be stopped.
-    if (client?.state === State.Running) await client.stop();
+    if (client?.isRunning() === true) await client.stop();
     await client?.dispose();
   }
 
@@ -250,7 +245,7 @@ export class Server implements vscode.Disposable {
   async step(argument: Argument): Promise<{ before: string; after: string } | undefined> {
     if (this.client === undefined || this.current !== "ready") return undefined;
     const params = { command: "mtmc.diff", arguments: [argument] };
-    const answer: unknown = await this.client.sendRequest(ExecuteCommandRequest.type, params);
+    const answer: unknown = await this.client.sendRequest("workspace/executeCommand", params);
     if (typeof answer !== "object" || answer === null || !("before" in answer) || !("after" in answer)) return undefined;
     return { before: String(answer.before), after: String(answer.after) };
   }

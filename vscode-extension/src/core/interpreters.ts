@@ -9,8 +9,8 @@ export interface Candidate {
 
 /** What an interpreter said of itself. */
 export type Probe =
-  | { readonly kind: "ready"; readonly python: string; readonly server: string }
-  | { readonly kind: "missing"; readonly python: string }
+  | { readonly kind: "ready"; readonly python: string; readonly server: string; readonly path: string }
+  | { readonly kind: "missing"; readonly python: string; readonly path: string }
   | { readonly kind: "old"; readonly python: string }
   | { readonly kind: "broken"; readonly reason: string };
 
@@ -25,7 +25,7 @@ export const PROBE = [
   "import importlib.util, json, sys",
   "found = importlib.util.find_spec('mtmc_lsp') is not None and importlib.util.find_spec('pygls') is not None",
   "version = __import__('mtmc_lsp').__version__ if found and sys.version_info >= (3, 10) else None",
-  "print(json.dumps({'python': list(sys.version_info[:3]), 'server': version}))",
+  "print(json.dumps({'python': list(sys.version_info[:3]), 'server': version, 'path': sys.executable}))",
 ].join("\n");
 
 const LEAST_MINOR = 10;
@@ -78,12 +78,17 @@ export function readProbe(output: string): Probe {
   const python = numbers.join(".");
   if (numbers[0] !== 3 || (numbers[1] ?? 0) < LEAST_MINOR) return { kind: "old", python };
   const server = "server" in said ? said.server : null;
-  return typeof server === "string" ? { kind: "ready", python, server } : { kind: "missing", python };
+  const path = "path" in said && typeof said.path === "string" ? said.path : "";
+  return typeof server === "string" ? { kind: "ready", python, server, path } : { kind: "missing", python, path };
 }
 
 /** The interpreter to install into: the first that is new enough. */
 export function installTarget(probed: readonly Probed[]): Candidate | undefined {
-  return probed.find(({ probe }) => probe.kind === "missing")?.candidate;
+  for (const { candidate, probe } of probed) {
+    // Its whole path: what a name on the PATH stands for is not what another program finds.
+    if (probe.kind === "missing") return { ...candidate, path: probe.path === "" ? candidate.path : probe.path };
+  }
+  return undefined;
 }
 
 /** Why no interpreter can run the server, and what to do: one message. */

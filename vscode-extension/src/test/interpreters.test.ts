@@ -26,8 +26,8 @@ test("on Windows the environment has other names", () => {
 });
 
 test("a probe is read whatever was printed before it", () => {
-  assert.deepEqual(readProbe('hello\n{"python": [3, 11, 2], "server": "0.1.0"}\n'), { kind: "ready", python: "3.11.2", server: "0.1.0" });
-  assert.deepEqual(readProbe('{"python": [3, 10, 0], "server": null}'), { kind: "missing", python: "3.10.0" });
+  assert.deepEqual(readProbe('hello\n{"python": [3, 11, 2], "server": "0.1.0", "path": "/p"}\n'), { kind: "ready", python: "3.11.2", server: "0.1.0", path: "/p" });
+  assert.deepEqual(readProbe('{"python": [3, 10, 0], "server": null}'), { kind: "missing", python: "3.10.0", path: "" });
   assert.deepEqual(readProbe('{"python": [3, 9, 1], "server": null}'), { kind: "old", python: "3.9.1" });
   assert.equal(readProbe("Segmentation fault").kind, "broken");
   assert.equal(readProbe("[]").kind, "broken");
@@ -39,11 +39,11 @@ test("Python itself understands the probe", () => {
 
 test("the message says what is wrong, where, and what to do", () => {
   const old: Probed = { candidate: { path: "/old", from: "the PATH" }, probe: { kind: "old", python: "3.8.0" } };
-  const bare: Probed = { candidate: { path: "/bare", from: "the Python extension" }, probe: { kind: "missing", python: "3.12.0" } };
-  assert.match(failure([old, bare]), /not installed in \/bare \(found by the Python extension\).*mtmc\.serverPython/);
+  const bare: Probed = { candidate: { path: "/bare", from: "the Python extension" }, probe: { kind: "missing", python: "3.12.0", path: "/envs/bare" } };
+  assert.match(failure([old, bare]), /not installed in \/envs\/bare \(found by the Python extension\).*mtmc\.serverPython/);
   assert.match(failure([old]), /\/old is 3\.8\.0.*mtmc\.serverPython/);
   assert.match(failure([]), /Install Python 3\.10 or later/);
-  assert.equal(installTarget([old, bare])?.path, "/bare");
+  assert.equal(installTarget([old, bare])?.path, "/envs/bare");
   assert.equal(installTarget([old]), undefined);
   assert.deepEqual(installCommand("/bare", "mtmc-lsp"), ["/bare", "-m", "pip", "install", "--upgrade", "mtmc-lsp"]);
 });
