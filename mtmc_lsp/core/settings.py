@@ -25,12 +25,14 @@ class LlmSettings:
     """The model's name at the endpoint; ``MTMC_LLM_MODEL`` overrides it."""
     temperature: float = -1.0
     """Below 0: the endpoint's own."""
+    samples: int = 1
+    """How many answers are asked for at once where a step is to be written; the best that verifies is taken."""
     answer_tokens: int = 8192
-    """Most tokens of one answer."""
+    """Most tokens of one answer; less is asked for where a budget leaves less."""
     context_tokens: int = 32768
     """Most tokens of one prompt, estimated; a longer one is not sent."""
     budget_tokens: int = 400_000
-    """Most tokens of a run, prompts and answers together."""
+    """Most tokens of a run, prompts and answers together, those of parallel answers too."""
     budget_money: float = 0.0
     """Most money of a run, in the currency of the prices; 0 for no limit."""
     budget_seconds: float = 600.0
@@ -47,7 +49,14 @@ class LlmSettings:
     """How often the model may mend one step."""
 
     def __post_init__(self) -> None:
-        for name in ("answer_tokens", "context_tokens", "budget_tokens", "budget_seconds", "timeout_seconds"):
+        for name in (
+            "samples",
+            "answer_tokens",
+            "context_tokens",
+            "budget_tokens",
+            "budget_seconds",
+            "timeout_seconds",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"llm.{name}: {getattr(self, name):g} is nothing to work with; it must be above 0")
         for name in ("budget_money", "price_prompt", "price_answer", "retries", "repairs"):

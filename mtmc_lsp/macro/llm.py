@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
@@ -74,12 +74,12 @@ class LlmPlanner:
         schema = answer_schema(count)
         wrong = ""
         for _ in range(2):
-            answer = self._model.ask("plan", messages, schema)
+            answer = self._model.ask("plan", messages, schema=schema)[0].text
             try:
                 return read_choice(answer, count)
             except ValueError as error:
                 wrong = str(error)
-            messages = [*messages, Message("assistant", answer), Message("user", f"{wrong} Answer again.")]
+            messages = [*messages, Message("assistant", clipped(answer)), Message("user", f"{wrong} Answer again.")]
         raise ModelFailed(wrong.rstrip("."))
 
 

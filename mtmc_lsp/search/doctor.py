@@ -15,7 +15,7 @@ from mtmc_lsp.core import sandbox
 from mtmc_lsp.core.chat import ModelFailed, ModelNotUsable
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.settings import LlmSettings, read_settings
-from mtmc_lsp.micro.llm.client import look_at_endpoint
+from mtmc_lsp.micro.llm.probe import look_at_endpoint
 from mtmc_lsp.search.interpreter import LEAST, find_python, install_command, is_recent, versions
 from mtmc_lsp.search.store import Store
 

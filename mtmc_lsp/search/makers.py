@@ -48,7 +48,7 @@ class Makers:
         if model is not None and self.planner == "llm":
             planner = LlmPlanner(model, self.ranking(settings))
         if model is not None and self.coder == "llm":
-            coder = LlmCoder(model, repairs=settings.llm.repairs)
+            coder = LlmCoder(model, repairs=settings.llm.repairs, samples=settings.llm.samples)
         return planner, coder
 
     def ranking(self, settings: Settings) -> RooflinePlanner:

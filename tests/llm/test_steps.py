@@ -29,12 +29,15 @@ class Agreeing:
     def __init__(self, **wrong: str) -> None:
         self.wrong = wrong
         self.seen: list[str] = []
+        self.spills: dict[str, int] = {}
+        """Bytes that candidates with a text spill."""
 
     def device(self) -> Device:
         return H200
 
     def compile(self, candidate: Candidate) -> CompileReport:
-        return CompileReport((KernelReport("ranks_kernel", "sm_90"),))
+        spills = sum(number for text, number in self.spills.items() if text in candidate.source)
+        return CompileReport((KernelReport("ranks_kernel", "sm_90", spills=spills),))
 
     def verify(self, candidate: Candidate) -> Verdict:
         self.seen.append(candidate.source)
@@ -164,7 +167,7 @@ FAILURES = {
 def test_a_bad_answer_is_refused_unrun_with_its_reason_and_mended(run, name: str) -> None:
     answer, reason = FAILURES[name]
     endpoint, measurer = Endpoint(answer, good), Agreeing()
-    result = run(endpoint, measurer=measurer, context_tokens=100_000)
+    result = run(endpoint, measurer=measurer, context_tokens=100_000, answer_tokens=50_000)
     assert result.steps[0].status is StepStatus.ACCEPTED, result.steps[0].reason
     assert len(measurer.seen) == 1, "what breaks a rule is never run"
     assert reason in str(endpoint.requests[1]["messages"][-1]["content"])
@@ -187,6 +190,39 @@ def test_the_same_code_is_never_run_twice_and_the_last_good_version_stands(run) 
     assert len(measurer.seen) == 1
     assert len(endpoint.requests) == 3
     assert result.final.source == SOURCE
+
+
+def test_of_several_answers_the_best_that_verifies_wins_and_the_same_code_is_verified_once(run) -> None:
+    def commented(request: dict[str, Any]) -> str:
+        return good(request).replace("    s = tl.sort(x)", "    # ascending\n    s = tl.sort(x)")
+
+    wrong, spilling = changed("* 2, mask", "* 3, mask"), changed("num_warps=4", "num_warps=1")
+    endpoint = Endpoint("no code", wrong, spilling, good, commented)
+    measurer = Agreeing(**{"* 3, mask": "values: relative error 0.5"})
+    measurer.spills = {"num_warps=1": 64}
+    result = run(endpoint, measurer=measurer, samples=5)
+    step = result.steps[0]
+    assert step.status is StepStatus.ACCEPTED
+    assert step.reason.endswith("the best of 3 versions, 2 of them correct")
+    assert "num_warps=4" in step.candidate.source
+    assert len(measurer.seen) == len(set(measurer.seen)) == 3
+    assert len(endpoint.requests) == 5, "nothing had to be mended"
+
+
+def test_where_every_answer_fails_the_one_that_came_farthest_is_mended(run) -> None:
+    endpoint = Endpoint("no code", changed("* 2, mask", "* 3, mask"), good)
+    measurer = Agreeing(**{"* 3, mask": "values: relative error 0.5"})
+    result = run(endpoint, measurer=measurer, samples=2)
+    assert result.steps[0].status is StepStatus.ACCEPTED
+    assert "values: relative error 0.5" in str(endpoint.requests[2]["messages"][-1]["content"])
+
+
+def test_an_answer_that_was_cut_is_told_to_be_brief(run) -> None:
+    endpoint = Endpoint(lambda request: good(request) + "# more\n" * 500, good)
+    assert run(endpoint, answer_tokens=400).steps[0].status is StepStatus.ACCEPTED
+    endpoint = Endpoint(lambda request: hunk("", "# more\n" * 500), good)
+    assert run(endpoint, answer_tokens=400).steps[0].status is StepStatus.ACCEPTED
+    assert "be brief" in str(endpoint.requests[1]["messages"][-1]["content"])
 
 
 def test_a_request_that_fails_fails_its_step_alone(run) -> None:
