@@ -80,8 +80,12 @@ class Settings:
     """Wall time of a run."""
     max_steps: int = 24
     """Most steps that a run tries."""
+    planner: str = "roofline"
+    """Who chooses the next step: ``roofline``, or ``llm``."""
+    coder: str = "builtin"
+    """Who writes it: ``builtin``; ``llm``; or ``auto``, the built-in one first and a model where that cannot."""
     llm: LlmSettings = LlmSettings()
-    """The language model, where one is asked for."""
+    """The language model, where one is asked for. Nothing here is the user's consent to ask it."""
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
@@ -97,11 +101,21 @@ def _wrong_archs(archs: tuple[str, ...]) -> str:
     return ""
 
 
+PLANNERS = ("roofline", "llm")
+CODERS = ("builtin", "auto", "llm")
+
+
+def _one_of(known: tuple[str, ...]) -> typing.Callable[[Any], str]:
+    return lambda value: "" if value in known else f"{value!r} does not exist; there is {', '.join(known)}"
+
+
 CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "archs": _wrong_archs,
     "precision": lambda value: "" if value in ("budget", "strict") else f"{value!r} is neither budget nor strict",
     "budget_seconds": lambda value: "" if value > 0 else f"{value:g} is no time to work in; it must be above 0",
     "max_steps": lambda value: "" if value > 0 else f"{value} is no number of steps; it must be above 0",
+    "planner": _one_of(PLANNERS),
+    "coder": _one_of(CODERS),
 }
 """Setting to what is wrong with a value of it; empty where nothing is."""
 
@@ -120,13 +134,16 @@ def read_settings(folder: Path) -> Settings:
 
 
 def changed(settings: Settings, **values: Any) -> Settings:
-    """``settings`` with the given values, where they are not ``None``.
+    """``settings`` with the given values, where they are not ``None``; ``llm`` may be a table of its own settings.
 
     Raises:
         RequestError: a value is not allowed.
     """
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        return dataclasses.replace(settings, **{name: value for name, value in values.items() if value is not None})
+        if isinstance(given.get("llm"), dict):
+            given["llm"] = dataclasses.replace(settings.llm, **given["llm"])
+        return dataclasses.replace(settings, **given)
     except ValueError as error:
         raise RequestError(str(error), remedy="Change the option.") from None
 

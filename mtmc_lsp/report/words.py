@@ -62,6 +62,8 @@ def headline(result: RunResult) -> str:
 
 def model_line(use: ModelUse) -> str:
     """What a language model was asked, and what it cost."""
+    if use.replay_of:
+        return f"{use.model}: answers of run {use.replay_of}, nothing was sent"
     cost = "" if use.cost is None else f", cost {use.cost:.4g}"
     counted = "" if use.counted else ", in part estimated"
     return (

@@ -29,14 +29,17 @@ class OpenAIModel:
     project: Path | None = None
     """Paths in it are sent relative to it."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    on_exchange: Callable[[Exchange], None] = lambda exchange: None
-    """Is told every exchange, also those that failed."""
     exchanges: list[Exchange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.model = model_name(self.settings, self.environ)
         self._endpoint = Endpoint(self.model, self.settings, self.environ)
         self._budget = Budget(self.settings)
+        self._listener: Callable[[Exchange], None] = lambda exchange: None
+
+    def listen(self, listener: Callable[[Exchange], None]) -> None:
+        """Tell ``listener`` every exchange from now on, also those that fail."""
+        self._listener = listener
 
     # What is used ------------------------------------------------------------------------------------------------
 
@@ -152,7 +155,7 @@ class OpenAIModel:
         self.exchanges += exchanges
         self._budget.take(exchanges)
         for exchange in exchanges:
-            self.on_exchange(exchange)
+            self._listener(exchange)
 
 
 def model_name(settings: LlmSettings, environ: Mapping[str, str]) -> str:

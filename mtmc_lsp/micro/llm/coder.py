@@ -74,9 +74,10 @@ class LlmCoder:
             ModelNotUsable: the endpoint, the key or the model is not there.
         """
         self._left = self._repairs
-        talk = coding_messages(capture, candidate, action, sheet_of(capture, candidate))
-        known = self._known.pop(action.key, None)
-        if known is not None:
+        known = self._known.get(_without_remark(action).key, "")
+        unwanted = known if REMARK in action.params else ""
+        talk = coding_messages(capture, candidate, action, sheet_of(capture, candidate), unwanted)
+        if known and not unwanted:
             with contextlib.suppress(BadAnswer):
                 return [self._read(capture, candidate, action, known, [*talk, Message("assistant", known)])]
         return self._asked("code", capture, candidate, action, talk, self._samples)
@@ -167,11 +168,14 @@ def _schedule_after(capture: Capture, candidate: Candidate, action: MacroAction)
     schedule = from_json(Schedule, candidate.schedule)
     if action.params.get(OPEN):
         return schedule
-    params = {name: value for name, value in action.params.items() if name != REMARK}
     try:
-        return apply_action(capture.graph, schedule, replace(action, params=params))
+        return apply_action(capture.graph, schedule, _without_remark(action))
     except IllegalAction as reason:
         raise CannotCode(str(reason)) from None
+
+
+def _without_remark(action: MacroAction) -> MacroAction:
+    return replace(action, params={name: value for name, value in action.params.items() if name != REMARK})
 
 
 def _moved_calls(capture: Capture, candidate: Candidate, action: MacroAction) -> int:

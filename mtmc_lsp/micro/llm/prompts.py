@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.action import REMARK, ActionKind, MacroAction
 from mtmc_lsp.core.chat import Message
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
@@ -33,14 +34,20 @@ the lines that take their place
 - Each kernel's docstring says in a sentence what it computes."""
 
 
-def coding_messages(capture: Capture, candidate: Candidate, action: MacroAction, sheet: Sheet) -> list[Message]:
-    """The first question for one action; secrets and paths are taken out where it is sent."""
+def coding_messages(
+    capture: Capture, candidate: Candidate, action: MacroAction, sheet: Sheet, unwanted: str = ""
+) -> list[Message]:
+    """The first question for one action; secrets and paths are taken out where it is sent.
+
+    ``unwanted`` is the edit that the user had and asked for another of.
+    """
     region = "\n".join(
         line for line in graph_text(capture.graph).splitlines() if line.partition(":")[0] in {*action.region, "sizes"}
     )
-    params = ", ".join(f"{name} = {value}" for name, value in action.params.items() if name != "open")
+    params = ", ".join(f"{name} = {value}" for name, value in action.params.items() if name not in ("open", REMARK))
     parts = [
         ("The step", f"{action.text}\n{action.rationale}" + (f"\nIn numbers: {params}" if params else "")),
+        *_wishes(action, unwanted),
         ("The user's code", target_text(capture, candidate)),
         ("Inputs of the launcher", _inputs(capture, sheet)),
         ("Operations of the region", region or "see the text"),
@@ -48,6 +55,18 @@ def coding_messages(capture: Capture, candidate: Candidate, action: MacroAction,
         (f"The text to edit ({sheet.launcher} is the launcher)", sheet.text),
     ]
     return [Message("system", SYSTEM), Message("user", "\n\n".join(f"# {head}\n{text}" for head, text in parts))]
+
+
+def _wishes(action: MacroAction, unwanted: str) -> Iterator[tuple[str, str]]:
+    """What the user said about the step."""
+    remark = action.params.get(REMARK)
+    if remark:
+        yield (
+            "What the user asks of this step",
+            f"{remark}\nThis comes before everything but correctness and the rules.",
+        )
+    if remark and unwanted:
+        yield "The edit that the user had and did not want", unwanted
 
 
 def repair_message(failure: str, *, from_scratch: bool) -> Message:

@@ -1,0 +1,1 @@
+"""Commands of ``mtmc``, a module each; ``cli.py`` registers them."""
