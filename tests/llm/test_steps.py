@@ -2,87 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from answers import KERNEL, LAUNCH, SOURCE, body, good, good_diff, good_whole, hunk, sheet
 from endpoint import Endpoint, Fault
+from searching import Agreeing
 
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.chat import ModelNotUsable
-from mtmc_lsp.core.results import CompileReport, Device, KernelReport, Timing, Verdict, VerdictStatus
-from mtmc_lsp.core.run import Candidate, RunResult, StepStatus
-from mtmc_lsp.core.settings import LlmSettings, Settings
-from mtmc_lsp.micro.llm.client import OpenAIModel
+from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.micro.llm.prompts import knowledge
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 from mtmc_lsp.search.makers import Makers
-
-WRITES = Makers(coder="llm")
-H200 = Device("NVIDIA H200", "sm_90", 132, 232448, 62914560, 4.28e12, {"fp32": 5.1e13})
-
-
-class Agreeing:
-    """Finds every candidate correct, but for those that hold one of the given texts."""
-
-    def __init__(self, **wrong: str) -> None:
-        self.wrong = wrong
-        self.seen: list[str] = []
-        self.spills: dict[str, int] = {}
-        """Bytes that candidates with a text spill."""
-
-    def device(self) -> Device:
-        return H200
-
-    def compile(self, candidate: Candidate) -> CompileReport:
-        spills = sum(number for text, number in self.spills.items() if text in candidate.source)
-        return CompileReport((KernelReport("ranks_kernel", "sm_90", spills=spills),))
-
-    def verify(self, candidate: Candidate) -> Verdict:
-        self.seen.append(candidate.source)
-        for text, reason in self.wrong.items():
-            if text in candidate.source:
-                return Verdict(VerdictStatus.INCORRECT, (), "interpreter", reason=reason)
-        return Verdict(VerdictStatus.CORRECT, (), "interpreter")
-
-    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
-        return None
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-@pytest.fixture
-def run(captured):
-    """Runs the search against an endpoint; gives the result."""
-    capture = captured(SOURCE, "ranks")
-
-    def go(
-        endpoint: Endpoint,
-        makers: Makers = WRITES,
-        measurer: Agreeing | None = None,
-        steps: int = 1,
-        **llm: Any,
-    ) -> RunResult:
-        settings = Settings(llm=replace(LlmSettings(retries=0, timeout_seconds=10.0), **llm))
-        with endpoint.serving() as environ:
-            model = OpenAIModel(settings.llm, environ=environ)
-            planner, coder = makers.open(settings, model)
-            events = Events(lambda index, action: None, lambda text: None, lambda step: None)
-            search = GreedySearch(
-                capture,
-                SOURCE,
-                planner,
-                coder,
-                measurer or Agreeing(),
-                measured=False,
-                limits=Limits(60.0, steps),
-                events=events,
-            )
-            return replace(search.run("run", "hash"), model_use=model.use())
-
-    return go
 
 
 @pytest.mark.parametrize("answer", [good, good_whole, good_diff])
