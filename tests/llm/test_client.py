@@ -15,7 +15,7 @@ from mtmc_lsp.core.chat import BudgetSpent, Message, ModelFailed, ModelNotUsable
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.macro.llm import answer_schema
 from mtmc_lsp.micro.llm.client import OpenAIModel
-from mtmc_lsp.micro.llm.probe import look_at_endpoint
+from mtmc_lsp.micro.llm.probe import Abilities, abilities, look_at_endpoint
 
 HELLO = [Message("user", "hello")]
 QUICK = LlmSettings(timeout_seconds=5.0, retries=0)
@@ -146,6 +146,20 @@ def test_doctor_sees_which_models_there_are() -> None:
         assert look_at_endpoint(QUICK, environ) == ["tiny"]
         with pytest.raises(ModelNotUsable, match="refuses the key"):
             look_at_endpoint(QUICK, {**environ, "OPENAI_API_KEY": "bad"})
+
+
+def test_doctor_finds_how_a_model_can_be_held_to_an_answer() -> None:
+    seven = '{"number": 7}'
+    with Endpoint(seven).serving() as environ:
+        assert abilities("tiny", QUICK, environ) == Abilities("", "", counts=True)
+    with Endpoint(seven, refuses=("tools",)).serving() as environ:
+        found = abilities("tiny", QUICK, environ)
+        assert (found.structured, "Unrecognized request argument" in found.tools) == ("", True)
+    with Endpoint("Seven, of course!", counts=False).serving() as environ:
+        found = abilities("tiny", QUICK, environ)
+        assert found == Abilities("it answers 'Seven, of course!'", "it answers 'Seven, of course!'", counts=False)
+    with Endpoint(seven).serving() as environ, pytest.raises(ModelNotUsable, match="knows no model 'huge'"):
+        abilities("huge", QUICK, environ)
 
 
 @pytest.mark.parametrize(
