@@ -19,6 +19,8 @@ H200 = Device("NVIDIA H200", "sm_90", 132, 232448, 62914560, 4.28e12, {"fp32": 5
 class Agreeing:
     """Finds every candidate correct, but for those that hold one of the given texts."""
 
+    measured = False
+
     def __init__(self, **wrong: str) -> None:
         self.wrong = wrong
         self.seen: list[str] = []

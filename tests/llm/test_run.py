@@ -12,6 +12,12 @@ import pytest
 from answers import KERNEL, SOURCE, body, good, sheet
 from endpoint import Endpoint
 
+from mtmc_lsp.commands.consent import consented
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.workload import Target, TargetKind
+from mtmc_lsp.search.makers import BUILTIN, Makers
+from mtmc_lsp.search.session import Opened, Request
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cli"))
 from runner import Answer, mtmc
 
@@ -78,6 +84,51 @@ def test_what_fails_is_mended_with_a_message_that_says_what_failed(folder: Path)
     assert "ranks_kernel does not compile for sm_90" in endpoint.prompt(3)
     assert "bitonic_merge_sort" in endpoint.prompt(3)
     assert "values" in endpoint.prompt(4).rpartition("Your edit was undone")[0].rpartition(">>>>>>> REPLACE")[2]
+
+
+def test_a_run_is_replayed_without_network_or_key(folder: Path) -> None:
+    first = optimised(folder, Endpoint("no code", good), "--coder", "llm", "--apply").document
+    again = mtmc(folder, "optimize", "--replay", first["id"], "--json", **NO_GPU)
+    assert again.code == 0, again.err
+    for name in ("reason", "diff", "status", "action"):
+        assert [step[name] for step in again.document["steps"]] == [step[name] for step in first["steps"]]
+    assert again.document["final"]["source"] == first["final"]["source"] == (folder / "model.py").read_text()
+    assert again.document["model_use"] == {
+        **{"model": "tiny", "requests": 0, "prompt_tokens": 0, "answer_tokens": 0, "cost": None, "counted": True},
+        "replay_of": first["id"],
+    }
+    (folder / "model.py").write_text(SOURCE.replace("* 2", "* 3"))
+    changed = mtmc(folder, "optimize", "--replay", first["id"], "--json", **NO_GPU)
+    assert (changed.code, changed.error["code"]) == (2, "file-changed")
+    assert "Put the file back" in changed.error["remedy"]
+    unknown = mtmc(folder, "optimize", "--replay", "nothing", "--json")
+    assert (unknown.code, unknown.error["message"]) == (2, "there is no run 'nothing'")
+
+
+def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, monkeypatch, capsys) -> None:
+    host = {
+        "OPENAI_BASE_URL": "http://model.example:8000/v1",
+        "MTMC_LLM_MODEL": "m",
+        "XDG_STATE_HOME": str(folder / "s"),
+    }
+    for name, value in host.items():
+        monkeypatch.setenv(name, value)
+    target = Target(str(folder / "model.py"), "ranks", TargetKind.FUNCTION, 5, 7)
+    opened = Opened(Request(folder / "model.py", "ranks", Settings(), sys.executable), b"", target)
+    for makers in (Makers("llm"), Makers(coder="llm"), Makers(coder="auto")):
+        assert consented(opened, makers, explicit=False, may_ask=True) == BUILTIN
+        assert "you have not agreed to it" in capsys.readouterr().err
+        assert consented(opened, makers, explicit=True, may_ask=True) == makers
+    asked = mtmc(folder, "consent", **host)
+    assert "nothing of" in asked.out
+    assert "at model.example:8000 be asked" in asked.out
+    assert mtmc(folder, "consent", "--give", "--json", **host).document["hosts"] == ["model.example:8000"]
+    assert consented(opened, Makers(coder="auto"), explicit=False, may_ask=False) == Makers(coder="auto")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")
+    assert consented(opened, Makers(coder="auto"), explicit=False, may_ask=False) == BUILTIN, (
+        "another host is asked anew"
+    )
+    assert mtmc(folder, "consent", "--withdraw", "--json", **host).document["hosts"] == []
 
 
 def test_a_key_that_is_refused_leaves_a_run_to_resume(folder: Path) -> None:
