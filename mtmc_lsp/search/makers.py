@@ -90,8 +90,13 @@ class Makers:
         if capture is not None and steps:
             source = next((step.candidate.source for step in steps if step.candidate is not None), "")
             known = edits_of(capture, BuiltinCoder().start(capture, source), steps)
-        limits = settings.llm
-        coder = LlmCoder(model or NoModel(), repairs=limits.repairs, samples=limits.samples, known=known)
+        coder = LlmCoder(
+            model or NoModel(),
+            repairs=settings.llm.repairs,
+            samples=settings.llm.samples,
+            archs=settings.archs,
+            known=known,
+        )
         return planner, AutoCoder(coder) if self.coder == "auto" else coder
 
     def ranking(self, settings: Settings) -> RooflinePlanner:
@@ -112,7 +117,9 @@ class Makers:
         if written and self.coder != "builtin":
             try:
                 sheet = sheet_of(state.capture, state.candidate)
-                found.append(("code", coding_messages(state.capture, state.candidate, written[0], sheet)))
+                found.append(
+                    ("code", coding_messages(state.capture, state.candidate, written[0], sheet, archs=settings.archs))
+                )
             except CannotCode:
                 # The run would say why, and would not ask either.
                 pass

@@ -63,27 +63,47 @@ def test_the_model_plans_and_writes_what_the_built_in_coder_cannot(folder: Path)
     assert rows.fetchall()[:2] == [(document["id"], 1)] * 2
 
 
-def test_what_fails_is_mended_with_a_message_that_says_what_failed(folder: Path) -> None:
-    unmasked = KERNEL.replace("tl.where(mask, tl.maximum(s, 0.0), 0.0)", "tl.maximum(s, 1.0)")
-    invented = KERNEL.replace("tl.sort(x)", "tl.bitonic_merge_sort(x)")
-    answers = [
-        lambda request: "def f(): pass",
+def instead(old: str, new: str):
+    """The good answer with something else in it: nothing that a rule forbids."""
+
+    def answer(request: dict[str, Any]) -> str:
+        assert old in good(request)
+        return good(request).replace(old, new)
+
+    return answer
+
+
+STORED = "tl.cumsum(s, 0) * 2, mask"
+MENDED = [
+    ("holds no code", lambda request: "def f(): pass"),
+    (
+        "There is no line 'return nothing'",
         lambda request: good(request).replace(body(sheet(request)), "    return nothing\n"),
-        lambda request: good(request).replace(KERNEL, invented),
-        lambda request: good(request).replace(KERNEL, unmasked),
-        good,
-    ]
+    ),
+    ("bitonic_merge_sort", instead("tl.sort(x)", "tl.bitonic_merge_sort(x)")),
+    ("values", instead("tl.where(mask, tl.maximum(s, 0.0), 0.0)", "tl.maximum(s, 1.0)")),
+    ("values", instead(STORED, "(tl.cumsum(s, 0) * 2).to(tl.float16), mask")),
+    ("values", instead("mask = cols < n_cols", "mask = cols < 40")),
+    ("values", instead("tl.store(out_ptr + row * n_cols + cols", "tl.store(out_ptr + cols")),
+    ("values", instead("ranks_kernel[(n_rows,)](x, out,", "ranks_kernel[(n_rows,)](x, torch.empty_like(x),")),
+    ("inputs", instead("ranks_kernel[(n_rows,)](x, out,", "out = x\n    ranks_kernel[(n_rows,)](x, x,")),
+]
+"""Answers that each fail at another place, and a word of what the model is then told."""
+
+
+def test_what_fails_is_mended_with_a_message_that_says_what_failed(folder: Path) -> None:
     settings = folder / "pyproject.toml"
-    settings.write_text(settings.read_text() + "repairs = 4\n")
-    endpoint = Endpoint(*answers)
+    settings.write_text(settings.read_text() + f"repairs = {len(MENDED)}\n")
+    endpoint = Endpoint(*(answer for _, answer in MENDED), good)
     run = optimised(folder, endpoint)
     assert run.code == 0, run.err
-    assert run.document["steps"][0]["status"] == "accepted"
-    assert "holds no code" in endpoint.prompt(1)
-    assert "There is no line 'return nothing'" in endpoint.prompt(2)
-    assert "ranks_kernel does not compile for sm_90" in endpoint.prompt(3)
-    assert "bitonic_merge_sort" in endpoint.prompt(3)
-    assert "values" in endpoint.prompt(4).rpartition("Your edit was undone")[0].rpartition(">>>>>>> REPLACE")[2]
+    step = run.document["steps"][0]
+    assert step["status"] == "accepted"
+    assert KERNEL in step["candidate"]["source"], "none of the wrong ones"
+    told = [str(request["messages"][-1]["content"]) for request in endpoint.requests[1:]]
+    assert len(told) == len(MENDED)
+    for (word, _), message in zip(MENDED, told, strict=True):
+        assert word in message
 
 
 def test_a_run_is_replayed_without_network_or_key(folder: Path) -> None:

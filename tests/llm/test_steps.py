@@ -208,5 +208,14 @@ def test_a_key_that_is_refused_ends_the_run_with_an_error(run) -> None:
 
 
 @pytest.mark.parametrize("kind", ActionKind)
-def test_every_kind_of_action_has_a_note_with_its_source(kind: ActionKind) -> None:
-    assert knowledge(kind).count("Source") == 2
+def test_every_kind_of_action_has_a_note_with_a_worked_example_and_its_source(kind: ActionKind) -> None:
+    note = knowledge(kind)
+    assert note.count("\nSource") == 2
+    assert "\nExample: " in note
+
+
+def test_each_architecture_has_a_note_and_is_told_once() -> None:
+    note = knowledge(ActionKind.TILE, ("sm_80", "sm_89", "sm_90", "gfx942"))
+    assert [note.count(f"## {name}") for name in ("Ampere", "Hopper", "CDNA")] == [1, 1, 1]
+    assert note.count("\nSource") == 5
+    assert "CDNA" not in knowledge(ActionKind.TILE, ("sm_90",))

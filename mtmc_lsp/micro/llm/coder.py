@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.core.action import REMARK, MacroAction
@@ -38,7 +38,13 @@ class LlmCoder:
     """
 
     def __init__(
-        self, model: ChatModel, *, repairs: int = 3, samples: int = 1, known: Mapping[str, str] | None = None
+        self,
+        model: ChatModel,
+        *,
+        repairs: int = 3,
+        samples: int = 1,
+        archs: Sequence[str] = (),
+        known: Mapping[str, str] | None = None,
     ) -> None:
         """Ask ``model``.
 
@@ -46,11 +52,13 @@ class LlmCoder:
             model: who is asked.
             repairs: how often it may mend one step, whatever is wrong with it.
             samples: how many versions of a step it is asked for at once.
+            archs: what kernels are compiled for where there is no GPU.
             known: edits of an earlier run by the key of their action, which are taken before the model is asked.
         """
         self._model = model
         self._repairs = repairs
         self._samples = samples
+        self._archs = archs
         self._known = dict(known or {})
         self._left = 0
         self._talks: dict[str, list[Message]] = {}
@@ -76,7 +84,7 @@ class LlmCoder:
         self._left = self._repairs
         known = self._known.get(_without_remark(action).key, "")
         unwanted = known if REMARK in action.params else ""
-        talk = coding_messages(capture, candidate, action, sheet_of(capture, candidate), unwanted)
+        talk = coding_messages(capture, candidate, action, sheet_of(capture, candidate), unwanted, self._archs)
         if known and not unwanted:
             with contextlib.suppress(BadAnswer):
                 return [self._read(capture, candidate, action, known, [*talk, Message("assistant", known)])]

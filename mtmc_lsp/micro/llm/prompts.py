@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mtmc_lsp.core.action import REMARK, ActionKind, MacroAction
@@ -13,6 +13,8 @@ from mtmc_lsp.macro.llm import graph_text, target_text
 from mtmc_lsp.micro.llm.sheet import Sheet
 
 KNOWLEDGE = Path(__file__).with_name("knowledge")
+TOPICS = {"sm_8": "arch-ampere", "sm_9": "arch-hopper", "gfx9": "arch-cdna"}
+"""How an architecture's name begins, and the note on it."""
 SYSTEM = """\
 You write Triton. You are given a short Python text: Triton kernels (perhaps none yet) and one launcher that calls them.
 Carry out exactly one optimisation on it, in the region that is named, and change nothing else.
@@ -35,12 +37,19 @@ the lines that take their place
 
 
 def coding_messages(
-    capture: Capture, candidate: Candidate, action: MacroAction, sheet: Sheet, unwanted: str = ""
+    capture: Capture,
+    candidate: Candidate,
+    action: MacroAction,
+    sheet: Sheet,
+    unwanted: str = "",
+    archs: Sequence[str] = (),
 ) -> list[Message]:
     """The first question for one action; secrets and paths are taken out where it is sent.
 
-    ``unwanted`` is the edit that the user had and asked for another of.
+    ``unwanted`` is the edit that the user had and asked for another of; ``archs`` is what kernels are compiled for where there
+    is no GPU.
     """
+    known = [capture.environment.capability] if capture.environment.capability else archs
     region = "\n".join(
         line for line in graph_text(capture.graph).splitlines() if line.partition(":")[0] in {*action.region, "sizes"}
     )
@@ -51,7 +60,10 @@ def coding_messages(
         ("The user's code", target_text(capture, candidate)),
         ("Inputs of the launcher", _inputs(capture, sheet)),
         ("Operations of the region", region or "see the text"),
-        ("How this is done well", knowledge(action.kind)),
+        (
+            "How this is done well",
+            knowledge(action.kind, known),
+        ),
         (f"The text to edit ({sheet.launcher} is the launcher)", sheet.text),
     ]
     return [Message("system", SYSTEM), Message("user", "\n\n".join(f"# {head}\n{text}" for head, text in parts))]
@@ -77,9 +89,10 @@ def repair_message(failure: str, *, from_scratch: bool) -> Message:
     )
 
 
-def knowledge(kind: ActionKind) -> str:
-    """The note on a kind of action, and the one on kernels at large."""
-    notes = [KNOWLEDGE / "kernels.md", KNOWLEDGE / f"{kind.value}.md"]
+def knowledge(kind: ActionKind, archs: Sequence[str] = ()) -> str:
+    """The note on a kind of action, the one on kernels at large, and those on the architectures."""
+    topics = dict.fromkeys(topic for arch in archs for start, topic in TOPICS.items() if arch.startswith(start))
+    notes = [KNOWLEDGE / f"{name}.md" for name in ("kernels", kind.value, *topics)]
     return "\n".join(note.read_text(encoding="utf-8").strip() for note in notes)
 
 
