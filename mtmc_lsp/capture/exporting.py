@@ -188,6 +188,8 @@ class _Reader:
 
     def _name_symbols(self) -> None:
         taken = {item.name for item in self.inputs}
+        same = _same_by_attention(self.program)
+        given: set[str] = set()
         numbered = 0
         for i, (node, item) in enumerate(zip(self.placeholders, self.inputs, strict=True)):
             value = node.meta["val"]
@@ -198,8 +200,13 @@ class _Reader:
                     if symbol in self.names:
                         continue
                     wanted = item.size_names[d] if d < len(item.size_names) else ""
-                    if not wanted or wanted in taken or len(symbols) != 1:
+                    if same.get(symbol) in self.names:
+                        wanted = self.names[same[symbol]]
+                    elif not wanted or len(symbols) != 1 or (wanted in taken and wanted not in given):
                         wanted, numbered = f"s{numbered}", numbered + 1
+                    else:
+                        # One name in the workload is one size, also where the operations would take two.
+                        given.add(wanted)
                     taken.add(wanted)
                     self.names[symbol] = wanted
                 if isinstance(size, torch.SymInt) and len(symbols) == 1 and str(size.node.expr) in symbols:
@@ -217,8 +224,9 @@ class _Reader:
                         self.sizes[name] = int(item.value.stride(d))
 
     def awkward_symbols(self) -> set[str]:
-        """Symbols in sizes or guards that are no polynomials: divisions, remainders, maxima."""
-        found: set[str] = set()
+        """Symbols in sizes or guards that are no polynomials (divisions, remainders, maxima), and attention's head sizes."""
+        # A kernel is for one head size, and the scale comes from it.
+        found = {s for node in _attentions(self.program) for each in node.args[:3] for s in _symbols(_size(each, -1))}
         for node in self.program.graph.nodes:
             value = node.meta.get("val")
             for item in value if isinstance(value, (tuple, list)) else [value]:
@@ -404,6 +412,25 @@ class _Reader:
                     words = re.split(r"([A-Za-z_]\w*)", text)
                     found.append("".join(own.get(word, word) for word in words))
         return tuple(dict.fromkeys(found))
+
+
+def _attentions(program: Any) -> list[Any]:
+    return [node for node in program.graph.nodes if "scaled_dot_product_attention" in str(node.target)]
+
+
+def _size(node: Any, dim: int) -> Any:
+    return node.meta["val"].shape[dim]
+
+
+def _same_by_attention(program: Any) -> dict[str, str]:
+    """Symbols of keys and values whose numbers must be equal, each to the other: attention's meta kernel does not say so."""
+    same: dict[str, str] = {}
+    for node in _attentions(program):
+        keys, values = (_symbols(_size(operand, -2)) for operand in node.args[1:3])
+        if len(keys) == len(values) == 1 and keys != values:
+            (key,), (value,) = keys, values
+            same |= {key: value, value: key}
+    return same
 
 
 def _symbols(size: Any) -> set[str]:

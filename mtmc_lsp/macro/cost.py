@@ -9,8 +9,9 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import product
+from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.prims import PrimOp, Program
-from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind
+from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
 PASSES = {"layer_norm": 2, "group_norm": 3, "batch_norm": 3, "instance_norm": 3, "softmax": 2, "log_softmax": 2}
 """How many times PyTorch's own kernel reads or writes the tensor, where it is more than once each."""
@@ -98,7 +99,7 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     if parts > 1 and _varies_along_columns(program, region) and reads > 0.5 * device.l2_bytes:
         passes = 2
     written = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in region.outputs)
-    flops = sum(matmul_flops(program, node) for node in region.nodes)
+    flops = sum(matmul_flops(program, node) for node in region.nodes) * _share_of_pairs(program, region)
     dtype = program.of(region.outputs[0]).dtype
     for prim in region.prims:
         if program.prims[prim].op is PrimOp.MATMUL:
@@ -119,6 +120,17 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
         launches += 1 + _varies_along_columns(program, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
     return Cost(moved, flops, time + device.launch_us * launches)
+
+
+def _share_of_pairs(program: Program, region: Region) -> float:
+    """Share of an attention's pairs of a query and a key that its mask leaves; 1 for all else."""
+    form = attention_form([program.prims[name] for name in region.prims])
+    band = attention_band(program, region, form) if form is not None else None
+    if form is None or band is None or not band.limits:
+        return 1.0
+    sizes = program.graph.sizes
+    queries, keys = (size.value(sizes) for size in form.scores.shape[-2:])
+    return band.share(queries, keys, sizes)
 
 
 def _varies_along_columns(program: Program, region: Region) -> bool:

@@ -39,6 +39,7 @@ MUTATIONS: tuple[tuple[str, dict[str, object], str, str], ...] = (
     ("look-ups: gather", {}, "* 2.0", "* 2.0 + 1.0"),
     ("look-ups: rows", {}, "+ 11", "+ 10"),
     ("attention: causal", {}, "<=", "<"),
+    ("attention: causal", {}, "first_query + BLOCK_M,", "first_query,"),
     ("attention: plain", {}, "0.35355339059327373", "0.36"),
 )
 

@@ -18,6 +18,8 @@ def matmul(b: Builder, left: str, right: str, dtype: str) -> str:
         raise CannotLower("a product of integers")
     if len(a) < 2 or len(c) < 2:
         raise CannotLower("a product with a vector")
+    if a[-1] != c[-2]:
+        raise CannotLower(f"a product over {a[-1]} and {c[-2]} elements")
     if _ancestors(b, left) & _ancestors(b, right):
         right = b.add(PrimOp.ALIAS, (right,), c, b.dtype(right))
     if len(c) == 2:

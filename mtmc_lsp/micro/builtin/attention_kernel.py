@@ -13,10 +13,11 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.configs import next_power_of_two
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
-from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions, Mask, Parameters
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
@@ -59,6 +60,7 @@ class _AttentionWriter:
         self.buffers = buffers
         self.config = config
         self.form = form
+        self.band = attention_band(program, region, form)
         self.scores = ProductAxes(program, region, form.scores)
         self.result = ProductAxes(program, region, form.result)
         if self.scores.n != self.result.k or self.scores.m != self.result.m:
@@ -94,7 +96,7 @@ class _AttentionWriter:
         queries, keys = self._size(self.scores.m), self._size(self.scores.n)
         n_queries, n_keys = self.parameters.size(queries).text, self.parameters.size(keys).text
         dynamic: dict[str, str] = {}
-        self.lines.append("m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]")
+        self.lines += self._block_of_queries()
         if self.batch:
             self.lines.append("batch = tl.program_id(1).to(tl.int64)")
         m_masks: list[Mask] = []
@@ -131,7 +133,8 @@ class _AttentionWriter:
         dtype = self._dtype(self.result)
         weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_half(dtype) else "weights"
         body.append(f"acc = tl.dot({weights}, {v}, acc * shrink[:, None]{precision})")
-        self.lines.append(f"for start in range(0, {n_keys}, BLOCK_N):")
+        first, end = self._keys(n_keys)
+        self.lines.append(f"for start in range({first}, {end}, BLOCK_N):")
         self.lines += [f"    {line}" for line in body]
         if self.form.zero_for_none:
             self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
@@ -156,6 +159,39 @@ class _AttentionWriter:
             dynamic=dynamic,
             limits=tuple(dict.fromkeys(self.limits)),
         )
+
+    def _block_of_queries(self) -> list[str]:
+        if not self.band.limits:
+            return ["m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]"]
+        # The last blocks of a causal mask have the most keys, so they begin first and none is left over at the end.
+        longest_first = self.band.first is None
+        block = "tl.num_programs(0) - 1 - tl.program_id(0)" if longest_first else "tl.program_id(0)"
+        start = f"({block}) * BLOCK_M" if longest_first else f"{block} * BLOCK_M"
+        return [f"first_query = {start}", "m = (first_query + tl.arange(0, BLOCK_M))[:, None]"]
+
+    def _keys(self, n_keys: str) -> tuple[str, str]:
+        """Bounds of the keys that some query of the block may see, the first a multiple of the block."""
+        first, end = "0", n_keys
+        if self.band.first is not None:
+            self.lines += [
+                "# No query of this block sees a key before or behind these.",
+                f"first_key = tl.maximum({self._shifted('first_query', self.band.first)}, 0) // BLOCK_N * BLOCK_N",
+            ]
+            first = "first_key"
+        if self.band.last is not None:
+            if self.band.first is None:
+                self.lines.append("# No query of this block sees a key behind these.")
+            self.lines.append(
+                f"end_key = tl.minimum({self._shifted('first_query + BLOCK_M', self.band.last)}, {n_keys})"
+            )
+            end = "end_key"
+        return first, end
+
+    def _shifted(self, position: str, size: Size) -> str:
+        if size.is_constant:
+            number = size.constant
+            return position if number == 0 else f"{position} {'-' if number < 0 else '+'} {abs(number)}"
+        return f"{position} + {self.parameters.size(size).at(SUM)}"
 
     def _dtype(self, axes: ProductAxes) -> str:
         return self.program.prims[axes.prim.inputs[1]].dtype

@@ -1,0 +1,148 @@
+"""Attention with a causal or sliding-window mask leaves out the blocks of keys that no query sees, however it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.bands import Band, attention_band
+from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.regions import Region, analyse, attention_form
+from mtmc_lsp.measure.cases import Case
+from tests.micro.checker import Checker
+from tests.micro.harness import fused
+
+CONFIG = {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}
+HEAD = """import math
+import torch
+import torch.nn.functional as F
+
+
+# mtmc: q=f32[B,T,16] k=f32[B,S,16] v=f32[B,S,16] B=2 T=50 S=50
+def f(q, k, v):
+    T, S = q.shape[1], k.shape[1]
+    scores = q @ k.transpose(-2, -1) / math.sqrt(16)
+"""
+WRITTEN = {
+    "triu of ones": (
+        "mask = torch.triu(torch.ones(T, S, dtype=torch.bool, device=q.device), diagonal=1)\n"
+        "scores = scores.masked_fill(mask, float('-inf'))",
+        (None, 0),
+    ),
+    "tril of float ones, compared with 0": (
+        "mask = torch.tril(torch.ones(T, S, device=q.device))\nscores = scores.masked_fill(mask == 0, float('-inf'))",
+        (None, 0),
+    ),
+    "a mask that is added": (
+        "scores = scores + torch.full((T, S), float('-inf'), device=q.device).triu(1)",
+        (None, 0),
+    ),
+    "positions compared": (
+        "i = torch.arange(T, device=q.device)[:, None]\n"
+        "j = torch.arange(S, device=q.device)[None, :]\n"
+        "scores = torch.where(i >= j, scores, float('-inf'))",
+        (None, 0),
+    ),
+    "a sliding window": (
+        "i = torch.arange(T, device=q.device)[:, None]\n"
+        "j = torch.arange(S, device=q.device)[None, :]\n"
+        "scores = scores.masked_fill((j > i) | (j < i - 17), float('-inf'))",
+        (-17, 0),
+    ),
+    "a window ahead": (
+        "i = torch.arange(T, device=q.device)[:, None]\n"
+        "j = torch.arange(S, device=q.device)[None, :]\n"
+        "scores = scores.masked_fill(~((i - j).lt(1) & (j - i < 5)), float('-inf'))",
+        (0, 4),
+    ),
+    "a large negative number": (
+        "mask = torch.triu(torch.ones(T, S, dtype=torch.bool, device=q.device), diagonal=1)\n"
+        "scores = scores.masked_fill(mask, -1e9)",
+        (None, None),
+    ),
+    "everything but a band": (
+        "i = torch.arange(T, device=q.device)[:, None]\n"
+        "j = torch.arange(S, device=q.device)[None, :]\n"
+        "scores = scores.masked_fill((i - j).eq(3), float('-inf'))",
+        (None, None),
+    ),
+}
+
+CROSS = """import torch
+import torch.nn.functional as F
+
+
+# mtmc: q=f16[B,2,T,16] k=f16[B,2,S,16] v=f16[B,2,S,16] B=2 T=33 S=70
+def f(q, k, v):
+    T, S = q.shape[2], k.shape[2]
+    i = torch.arange(T, device=q.device)[:, None] + (S - T)
+    j = torch.arange(S, device=q.device)[None, :]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=j <= i)
+"""
+
+
+def text(name: str) -> str:
+    body = WRITTEN[name][0].replace("\n", "\n    ")
+    return f"{HEAD}    {body}\n    return torch.softmax(scores, -1) @ v\n"
+
+
+def region_of(capture: Capture) -> tuple[Region, Band]:
+    program = lower(capture.graph)
+    region = analyse(program, tuple(node.name for node in capture.graph.nodes))
+    form = attention_form([program.prims[name] for name in region.prims])
+    assert form is not None
+    return region, attention_band(program, region, form)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_band_is_read_off_the_mask_and_kept(checker: Checker, name: str) -> None:
+    capture = checker.capture(text(name))
+    first, last = WRITTEN[name][1]
+    _, band = region_of(capture)
+    assert band == Band(*(None if limit is None else Size.of(limit) for limit in (first, last)))
+    candidate = fused(capture, text(name), CONFIG)
+    assert ("first_key" in candidate.source, "end_key" in candidate.source) == (first is not None, last is not None)
+    for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 1, "S": 1}, {"B": 1, "T": 33, "S": 33}):
+        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+
+
+def test_queries_at_the_end_of_longer_keys_see_what_is_before_them(checker: Checker) -> None:
+    capture = checker.capture(CROSS)
+    _, band = region_of(capture)
+    assert band == Band(last=Size.symbol("S") - Size.symbol("T"))
+    candidate = fused(capture, CROSS, CONFIG)
+    for sizes in ({"B": 2, "T": 33, "S": 70}, {"B": 1, "T": 1, "S": 19}, {"B": 1, "T": 40, "S": 17}):
+        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+    assert checker.compile_errors(capture, candidate) == []
+
+
+def test_a_causal_mask_halves_the_estimated_work(checker: Checker) -> None:
+    capture = checker.capture(text("triu of ones"))
+    _, band = region_of(capture)
+    assert band.share(64, 64, {}) == pytest.approx(0.5, abs=0.01)
+    assert band.share(0, 0, {}) == 1.0
+
+
+UNNAMED = """import torch
+import torch.nn.functional as F
+
+
+def f(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def get_inputs():
+    return [torch.rand(2, 3, 5, 16), torch.rand(2, 3, 7, 16), torch.rand(2, 3, 7, 16)]
+"""
+
+
+@pytest.mark.parametrize("code", [CROSS, UNNAMED], ids=["named sizes", "sizes without names"])
+def test_keys_and_values_of_different_lengths_are_not_for_the_kernel(checker: Checker, code: str) -> None:
+    """Reading as many values as there are keys would leave the memory; eager code says what is wrong."""
+    capture = checker.capture(code)
+    assert len(capture.variable_sizes) == len(
+        {size for item in capture.graph.inputs for size in item.type.shape} - {Size.of(2), Size.of(3), Size.of(16)}
+    )
+    candidate = fused(capture, code, CONFIG)
+    assert "v.shape == k.shape" in candidate.source
