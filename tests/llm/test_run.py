@@ -86,7 +86,7 @@ MENDED = [
     ("values", instead("mask = cols < n_cols", "mask = cols < 40")),
     ("values", instead("tl.store(out_ptr + row * n_cols + cols", "tl.store(out_ptr + cols")),
     ("values", instead("ranks_kernel[(n_rows,)](x, out,", "ranks_kernel[(n_rows,)](x, torch.empty_like(x),")),
-    ("inputs", instead("ranks_kernel[(n_rows,)](x, out,", "out = x\n    ranks_kernel[(n_rows,)](x, x,")),
+    ("shares memory with", instead("ranks_kernel[(n_rows,)](x, out,", "out = x\n    ranks_kernel[(n_rows,)](x, x,")),
 ]
 """Answers that each fail at another place, and a word of what the model is then told."""
 
