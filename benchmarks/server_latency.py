@@ -1,15 +1,23 @@
 """How fast the language server answers on a 10,000-line file while a run is under way.
 
-    python benchmarks/server_latency.py [--rounds N] [--beside COMMAND] [--out FILE]
+    python benchmarks/server_latency.py [--rounds N] [--starts N] [--beside COMMAND] [--turns N] [--out FILE]
 
-``--beside`` names another language server (``jedi-language-server``, say) that gets the same requests on the same file in the
-same run, in turns with ours. Only what both answer is compared.
+``--beside`` names another language server that gets the same requests on the same file in the same run, in turns with ours. For
+jedi-language-server, in an environment of its own::
+
+    python -m venv jedi && jedi/bin/pip install jedi-language-server
+    python benchmarks/server_latency.py --beside jedi/bin/jedi-language-server
+
+It takes about a minute for one round of such a file, so it has a turn in ``--turns`` of the rounds alone, spread over all.
+Only what both answer is compared, and the ratio is that of the medians of those very rounds. The exit code is 1 where a budget is
+not kept or the other server is faster at anything.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import random
 import shlex
@@ -36,41 +44,73 @@ def busy(x, weight):
 """
 
 
+BUDGETS_MS = {"ready": 500, "codeAction": 30, "hover": 30, "codeLens": 30, "keystroke to diagnostics": 60}
+"""95th percentiles; of ``ready`` the median."""
+BUDGET_MB = 120
+
+
 def main() -> None:
     """Measure, print a table, and write the numbers where asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--beside", default="")
+    parser.add_argument("--starts", type=int, default=5, help="how often each server is started, to time that")
+    parser.add_argument("--beside", default="", metavar="COMMAND")
+    parser.add_argument("--turns", type=int, default=5, help="rounds in which the other server is asked too")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    commands = {"mtmc-lsp": [sys.executable, "-m", "mtmc_lsp.server.app"]}
+    if options.beside:
+        commands["beside"] = shlex.split(options.beside)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.py"
         (Path(folder) / "pyproject.toml").write_text('[tool.mtmc]\narchs = ["sm_90"]\n')
         path.write_text(source())
-        servers = {"mtmc-lsp": Server([sys.executable, "-m", "mtmc_lsp.server.app"], path)}
-        if options.beside:
-            servers["beside"] = Server(shlex.split(options.beside), path)
-        ours = servers["mtmc-lsp"]
-        ours.request("workspace/executeCommand", {"command": "mtmc.optimize", "arguments": [ours.target("busy")]})
-        for server in servers.values():
-            for _ in range(5):
-                server.round(None)
-        runs = 0
-        for _ in range(options.rounds):
+        ready = started(commands, path, options.starts)
+        servers = {name: Server(command, path) for name, command in commands.items()}
+        try:
+            underway = measure(servers, options.rounds, options.turns)
+            results = {name: {"ready": summary(ready[name]), **server.result()} for name, server in servers.items()}
+        finally:
             for server in servers.values():
-                server.round(server.samples)
-            jobs = ours.request("workspace/executeCommand", {"command": "mtmc.jobs", "arguments": []})[1]
-            runs += bool(jobs["result"])
-            if not jobs["result"]:
-                command = {"command": "mtmc.optimize", "arguments": [ours.target("busy")]}
-                ours.request("workspace/executeCommand", command)
-        results = {name: server.result() for name, server in servers.items()}
-        results["mtmc-lsp"]["rounds_with_a_run_under_way"] = runs
-        for server in servers.values():
-            server.close()
-    show(results)
+                server.close()
+    results["mtmc-lsp"]["rounds_with_a_run_under_way"] = underway
+    load = os.getloadavg()[0]
+    show(results, load)
     if options.out is not None:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        options.out.write_text(json.dumps({"load": load, **results}, indent=1) + "\n")
+    sys.exit(1 if failures(results) else 0)
+
+
+def started(commands: dict[str, list[str]], path: Path, starts: int) -> dict[str, list[float]]:
+    """Milliseconds from the start of the process to the answer to ``initialize``, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(starts):
+        for name, command in commands.items():
+            server = Server(command, path)
+            times[name].append(server.ready_ms)
+            server.close()
+    return times
+
+
+def measure(servers: dict[str, Server], rounds: int, turns: int) -> int:
+    """Ask everything in turns while a run is under way; in how many rounds one was."""
+    ours = servers["mtmc-lsp"]
+    optimize = {"command": "mtmc.optimize", "arguments": [ours.target("busy")]}
+    ours.request("workspace/executeCommand", optimize)
+    for server in servers.values():
+        for _ in range(5 if server is ours else 1):
+            server.round(None)
+    shared = {round(turn * rounds / turns) for turn in range(turns)} if len(servers) > 1 else set()
+    underway = 0
+    for number in range(rounds):
+        ours.round(ours.samples, ours.shared if number in shared else None)
+        if number in shared:
+            servers["beside"].round(servers["beside"].samples)
+        jobs = ours.request("workspace/executeCommand", {"command": "mtmc.jobs", "arguments": []})[1]
+        underway += bool(jobs["result"])
+        if not jobs["result"]:
+            ours.request("workspace/executeCommand", optimize)
+    return underway
 
 
 def source() -> str:
@@ -103,6 +143,8 @@ class Server:
         self.uri = path.as_uri()
         self._lines = path.read_text().split("\n")
         self.samples: dict[str, list[float]] = {}
+        self.shared: dict[str, list[float]] = {}
+        """Those of rounds in which the other server was asked too."""
         text = {"publishDiagnostics": {"versionSupport": True}, "codeAction": {}, "hover": {}, "codeLens": {}}
         text["codeAction"] = {"codeActionLiteralSupport": {"codeActionKind": {"valueSet": []}}}
         text["documentSymbol"] = {"hierarchicalDocumentSymbolSupport": True}
@@ -123,8 +165,8 @@ class Server:
         """The argument of our commands."""
         return {"uri": self.uri, "target": name}
 
-    def round(self, samples: dict[str, list[float]] | None) -> None:
-        """Each request once, at a random place, and one keystroke."""
+    def round(self, *kept: dict[str, list[float]] | None) -> None:
+        """Each request once, at a random place, and one keystroke; milliseconds are added to all of ``kept``."""
         line = self._random.randrange(10, len(self._lines) - 2)
         at = {"line": line, "character": min(4, len(self._lines[line]))}
         document = {"textDocument": {"uri": self.uri}}
@@ -138,11 +180,9 @@ class Server:
             if not self._provided.get(f"{name}Provider"):
                 continue
             seconds, answer = self.request(f"textDocument/{name}", params)
-            if samples is not None and "error" not in answer:
-                samples.setdefault(name, []).append(1000 * seconds)
-        seconds = self._keystroke(line)
-        if samples is not None:
-            samples.setdefault("keystroke to diagnostics", []).append(1000 * seconds)
+            if "error" not in answer:
+                _add(kept, name, seconds)
+        _add(kept, "keystroke to diagnostics", self._keystroke(line))
 
     def _keystroke(self, line: int) -> float:
         """Type a character at the end of a line's comment, and wait for the diagnostics of the new text."""
@@ -168,10 +208,10 @@ class Server:
         """The numbers."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        table: dict[str, Any] = {"ready_ms": self.ready_ms, "resident_mb": int(resident.split()[1]) / 1024}
-        for name, values in self.samples.items():
-            cuts = statistics.quantiles(values, n=20)
-            table[name] = {"median_ms": statistics.median(values), "p95_ms": cuts[-1], "samples": len(values)}
+        table: dict[str, Any] = {"resident_mb": int(resident.split()[1]) / 1024}
+        table |= {name: summary(values) for name, values in self.samples.items()}
+        if self.shared:
+            table["shared"] = {name: summary(values) for name, values in self.shared.items()}
         return table
 
     def request(self, method: str, params: Any) -> tuple[float, dict[str, Any]]:
@@ -215,18 +255,47 @@ class Server:
             (self._published if is_published else self._answers).put(message)
 
 
-def show(results: dict[str, Any]) -> None:
+def _add(kept: tuple[dict[str, list[float]] | None, ...], name: str, seconds: float) -> None:
+    for samples in kept:
+        if samples is not None:
+            samples.setdefault(name, []).append(1000 * seconds)
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median, 95th percentile (of a few values the largest) and number."""
+    p95 = statistics.quantiles(values, n=20)[-1] if len(values) >= 20 else max(values)
+    return {"median_ms": statistics.median(values), "p95_ms": p95, "samples": len(values)}
+
+
+def ratios(results: dict[str, Any]) -> dict[str, float]:
+    """How many times as long the other server took, by its and our medians in the same rounds."""
+    ours, beside = results["mtmc-lsp"], results.get("beside", {})
+    shared = {"ready": ours["ready"], **ours.get("shared", {})}
+    return {name: beside[name]["median_ms"] / of["median_ms"] for name, of in shared.items() if name in beside}
+
+
+def failures(results: dict[str, Any]) -> list[str]:
+    """Budgets that are not kept, and what the other server is faster at."""
+    ours = results["mtmc-lsp"]
+    found = [
+        f"{n} over {b} ms" for n, b in BUDGETS_MS.items() if ours[n]["median_ms" if n == "ready" else "p95_ms"] > b
+    ]
+    found += [f"resident over {BUDGET_MB} MB"] * (ours["resident_mb"] > BUDGET_MB)
+    return found + [f"{name}: the other server is faster" for name, ratio in ratios(results).items() if ratio < 1]
+
+
+def show(results: dict[str, Any], load: float) -> None:
     """A table."""
-    names = list(results["mtmc-lsp"])
-    for name in names:
-        cells = []
-        for server, table in results.items():
-            value = table.get(name)
-            text = (
-                f"p95 {value['p95_ms']:8.1f} ms, median {value['median_ms']:8.1f}" if isinstance(value, dict) else value
-            )
-            cells.append(f"{server}: {text if text is not None else '-'}")
-        print(f"{name:30} " + "   ".join(str(cell) for cell in cells))
+    compared = ratios(results)
+    for server, table in results.items():
+        print(f"{server}: {table['resident_mb']:.0f} MB resident")
+        for name, value in table.items():
+            if isinstance(value, dict) and name != "shared":
+                text = f"  {name:26} median {value['median_ms']:9.1f} ms, p95 {value['p95_ms']:9.1f}, n = {value['samples']}"
+                print(text + (f", {compared[name]:.1f}x ours" if server == "beside" and name in compared else ""))
+    print(f"a run was under way in {results['mtmc-lsp']['rounds_with_a_run_under_way']} rounds; load {load:.1f}")
+    for failure in failures(results):
+        print(f"FAILED: {failure}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from mtmc_lsp import __version__
+from mtmc_lsp.commands.bench import bench
 from mtmc_lsp.commands.consent import consent, consented
+from mtmc_lsp.commands.profile import profile
+from mtmc_lsp.commands.report import report
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ app = typer.Typer(
     help="Turn PyTorch functions into verified Triton kernels, step by step.",
 )
 
+app.command()(report)
+
 # typer reads these at run time, on Python 3.10 too.
 Spec = Annotated[str, typer.Argument(metavar="FILE::NAME", help="The function, method, module or kernel.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
@@ -41,8 +46,17 @@ Arch = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--arch", help="Compile for these, comma-separated, where there is no GPU."),
 ]
+MaxAutotune = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option("--max-autotune", help="Time torch.compile(mode='max-autotune') too, which takes minutes."),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Time again what was timed before.")]
 Budget = Annotated[Optional[float], typer.Option("--budget", help="Most seconds for the run.")]  # noqa: UP045
 Out = Annotated[Optional[Path], typer.Option("--out", help="Where to write it; else standard output.")]  # noqa: UP045
+
+RequireSandbox = Annotated[
+    bool, typer.Option("--require-sandbox", help="Refuse where a candidate's process cannot be locked in.")
+]
 
 
 def main() -> None:
@@ -101,14 +115,14 @@ def _choice(option: str, value: str, known: tuple[str, ...]) -> None:
         raise RequestError(f"--{option} {value} does not exist", remedy=f"There is {' and '.join(known)}.")
 
 
-def _settings(folder: Path, arch: str | None = None, budget: float | None = None, **more: str | None) -> Settings:
+def _settings(folder: Path, arch: str | None = None, budget: float | None = None, **more: object) -> Settings:
     from mtmc_lsp.core.settings import changed, read_settings
 
     archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
     return changed(read_settings(folder), archs=archs, budget_seconds=budget, **more)
 
 
-def _open(spec: str, python: str, arch: str | None, budget: float | None = None, **more: str | None) -> Opened:
+def _open(spec: str, python: str, arch: str | None, budget: float | None = None, **more: object) -> Opened:
     from mtmc_lsp.search.session import open_target, parse_request
 
     settings = _settings(Path(spec.partition("::")[0]).absolute().parent, arch, budget, **more)
@@ -147,6 +161,9 @@ def optimize(
         str,
         typer.Option("--replay", metavar="RUN", help="Do a run again with the answers its model gave; sends nothing."),
     ] = "",
+    max_autotune: MaxAutotune = None,
+    fresh: Fresh = False,
+    require_sandbox: RequireSandbox = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a model would be sent; send nothing.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -167,7 +184,7 @@ def optimize(
     _choice("search", search, ("greedy",))
 
     def open_spec(name: str) -> Opened:
-        return _open(name, python, arch, budget, planner=planner, coder=coder)
+        return _open(name, python, arch, budget, planner=planner, coder=coder, max_autotune=max_autotune)
 
     out = text.console(stderr=as_json)
     record, model = None, None
@@ -189,7 +206,17 @@ def optimize(
                 on_step=lambda step: text.show_step(out, step, diff=diff and not as_json),
                 on_replayed=lambda step: text.show_replayed(out, step),
             )
-            result = session.optimize(opened, capture, store, events, resumed=record, makers=makers, model=model)
+            result = session.optimize(
+                opened,
+                capture,
+                store,
+                events,
+                resumed=record,
+                makers=makers,
+                model=model,
+                fresh=fresh,
+                needs_sandbox=require_sandbox,
+            )
         text.show_result(out, result)
     backup = session.apply(opened, result) if apply else None
     if backup is not None:
@@ -346,9 +373,9 @@ def verify(
     allow_no_kernel: Annotated[
         bool, typer.Option("--allow-no-kernel", help="Accept a candidate that launches no Triton kernel.")
     ] = False,
-    require_sandbox: Annotated[
-        bool, typer.Option("--require-sandbox", help="Refuse where the candidate's process cannot be locked in.")
-    ] = False,
+    require_sandbox: RequireSandbox = False,
+    max_autotune: MaxAutotune = None,
+    fresh: Fresh = False,
     python: Python = "",
     as_json: AsJson = False,
 ) -> int:
@@ -357,7 +384,7 @@ def verify(
     from mtmc_lsp.report.text import console, show_pair
     from mtmc_lsp.search.pairs import open_pair, verify_pair
 
-    settings = _settings(Path(reference.partition("::")[0]).absolute().parent)
+    settings = _settings(Path(reference.partition("::")[0]).absolute().parent, max_autotune=max_autotune)
     first, second = open_pair(reference, candidate, settings, python)
     with console(stderr=True).status("capturing the reference") as status:
         found = verify_pair(
@@ -368,10 +395,12 @@ def verify(
             needs_kernel=not allow_no_kernel,
             needs_sandbox=require_sandbox,
             on_case=lambda case: status.update(case.label),
+            fresh=fresh,
         )
     if as_json:
         targets = {"reference": first.target, "candidate": second.target}
-        print(document(**targets, verdict=found.verdict, reproduction=found.reproduction or None))
+        times = {"speed": found.speed, "timing": found.timing, "untimed": found.untimed or None}
+        print(document(**targets, verdict=found.verdict, **times, reproduction=found.reproduction or None))
     else:
         show_pair(console(), found)
     return 0 if found.verdict.is_correct else 1
@@ -404,3 +433,7 @@ def lsp(
 
     serve(tcp=tcp or None, log_file=log or None)
     return 0
+
+
+app.command()(bench)
+app.command()(profile)

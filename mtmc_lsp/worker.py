@@ -31,11 +31,14 @@ COMMANDS = {
     "measure.compile": "mtmc_lsp.measure.in_compiler:compile_launches",
     "measure.time": "mtmc_lsp.measure.in_timer:time_candidate",
     "measure.baseline": "mtmc_lsp.measure.in_timer:baseline",
-    "measure.quick": "mtmc_lsp.measure.in_timer:quick",
-    "measure.device": "mtmc_lsp.measure.in_timer:device",
+    "measure.quick": "mtmc_lsp.measure.in_ranking:quick",
+    "measure.device": "mtmc_lsp.measure.in_ranking:device",
+    "measure.profile": "mtmc_lsp.measure.in_profiler:profile",
     "measure.start": "mtmc_lsp.measure.in_worker:start",
 }
 """Command to ``module:function``; each takes and returns a JSON object."""
+LARGEST_FILE = 64 << 30
+"""Bytes of one file of a process that is locked in: results may be large, but the disk is not its own."""
 
 
 def _register_package() -> None:
@@ -56,9 +59,14 @@ def _limit_memory(size: int) -> None:
 
 
 def _lock_in(sandbox: dict[str, Any]) -> None:
+    import resource
+
     from mtmc_lsp.core import sandbox as locking
 
-    locking.active = locking.enter(sandbox["writable"], sandbox["hidden"])
+    locking.active = locking.enter(**sandbox)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+    # A file that grows beyond is an error of the candidate's, not its end by a signal.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def _end_with(parent: int) -> None:
@@ -68,10 +76,9 @@ def _end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _answer(line: str) -> dict[str, Any]:
+def _answer(message: dict[str, Any]) -> dict[str, Any]:
     from mtmc_lsp.core.errors import MtmcError, OutOfMemory, TargetRaises
 
-    message = json.loads(line)
     try:
         module, _, function = COMMANDS[message["command"]].partition(":")
         handler = getattr(importlib.import_module(module), function)
@@ -93,31 +100,57 @@ def _answer(line: str) -> dict[str, Any]:
         return {"error": MtmcError(text).to_json()}
 
 
-def main() -> None:
-    """Serve requests until standard input ends."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--answers", type=int, required=True)
+    parser.add_argument("--answers", type=int)
+    parser.add_argument("--template", type=int)
     parser.add_argument("--memory", type=int)
     parser.add_argument("--sandbox", type=json.loads)
-    options = parser.parse_args()
-    if os.getpgrp() == os.getpid():
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    return parser
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    options = _parser().parse_args()
     # The folder of this file is first on the path of a script; the user's own modules must not find ours there.
     if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
         sys.path.pop(0)
     _register_package()
+    if options.template is None:
+        _serve(options, options.answers)
+        return
+    from mtmc_lsp.core.template_in_worker import serve_copies
+
+    arguments, answers = serve_copies(options.template)
+    code = 0
+    try:
+        _serve(_parser().parse_args(arguments), answers)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # A copy ends here: what the template holds is not its to clean up.
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _serve(options: argparse.Namespace, number: int) -> None:
+    parent = os.getppid()
     if options.sandbox:
         _lock_in(options.sandbox)
+    # Only now: a lock holds for threads that start later.
+    if os.getpgrp() == os.getpid():
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     if options.memory:
         _limit_memory(options.memory)
     # A process that user code starts must not hold the pipe open after our end.
-    os.set_inheritable(options.answers, False)
-    answers = os.fdopen(options.answers, "w", encoding="utf-8")
+    os.set_inheritable(number, False)
+    answers = os.fdopen(number, "w", encoding="utf-8")
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     # User code that reads standard input gets nothing instead of our requests.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for line in requests:
-        answers.write(json.dumps(_answer(line)) + "\n")
+        message = json.loads(line)
+        answers.write(json.dumps({**_answer(message), "token": message["token"]}) + "\n")
         answers.flush()
 
 

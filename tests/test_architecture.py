@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "mtmc_lsp"
-ORDER = ["core", "docs", "source", "capture", "macro", "micro", "measure", "search", "report", "server"]
-FACES = {"__init__.py", "__main__.py", "cli.py", "commands"}
+ORDER = ["core", "docs", "source", "capture", "macro", "micro", "measure", "search", "report", "server", "commands"]
+FACES = {"__init__.py", "__main__.py", "cli.py"}
 """Files beside the folders, which may import any of them."""
 IN_WORKER = {
+    "core/template_in_worker.py",
     "worker.py",
     "capture/calls.py",
     "capture/branches.py",
@@ -24,11 +25,15 @@ IN_WORKER = {
     "capture/exporting.py",
     "capture/in_worker.py",
     "capture/loading.py",
+    "measure/clock.py",
     "measure/comparing.py",
+    "measure/contest.py",
     "measure/in_compiler.py",
     "measure/in_launches.py",
     "measure/in_pair.py",
     "measure/in_reproduction.py",
+    "measure/in_profiler.py",
+    "measure/in_ranking.py",
     "measure/in_timer.py",
     "capture/settling.py",
     "capture/structure.py",
@@ -44,6 +49,7 @@ IN_WORKER = {
 IN_USERS_PROGRAM = ["capture/hook/sitecustomize.py", "capture/recorder.py"]
 """Files that ``mtmc record`` puts into the user's own program: they need the standard library alone."""
 HEAVY = {"torch", "triton", "numpy"}
+PROTOCOL = {"pygls", "lsprotocol"}
 THERE = HEAVY | set(sys.stdlib_module_names) | {"__future__", "mtmc_lsp"}
 SCRIPTS = {"worker.py", "search/probe_in_worker.py"}
 """Run by their path, never imported."""
@@ -101,6 +107,16 @@ def test_only_worker_files_import_torch(name: str) -> None:
     assert not {module.split(".")[0] for module in imports(name)} & HEAVY
     reached = ours(name) & IN_WORKER
     assert not reached, f"{name} brings in {reached}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("server/")])
+def test_only_the_server_knows_of_the_protocol(name: str) -> None:
+    assert not {module.split(".")[0] for module in imports(name)} & PROTOCOL
+
+
+def test_what_the_server_process_imports_brings_in_no_torch() -> None:
+    """Nothing that it reaches runs in a worker; how it is in fact is looked at in tests/server."""
+    assert not ours("server/app.py") & IN_WORKER
 
 
 @pytest.mark.parametrize("name", sorted(IN_WORKER))

@@ -4,7 +4,7 @@ export default tseslint.config(
   { ignores: ["out/", "dist/", "node_modules/", "scripts/", "e2e/", ".e2e/", "*.mjs"] },
   ...tseslint.configs.strictTypeChecked,
   {
-    languageOptions: { parserOptions: { project: "./tsconfig.json", tsconfigRootDir: import.meta.dirname } },
+    languageOptions: { parserOptions: { project: ["./tsconfig.json", "./src/webview/tsconfig.json"], tsconfigRootDir: import.meta.dirname } },
     rules: {
       // Numbers read well in messages.
       "@typescript-eslint/restrict-template-expressions": ["error", { allowNumber: true }],

@@ -85,11 +85,7 @@ def build_call(module: ModuleType, workload: Workload, device: str, sizes: Mappi
     init_positional: list[Any] = []
     init_named: dict[str, Any] = {}
     if workload.source is WorkloadSource.GET_INPUTS:
-        init = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
-        if len(init) == 2 and isinstance(init[0], (list, tuple)) and isinstance(init[1], dict):
-            init_positional, init_named = list(init[0]), dict(init[1])
-        else:
-            init_positional = list(init)
+        init_positional, init_named = init_arguments(module) or ([], {})
         positional = list(module.get_inputs())
     else:
         named = _values(workload.arguments, sizes, device, seed)
@@ -106,6 +102,16 @@ def build_call(module: ModuleType, workload: Workload, device: str, sizes: Mappi
         )
     positional = [value.to(device) if isinstance(value, torch.Tensor) else value for value in positional]
     return _bound(function, instance, positional, named, target)
+
+
+def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:
+    """What the file's ``get_init_inputs`` gives, by position and by name; ``None`` where it has none."""
+    if not hasattr(module, "get_init_inputs"):
+        return None
+    init = module.get_init_inputs()
+    if len(init) == 2 and isinstance(init[0], (list, tuple)) and isinstance(init[1], dict):
+        return list(init[0]), dict(init[1])
+    return list(init), {}
 
 
 def _values(arguments: Sequence[ArgumentSpec], sizes: Mapping[str, int], device: str, seed: int) -> dict[str, Any]:

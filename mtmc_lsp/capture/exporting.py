@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 import torch.fx.proxy
 from torch.export import Dim, export
 from torch.export.graph_signature import OutputKind
 
 from mtmc_lsp.capture.expanding import expansions
+from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
@@ -23,6 +25,8 @@ from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
 ATTEMPTS = 6
+DIVISIONS = frozenset({"FloorDiv", "Mod", "PythonMod", "CleanDiv", "ModularIndexing"})
+"""Functions of torch's symbolic sizes that no polynomial stands for."""
 """Exports tried while sizes that divisions speak of are made constant."""
 
 
@@ -232,14 +236,42 @@ class _Reader:
             for item in value if isinstance(value, (tuple, list)) else [value]:
                 for size in (*item.shape, *item.stride()) if isinstance(item, torch.Tensor) else [item]:
                     if isinstance(size, torch.SymInt) and not _is_polynomial(str(size.node.expr)):
-                        found |= _symbols(size)
+                        found |= self._blamed(size.node.expr)
         for guard in self._guards():
             text = str(guard)
             # Comparisons with Max(1, size) only ask whether a tensor is dense; sizes of at least 1 satisfy them.
             if not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Piecewise")):
-                found |= {str(symbol) for symbol in guard.free_symbols}
+                found |= self._blamed(guard)
         # Only symbols of the inputs can be made constant.
         return found & set(self.names)
+
+    def _blamed(self, expression: Any) -> set[str]:
+        """Symbols that make an expression awkward: as few as will do, since what is made constant no longer varies.
+
+        Of a size such as ``C * H * W // 32`` that is one alone: a parameter's before others, then one that is divisible.
+        Guards also speak of symbols that have become constants since; these are nobody's fault.
+        """
+        own = set(self.names)
+        divisions = [
+            atom
+            for atom in expression.atoms(sympy.Function)
+            if type(atom).__name__ in DIVISIONS and not any(type(a).__name__ in DIVISIONS for a in _below(atom))
+        ]
+        blamed: set[str] = set()
+        for division in divisions:
+            names = {str(symbol) for symbol in division.free_symbols} & own
+            parameters = names & self._of_parameters()
+            divisible = {name for name in names if self._divides(division.args[1], name)}
+            blamed |= parameters or set(sorted(divisible)[:1]) or names
+        return blamed if divisions else {str(symbol) for symbol in expression.free_symbols}
+
+    def _of_parameters(self) -> set[str]:
+        held = {i for i, item in enumerate(self.inputs) if item.kind is not InputKind.ARGUMENT}
+        return {symbol for (i, _), symbols in self.symbols_at.items() if i in held for symbol in symbols}
+
+    def _divides(self, divisor: Any, symbol: str) -> bool:
+        value = self.sizes.get(self.names[symbol], 0)
+        return bool(divisor.is_Integer) and value % int(divisor) == 0
 
     def _guards(self) -> list[Any]:
         for node in self.placeholders:
@@ -348,7 +380,7 @@ class _Reader:
         references[node.name] = Ref(name)
         return Node(
             name=name,
-            op=str(node.target),
+            op=canonical(str(node.target)),
             args=tuple(self._argument(item, references) for item in node.args),
             kwargs=self._keywords(node, references),
             outputs=tuple(self.type(item) for item in tensors if isinstance(item, torch.Tensor)),
@@ -412,6 +444,11 @@ class _Reader:
                     words = re.split(r"([A-Za-z_]\w*)", text)
                     found.append("".join(own.get(word, word) for word in words))
         return tuple(dict.fromkeys(found))
+
+
+def _below(atom: Any) -> set[Any]:
+    """The function calls inside one."""
+    return {inner for argument in atom.args for inner in argument.atoms(sympy.Function)}
 
 
 def _attentions(program: Any) -> list[Any]:

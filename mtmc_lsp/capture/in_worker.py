@@ -16,7 +16,7 @@ from mtmc_lsp.capture.effects import Snapshot, access_of, is_random, refuse_rand
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
-from mtmc_lsp.capture.settling import Layout, laid_out_as, without_dead_nodes, without_unused_inputs
+from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
 from mtmc_lsp.capture.structure import used_modules
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
@@ -49,14 +49,15 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         flat = _flat_function(call, inputs)
         graph, notes = export_graph(flat, inputs, workload.target, variables)
         graph = replace(graph, conditions=(*graph.conditions, *sizes_above_one(flat, graph, device)))
-        traced, flops = _structure(call, inputs, workload.target)
+        traced, flops, given_back = _structure(call, inputs, workload.target)
         structure = traced or structure
     watched.refuse_writes(workload.target)
     refuse_random(graph, workload.target)
     notes += _gradient_notes(workload)
     constants = _constants(call, watched.reads, workload.target)
-    graph = replace(graph, constants=constants, returns=structure, fp32_matmul=_fp32_matmul())
-    graph = without_unused_inputs(without_dead_nodes(laid_out_as(graph, returned)))
+    graph = replace(graph, constants=constants, returns=structure)
+    graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
+    graph = without_unused_inputs(without_dead_nodes(returning(laid_out_as(graph, returned), given_back)))
     _check_graph(graph, workload.target)
     read = (*(item.access for item in graph.inputs if item.kind is not InputKind.ARGUMENT), *watched.reads)
     graph = replace(graph, modules=used_modules(call.instance, module, watched.called, read))
@@ -241,10 +242,14 @@ def _structure_of(value: Any, target: Target) -> str:
     )
 
 
-def _structure(call: Call, inputs: list[InputTensor], target: Target) -> tuple[str, float]:
-    """The structure of the result and the work of a call, found on tensors without data, for targets that were not run."""
+def _structure(call: Call, inputs: list[InputTensor], target: Target) -> tuple[str, float, list[str]]:
+    """What a call shows on tensors without data, for targets that were not run.
+
+    Returns:
+        The structure of the result, the work of the call, and for each result the input that it is, if it is one.
+    """
     if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
-        return "", 0.0
+        return "", 0.0, []
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -257,7 +262,10 @@ def _structure(call: Call, inputs: list[InputTensor], target: Target) -> tuple[s
                 value = _flat_function(call, inputs)(*tensors)
         except Exception as error:
             raise export_error(error, target) from error
-    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__, float(counter.get_total_flops())
+    structure = "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+    own = {id(tensor): item.name for tensor, item in zip(tensors, inputs, strict=True)}
+    results = _tensors_of(value) if isinstance(value, (torch.Tensor, tuple, list)) else []
+    return structure, float(counter.get_total_flops()), [own.get(id(result), "") for result in results]
 
 
 def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:
@@ -305,9 +313,11 @@ def _check_graph(graph: Graph, target: Target) -> None:
 def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workload: Workload) -> tuple[str, ...]:
     """Sizes that may be given other values: not a parameter's, and not one that a tensor of indices may point into."""
     pinned: set[str] = set()
+    indexing = {item.name for item in graph.inputs if item.type.dtype in ("int64", "int32")}
     tied = {spec.name for spec in workload.arguments if spec.tensor is not None and spec.tensor.high_size is not None}
     for argument in arguments:
-        if argument.high is not None and argument.high > 1 and argument.name not in tied:
+        may_index = argument.input in indexing and argument.name not in tied
+        if may_index and argument.high is not None and argument.high > 1:
             pinned |= {name for name, value in graph.sizes.items() if value > argument.high}
     in_shapes = {name for item in graph.inputs for size in item.type.shape for name in size.symbols()}
     return tuple(name for name in graph.sizes if name in in_shapes and name not in pinned)
@@ -321,6 +331,14 @@ def _bytes(graph: Graph) -> float:
 
 def _fp32_matmul() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def _fp32_convolution() -> str:
+    try:
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    except RuntimeError:
+        # The user set it by the newer names, and the older one may no longer be asked.
+        return "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "ieee"
 
 
 def environment() -> Environment:

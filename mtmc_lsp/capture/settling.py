@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mtmc_lsp.capture.effects import is_random
-from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.graph import Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -35,6 +35,19 @@ def laid_out_as(graph: Graph, returned: list[Layout | None]) -> Graph:
         outputs[ref.index] = replace(kind, stride=tuple(stride))
         nodes[ref.name] = replace(node, outputs=tuple(outputs))
     return replace(graph, nodes=tuple(nodes[node.name] for node in graph.nodes))
+
+
+def returning(graph: Graph, given_back: list[str]) -> Graph:
+    """The graph with results that are inputs, written into by the target, as these inputs and not as equal values.
+
+    Args:
+        graph: what was exported, which tells an input that was changed from its new value no more.
+        given_back: for each result the input that it is; empty where it is none.
+    """
+    changed = {mutation.input for mutation in graph.mutations}
+    names = [*given_back, *[""] * (len(graph.outputs) - len(given_back))]
+    outputs = [Ref(name) if name in changed else ref for ref, name in zip(graph.outputs, names, strict=True)]
+    return replace(graph, outputs=tuple(outputs))
 
 
 def without_dead_nodes(graph: Graph) -> Graph:

@@ -23,6 +23,8 @@ class ActionKind(Enum):
     PERSIST = "persist"
     ALGEBRA = "algebra"
     LAYOUT = "layout"
+    CHANNELS_LAST = "channels-last"
+    HALF_OPERANDS = "half-operands"
     RECOMPUTE = "recompute"
     SPECIALIZE = "specialize"
     AUTOTUNE = "autotune"

@@ -102,6 +102,12 @@ class MeasurementRejected(MtmcError):
     code = "measurement-rejected"
 
 
+class GpuInUse(MeasurementRejected):
+    """Another program computed on the GPU while something was timed."""
+
+    code = "gpu-in-use"
+
+
 class EnvironmentNotAble(MtmcError):
     """Something is not installed or not there (exit code 3)."""
 
@@ -118,7 +124,8 @@ class OutOfMemory(EnvironmentNotAble):
 class WorkerFailed(MtmcError):
     """A worker process hung, crashed or ran out of memory.
 
-    ``kind`` is ``timeout``, ``crashed`` or ``memory``.
+    ``kind`` is ``timeout``, ``crashed`` or ``memory``; ``expired`` where the time of the whole run was up, and
+    ``cancelled`` where somebody ended it.
     """
 
     exit_code = 3

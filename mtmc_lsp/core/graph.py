@@ -45,6 +45,11 @@ class TensorType:
             for size, own, dense in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
         )
 
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether the channels of images or volumes (dimension 1) lie densest."""
+        return len(self.shape) > 2 and self.stride[1] == Size.of(1) and self.shape[1] != Size.of(1)
+
 
 def contiguous_stride(shape: tuple[Size, ...]) -> tuple[Size, ...]:
     """Strides, in elements, of a dense row-major tensor of ``shape``."""
@@ -223,6 +228,8 @@ class Graph:
     """Holders come before what they hold."""
     fp32_matmul: str = "ieee"
     """How the user's own fp32 matrix products run: ``ieee`` or ``tf32``."""
+    fp32_convolution: str = "ieee"
+    """How the user's own fp32 convolutions run on a GPU, likewise; PyTorch's default there is ``tf32``."""
 
     def type_of(self, ref: Ref) -> TensorType:
         """The type of what ``ref`` names."""

@@ -89,13 +89,34 @@ class BaselineTime:
     """A baseline and how the candidate compares with it."""
 
     name: str
-    """``eager``, ``compile`` or ``previous``."""
+    """``eager``, ``compile``, ``max-autotune`` (``torch.compile`` in that mode, where it was asked for) or ``previous``."""
     median_us: float
     speedup: Ratio | None
     """``None`` where the baseline could not be run."""
     note: str = ""
     graph_us: float | None = None
     """Median replayed from a CUDA graph; only for short calls that can be captured."""
+    compile_seconds: float | None = None
+    """How long it took to compile, which is in no time above; ``None`` where nothing is compiled."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How the GPU was while something was timed, by NVML; zeros where it is not known, and ``notes`` say why."""
+
+    sm_mhz: int = 0
+    """Median clock of the multiprocessors."""
+    least_sm_mhz: int = 0
+    memory_mhz: int = 0
+    temperature_c: int = 0
+    power_w: float = 0.0
+    throttled: tuple[str, ...] = ()
+    """Why the clocks were held down, at some moment: ``power cap``, ``thermal slowdown by hardware``, ..."""
+    others: tuple[str, ...] = ()
+    """Other programs that held the GPU."""
+    busy: tuple[str, ...] = ()
+    """Those of them that computed on it meanwhile."""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,6 +143,12 @@ class Timing:
     """Median host wall time per call, for small kernels what the user feels."""
     graph_us: float | None = None
     """The candidate's median replayed from a CUDA graph: without the cost of launching, which dominates short calls."""
+    conditions: Conditions | None = None
+    """How the GPU was meanwhile."""
+    measured_at: float = 0.0
+    """When it was measured, in seconds since the epoch."""
+    cached: bool = False
+    """Whether it was measured before, on the same sources, inputs, GPU, driver and versions."""
 
     def against(self, name: str) -> Ratio | None:
         """The speedup over the baseline called ``name``, if it ran."""
@@ -186,3 +213,13 @@ class Device:
     launch_us: float = 4.0
     """Device-side cost of one more kernel."""
     measured: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call does, as the cost model estimates it: never counted on a device."""
+
+    bytes: float
+    """Read from and written to the device's memory."""
+    flops: float
+    """Operations of matrix products; 0 where there are none."""

@@ -7,7 +7,7 @@ from enum import Enum
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelUse
-from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Timing, Verdict
+from mtmc_lsp.core.results import BaselineTime, CompileReport, Device, Ratio, Timing, Verdict, Work
 from mtmc_lsp.core.workload import Environment, Target, Workload
 
 SCHEMA = 1
@@ -96,6 +96,8 @@ class Step:
     verdict: Verdict | None = None
     timing: Timing | None = None
     report: CompileReport | None = None
+    work: Work | None = None
+    """Of the candidate; ``None`` where the cost model does not know its kernels."""
 
 
 class RunStatus(Enum):
@@ -154,3 +156,7 @@ class RunResult:
     """SHA-256 of the file's bytes as read."""
     model_use: ModelUse | None = None
     """What the language model was asked, where one took part."""
+    device: Device | None = None
+    """The ceilings that the run was planned with."""
+    work: Work | None = None
+    """Of the user's own code."""

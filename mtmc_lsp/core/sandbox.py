@@ -8,6 +8,8 @@ can be had here.
 from __future__ import annotations
 
 import ctypes
+import errno
+import glob
 import os
 import platform
 import struct
@@ -29,10 +31,35 @@ OF_FILES = WRITE_FILE | TRUNCATE | 1 << 2
 NETWORK = 0b11
 SCOPES = 0b11
 """No signals to, and no abstract sockets of, processes outside."""
-ARCHITECTURES = {"x86_64": (0xC000003E, 41, 101), "aarch64": (0xC00000B7, 198, 117)}
-"""Audit number, and the numbers of the calls ``socket`` and ``ptrace``."""
-IO_URING_SETUP = 425
+DEVICES = tuple(f"/dev/{name}" for name in "null zero full random urandom tty ptmx pts".split())
+"""What any process may write to."""
+GPU_DEVICES = ("/dev/nvidia*", "/dev/kfd", "/dev/dri", "/dev/dxg")
+GPU_FOLDERS = ("/dev/shm",)
+"""Where CUDA makes files to share memory between its processes."""
+GPU_FILES = ("/proc/self",)
+"""CUDA gives its threads names, by writing them there."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Numbers of system calls on one kind of machine."""
+
+    audit: int
+    socket: int
+    clone: int
+    forbidden: tuple[int, ...]
+    """``ptrace``, and memory of other processes."""
+    processes: tuple[int, ...]
+    """``fork``, ``vfork`` and ``execve`` with its variants, as far as they are there."""
+
+
+CALLS = {
+    "x86_64": Calls(0xC000003E, 41, 56, (101, 310, 311), (57, 58, 59, 322)),
+    "aarch64": Calls(0xC00000B7, 198, 220, (117, 270, 271), (221, 281)),
+}
+IO_URING_SETUP, PIDFD_GETFD, CLONE3 = 425, 438, 435
 LOCAL_SOCKETS = 1
+CLONE_THREAD = 0x10000
 
 
 @dataclass(frozen=True)
@@ -43,6 +70,8 @@ class Isolation:
     """It writes to its own folders alone."""
     network: bool = False
     """It has no sockets but local ones."""
+    gpu: str = ""
+    """Why it is not locked in for the sake of the GPU; empty where that is no reason."""
 
     @property
     def is_full(self) -> bool:
@@ -54,6 +83,8 @@ class Isolation:
         """The level in words."""
         if self.is_full:
             return "full: read-only files (Landlock), no network (seccomp)"
+        if self.gpu:
+            return f"none: CUDA does not start in a process that is locked in ({self.gpu})"
         have = [name for name, there in (("read-only files", self.files), ("no network", self.network)) if there]
         return f"partial: {have[0]} only" if have else "none: a process of its own with limits of time and memory alone"
 
@@ -62,22 +93,24 @@ active = Isolation()
 """What this process is kept from."""
 
 
-def enter(writable: Sequence[str], hidden: str = "") -> Isolation:
+def enter(writable: Sequence[str], hidden: str = "", *, gpu: bool = False, programs: bool = False) -> Isolation:
     """Lock this thread in, and all that it starts from now on.
 
     Args:
         writable: folders that may be written to.
         hidden: a folder that may not even be read.
+        gpu: whether it needs a GPU's devices.
+        programs: whether it may start others, as compilers of kernels do.
     """
     if sys.platform != "linux":
         return Isolation()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return Isolation()
-    return Isolation(_lock_files(libc, writable, hidden), _lock_network(libc))
+    return Isolation(_lock_files(libc, writable, hidden, gpu), _lock_calls(libc, gpu or programs))
 
 
-def _lock_files(libc: ctypes.CDLL, writable: Sequence[str], hidden: str) -> bool:
+def _lock_files(libc: ctypes.CDLL, writable: Sequence[str], hidden: str, gpu: bool) -> bool:
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         return False
@@ -89,10 +122,13 @@ def _lock_files(libc: ctypes.CDLL, writable: Sequence[str], hidden: str) -> bool
     rules = libc.syscall(CREATE_RULESET, described, len(described), 0)
     if rules < 0:
         return False
+    change = handled & (WRITE_FILE | TRUNCATE | READ)
     try:
-        allowed = [(folder, handled) for folder in writable]
-        # Devices have rights of their own; a GPU is opened for writing.
-        allowed += [("/dev", handled & (WRITE_FILE | TRUNCATE | READ))]
+        allowed = [(folder, handled) for folder in (*writable, *(GPU_FOLDERS if gpu else ()))]
+        # A GPU is opened for writing.
+        allowed += [(path, change) for path in DEVICES]
+        allowed += [(path, change) for pattern in (GPU_DEVICES if gpu else ()) for path in glob.glob(pattern)]
+        allowed += [(path, change) for path in (GPU_FILES if gpu else ())]
         allowed += [(path, READ) for path in _all_but(hidden)] if hidden else []
         for path, rights in allowed:
             _allow(libc, rules, path, rights)
@@ -124,28 +160,42 @@ def _all_but(hidden: str) -> Iterator[str]:
         folder = around
 
 
-def _lock_network(libc: ctypes.CDLL) -> bool:
-    known = ARCHITECTURES.get(platform.machine())
-    if known is None:
+LOAD, EQUAL, AT_LEAST, HAS_BIT, ANSWER = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+CALL, MACHINE, FIRST_ARGUMENT = 0, 4, 16
+"""Where a filter finds what it looks at."""
+
+
+def _lock_calls(libc: ctypes.CDLL, programs: bool) -> bool:
+    """No network and no other process's memory; without ``programs`` no sockets and no new processes at all."""
+    calls = CALLS.get(platform.machine())
+    if calls is None:
         return False
-    audit, socket_call, ptrace_call = known
-    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    allow, refuse = 0x7FFF0000, 0x00050000 | 1  # EPERM
-    steps = [
-        (load, 0, 0, 4),
-        (equal, 0, 7, audit),
-        (load, 0, 0, 0),
-        # Calls of the x32 kind have other numbers.
-        (at_least, 5, 0, 0x40000000),
-        (equal, 4, 0, ptrace_call),
-        (equal, 3, 0, IO_URING_SETUP),
-        (equal, 0, 3, socket_call),
-        (load, 0, 0, 16),
-        (equal, 1, 0, LOCAL_SOCKETS),
-        (answer, 0, 0, refuse),
-        (answer, 0, 0, allow),
-    ]
-    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+    refused = (*calls.forbidden, IO_URING_SETUP, PIDFD_GETFD, *(() if programs else (*calls.processes, calls.socket)))
+    # Each step: what to do, its operand, and the answer or the part to go on with where it holds.
+    steps: list[tuple[int, int, int]] = [(LOAD, MACHINE, 0), (EQUAL, calls.audit, 0), (ANSWER, REFUSE, 0)]
+    steps += [(LOAD, CALL, 0)]
+    # Calls of the x32 kind have other numbers.
+    steps += [(AT_LEAST, 0x40000000, REFUSE), *((EQUAL, number, REFUSE) for number in refused)]
+    if programs:
+        steps += [(EQUAL, calls.socket, FIRST_ARGUMENT), (ANSWER, ALLOW, 0)]
+        steps += [(LOAD, FIRST_ARGUMENT, 0), (EQUAL, LOCAL_SOCKETS, ALLOW)]
+    else:
+        # The C library asks for threads by the older call where the newer one, whose flags a filter cannot see, is missing.
+        steps += [(EQUAL, CLONE3, UNKNOWN), (EQUAL, calls.clone, FIRST_ARGUMENT), (ANSWER, ALLOW, 0)]
+        steps += [(LOAD, FIRST_ARGUMENT, 0), (HAS_BIT, CLONE_THREAD, ALLOW)]
+    steps += [(ANSWER, REFUSE, 0), (ANSWER, ALLOW, 0), (ANSWER, UNKNOWN, 0)]
+    places = {REFUSE: len(steps) - 3, ALLOW: len(steps) - 2, UNKNOWN: len(steps) - 1}
+
+    def packed(i: int, step: tuple[int, int, int]) -> bytes:
+        code, operand, then = step
+        if code in (LOAD, ANSWER):
+            return struct.pack("=HBBI", code, 0, 0, operand)
+        # Right machine: past the refusal. An argument to look at: past the answer for all other calls.
+        jump = 1 if then in (0, FIRST_ARGUMENT) else places[then] - i - 1
+        return struct.pack("=HBBI", code, jump, 0, operand)
+
+    program = ctypes.create_string_buffer(b"".join(packed(i, step) for i, step in enumerate(steps)))
     header = struct.pack("@HP", len(steps), ctypes.addressof(program))
     return int(libc.prctl(SET_SECCOMP, FILTER_MODE, header, 0, 0)) == 0
 

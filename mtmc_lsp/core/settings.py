@@ -84,8 +84,15 @@ class Settings:
     """Who chooses the next step: ``roofline``, or ``llm``."""
     coder: str = "builtin"
     """Who writes it: ``builtin``; ``llm``; or ``auto``, the built-in one first and a model where that cannot."""
+    max_autotune: bool = False
+    """Whether ``torch.compile`` in its mode ``max-autotune``, which takes minutes, is timed as a baseline too."""
     llm: LlmSettings = LlmSettings()
     """The language model, where one is asked for. Nothing here is the user's consent to ask it."""
+
+    @property
+    def compiled_baselines(self) -> tuple[str, ...]:
+        """What is timed beside eager."""
+        return ("compile", "max-autotune") if self.max_autotune else ("compile",)
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
@@ -204,7 +211,9 @@ def _checked(name: str, value: Any, kind: Any, where: Location, table: str) -> A
     else:
         fits = type(value) is kind
     if not fits:
-        wanted = {str: "a string", float: "a number", int: "a whole number"}.get(kind, "a list of strings")
+        wanted = {str: "a string", float: "a number", int: "a whole number", bool: "true or false"}.get(
+            kind, "a list of strings"
+        )
         raise RequestError(f"{name} in [{table}] cannot be {value!r}", where=where, remedy=f"It must be {wanted}.")
     wrong = CHECKS[name](value) if name in CHECKS else ""
     if wrong:

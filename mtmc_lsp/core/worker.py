@@ -9,30 +9,38 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any, Union
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, WorkerFailed, error_from_json
+from mtmc_lsp.core.template import ENTRY, Copy, Launch, Template, TemplateGone
 
-ENTRY = Path(__file__).resolve().parent.parent / "worker.py"
 SCRATCH = "MTMC_SCRATCH"
 """The variable that tells the child its scratch folder, which is removed with it."""
+RESULTS = "results.pt"
+"""The file in its scratch folder where a child leaves results."""
 OWN_FOLDERS = ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
 """Variables that tell a child which is locked in where it may write."""
 TAIL = 4000
 """Bytes of the child's output that are kept, for failures to quote."""
+LONGEST_ANSWER = 1 << 28
+"""Bytes of an answer: user code might write to the pipe without end."""
 POLL_SECONDS = 0.5
 """How often a child that is waited for is looked at: a grandchild may hold the answer pipe open after its death."""
+
+Process = Union[subprocess.Popen[bytes], Copy]
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,10 @@ class Sandbox:
     """Folders that it may write to."""
     hidden: str = ""
     """A folder that it may not even read."""
+    gpu: bool = False
+    """Whether it needs a GPU's devices."""
+    programs: bool = False
+    """Whether it may start other programs, as compilers of kernels do."""
 
 
 class Worker:
@@ -56,6 +68,7 @@ class Worker:
         env: Mapping[str, str] | None = None,
         memory_bytes: int | None = None,
         sandbox: Sandbox | None = None,
+        template: Template | None = None,
     ) -> None:
         """Describe the child; nothing is started yet.
 
@@ -65,13 +78,16 @@ class Worker:
             env: variables to set beside the present ones.
             memory_bytes: most memory its data may take (RLIMIT_DATA); ``None`` for no limit.
             sandbox: what it is locked in with, as far as this machine can; ``None`` leaves it free.
+            template: what it becomes a copy of, where that is the same interpreter with the same variables.
         """
         self.python = python
         self._cwd = cwd
         self._env = dict(env or {})
         self._memory_bytes = memory_bytes
         self._sandbox = sandbox
-        self._process: subprocess.Popen[bytes] | None = None
+        self._template = template
+        self._process: Process | None = None
+        self._requests = -1
         self._answers = -1
         self._tail: _Tail | None = None
         self._scratch = ""
@@ -100,11 +116,13 @@ class Worker:
             EnvironmentNotAble: the interpreter cannot be started.
         """
         deadline = time.monotonic() + timeout_s
-        line = json.dumps({"command": command, "request": request}) + "\n"
+        # What is written before it is asked for, or by something else in the child, is not taken for an answer.
+        token = secrets.token_hex(16)
+        line = json.dumps({"command": command, "request": request, "token": token}) + "\n"
         with self._lock:
             process = self._started()
             try:
-                self._send(process, line.encode(), deadline)
+                self._send(line.encode(), deadline)
                 answer = self._read(process, deadline)
             except BrokenPipeError:
                 answer = b""
@@ -122,6 +140,9 @@ class Worker:
             except ValueError:
                 self._stop()
                 raise WorkerFailed(f"{command} gave an answer that is no JSON", kind="crashed") from None
+            if not isinstance(data, dict) or data.get("token") != token:
+                self._stop()
+                raise WorkerFailed(f"{command} was answered by something that it was not asked of", kind="crashed")
         if "error" in data:
             raise error_from_json(data["error"])
         result: dict[str, Any] = data["result"]
@@ -139,65 +160,86 @@ class Worker:
         with self._lock:
             self._stop()
 
+    def take(self, name: str, to: Path) -> None:
+        """Copy a file that the child left in its scratch folder to where it cannot write; no link is followed.
+
+        Raises:
+            WorkerFailed: there is no such plain file.
+        """
+        with self._lock:
+            try:
+                source = os.open(os.path.join(self._scratch, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                with open(source, "rb") as left, open(to, "wb") as kept:
+                    if not stat.S_ISREG(os.fstat(source).st_mode):
+                        raise OSError
+                    shutil.copyfileobj(left, kept, 1 << 24)
+            except OSError:
+                raise WorkerFailed(f"the process left no {name}", kind="crashed") from None
+
     def output(self) -> str:
         """The end of what the child printed."""
         return self._tail.text() if self._tail is not None else ""
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Process:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._stop()
         self._killed = False
-        read_end, write_end = os.pipe()
         limit = ["--memory", str(self._memory_bytes)] if self._memory_bytes else []
         self._scratch = tempfile.mkdtemp(prefix="mtmc-")
         locked: dict[str, str] = {}
         if self._sandbox is not None:
-            folders = [*self._sandbox.writable, self._scratch]
-            limit += ["--sandbox", json.dumps({"writable": folders, "hidden": self._sandbox.hidden})]
+            folders = (*self._sandbox.writable, self._scratch)
+            limit += ["--sandbox", json.dumps(asdict(replace(self._sandbox, writable=folders)))]
             locked = dict.fromkeys(OWN_FOLDERS, self._scratch)
+        env = {"PYTHONDONTWRITEBYTECODE": "1", SCRATCH: self._scratch, **locked, **self._env}
+        launch = Launch(self.python, self._cwd, env, limit)
+        # Each pipe as it is read from and written to: requests, output, answers.
+        (requests, self._requests), (printed, output), (self._answers, answers) = (os.pipe() for _ in range(3))
+        self._tail = _Tail(printed)
+        os.set_blocking(self._requests, False)
         try:
-            self._process = subprocess.Popen(
-                [self.python, str(ENTRY), "--answers", str(write_end), *limit],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=self._cwd,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", SCRATCH: self._scratch, **locked, **self._env},
-                pass_fds=(write_end,),
+            self._process = self._launched(launch, (requests, output, answers))
+        finally:
+            for file in (requests, output, answers):
+                os.close(file)
+        return self._process
+
+    def _launched(self, launch: Launch, files: tuple[int, int, int]) -> Process:
+        if not os.path.isdir(launch.cwd):
+            raise EnvironmentNotAble(f"there is no folder {launch.cwd}", remedy="Check the path.")
+        if self._template is not None and self._template.fits(launch):
+            with contextlib.suppress(TemplateGone):
+                return self._template.copy(launch, files)
+        requests, output, answers = files
+        try:
+            return subprocess.Popen(
+                [launch.python, str(ENTRY), "--answers", str(answers), *launch.options],
+                stdin=requests,
+                stdout=output,
+                stderr=output,
+                cwd=launch.cwd,
+                env={**os.environ, **launch.env},
+                pass_fds=(answers,),
                 start_new_session=True,
             )
         except OSError as error:
-            os.close(read_end)
-            raise self._cannot_start(error) from None
-        finally:
-            os.close(write_end)
-        self._answers = read_end
-        assert self._process.stdin is not None and self._process.stdout is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        self._tail = _Tail(self._process.stdout)
-        return self._process
+            raise EnvironmentNotAble(
+                f"cannot start the interpreter {self.python}: {error.strerror}",
+                remedy="Name one with --python, or set python in [tool.mtmc].",
+            ) from None
 
-    def _cannot_start(self, error: OSError) -> EnvironmentNotAble:
-        if not os.path.isdir(self._cwd):
-            return EnvironmentNotAble(f"there is no folder {self._cwd}", remedy="Check the path.")
-        return EnvironmentNotAble(
-            f"cannot start the interpreter {self.python}: {error.strerror}",
-            remedy="Name one with --python, or set python in [tool.mtmc].",
-        )
-
-    def _send(self, process: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
+    def _send(self, data: bytes, deadline: float) -> None:
         """Write the request, without waiting longer than the deadline for a child that does not read."""
-        assert process.stdin is not None
-        target = process.stdin.fileno()
         while data:
-            if not select.select([], [target], [], max(0.0, deadline - time.monotonic()))[1]:
+            if not select.select([], [self._requests], [], max(0.0, deadline - time.monotonic()))[1]:
                 raise TimeoutError
-            data = data[os.write(target, data) :]
+            data = data[os.write(self._requests, data) :]
 
-    def _read(self, process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    def _read(self, process: Process, deadline: float) -> bytes:
         """One line of answer; empty when the child is gone."""
         chunks: list[bytes] = []
+        size = 0
         while True:
             rest = deadline - time.monotonic()
             if rest <= 0:
@@ -212,10 +254,13 @@ class Worker:
             if not chunk:
                 return b""
             chunks.append(chunk)
+            size += len(chunk)
+            if size > LONGEST_ANSWER:
+                return b"no answer is as long as this"
             if chunk.endswith(b"\n"):
                 return b"".join(chunks)
 
-    def _died(self, process: subprocess.Popen[bytes], command: str) -> WorkerFailed:
+    def _died(self, process: Process, command: str) -> WorkerFailed:
         try:
             code = process.wait(5)
         except subprocess.TimeoutExpired:
@@ -240,16 +285,14 @@ class Worker:
         if self._process is not None:
             _kill_group(self._process)
             self._process.wait()
-            assert self._process.stdin is not None
-            # Written to by its number alone, so nothing is buffered that closing would send to a dead child.
-            self._process.stdin.close()
             self._process = None
         if self._tail is not None:
             self._tail.close()
             self._tail = None
-        if self._answers >= 0:
-            os.close(self._answers)
-            self._answers = -1
+        for file in (self._requests, self._answers):
+            if file >= 0:
+                os.close(file)
+        self._requests = self._answers = -1
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = ""
@@ -258,14 +301,14 @@ class Worker:
 class _Tail:
     """Reads what a child prints, as it comes, and keeps the end."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: int) -> None:
         self._stream = stream
         self._end = b""
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
     def _drain(self) -> None:
-        while chunk := os.read(self._stream.fileno(), 1 << 16):
+        while chunk := os.read(self._stream, 1 << 16):
             self._end = (self._end + chunk)[-TAIL:]
 
     def text(self) -> str:
@@ -277,10 +320,10 @@ class _Tail:
         # A grandchild that left the group may still hold the pipe; its reader then ends with this process.
         self._thread.join(0.3)
         if not self._thread.is_alive():
-            self._stream.close()
+            os.close(self._stream)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: Process) -> None:
     # After poll() has seen the leader's end its number may belong to another, unless members of its group remain.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.macro.prims import ONE, Prim, PrimOp
+from mtmc_lsp.macro.prims import ONE, Prim, PrimOp, ProductDims
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ class AxisTable:
         """The atomic axes of every dimension of ``name``."""
         return tuple(axis for dim in range(len(self._dims[name])) for axis in self.axes(name, dim))
 
+    def tie(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> None:
+        """Walk two sequences of axes of equal sizes, which nothing in the primitives relates, as one."""
+        for a, b in zip(left, right, strict=True):
+            self._same(self._classes[a.id], self._classes[b.id])
+
     def _leaves(self, item: _Class) -> list[Axis]:
         node = item.root()
         if node.parts is None:
@@ -103,16 +108,33 @@ class AxisTable:
         elif prim.op is PrimOp.SCAN:
             for own, other in zip(self._dims[prim.inputs[0]], out, strict=True):
                 self._same(own, other)
-        elif prim.op in (PrimOp.SLICE, PrimOp.CAT, PrimOp.PAD, PrimOp.FLIP, PrimOp.GATHER):
+        elif prim.op in (PrimOp.SLICE, PrimOp.CAT, PrimOp.PAD, PrimOp.FLIP, PrimOp.GATHER, PrimOp.WINDOW):
             self._partial(prim, prims)
+        elif prim.op is PrimOp.FOLD:
+            folded = prim.attrs["dims"]
+            assert isinstance(folded, tuple)
+            kept = [own for i, own in enumerate(self._dims[prim.inputs[0]]) if i not in folded]
+            for own, other in zip(kept, out, strict=True):
+                self._same(own, other)
+        elif prim.op is PrimOp.CROP:
+            for own, other in zip(self._dims[prim.inputs[0]], out, strict=True):
+                self._same(own, other)
         elif prim.op is PrimOp.MATMUL:
-            a, b = (self._dims[name] for name in prim.inputs)
-            for i in range(len(out) - 2):
-                self._same(a[i], out[i])
-                self._same(b[i], out[i])
-            self._same(a[-2], out[-2])
-            self._same(b[-1], out[-1])
-            self._same(a[-1], b[-2])
+            self._product(prim)
+
+    def _product(self, prim: Prim) -> None:
+        a, b = (self._dims[name] for name in prim.inputs)
+        out, dims = self._dims[prim.name], ProductDims.of(prim)
+        for own in (a, b):
+            for i in range(dims.batch):
+                self._same(own[i], out[i])
+        rows = dims.batch + dims.rows
+        for i in range(dims.batch, rows):
+            self._same(a[i], out[i])
+        for i in range(dims.columns):
+            self._same(b[dims.batch + dims.summed + i], out[rows + i])
+        for i in range(dims.summed):
+            self._same(a[rows + i], b[dims.batch + i])
 
     def _partial(self, prim: Prim, prims: Mapping[str, Prim]) -> None:
         """Tie the dimensions that these operations leave alone; the others are index arithmetic."""

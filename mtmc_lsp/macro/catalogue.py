@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.macro.actions import algebra, fuse, layout, persist, recompute, specialize, split, tuning
+from mtmc_lsp.macro.actions import algebra, convolutions, fuse, layout, persist, recompute, specialize, split, tuning
 from mtmc_lsp.macro.actions.base import IllegalAction, Rule, Situation
 from mtmc_lsp.macro.schedule import Schedule
 
 RULES: tuple[Rule, ...] = (
     algebra.Algebra(),
+    convolutions.ChannelsLast(),
+    convolutions.HalfOperands(),
     fuse.Fuse(),
     fuse.TensorCore(),
     recompute.Recompute(),

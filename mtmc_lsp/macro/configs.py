@@ -2,20 +2,19 @@
 
 A configuration is a flat mapping. For tile kernels: ``rows`` (per program), ``block`` (columns per tile), ``loop`` (over blocks
 of columns), ``warps``, ``stages``. For products: ``block_m``, ``block_n``, ``block_k``, ``group_m``, ``warps``, ``stages``,
-``precision``. Also ``split`` (parts of a reduction's columns) and ``split_k`` (parts of a product's K), ``persist`` (programs
-that do one piece of work after another) and ``order`` (``columns``: an elementwise kernel's programs run along columns first).
+``precision``; of convolutions also ``taps``: a block of K is a block of channels at one place of the window. Also ``split``
+(parts of a reduction's columns) and ``split_k`` (parts of a product's K), ``persist`` (programs that do one piece of work after
+another) and ``order`` (``columns``: an elementwise kernel's programs run along columns first).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.prims import PrimOp, ProductDims, ProductSizes, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 
 Config = dict[str, "int | str | bool"]
@@ -93,8 +92,9 @@ def split_product_parts(program: Program, region: Region, config: Mapping[str, i
     """How to split a product of few tiles with a long sum; nothing where it has tiles enough."""
     sizes = program.graph.sizes
     prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
-    m, n = prim.shape[-2].value(sizes), prim.shape[-1].value(sizes)
-    tiles = -(-m // int(config["block_m"])) * -(-n // int(config["block_n"])) * product(prim.shape[:-2]).value(sizes)
+    own = ProductSizes.of(program.prims, prim)
+    m, n, batch = (size.value(sizes) for size in (own.m, own.n, own.batch))
+    tiles = -(-m // int(config["block_m"])) * -(-n // int(config["block_n"])) * batch
     depth = region.columns.value(sizes)
     parts = min(FEW_TILES // tiles, depth // (8 * int(config["block_k"])))
     return {"split_k": 1 << (parts.bit_length() - 1)} if parts >= 4 else {}
@@ -114,6 +114,8 @@ def _walked(region: Region) -> int:
 
 SPLIT = "fp16x3"
 """The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
+LEAST_CHANNELS = 16
+"""Channels from which on the places of a window are walked one after another, a block of channels each."""
 LEAST_SPLIT_ROWS = 32
 """Rows of a product from which on its operands are split."""
 
@@ -136,18 +138,25 @@ def product_config(program: Program, region: Region, precision: str = "ieee") ->
     prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
     operand = program.prims[prim.inputs[0]].dtype
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
-    own = program.graph.fp32_matmul
+    graph, taps = program.graph, ProductDims.of(prim).taps
+    own = graph.fp32_convolution if prim.attrs.get("convolution") else graph.fp32_matmul
+    if taps and precision == SPLIT:
+        # Halves of every window would be many times the input.
+        precision = "ieee"
     mode = "native" if half else (precision if own == "ieee" and operand == "float32" else own)
-    *batch, m, n = (size.value(program.graph.sizes) for size in prim.shape)
+    sized = ProductSizes.of(program.prims, prim)
+    m, n, batch = (size.value(program.graph.sizes) for size in (sized.m, sized.n, sized.batch))
     if mode == SPLIT and m < LEAST_SPLIT_ROWS:
         mode = own
     if half or mode == SPLIT:
-        block_m, block_n, block_k, warps = _tensor_core_tile(m, n, math.prod(batch))
+        block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch)
     else:
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
     tile: Config = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "group_m": 8}
     config: Config = {**tile, "warps": warps, "stages": 3, "precision": mode}
+    if taps and sized.channels.value(graph.sizes) >= LEAST_CHANNELS:
+        config["taps"] = True
     return {**config, **split_product_parts(program, region, config)}
 
 

@@ -10,11 +10,25 @@ from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.bands import attention_band
-from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
-PASSES = {"layer_norm": 2, "group_norm": 3, "batch_norm": 3, "instance_norm": 3, "softmax": 2, "log_softmax": 2}
-"""How many times PyTorch's own kernel reads or writes the tensor, where it is more than once each."""
+PASSES = {
+    "layer_norm": 2, "group_norm": 3, "batch_norm": 3, "instance_norm": 3, "softmax": 2, "log_softmax": 2,
+    "max_pool1d": 8, "max_pool2d": 8, "max_pool3d": 4, "avg_pool1d": 6, "avg_pool3d": 4,
+}  # fmt: skip
+"""How many times PyTorch's own kernel reads or writes the tensor, where it is more than once each.
+
+Of pooling, whose kernels read every window: about what the H200 took of the time of one pass (level 1 of KernelBench).
+"""
+DEPTHWISE_PASSES = 10
+"""Likewise of a convolution with one channel per group."""
+GATHERED, SCATTERED = 0.5, 0.25
+"""Shares of the peak that a product of windows reaches whose channels lie densest, or do not: guesses, not measured yet."""
+TRANSPOSED_VOLUMES = 0.1
+"""Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
+L1_BYTES = 64 * 1.7e9
+"""Bytes per second that one multiprocessor is expected to read from its own cache."""
 
 TRITON_EFFICIENCY = 0.9
 """Share of the copy bandwidth that a fused kernel is expected to reach."""
@@ -50,8 +64,7 @@ def matmul_flops(program: Program, node: str) -> float:
     total = 0.0
     for prim in program.of_node(node):
         if prim.op is PrimOp.MATMUL:
-            k = program.prims[prim.inputs[0]].shape[-1]
-            total += 2.0 * (product(prim.shape) * k).value(sizes)
+            total += 2.0 * (product(prim.shape) * ProductSizes.of(program.prims, prim).k).value(sizes)
     return total
 
 
@@ -79,9 +92,31 @@ def torch_cost(program: Program, node: Node, device: Device) -> Cost:
     written = sum(tensor_bytes(kind, graph.sizes) for kind in node.outputs)
     flops = matmul_flops(program, node.name)
     moved = read * max(1, PASSES.get(name, 2) - 1) + written
-    rate = peak(device, node.outputs[0].dtype, graph.fp32_matmul)
     launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
-    return Cost(moved, flops, _time(moved, flops, device, rate, 0.85) + device.launch_us * launches)
+    if "conv" in name:
+        return _convolution_cost(program, node, device, read, written, flops)
+    rate = peak(device, node.outputs[0].dtype, graph.fp32_matmul)
+    busy = 1.0
+    if name == "layer_norm":
+        # One block of threads per row.
+        width = node.args[1]
+        kept = node.type.shape[: len(node.type.shape) - (len(width) if isinstance(width, tuple) else 1)]
+        busy = min(1.0, product(kept).value(graph.sizes) / device.sm_count)
+    return Cost(moved, flops, _time(moved, flops, device, rate, 0.85 * busy) + device.launch_us * launches)
+
+
+def _convolution_cost(program: Program, node: Node, device: Device, read: float, written: float, flops: float) -> Cost:
+    """A convolution as the library runs it: in channels-last order, into and out of which it brings other tensors itself."""
+    graph = program.graph
+    if not flops:
+        moved = read * (DEPTHWISE_PASSES - 1) + written
+        return Cost(moved, flops, _time(moved, flops, device, 1.0, 0.85) + device.launch_us)
+    layouts = 0.0 if node.type.is_channels_last else 2.0 * (read + written)
+    slow = "conv_transpose3d" in node.op and node.type.dtype == "float32"
+    rate = (TRANSPOSED_VOLUMES if slow else 0.85) * peak(device, node.type.dtype, graph.fp32_convolution)
+    apart = _time(layouts, 0.0, device, rate, 0.85)
+    product_us = _time(read + written, flops, device, rate, 0.85)
+    return Cost(read + written + layouts, flops, apart + product_us + device.launch_us * (3 if layouts else 1))
 
 
 def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
@@ -106,6 +141,9 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
             dtype = program.prims[program.prims[prim].inputs[0]].dtype
     # The two products of an attention wait for each other; a plain product runs near the library's rate.
     share = 0.5 if region.kind is RegionKind.ATTENTION else 0.8
+    if any(program.prims[name].op is PrimOp.WINDOW for name in region.prims):
+        types = [graph.type_of(values[name]) for name in region.inputs if name in values]
+        share = GATHERED if all(kind.is_channels_last for kind in types if len(kind.shape) > 3) else SCATTERED
     busy = _parallelism(program, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
     launches = 1
@@ -119,7 +157,15 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     elif parts > 1:
         launches += 1 + _varies_along_columns(program, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
+    time = max(time, _folded_bytes(program, region) / (L1_BYTES * device.sm_count) * 1e6)
     return Cost(moved, flops, time + device.launch_us * launches)
+
+
+def _folded_bytes(program: Program, region: Region) -> float:
+    """Bytes of all windows that are folded: each is read from a cache, whatever comes from memory."""
+    own = [program.prims[name] for name in region.prims]
+    shapes = [program.prims[prim.inputs[0]] for prim in own if prim.op is PrimOp.FOLD]
+    return sum(float(product(prim.shape).value(program.graph.sizes) * ITEMSIZE[prim.dtype]) for prim in shapes)
 
 
 def _share_of_pairs(program: Program, region: Region) -> float:
@@ -154,9 +200,9 @@ def programs_of(program: Program, region: Region, config: Mapping[str, object]) 
         return -(-size // max(1, int(str(config.get(block, 1)))))
 
     if region.kind is RegionKind.MATMUL:
-        shape = next(program.prims[name].shape for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
-        m, n = shape[-2].value(sizes), shape[-1].value(sizes)
-        batch = product(shape[:-2]).value(sizes)
+        own = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+        sized = ProductSizes.of(program.prims, own)
+        m, n, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.batch))
         return batch * blocks(m, "block_m") * blocks(n, "block_n") * int(str(config.get("split_k", 1)))
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1

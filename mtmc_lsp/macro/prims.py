@@ -12,7 +12,7 @@ from enum import Enum
 
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import Graph, Ref
-from mtmc_lsp.core.sizes import Size, SizeLike
+from mtmc_lsp.core.sizes import Size, SizeLike, product
 
 ONE = Size.of(1)
 
@@ -46,18 +46,25 @@ class PrimOp(Enum):
     """``attrs["dim"]``."""
     PAD = "pad"
     """``attrs``: ``before`` (int per dimension) and ``value``."""
+    WINDOW = "window"
+    """Overlapping windows along ``attrs["dim"]``: element ``i`` of the dimension and ``t`` of a new last one is the input's
+    ``i * step + t * dilation``."""
+    CROP = "crop"
+    """The first elements of dimensions of a product, which the product's kernel leaves unwritten beyond them."""
     GATHER = "gather"
     """Element of input 0 whose index along ``attrs["dim"]`` is input 1 (of the result's shape, broadcast)."""
     REDUCE = "reduce"
     """``attrs``: ``fn`` and ``dims``; reduced dimensions are kept with size 1."""
+    FOLD = "fold"
+    """Like ``REDUCE``, of few elements: each is taken one after another, wherever the result is asked for."""
     SCAN = "scan"
     """``attrs``: ``fn`` and ``dim``: inclusive, along one dimension."""
     MATMUL = "matmul"
-    """``[..., M, K] @ [..., K, N]`` with equal batch dimensions."""
+    """``[batch, rows, summed] @ [batch, summed, columns]``; ``attrs["dims"]`` where any of these are several dimensions."""
 
 
 VIEW_OPS = frozenset(
-    {PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.ALIAS, PrimOp.SLICE, PrimOp.FLIP},
+    {PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.ALIAS, PrimOp.SLICE, PrimOp.FLIP, PrimOp.WINDOW},
 )
 """Primitives that move no data and compute nothing."""
 
@@ -79,6 +86,55 @@ class Prim:
     def fn(self) -> str:
         """The function's name, for those that have one."""
         return str(self.attrs.get("fn", ""))
+
+
+@dataclass(frozen=True)
+class ProductDims:
+    """How many of a product's dimensions are which."""
+
+    batch: int
+    rows: int = 1
+    summed: int = 1
+    columns: int = 1
+    taps: int = 0
+    """How many of the summed ones, from the first on, are the few places of a window; channels follow."""
+
+    @staticmethod
+    def of(prim: Prim) -> ProductDims:
+        """Those of a product."""
+        own = prim.attrs.get("dims")
+        return own if isinstance(own, ProductDims) else ProductDims(len(prim.shape) - 2)
+
+
+@dataclass(frozen=True)
+class ProductSizes:
+    """A product's sizes."""
+
+    batch: Size
+    m: Size
+    n: Size
+    k: Size
+    channels: Size
+    """The part of ``k`` that is no place of a window."""
+
+    @staticmethod
+    def of(prims: Mapping[str, Prim], prim: Prim) -> ProductSizes:
+        """Those of a product among ``prims``."""
+        dims = ProductDims.of(prim)
+        left = prims[prim.inputs[0]].shape
+        first, second = dims.batch, dims.batch + dims.rows
+        return ProductSizes(
+            product(prim.shape[:first]),
+            product(prim.shape[first:second]),
+            product(prim.shape[second:]),
+            product(left[second:]),
+            product(left[second + dims.taps :]),
+        )
+
+
+def is_zero_padding(prim: Prim) -> bool:
+    """Whether the primitive puts zeros around its input."""
+    return prim.op is PrimOp.PAD and prim.attrs["value"] == 0
 
 
 class CannotLower(Exception):
@@ -178,6 +234,11 @@ class Builder:
         if fn == "sum_exp":
             return self.pointwise("exp", self.pointwise("sub", name, *extra, dtype=dtype), dtype=dtype)
         return self.cast(name, dtype)
+
+    def fold(self, fn: str, name: str, dims: Sequence[int], dtype: str) -> str:
+        """Reduce few elements along ``dims``, which go."""
+        shape = [size for i, size in enumerate(self.shape(name)) if i not in dims]
+        return self.add(PrimOp.FOLD, (name,), shape, dtype, fn=fn, dims=tuple(sorted(dims)))
 
     def reshape(self, name: str, shape: Sequence[SizeLike]) -> str:
         """``name`` with another shape of the same number of elements."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
-from mtmc_lsp.macro.prims import Prim, PrimOp, Program
+from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
 
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
@@ -135,9 +135,12 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
     kind = _kind(members)
     if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
         return _product_region(program, ordered, prims, inputs, outputs, kind, table)
+    _tie_passes(members, results, table)
+    _check_distinct(members, table)
     reduced = _reduced_axes(members, table)
     kept = _kept_axes(program, outputs, table, reduced, members)
     _check_members(members, table, kept, reduced)
+    _check_repetition(program, members, results, table, kept)
     for ref in outputs:
         axes = set(table.all_axes(program.of(ref).name))
         if not set(kept) <= axes:
@@ -145,6 +148,43 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")
     return Region(ordered, prims, inputs, outputs, kind, table, kept, reduced)
+
+
+def _tie_passes(members: list[Prim], results: list[str], table: AxisTable) -> None:
+    """Let reductions of several tensors, and results that only read what was reduced, run over the same rows and columns.
+
+    In ``y * x.norm(dim=-1, keepdim=True)`` nothing ties the columns of y to those of x. A program that has reduced its row
+    of x can write its row of y all the same.
+    """
+    passes = [prim for prim in members if prim.op in (PrimOp.REDUCE, PrimOp.SCAN)]
+    for prim in passes[1:]:
+        first, other = (reduction_axes(each, table) for each in (passes[0], prim))
+        if not set(first) & set(other) and [axis.size for axis in first] == [axis.size for axis in other]:
+            table.tie(first, other)
+    for name in results if passes else []:
+        first = reduction_axes(passes[0], table)
+        walked = {axis for prim in passes for axis in table.all_axes(prim.inputs[0])}
+        own = tuple(axis for axis in table.all_axes(name) if axis not in walked)
+        if own and not set(first) & set(table.all_axes(name)) and [a.size for a in own] == [a.size for a in first]:
+            table.tie(first, own)
+
+
+FEW = 4
+"""How often a reduction may be done again rather than written to memory."""
+
+
+def _check_repetition(
+    program: Program, members: list[Prim], results: list[str], table: AxisTable, kept: tuple[Axis, ...]
+) -> None:
+    """No program may reduce a whole row for one element of a result, when many elements need the same row."""
+    for prim in members:
+        if prim.op is not PrimOp.REDUCE or any(
+            set(reduction_axes(prim, table)) & set(table.all_axes(n)) for n in results
+        ):
+            continue
+        again = set(kept) - set(table.all_axes(prim.inputs[0]))
+        if product([axis.size for axis in again]).value(program.graph.sizes) > FEW:
+            raise CannotFuse("a reduction would be done again for each element of a result")
 
 
 def _check_distinct(members: list[Prim], table: AxisTable) -> None:
@@ -200,7 +240,7 @@ def _kind(members: list[Prim]) -> RegionKind:
     if ops.count(PrimOp.MATMUL) > 1:
         raise CannotFuse("two matrix products")
     if PrimOp.MATMUL in ops:
-        if PrimOp.REDUCE in ops or PrimOp.SCAN in ops:
+        if {PrimOp.REDUCE, PrimOp.SCAN, PrimOp.FOLD} & set(ops):
             raise CannotFuse("a reduction beside a matrix product")
         return RegionKind.MATMUL
     if PrimOp.SCAN in ops:
@@ -233,6 +273,8 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     own = {prim.name: prim for prim in members}
     products = [prim for prim in members if prim.op is PrimOp.MATMUL]
     reductions = sorted(prim.fn for prim in members if prim.op is PrimOp.REDUCE)
+    if any("dims" in prim.attrs for prim in products):
+        return None
     if len(products) != 2 or reductions != ["max", "sum_exp"] or any(p.op is PrimOp.SCAN for p in members):
         return None
     scores, result = products
@@ -349,15 +391,33 @@ def _product_region(
     for ref in outputs:
         if set(table.all_axes(program.of(ref).name)) != set(kept):
             raise CannotFuse("a result does not have the product's axes")
-    depends = {heavy.name}
+    depends, cropped = {heavy.name}, set[str]()
     for name in prims:
         prim = program.prims[name]
         if depends & set(prim.inputs):
             depends.add(name)
-            if prim.op not in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND):
+            if prim.op not in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.CROP):
                 raise CannotFuse("what follows the product is not elementwise")
-    reduced = table.axes(heavy.inputs[0], -1)
+            if prim.op is PrimOp.RESHAPE and cropped & set(prim.inputs):
+                raise CannotFuse("a reshape of a part of a product")
+            if prim.op is PrimOp.CROP or cropped & set(prim.inputs):
+                cropped.add(name)
+    dims = ProductDims.of(heavy)
+    if dims.taps and not all(_is_read(program.prims, name, inputs) for name in heavy.inputs):
+        raise CannotFuse("what windows read would be computed again at each place of each window")
+    left, first = heavy.inputs[0], dims.batch + dims.rows
+    reduced = tuple(axis for dim in range(first, first + dims.summed) for axis in table.axes(left, dim))
     return Region(nodes, prims, inputs, outputs, kind, table, kept, reduced)
+
+
+def _is_read(prims: Mapping[str, Prim], name: str, inputs: Collection[str]) -> bool:
+    """Whether a value lies in memory, with zeros around it perhaps."""
+    while name not in inputs:
+        prim = prims[name]
+        if prim.op not in VIEW_OPS and not is_zero_padding(prim):
+            return False
+        name = prim.inputs[0]
+    return True
 
 
 def lines_of(program: Program, nodes: Iterable[str]) -> tuple[int, int]:

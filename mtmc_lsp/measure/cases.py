@@ -15,6 +15,12 @@ INTERPRETER_ELEMENTS = 60_000
 """Elements of all inputs that one interpreted run may have, about a second of it."""
 INTERPRETER_PRODUCT = 2.0e6
 """Multiply-adds that one interpreted run may have."""
+FIXED_SLACK = 30.0
+"""How many times that an interpreted run may have where sizes cannot be reduced further."""
+FIXED_PRODUCT_SLACK = 100.0
+"""The same of multiply-adds: large tiles make few programs of them."""
+LEAST_ROWS = 32
+"""Rows of a product below which some kernels leave it to the user's own code."""
 VALUES_ELEMENTS = 1 << 24
 """Elements of a graph's tensors above which a GPU tries distributions of values on smaller sizes."""
 LEAST_PART = 130
@@ -61,14 +67,14 @@ class Case:
         return f"{sizes + ', ' if sizes else ''}{kind}{self.distribution}, seed {self.seed}"
 
 
-def verification_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
+def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: float = 1.0) -> tuple[Case, ...]:
     """The cases for a capture; the interpreter gets sizes that it can run.
 
     The first is the workload (reduced for the interpreter). Then sizes that no tile divides, small ones with 1
     and 0 among them, larger ones; the distributions go round. Last come calls for the guard to refuse or get right.
     """
     graph = capture.graph
-    base = reduced_sizes(capture) if interpreted else dict(graph.sizes)
+    base = reduced_sizes(capture, part=part) if interpreted else dict(graph.sizes)
     variable = [name for name in capture.variable_sizes if name in base]
     given = capture.workload.source is WorkloadSource.GET_INPUTS and not interpreted
     plans: list[tuple[dict[str, int], str]] = [(base, "given")] if given else []
@@ -76,7 +82,7 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int) -> tup
         plans += [(base, d) for d in ("normal", "normal", "uniform", "large", "tiny", "mixed", "constant")]
         last = base
     else:
-        odd = {**base, **{name: _odd(base[name], i) for i, name in enumerate(variable)}}
+        odd = _with_rows(graph, base, {name: _odd(base[name], i) for i, name in enumerate(variable)})
         # Each size is 1 in one of the two.
         small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
         other = {**base, **{name: (2, 1, 3, 1)[i % 4] for i, name in enumerate(variable)}}
@@ -85,8 +91,8 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int) -> tup
         plans += [(base, "normal"), (odd, "normal"), (small, "normal"), (other, "mixed")]
         # What values do does not hang on the size, so they are tried on small ones.
         less = {name: -(-base[name] // 2) for name in variable} if interpreted else _smaller(graph, base, variable)
-        part = {**base, **{name: _odd(less[name], i) for i, name in enumerate(variable)}}
-        plans += [(part, d) for d in ("uniform", "tiny", "mixed", "constant", "large")] + [(empty, "normal")]
+        middle = _with_rows(graph, base, {name: _odd(less[name], i) for i, name in enumerate(variable)})
+        plans += [(middle, d) for d in ("uniform", "tiny", "mixed", "constant", "large")] + [(empty, "normal")]
         if not (_too_large(graph, larger, 2.0) if interpreted else capture.bytes > LARGER_BYTES):
             plans.append((larger, "normal"))
         last = small
@@ -136,25 +142,57 @@ def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
     return sum(kind.numel.value(sizes) for kind in kinds)
 
 
-def reduced_sizes(capture: Capture) -> dict[str, int]:
-    """The workload's sizes, variable ones halved, the largest first, until the interpreter can run them."""
+def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dict[str, int]:
+    """The workload's sizes, variable ones halved, the largest first, until the interpreter can run them.
+
+    Products keep rows enough for the kernels that ask for some (:data:`LEAST_ROWS`).
+
+    Args:
+        capture: what is run.
+        least: none is made smaller than this.
+        part: of the interpreter's limits that may be used.
+    """
     graph = capture.graph
     sizes = dict(graph.sizes)
-    while _too_large(graph, sizes):
-        largest = max(capture.variable_sizes, key=lambda name: sizes[name], default=None)
-        if largest is None or sizes[largest] <= 4:
-            break
-        sizes[largest] = max(4, math.ceil(sizes[largest] / 2))
+    rows = _product_rows(graph, sizes)
+    left = set(capture.variable_sizes)
+    while left and _too_large(graph, sizes, part):
+        largest = max(sorted(left), key=lambda name: sizes[name])
+        smaller = {**sizes, largest: max(least, math.ceil(sizes[largest] / 2))}
+        kept = zip(rows, _product_rows(graph, smaller), strict=True)
+        if sizes[largest] > least and all(now >= min(before, LEAST_ROWS) for before, now in kept):
+            sizes = smaller
+        else:
+            left.remove(largest)
     return sizes
+
+
+def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]) -> dict[str, int]:
+    """``base`` with some sizes changed, then enlarged until products have rows for their kernels again."""
+    sizes = {**base, **changed}
+    wanted = [min(rows, LEAST_ROWS) for rows in _product_rows(graph, base)]
+    for name in changed:
+        while any(now < least for now, least in zip(_product_rows(graph, sizes), wanted, strict=True)):
+            larger = {**sizes, name: 2 * sizes[name] + 1}
+            if _product_rows(graph, larger) == _product_rows(graph, sizes):
+                break
+            sizes = larger
+    return sizes
+
+
+def _product_rows(graph: Graph, sizes: Mapping[str, int]) -> list[int]:
+    """How many rows each product of the graph has, all dimensions before the last taken together."""
+    shapes = [node.type.shape for node in graph.nodes if node.op.split(".")[1] in DEPTH_OPERAND and node.outputs]
+    return [math.prod(size.value(sizes) for size in shape[:-1]) for shape in shapes]
 
 
 def is_interpretable(capture: Capture) -> bool:
     """Whether the interpreter can run the target in reasonable time once its variable sizes are reduced."""
     sizes = reduced_sizes(capture)
-    return not _too_large(capture.graph, sizes, slack=30.0)
+    return not _too_large(capture.graph, sizes, FIXED_SLACK, FIXED_PRODUCT_SLACK)
 
 
-def _too_large(graph: Graph, sizes: Mapping[str, int], slack: float = 1.0) -> bool:
+def _too_large(graph: Graph, sizes: Mapping[str, int], slack: float = 1.0, product_slack: float = 0.0) -> bool:
     variable = set(sizes)
     elements = sum(
         item.type.numel.value(sizes)
@@ -163,7 +201,7 @@ def _too_large(graph: Graph, sizes: Mapping[str, int], slack: float = 1.0) -> bo
     )
     made = sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs)
     too_many = elements + made / 4 > slack * INTERPRETER_ELEMENTS
-    return too_many or product_work(graph, sizes) > slack * INTERPRETER_PRODUCT
+    return too_many or product_work(graph, sizes) > (product_slack or slack) * INTERPRETER_PRODUCT
 
 
 def _names(shape: tuple[Size, ...]) -> list[str]:

@@ -15,6 +15,7 @@ from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, Environment
 from mtmc_lsp.measure.cases import product_work
+from mtmc_lsp.measure.timekeeper import cache_folder
 
 TERA = 1e12
 
@@ -57,16 +58,16 @@ def data_sheet(archs: tuple[str, ...]) -> Device:
 # Measured ceilings, kept between runs ----------------------------------------------------------------------------
 
 
-def _cache_file(environment: Environment) -> Path:
+def cache_file(environment: Environment, kind: str = "device") -> Path:
+    """Where something is kept that holds for this GPU with this driver and torch."""
     parts = [environment.gpu, environment.driver, environment.torch]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "mtmc" / f"device-{key}.json"
+    return cache_folder() / f"{kind}-{key}.json"
 
 
 def cached_device(environment: Environment) -> Device | None:
     """What was measured before on this GPU with this driver and torch."""
-    file = _cache_file(environment)
+    file = cache_file(environment)
     try:
         return from_json(Device, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -76,7 +77,7 @@ def cached_device(environment: Environment) -> Device | None:
 
 def remember_device(environment: Environment, device: Device) -> None:
     """Keep measured ceilings for later runs; where no cache can be written they are measured each time."""
-    file = _cache_file(environment)
+    file = cache_file(environment)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(f"{file.name}.{os.getpid()}")

@@ -108,7 +108,7 @@ def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
     import triton
 
     try:
-        kernel = getattr(module, launch.kernel)
+        kernel = _kernel(module, launch.kernel)
         names = kernel.arg_names
         signature = {name: launch.signature.get(name, "constexpr") for name in names}
         attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in launch.divisible_by_16 if n in names}
@@ -128,6 +128,16 @@ def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
     limit = SHARED_LIMIT.get(arch)
     excess = f"needs {shared} bytes of shared memory, {arch} has {limit}" if limit and shared > limit else ""
     return KernelReport(launch.kernel, arch, registers, spills, shared, 0.0 if excess else resident, excess)
+
+
+def _kernel(module: Any, name: str) -> Any:
+    """The compiled function itself: what tunes it is wrapped around it."""
+    import triton
+
+    kernel = getattr(module, name)
+    while hasattr(kernel, "fn") and not isinstance(kernel, triton.runtime.JITFunction):
+        kernel = kernel.fn
+    return kernel
 
 
 def _said(error: Exception) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
+from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.run import KernelLaunch
-from mtmc_lsp.micro.builtin.code import POINTER_TYPES
 
 OPTIONS = ("num_warps", "num_stages")
 TAKEN = {"grid", "warmup", *OPTIONS}

@@ -7,16 +7,18 @@ import ast
 import contextlib
 import functools
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.calls import Call, make_tensor, resolve
+from mtmc_lsp.capture.calls import Call, init_arguments, make_tensor, resolve
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure.comparing import Comparison, compare_files
 from mtmc_lsp.measure.in_worker import plain, said
@@ -47,10 +49,7 @@ def constructor(request: dict[str, Any]) -> dict[str, Any]:
     """The reference's constructor arguments as ``get_init_inputs`` makes them, as text of Python literals."""
     capture = from_json(Capture, request["capture"])
     module = module_of(capture, own_text(request, capture), None, bool(request["widened"]))
-    init = module.get_init_inputs() if hasattr(module, "get_init_inputs") else []
-    pair = len(init) == 2 and isinstance(init[0], (list, tuple)) and isinstance(init[1], dict)
-    positional, named = (list(init[0]), dict(init[1])) if pair else (list(init), {})
-    text = repr([positional, named])
+    text = repr(list(init_arguments(module) or ([], {})))
     try:
         ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -68,14 +67,15 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     target = from_json(Target, request["target"])
     case = request["case"]
     device = device_for(capture, case["kind"])
+    left = os.path.join(os.environ[SCRATCH], RESULTS)
     poison_new_memory()
     if is_interpreted():
         mend_interpreter()
     try:
-        module = _module(target, request["source"], bool(request["widened"]))
+        module = module_of_candidate(target, request["source"], bool(request["widened"]))
     except Exception as error:
         return {"status": "compile_error", "reason": said(error)}
-    prepare = functools.partial(_prepared, target=target, init=request["init"])
+    prepare = functools.partial(prepared_candidate, target=target, init=request["init"])
     inputs = {n: t.to(device) for n, t in torch.load(request["inputs"], weights_only=True).items()}
     # Counts those too that the threading module does not know of.
     threads = _thread._count()
@@ -93,7 +93,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         with launches.counting():
             first = run(_pooled(inputs))
             kept = {**first, "results": [_copy(result) for result in first["results"]]}
-            again = [run(copies(inputs)) for _ in range(DRIFT_CALLS if request["drift"] else 1)]
+            again = [run(copies(inputs)) for _ in range(DRIFT_CALLS if request["drift"] else int(request["repeats"]))]
         used = True
         if request["decoy"] and launches.count:
             with disabled.counting(executes=False):
@@ -102,17 +102,18 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         raise
     except Exception as error:
         return {"status": "runtime_error", "reason": said(error)}
-    torch.save(kept, request["results"])
+    torch.save(kept, left)
     return {
         "status": "ran",
         "launches": launches.count // (1 + len(again)),
-        "repeats": all(_equal(kept["results"], other["results"]) for other in again),
+        "repeats": all(_equal(kept["results"], other["results"]) for other in again) if again else None,
         "used": used,
         "threads": _thread._count() - threads,
     }
 
 
-def _module(target: Target, source: str, widened: bool) -> Any:
+def module_of_candidate(target: Target, source: str, widened: bool) -> Any:
+    """The candidate's module, loaded once."""
     text = on_cpu(source, "") if is_interpreted() else source
     text = without_bfloat16(text) if widened else text
     if text not in _loaded:
@@ -160,14 +161,14 @@ def _equal(first: list[Any], second: list[Any]) -> bool:
     return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _prepared(
+def prepared_candidate(
     module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str, *, target: Target, init: str
 ) -> tuple[Call, list[Any]]:
     """The candidate with the case's parameters, and the arguments to call it with."""
     function = resolve(module, target.qualname)
     instance = None
     if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
-        instance = _instance(resolve(module, target.class_name), capture, device, init)
+        instance = _instance(module, target, capture, device, init)
         method = "forward" if target.kind is TargetKind.MODULE else target.qualname.rpartition(".")[2]
         function = getattr(instance, method)
         _place(instance, capture, inputs, target)
@@ -175,12 +176,21 @@ def _prepared(
     return call, list(call.values)
 
 
-def _instance(kind: Any, capture: Capture, device: str, init: str) -> torch.nn.Module:
+def _instance(module: Any, target: Target, capture: Capture, device: str, init: str) -> torch.nn.Module:
+    """The candidate, constructed as the reference is, or as its own file says where it takes no such arguments."""
+    kind = resolve(module, target.class_name)
     workload = capture.workload
     positional, named = ast.literal_eval(init)
     for i, spec in enumerate(workload.init_arguments):
         tensor = spec.tensor
         named[spec.name] = spec.constant if tensor is None else make_tensor(tensor, workload.sizes, device, 1000 + i)
+    try:
+        inspect.signature(kind).bind(*positional, **named)
+    except TypeError:
+        own = init_arguments(module)
+        if own is None:
+            raise
+        positional, named = own
     torch.manual_seed(0)
     instance: torch.nn.Module = kind(*positional, **named).to(device)
     return instance.eval()
@@ -251,21 +261,27 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
         if case["layout"] and check["name"].endswith(" stride") and check["status"] == "failed":
             # The workload has another layout; only there is the layout of results part of the contract.
             check["status"] = "skipped"
-    return {**found, "trivial": trivial_answers(*files, request["precision"])}
+    return {**found, "trivial": trivial_answers(*files, request["precision"], request["other"])}
 
 
-def trivial_answers(before: str, expected: str, precision: str) -> list[str]:
-    """Which of zeros, the mean and copies of the inputs agree with the reference; empty results say nothing."""
+def trivial_answers(before: str, expected: str, precision: str, other: str = "") -> list[str]:
+    """Which of zeros, the mean, copies of the inputs and another case's answer agree with the reference.
+
+    Empty results say nothing, and neither does the mean of a single number.
+    """
     inputs, want = torch.load(before, weights_only=True), torch.load(expected, weights_only=True)
     results = [r for r in want["results"] if isinstance(r, torch.Tensor)]
-    answers: dict[str, list[torch.Tensor]] = {
-        "zeros": [torch.zeros_like(r) for r in results],
-        "the mean": [_mean(r) for r in results],
-    }
+    answers: dict[str, list[torch.Tensor]] = {"zeros": [torch.zeros_like(r) for r in results]}
+    if any(r.numel() > 1 for r in results):
+        answers["the mean"] = [_mean(r) for r in results]
     for name, value in inputs.items():
         fitting = [value.shape == r.shape and value.dtype == r.dtype for r in results]
         if fitting and all(fitting):
             answers[f"a copy of {name}"] = [value] * len(results)
+    if other:
+        then = [r for r in torch.load(other, weights_only=True)["results"] if isinstance(r, torch.Tensor)]
+        if [r.shape for r in then] == [r.shape for r in results]:
+            answers["the answer for other inputs"] = then
     if want["after"]:
         # A reference that changes its inputs asks for more than any returned tensor.
         return []

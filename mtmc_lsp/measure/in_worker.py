@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
+import os
 from typing import Any
 
 import torch
@@ -11,6 +14,7 @@ from mtmc_lsp.capture.calls import build_call, user_error
 from mtmc_lsp.core import sandbox
 from mtmc_lsp.core.dtypes import EPSILON
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
 from mtmc_lsp.measure.comparing import compare_files
@@ -29,12 +33,32 @@ from mtmc_lsp.measure.running import (
     same_bits,
 )
 
+GPU_MEMORY_PART = 0.85
+"""The part of a GPU's memory that a candidate may take: the reference's process needs some too."""
+
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Import torch and start the GPU's context, so that the first request need not wait; says how it is locked in."""
-    if request["gpu"] and torch.cuda.is_available():
-        torch.zeros(1, device="cuda")
-    return {"isolation": to_json(sandbox.active)}
+    """Import torch and start the GPU's context, so that the first request need not wait.
+
+    With ``probe``, Triton's driver is started too, and the GPU's memory is limited.
+
+    Returns:
+        How the process is locked in, the GPU's UUID where a GPU was asked for, and why CUDA does not start.
+    """
+    gpu = failed = ""
+    if request["gpu"]:
+        try:
+            torch.zeros(1, device="cuda")
+            gpu = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+            if request.get("probe"):
+                import triton
+
+                # Builds what Triton starts kernels with, so compilers and caches are tried as well.
+                triton.runtime.driver.active.get_current_target()
+                torch.cuda.set_per_process_memory_fraction(GPU_MEMORY_PART)
+        except Exception as error:
+            failed = said(error)
+    return {"isolation": to_json(sandbox.active), "gpu": gpu, "failed": failed}
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:
@@ -43,6 +67,8 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
     widened, case = bool(request["widened"]), request["case"]
     device = device_for(capture, case["kind"])
     module = module_of(capture, own_text(request, capture), None, widened)
+    if request.get("init"):
+        _construct_with(module, request["init"])
     start = build_call(module, capture.workload, device, _case_sizes(capture, case))
     inputs = make_inputs(capture, start, case["sizes"], case["distribution"], case["seed"], device, widened)
     if case["kind"] == "float64":
@@ -56,6 +82,14 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
         raise user_error(error, capture.workload.target, f"on {case['label']}") from error
     torch.save(expected, request["expected"])
     return {"device": device}
+
+
+def _construct_with(module: Any, init: str) -> None:
+    """From now on the file's own functions give these constructor arguments, and the same inputs each time."""
+    made = ast.literal_eval(init)
+    module.get_init_inputs = lambda: made
+    if hasattr(module, "get_inputs") and not hasattr(module.get_inputs, "cache_info"):
+        module.get_inputs = functools.lru_cache(maxsize=1)(module.get_inputs)
 
 
 def _expected(
@@ -152,6 +186,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     capture = from_json(Capture, request["capture"])
     case = request["case"]
     device = device_for(capture, case["kind"])
+    left = os.path.join(os.environ[SCRATCH], RESULTS)
     poison_new_memory()
     if is_interpreted():
         mend_interpreter()
@@ -176,13 +211,18 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
             runs.append(run)
     repeats = all(_same(first, second) for run in runs[1:] for first, second in _pairs(runs[0], run))
     kept = {**runs[0], "results": [plain(result) for result in runs[0]["results"]]}
-    torch.save(kept, request["results"])
+    torch.save(kept, left)
     return {"status": "ran", "launches": launches.count // len(runs), "repeats": repeats}
 
 
 def said(error: Exception) -> str:
-    """What a candidate raised, not at any length."""
-    return f"{type(error).__name__}: {str(error)[:600]}"
+    """What a candidate raised, not at any length, and what stands behind it."""
+    text = f"{type(error).__name__}: {str(error)[:600]}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
+        return f"it ran out of memory, which is limited: {text}"
+    if isinstance(error, PermissionError) and sandbox.active != sandbox.Isolation():
+        return f"{text}; candidates may write to no files, open no sockets and start no processes"
+    return text
 
 
 def plain(result: Any) -> Any:

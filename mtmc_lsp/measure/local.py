@@ -7,7 +7,8 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,19 @@ from mtmc_lsp.core.results import (
     VerdictStatus,
 )
 from mtmc_lsp.core.run import Candidate, GeneratedCode
-from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.core.sandbox import Isolation
+from mtmc_lsp.core.template import Template
+from mtmc_lsp.core.worker import Sandbox, Worker
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
+from mtmc_lsp.measure.gpu_lock import alone, shared
+from mtmc_lsp.measure.timekeeper import Timekeeper, TimingCache, cache_folder
 
 RUN_SECONDS = 120.0
 COMPILE_SECONDS = 180.0
 TIME_SECONDS = 300.0
-INTERPRETER_MEMORY = 8 << 30
-"""Bytes of data that a candidate under the interpreter may take: the cases are small."""
 
 
 class LocalMeasurer:
@@ -53,6 +57,10 @@ class LocalMeasurer:
         run_seconds: float = RUN_SECONDS,
         compile_seconds: float = COMPILE_SECONDS,
         time_seconds: float = TIME_SECONDS,
+        deadline: float | None = None,
+        baselines: tuple[str, ...] = ("compile",),
+        fresh: bool = False,
+        needs_sandbox: bool = False,
     ) -> None:
         """Prepare the workers; they start when first used.
 
@@ -66,10 +74,15 @@ class LocalMeasurer:
             run_seconds: limit for one case of one candidate.
             compile_seconds: limit for compiling one candidate.
             time_seconds: limit for timing one candidate, the baselines' preparation included.
+            deadline: of the monotonic clock, after which nothing goes on.
+            baselines: what is timed beside eager: ``compile``, ``max-autotune``.
+            fresh: whether what was timed before is timed again.
+            needs_sandbox: whether to refuse to run candidates that cannot be locked in completely.
         """
         self._capture = capture
         self._own = source
         self._archs = archs
+        self._deadline, self._baselines, self._fresh = deadline, baselines, fresh
         self._precision = precision
         self._run_seconds, self._compile_seconds, self._time_seconds = run_seconds, compile_seconds, time_seconds
         self.measured = bool(capture.environment.gpu) and capture.workload.device == "cuda"
@@ -79,28 +92,88 @@ class LocalMeasurer:
         self._widened = not self.measured
         cwd = str(project_root(Path(capture.workload.target.path)))
         environment = {} if self.measured else {"TRITON_INTERPRET": "1"}
-        # CUDA reserves far more data memory than it uses, so only the interpreter's can be limited this way.
-        memory = None if self.measured else INTERPRETER_MEMORY
-        self._reference = Worker(python, cwd=cwd, env=environment)
-        self._runner = Worker(python, cwd=cwd, env=environment, memory_bytes=memory)
-        self._compiler = Worker(python, cwd=cwd)
-        self._timer = Worker(python, cwd=cwd)
-        # Two folders: the candidate's process is never told where the expected results lie.
+        self._template = Template(python, environment)
+        # Two folders: the candidate's process may read inputs, never what is expected, and writes to neither.
         self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
-        self._shared = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
+        self._inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
+        self._kernels = tempfile.mkdtemp(prefix="mtmc-kernels-")
+        self._reference = Worker(python, cwd=cwd, env=environment, template=self._template)
+        # Whatever runs a candidate's code is locked in.
+        self._runner, self._timer = (
+            CandidateProcess(
+                python,
+                cwd,
+                capture.environment,
+                measured=self.measured,
+                hidden=str(self._secret),
+                template=self._template,
+                needs_sandbox=needs_sandbox,
+                kernels=self._kernels,
+            )
+            for _ in range(2)
+        )
+        locked = Sandbox((self._kernels,), str(self._secret), programs=True)
+        self._compiler = Worker(
+            python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=self._template
+        )
         self._background = ThreadPoolExecutor(4)
         self._prepared: Future[list[Case]] | None = None
         self._baseline: Future[None] | None = None
         self._device: Device | None = None
+        self._timekeeper: Timekeeper | None = None
         if self.measured:
             # Importing torch takes seconds: all processes do it at once, while the first step is planned.
-            for worker in (self._reference, self._runner, self._compiler, self._timer):
+            self._gpu = self._background.submit(self._start, self._timer)
+            for worker in (self._reference, self._runner, self._compiler):
                 self._background.submit(self._start, worker)
 
-    def _start(self, worker: Worker) -> None:
-        # What is wrong with an interpreter is said by the first real request.
-        with contextlib.suppress(MtmcError):
-            worker.call("measure.start", {"gpu": worker is not self._compiler}, self._run_seconds)
+    def isolation(self) -> Isolation:
+        """How far candidates are locked in.
+
+        Raises:
+            EnvironmentNotAble: less than is asked for.
+        """
+        return self._runner.isolation
+
+    def _start(self, worker: Worker | CandidateProcess) -> str:
+        """Let a worker import torch; gives the UUID of its GPU."""
+        try:
+            if isinstance(worker, CandidateProcess):
+                worker.start()
+                return worker.gpu
+            found = self._limited(worker, "measure.start", {"gpu": worker is not self._compiler}, self._run_seconds)
+        except MtmcError:
+            # What is wrong with an interpreter is said by the first real request.
+            return ""
+        return str(found["gpu"])
+
+    def _call(
+        self, worker: Worker | CandidateProcess, command: str, request: Mapping[str, object], seconds: float
+    ) -> dict[str, Any]:
+        """Have a worker do something, on a GPU while nothing is timed on it; waiting for it is in no limit."""
+        if not self.measured or worker is self._compiler:
+            return self._limited(worker, command, request, seconds)
+        with shared(self._gpu.result()):
+            return self._limited(worker, command, request, seconds)
+
+    def _limited(
+        self, worker: Worker | CandidateProcess, command: str, request: Mapping[str, object], seconds: float
+    ) -> dict[str, Any]:
+        """Have a worker do something, for no longer than ``seconds`` and than the deadline allows.
+
+        Raises:
+            WorkerFailed: of kind ``expired`` where it was the deadline.
+        """
+        left = seconds if self._deadline is None else self._deadline - time.monotonic()
+        expired = WorkerFailed(f"the time for the whole run was up during {command}", kind="expired")
+        if left <= 0:
+            raise expired
+        try:
+            return worker.call(command, request, min(seconds, left))
+        except WorkerFailed as error:
+            if error.kind == "timeout" and left < seconds:
+                raise expired from None
+            raise
 
     def device(self) -> Device:
         """Measured ceilings on a GPU, else those of a data sheet."""
@@ -109,7 +182,9 @@ class LocalMeasurer:
             if self.measured:
                 environment = self._capture.environment
                 known = cached_device(environment)
-                self._device = known or from_json(Device, self._timer.call("measure.device", {}, self._run_seconds))
+                self._device = known or from_json(
+                    Device, self._call(self._timer, "measure.device", {}, self._run_seconds)
+                )
                 remember_device(environment, self._device)
         return self._device
 
@@ -119,16 +194,26 @@ class LocalMeasurer:
         for worker in (self._reference, self._runner, self._compiler, self._timer):
             worker.kill()
             worker.close()
-        for folder in (self._secret, self._shared):
+        self._template.close()
+        for folder in (self._secret, self._inputs, Path(self._kernels)):
             shutil.rmtree(folder, ignore_errors=True)
 
     # Verification ------------------------------------------------------------------------------------------------
 
     def verify(self, candidate: Candidate) -> Verdict:
         """Run the candidate on every case, in a process of its own, and compare with the oracle."""
+        try:
+            return self._verified(candidate)
+        finally:
+            # Whatever it changed in its process goes with it, a GPU context that a kernel broke too.
+            self._runner.next()
+            if self.measured:
+                self._background.submit(self._runner.warm_up)
+
+    def _verified(self, candidate: Candidate) -> Verdict:
         if not self.measured and not is_interpretable(self._capture):
             reason = "the sizes that cannot vary are too large for Triton's interpreter; verify on a GPU"
-            return Verdict(VerdictStatus.TIMEOUT, (), self._mode, reason=reason)
+            return Verdict(VerdictStatus.UNCERTIFIABLE, (), self._mode, reason=reason)
         checks: list[Check] = []
         worst = (0.0, 0.0)
         fallbacks = 0
@@ -136,12 +221,9 @@ class LocalMeasurer:
             try:
                 seen = self._run_candidate(candidate, number, case)
             except WorkerFailed as error:
-                status = VerdictStatus.TIMEOUT if error.kind == "timeout" else VerdictStatus.CRASHED
+                status = VerdictStatus.TIMEOUT if error.kind in ("timeout", "expired") else VerdictStatus.CRASHED
                 return self._verdict(status, checks, worst, f"{error.message} (on {case.label})")
             if seen["status"] != "ran":
-                if self.measured:
-                    # A kernel's illegal access leaves the process's GPU context unusable for the next candidate.
-                    self._runner.close()
                 return self._verdict(
                     VerdictStatus(seen["status"]), checks, worst, f"{seen['reason']} (on {case.label})"
                 )
@@ -175,10 +257,10 @@ class LocalMeasurer:
             self._baseline = self._background.submit(self._made_baseline)
 
     def _made_baseline(self) -> None:
-        request = {"capture": to_json(self._capture), "own": self._own}
+        request = {"capture": to_json(self._capture), "own": self._own, "baselines": list(self._baselines)}
         # What fails here fails again, and is said, when a candidate is timed.
         with contextlib.suppress(MtmcError):
-            self._timer.call("measure.baseline", request, self._time_seconds)
+            self._call(self._timer, "measure.baseline", request, self._time_seconds)
 
     def _cases(self) -> list[Case]:
         """The cases whose reference is computed; made once, before any candidate runs."""
@@ -192,10 +274,10 @@ class LocalMeasurer:
         for case in verification_cases(self._capture, interpreted=not self.measured, seed=self._seed):
             request = {**self._request(case, len(prepared)), "expected": str(self._expected(len(prepared)))}
             try:
-                self._reference.call("measure.reference", request, self._run_seconds)
+                self._call(self._reference, "measure.reference", request, self._run_seconds)
             except MtmcError as error:
                 # The user's own code does not take these sizes; the first case is the workload itself.
-                if not prepared or (isinstance(error, WorkerFailed) and error.kind == "cancelled"):
+                if not prepared or (isinstance(error, WorkerFailed) and error.kind in ("cancelled", "expired")):
                     raise
                 if self.measured and "CUDA" in error.message:
                     # A failed kernel leaves the process's GPU context unusable.
@@ -210,7 +292,7 @@ class LocalMeasurer:
             "own": self._own,
             "widened": self._widened,
             "case": {**to_json(case), "label": case.label},
-            "inputs": str(self._shared / f"inputs-{number}.pt"),
+            "inputs": str(self._inputs / f"inputs-{number}.pt"),
         }
 
     def _expected(self, number: int) -> Path:
@@ -222,18 +304,24 @@ class LocalMeasurer:
             "source": candidate.source,
             # The interpreter runs one program after the other: one repeat shows state that is kept between calls.
             "repeats": 2 if self.measured or number == 0 else 1,
-            "results": str(self._shared / "results.pt"),
         }
-        return self._runner.call("measure.candidate", request, self._run_seconds)
+        seen = self._call(self._runner, "measure.candidate", request, self._run_seconds)
+        if seen["status"] == "ran":
+            self._runner.take_results(self._results)
+        return seen
+
+    @property
+    def _results(self) -> Path:
+        return self._secret / "results.pt"
 
     def _compare(self, number: int) -> dict[str, Any]:
         request = {
-            "inputs": str(self._shared / f"inputs-{number}.pt"),
+            "inputs": str(self._inputs / f"inputs-{number}.pt"),
             "expected": str(self._expected(number)),
-            "results": str(self._shared / "results.pt"),
+            "results": str(self._results),
             "precision": self._precision,
         }
-        return self._reference.call("measure.compare", request, self._run_seconds)
+        return self._call(self._reference, "measure.compare", request, self._run_seconds)
 
     @staticmethod
     def _checks(case: Case, seen: dict[str, Any], compared: dict[str, Any]) -> list[Check]:
@@ -258,6 +346,8 @@ class LocalMeasurer:
             types += [item.type for item in self._capture.graph.inputs]
             if any(kind.dtype == "bfloat16" for kind in types):
                 notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
+        if not self._runner.isolation.is_full:
+            notes.append(f"isolation of the candidate: {self._runner.isolation.text}")
         if fallbacks:
             notes.append(f"the guard chose the original code in {fallbacks} of the cases")
         return tuple(notes)
@@ -279,8 +369,10 @@ class LocalMeasurer:
         if candidate.code is not None and not candidate.launches:
             request |= self._to_find_launches(candidate.code)
         try:
-            data = self._compiler.call("measure.compile", request, 2 * self._compile_seconds)
+            data = self._call(self._compiler, "measure.compile", request, 2 * self._compile_seconds)
         except WorkerFailed as error:
+            if error.kind == "expired":
+                raise
             return CompileReport((KernelReport("", archs[0], error=error.message),))
         return CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
 
@@ -312,10 +404,14 @@ class LocalMeasurer:
             "own": self._own,
             "source": candidate.source,
             "previous": previous.source if previous is not None and previous.code is not None else None,
+            "baselines": list(self._baselines),
             "bound_us": bound_us(self._capture, self.device()),
             "least_us": least_us(self._capture, self.device()),
         }
-        return from_json(Timing, self._timed("measure.time", request))
+        if self._timekeeper is None:
+            cache = TimingCache(cache_folder(), self._fresh)
+            self._timekeeper = Timekeeper(self._timed, self._gpu.result(), cache=cache)
+        return self._timekeeper.time(request)
 
     def quick(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> list[float | None]:
         """Rank candidates on the GPU: median microseconds each, None for those that fail.
@@ -335,14 +431,18 @@ class LocalMeasurer:
             "sources": [candidate.source for candidate in candidates],
             "seconds": seconds,
         }
-        medians: list[float | None] = self._timed("measure.quick", request)["medians"]
+        medians: list[float | None] = self._timed_alone("measure.quick", request)["medians"]
         return medians
 
-    def _timed(self, command: str, request: dict[str, object]) -> dict[str, Any]:
+    def _timed_alone(self, command: str, request: Mapping[str, object]) -> dict[str, Any]:
+        with alone(self._gpu.result()):
+            return self._timed(command, request)
+
+    def _timed(self, command: str, request: Mapping[str, object]) -> dict[str, Any]:
         try:
-            return self._timer.call(command, request, self._time_seconds)
+            return self._limited(self._timer, command, request, self._time_seconds)
         except MtmcError as error:
             if "CUDA" in error.message:
                 # A failed kernel leaves the process's GPU context unusable.
-                self._timer.close()
+                self._timer.next()
             raise

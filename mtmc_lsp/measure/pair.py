@@ -6,25 +6,35 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mtmc_lsp.capture.loading_paths import project_root
-from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
+from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.graph import InputKind
-from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
-from mtmc_lsp.core.sandbox import Isolation
-from mtmc_lsp.core.worker import Sandbox, Worker
+from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.template import Template
+from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture, Target, WorkloadSource
-from mtmc_lsp.measure.cases import VALUES, Case, is_interpretable
-from mtmc_lsp.measure.local import INTERPRETER_MEMORY, RUN_SECONDS
+from mtmc_lsp.measure.candidates import CandidateProcess
+from mtmc_lsp.measure.cases import VALUES, Case
+from mtmc_lsp.measure.local import RUN_SECONDS
 from mtmc_lsp.measure.pair_cases import VALUE_CASES, is_exact, pair_cases
+from mtmc_lsp.measure.pair_sizes import Trial, trials
 from mtmc_lsp.measure.scanning import scan
 
 SHRINK_TRIES = 8
 """How often a failing case is tried on smaller sizes."""
+REPEATED_ELEMENTS = 512
+"""Cases with at most this many elements of arguments are run twice under the interpreter, too."""
+FULL_FACTOR = 4.0
+"""How much longer a case may take where parameters have their full size."""
+NO_ARGUMENTS = "[[], {}]"
+TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
+OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,22 @@ class Outcome:
     trivial: frozenset[str] | None = None
     """Answers without any work that pass here too; ``None`` where the case says nothing about them."""
 
+    @property
+    def may_be_smaller(self) -> bool:
+        """Whether it failed in a way that other sizes may show as well: not by ending its process."""
+        return self.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case whose reference is computed, or will be."""
+
+    case: Case
+    request: dict[str, object]
+    expected: str
+    """The file with the reference's and the oracle's results."""
+    done: Future[Any]
+
 
 @dataclass(frozen=True)
 class PairVerdict:
@@ -62,6 +88,14 @@ class PairVerdict:
 
     verdict: Verdict
     reproduction: str = ""
+    timing: Timing | None = None
+    untimed: str = ""
+    """Why there is no timing."""
+
+    @property
+    def speed(self) -> str:
+        """``FASTER``, ``SAME``, ``SLOWER``, ``AMBIGUOUS`` or ``unmeasured``."""
+        return self.timing.speed.value if self.timing is not None else "unmeasured"
 
 
 class PairVerifier:
@@ -77,7 +111,8 @@ class PairVerifier:
         needs_kernel: bool = True,
         needs_sandbox: bool = False,
         run_seconds: float = RUN_SECONDS,
-        workers: tuple[Worker, Worker] | None = None,
+        workers: tuple[Worker, CandidateProcess] | None = None,
+        template: Template | None = None,
     ) -> None:
         """Prepare the processes; they start when first used.
 
@@ -89,38 +124,51 @@ class PairVerifier:
             needs_kernel: whether a candidate that launches no Triton kernel is refused.
             needs_sandbox: whether to refuse where the candidate's process cannot be locked in completely.
             run_seconds: limit for one case.
-            workers: processes of the caller's, where several candidates share them: for the reference, for candidates.
+            workers: of the caller, where several pairs share them: the reference's process, and the candidates'.
+            template: what the processes become copies of, where there is one.
         """
-        pair = replace(pair, capture=_with_fixed_parameters(pair.capture))
-        capture = pair.capture
         self._pair, self._precision, self._needs_kernel = pair, precision, needs_kernel
         self._run_seconds = run_seconds
         self._seed = secrets.randbelow(2**31) if seed is None else seed
-        self.measured = bool(capture.environment.gpu) and capture.workload.device == "cuda"
-        environment = {} if self.measured else {"TRITON_INTERPRET": "1"}
-        memory = None if self.measured else INTERPRETER_MEMORY
+        workload, environment = pair.capture.workload, pair.capture.environment
+        self.measured = bool(environment.gpu) and workload.device == "cuda"
+        variables = {} if self.measured else {"TRITON_INTERPRET": "1"}
         self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
         self._inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
-        self._results = Path(tempfile.mkdtemp(prefix="mtmc-results-"))
-        root = project_root(Path(capture.workload.target.path))
+        root, there = (str(project_root(Path(path))) for path in (workload.target.path, pair.target.path))
         self._own_workers = workers is None
-        # The expected results are out of reach too, not only unnamed.
-        locked = Sandbox((str(self._results),), str(self._secret))
-        there = project_root(Path(pair.target.path))
         self._reference, self._runner = workers or (
-            Worker(python, cwd=str(root), env=environment),
-            Worker(python, cwd=str(there), env=environment, memory_bytes=memory, sandbox=locked),
+            Worker(python, cwd=root, env=variables, template=template),
+            CandidateProcess(
+                python,
+                there,
+                environment,
+                measured=self.measured,
+                # The expected results are out of reach too, not only unnamed.
+                hidden=str(self._secret),
+                template=template,
+                needs_sandbox=needs_sandbox,
+            ),
         )
+        # The reference of the next case is computed while the candidate runs.
+        self._ahead = ThreadPoolExecutor(1)
         self._number = 0
-        self._init = "[[], {}]"
-        self._needs_sandbox, self._isolation = needs_sandbox, Isolation()
+        self._answers: dict[tuple[tuple[str, int], ...], str] = {}
+        self._trial = Trial(pair.capture, NO_ARGUMENTS)
+
+    @property
+    def constructor_arguments(self) -> str:
+        """What the reference is constructed with, as text of Python literals; known once something was verified."""
+        return self._trial.init
 
     def close(self) -> None:
         """End the processes and remove their files."""
-        for worker in (self._reference, self._runner) if self._own_workers else ():
-            worker.kill()
-            worker.close()
-        for folder in (self._secret, self._inputs, self._results):
+        self._ahead.shutdown(wait=False, cancel_futures=True)
+        if self._own_workers:
+            self._reference.kill()
+            self._reference.close()
+            self._runner.close()
+        for folder in (self._secret, self._inputs):
             shutil.rmtree(folder, ignore_errors=True)
 
     def verify(self, reproduction: Path | None = None, on_case: Callable[[Case], None] = lambda _: None) -> PairVerdict:
@@ -130,72 +178,83 @@ class PairVerifier:
             reproduction: where to write the smallest failing case.
             on_case: told of each case before it runs.
         """
-        refused = self._refused()
-        if refused:
-            return PairVerdict(self._verdict([], VerdictStatus.UNCERTIFIABLE, refused))
         text_checks = scan(self._pair.source, self._pair.target.path)
         wrong = next((check for check in text_checks if check.status is CheckStatus.FAILED), None)
         if wrong is not None:
             return PairVerdict(self._verdict([], VerdictStatus.INCORRECT, f"{wrong.name}: {wrong.detail}", text_checks))
-        self._start()
-        outcomes, failed = self._run_all(on_case)
-        if failed is None:
-            status, reason = self._conclusion(outcomes)
-            return PairVerdict(self._verdict(outcomes, status, reason, text_checks))
+        ways = trials(self._pair.capture, self._started(), interpreted=not self.measured)
+        if not ways:
+            return PairVerdict(self._verdict([], VerdictStatus.UNCERTIFIABLE, TOO_LARGE, text_checks))
+        given_up = ""
+        for self._trial in ways:
+            outcomes, failed = self._run_all(on_case)
+            if failed is None:
+                status, reason = self._conclusion(outcomes)
+                return PairVerdict(self._verdict(outcomes, status, reason, text_checks))
+            given_up = given_up or failed.reason
+            if self._trial.is_full:
+                return self._failed(failed, outcomes, text_checks, reproduction)
+            # It may well be right for the parameters that it was made for.
+            self._runner.next()
+        reason = f"{TOO_LARGE}; with smaller parameters, which it may not be made for, it fails: {given_up}"
+        return PairVerdict(self._verdict(outcomes, VerdictStatus.UNCERTIFIABLE, reason, text_checks))
+
+    def _failed(
+        self, failed: Outcome, outcomes: list[Outcome], text_checks: tuple[Check, ...], reproduction: Path | None
+    ) -> PairVerdict:
+        if self._pair.capture.uses_random and failed.status is VerdictStatus.INCORRECT:
+            return PairVerdict(self._verdict(outcomes, VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM, text_checks))
         smallest = self._shrunk(failed) if failed.status is not VerdictStatus.COMPILE_ERROR else failed
         reason = f"{smallest.reason} (on {smallest.case.label})"
         verdict = self._verdict(outcomes, smallest.status, reason, text_checks)
         written = self._reproduce(smallest, reason, reproduction) if reproduction is not None else ""
         return PairVerdict(verdict, written)
 
-    def _refused(self) -> str:
-        """Why nothing could be concluded from running the pair; empty where it can."""
-        if self._pair.capture.uses_random:
-            return "the reference draws random numbers, and a candidate may draw others in another order"
-        if not self.measured and not is_interpretable(self._pair.capture):
-            return "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
-        return ""
-
-    def _start(self) -> None:
-        """Both processes import torch at once; and the reference's constructor arguments are asked for."""
+    def _started(self) -> str:
+        """Both processes start at once; gives the reference's constructor arguments."""
         with ThreadPoolExecutor(1) as background:
-            other = background.submit(self._runner.call, "measure.start", {"gpu": self.measured}, self._run_seconds)
+            other = background.submit(self._runner.start)
+            init = NO_ARGUMENTS
             if self._pair.capture.workload.source is WorkloadSource.GET_INPUTS:
-                found = self._reference.call("measure.constructor", self._request(), self._run_seconds)
-                self._init = found["init"]
-            self._isolation = from_json(Isolation, other.result()["isolation"])
-        if self._needs_sandbox and not self._isolation.is_full:
-            raise EnvironmentNotAble(
-                f"the candidate's process cannot be locked in here; the level is {self._isolation.text}",
-                remedy="Use Linux 5.13 or newer with Landlock and seccomp, or leave out --require-sandbox.",
-            )
+                request = {**self._request(), "init": ""}
+                init = self._reference.call("measure.constructor", request, self._run_seconds)["init"]
+            other.result()
+        return init
 
     def _run_all(self, on_case: Callable[[Case], None]) -> tuple[list[Outcome], Outcome | None]:
         """Every outcome, and the smallest failing one."""
         outcomes: list[Outcome] = []
         failed: Outcome | None = None
-        cases = pair_cases(self._pair.capture, interpreted=not self.measured, seed=self._seed)
+        self._answers.clear()
+        cases = pair_cases(self._trial.capture, interpreted=not self.measured, seed=self._seed, few=self._trial.few)
         last = min((c for c in cases if all(c.sizes.values())), key=self._elements, default=cases[0])
-        # Once one fails, only smaller ones are of interest.
-        for case in (*cases, replace(last, seed=self._seed + len(cases) + 100)):
-            if failed is not None and self._elements(case) >= self._elements(failed.case):
-                continue
-            on_case(case)
-            outcome = self._outcome(case, drift=bool(outcomes) and case.seed == self._seed + len(cases) + 100)
+        drift = replace(last, seed=self._seed + len(cases) + 100)
+        waiting = [*cases, drift]
+        ahead: Prepared | None = self._prepared(waiting.pop(0))
+        while ahead is not None:
+            present, ahead = ahead, self._prepared(waiting.pop(0)) if waiting else None
+            on_case(present.case)
+            outcome = self._outcome(present, first=not outcomes, drift=present.case is drift)
             if outcome is None:
-                skipped = Check("reference", CheckStatus.SKIPPED, case.label, "the reference does not take this")
-                outcome = Outcome(case, VerdictStatus.CORRECT, (skipped,))
+                skipped = Check(
+                    "reference", CheckStatus.SKIPPED, present.case.label, "the reference does not take this"
+                )
+                outcome = Outcome(present.case, VerdictStatus.CORRECT, (skipped,))
             outcomes.append(outcome)
-            if outcome.status is not VerdictStatus.CORRECT:
-                failed = outcome
-                if outcome.status not in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR):
-                    break
-                if outcome.reason.startswith("no Triton kernel"):
-                    break
+            if outcome.status is VerdictStatus.CORRECT:
+                continue
+            failed = outcome
+            if not failed.may_be_smaller or failed.reason.startswith("no Triton kernel"):
+                break
+            # Once one fails, only smaller ones are of interest.
+            least = self._elements(failed.case)
+            waiting = [case for case in waiting if self._elements(case) < least]
+            if ahead is not None and self._elements(ahead.case) >= least:
+                ahead = self._prepared(waiting.pop(0)) if waiting else None
         return outcomes, failed
 
     def _elements(self, case: Case) -> int:
-        inputs = self._pair.capture.graph.inputs
+        inputs = self._trial.capture.graph.inputs
         return sum(i.type.numel.value(case.sizes) for i in inputs if i.kind is InputKind.ARGUMENT)
 
     def _conclusion(self, outcomes: list[Outcome]) -> tuple[VerdictStatus, str]:
@@ -209,16 +268,16 @@ class PairVerifier:
 
     def _shrunk(self, failed: Outcome) -> Outcome:
         """The same failure on smaller sizes, the largest halved first, as long as something fails."""
-        variable = [n for n in self._pair.capture.variable_sizes if n in failed.case.sizes]
+        variable = [n for n in self._trial.capture.variable_sizes if n in failed.case.sizes]
         done: set[str] = set()
-        for _ in range(SHRINK_TRIES if failed.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR) else 0):
+        for _ in range(SHRINK_TRIES if failed.may_be_smaller else 0):
             left = [name for name in variable if failed.case.sizes[name] > 1 and name not in done]
             if not left:
                 break
             name = max(left, key=lambda n: failed.case.sizes[n])
             case = replace(failed.case, sizes={**failed.case.sizes, name: failed.case.sizes[name] // 2})
             try:
-                outcome = self._outcome(case)
+                outcome = self._outcome(self._prepared(case))
             except MtmcError:
                 outcome = None
             if outcome is None or outcome.status is not failed.status:
@@ -229,11 +288,11 @@ class PairVerifier:
 
     def _request(self, case: Case | None = None) -> dict[str, object]:
         common: dict[str, object] = {
-            "capture": to_json(self._pair.capture),
+            "capture": to_json(self._trial.capture),
             "own": self._pair.own,
             "widened": not self.measured,
             "target": to_json(self._pair.target),
-            "init": self._init,
+            "init": self._trial.init,
             "precision": self._precision,
         }
         if case is not None:
@@ -241,38 +300,68 @@ class PairVerifier:
             common["inputs"] = str(self._inputs / f"inputs-{self._number}.pt")
         return common
 
-    def _outcome(self, case: Case, *, drift: bool = False) -> Outcome | None:
-        """What comes of a case; None where the reference does not take it (the workload itself it must)."""
-        first = self._number == 0
+    def _prepared(self, case: Case) -> Prepared:
+        """Have the reference computed."""
         self._number += 1
         request = self._request(case)
         expected = str(self._secret / f"expected-{self._number}.pt")
+        asked = {**request, "expected": expected}
+        done = self._ahead.submit(self._reference.call, "measure.reference", asked, self._run_seconds)
+        return Prepared(case, request, expected, done)
+
+    def _outcome(self, prepared: Prepared, *, first: bool = False, drift: bool = False) -> Outcome | None:
+        """What comes of a case; None where the reference does not take it (the workload itself it must)."""
+        case, request = prepared.case, prepared.request
         try:
-            self._reference.call("measure.reference", {**request, "expected": expected}, self._run_seconds)
+            prepared.done.result()
         except MtmcError as error:
             if first or (isinstance(error, WorkerFailed) and error.kind == "cancelled"):
                 raise
             return None
-        results = str(self._results / f"results-{self._number}.pt")
-        more = {"source": self._pair.source, "results": results, "decoy": first, "drift": drift}
+        # The interpreter runs one program after the other: a repeat shows only what is kept between calls.
+        repeats = int(first or self.measured or self._elements(case) <= REPEATED_ELEMENTS)
+        more = {"source": self._pair.source, "decoy": first, "drift": drift, "repeats": repeats}
+        results = self._secret / "results.pt"
         try:
-            seen = self._runner.call("measure.pair", {**request, **more}, self._run_seconds)
+            seen = self._runner.call("measure.pair", {**request, **more}, self._limit)
+            if seen["status"] == "ran":
+                self._runner.take_results(results)
         except WorkerFailed as error:
             status = VerdictStatus.TIMEOUT if error.kind == "timeout" else VerdictStatus.CRASHED
             return Outcome(case, status, reason=error.message)
+        except RequestError as error:
+            if self._trial.is_full:
+                raise
+            return Outcome(case, VerdictStatus.RUNTIME_ERROR, reason=error.message)
         if seen["status"] != "ran":
             return Outcome(case, VerdictStatus(seen["status"]), reason=seen["reason"])
         if first and self._needs_kernel and not seen["launches"]:
             return Outcome(case, VerdictStatus.RUNTIME_ERROR, reason="no Triton kernel was launched")
-        files = {"expected": expected, "results": results, "exact": is_exact(self._pair.capture)}
-        judged = self._reference.call("measure.judge", {**request, **files}, self._run_seconds)
+        if self._pair.capture.uses_random and case.is_kernels_ground and not seen["launches"]:
+            skipped = Check("values", CheckStatus.SKIPPED, case.label, "torch's own random numbers were drawn")
+            return Outcome(case, VerdictStatus.CORRECT, (skipped,))
+        return self._judged(prepared, seen, str(results), first=first, drift=drift)
+
+    @property
+    def _limit(self) -> float:
+        return self._run_seconds * (FULL_FACTOR if self._trial.few else 1)
+
+    def _judged(self, prepared: Prepared, seen: dict[str, Any], results: str, *, first: bool, drift: bool) -> Outcome:
+        case = prepared.case
+        # A NaN or an infinity alone tells a constant answer apart, though nothing was computed.
+        tells = case.kind == VALUES and all(case.sizes.values()) and case.distribution not in VALUE_CASES
+        shape = tuple(case.sizes.items())
+        other = self._answers.get(shape, "")
+        if tells and not other:
+            self._answers[shape] = prepared.expected
+        exact = is_exact(self._trial.capture)
+        files = {"expected": prepared.expected, "results": results, "exact": exact, "other": other}
+        judged = self._reference.call("measure.judge", {**prepared.request, **files}, self._run_seconds)
         checks = [Check(c["name"], CheckStatus(c["status"]), case.label, c["detail"]) for c in judged["checks"]]
         checks += _seen_checks(seen, case, decoy=first, drift=drift)
         wrong = next((check for check in checks if check.status is CheckStatus.FAILED), None)
         status = VerdictStatus.CORRECT if wrong is None else VerdictStatus.INCORRECT
         reason = f"{wrong.name}: {wrong.detail}" if wrong is not None else ""
-        # A NaN or an infinity alone tells a constant answer apart, though nothing was computed.
-        tells = case.kind == VALUES and all(case.sizes.values()) and case.distribution not in VALUE_CASES
         trivial = frozenset(judged["trivial"]) if tells else None
         errors = (judged["error"], judged["reference_error"])
         return Outcome(case, status, tuple(checks), reason, *errors, seen["launches"], trivial)
@@ -295,8 +384,8 @@ class PairVerifier:
         )
 
     def _notes(self, outcomes: list[Outcome]) -> tuple[str, ...]:
-        capture = self._pair.capture
-        notes = []
+        capture = self._trial.capture
+        notes = [self._trial.note] if self._trial.note else []
         if outcomes and dict(outcomes[0].case.sizes) != dict(capture.graph.sizes):
             shown = ", ".join(f"{name}={value}" for name, value in outcomes[0].case.sizes.items())
             notes.append(f"sizes reduced to {shown} for Triton's interpreter")
@@ -308,17 +397,10 @@ class PairVerifier:
         if without and self._needs_kernel:
             notes.append(f"no kernel was launched in {without} of the cases")
         if outcomes:
-            notes.append(f"isolation of the candidate: {self._isolation.text}")
+            notes.append(f"isolation of the candidate: {self._runner.isolation.text}")
         if not self.measured:
             notes.append("an interpreter run is no proof for a GPU: bfloat16 ran as float32, and races cannot show")
         return tuple(notes)
-
-
-def _with_fixed_parameters(capture: Capture) -> Capture:
-    """The capture without other sizes of parameters: the candidate was constructed with these."""
-    held = [item for item in capture.graph.inputs if item.kind is not InputKind.ARGUMENT]
-    fixed = {name for item in held for size in item.type.shape for name in size.symbols()}
-    return replace(capture, variable_sizes=tuple(name for name in capture.variable_sizes if name not in fixed))
 
 
 def _seen_checks(seen: dict[str, object], case: Case, *, decoy: bool, drift: bool) -> list[Check]:
@@ -328,8 +410,10 @@ def _seen_checks(seen: dict[str, object], case: Case, *, decoy: bool, drift: boo
         status = CheckStatus.PASSED if passed else CheckStatus.FAILED
         return Check(name, status, case.label, "" if passed else wrong)
 
-    wrong = "calls on the same inputs give different results"
-    checks = [check("many calls" if drift else "determinism", seen["repeats"], wrong)]
+    checks = []
+    if seen["repeats"] is not None:
+        wrong = "calls on the same inputs give different results"
+        checks.append(check("many calls" if drift else "determinism", seen["repeats"], wrong))
     checks.append(check("no threads left", not seen["threads"], f"{seen['threads']} still run"))
     if decoy:
         wrong = "the results are the same when its kernels do nothing: they come from elsewhere"

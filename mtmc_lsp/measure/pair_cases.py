@@ -7,7 +7,15 @@ from dataclasses import replace
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.cases import AUTOGRAD, VALUES, Case, verification_cases
+from mtmc_lsp.measure.cases import (
+    AUTOGRAD,
+    INTERPRETER_PRODUCT,
+    VALUES,
+    Case,
+    product_work,
+    reduced_sizes,
+    verification_cases,
+)
 
 EXACT_OPERATIONS = frozenset(
     "mm bmm matmul linear addmm baddbmm add sub rsub mul neg abs relu clamp maximum minimum where eq ne lt le gt ge sum amax "
@@ -16,6 +24,10 @@ EXACT_OPERATIONS = frozenset(
 )
 """ATen operations that keep whole numbers whole."""
 LINEAR_OPERATIONS = frozenset("mm bmm matmul linear addmm baddbmm convolution conv1d conv2d conv3d".split())
+FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
+"""Multiply-adds that one interpreted run at the parameters' full sizes may have."""
+PART = 0.4
+"""Of what the interpreter runs for a step of ours in one case: there are more cases, and the user waits for them."""
 VALUE_CASES = ("denormal", "infinite", "nan")
 
 
@@ -25,12 +37,28 @@ def is_exact(capture: Capture) -> bool:
     return all(node.op.split(".")[1] in allowed for node in capture.graph.nodes)
 
 
-def pair_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
+def least_that_runs(capture: Capture) -> int:
+    """Down to which the sizes of arguments must be made smaller for a run at the parameters' full sizes; 0 where none will do."""
+    for least in (4, 2, 1):
+        if product_work(capture.graph, reduced_sizes(capture, least=least)) <= FULL_PRODUCT:
+            return least
+    return 0
+
+
+def pair_cases(capture: Capture, *, interpreted: bool, seed: int, few: bool = False) -> tuple[Case, ...]:
     """The cases of a pair; the first is the workload, the last are unusual values and layouts.
 
-    Calls outside the workload's own dtype and device are left out: a candidate of somebody else has no guard to test.
+    With ``few``, each takes long: the least sizes, and what tells most. Calls outside the workload's own dtype and
+    device are left out: a candidate of somebody else has no guard to test.
     """
-    usual = verification_cases(capture, interpreted=interpreted, seed=seed)
+    if few:
+        least = reduced_sizes(capture, least=least_that_runs(capture))
+        kinds = ["normal", "mixed", *(["integers"] if is_exact(capture) else [])]
+        return tuple(Case(least, kind, seed + i) for i, kind in enumerate(kinds))
+    usual = verification_cases(capture, interpreted=interpreted, seed=seed, part=PART)
+    if interpreted:
+        # The workload itself is as large as can be: a guard may refuse the least.
+        usual = (replace(usual[0], sizes=reduced_sizes(capture)), *usual[1:])
     cases = [case for case in usual if case.kind == VALUES]
     asks_gradients = any(a.tensor is not None and a.tensor.requires_grad for a in capture.workload.arguments)
     if asks_gradients:
@@ -40,7 +68,7 @@ def pair_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case,
     model = next((case for case in cases if case.distribution == "constant"), cases[0])
     seeds = iter(range(seed + len(usual) + 1, seed + len(usual) + 100))
     # The same sizes again: whoever remembers results by address or identity meets old tensors with new contents.
-    extra = [replace(cases[0], distribution="normal")]
+    extra = [replace(model if interpreted else cases[0], distribution="normal")]
     if any(is_float(item.type.dtype) for item in arguments):
         extra += [replace(model, distribution=name) for name in VALUE_CASES]
         if is_exact(capture):

@@ -12,8 +12,8 @@ import torch
 
 from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.errors import MeasurementRejected
+from mtmc_lsp.measure.clock import Run
 from mtmc_lsp.measure.running import flatten
-from mtmc_lsp.measure.sampling import Run
 
 CHANGE = 0.75
 """New contents are the old ones times this: in range for whatever the target expects."""

@@ -1,71 +1,33 @@
-"""Samples of calls on a GPU and what may be concluded from them. Runs in workers."""
+"""Samples of calls and what may be concluded from them. Runs in workers."""
 
 from __future__ import annotations
 
-import contextlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from mtmc_lsp.core.results import Ratio, Speed
+from mtmc_lsp.measure.clock import Clock, Run
 
 MIN_SAMPLES, MAX_SAMPLES = 25, 200
 BOOTSTRAPS = 1000
-FLUSH_BYTES = 256 << 20
-"""More than twice the L2 of any GPU of today; writing it also takes longer than launching most kernels."""
-RESOLUTION = 0.002
-"""Differences below this part are never called real, however small the spread."""
-WARM_CALLS = 20
-
-Run = Callable[[], Any]
-_buffers: dict[str, torch.Tensor] = {}
+FLOOR = 0.01
+"""Differences below this part are never called real, however small the spread: from one start of a process to the next, the
+same code differs by about this much, through where its memory lies and how the clocks stand."""
+SAME_WITHIN = 0.03
+WARM_CALLS, WARM_BATCHES = 20, 5
+GRAPH_SECONDS = 0.2
 
 
-@contextlib.contextmanager
-def gpu_lock() -> Iterator[None]:
-    """Only one process of ours measures on this GPU at a time."""
-    import fcntl
-    import tempfile
-
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    # The index depends on CUDA_VISIBLE_DEVICES, so the name does not hang on it where torch tells the GPU's own.
-    name = getattr(properties, "uuid", torch.cuda.current_device())
-    path = Path(tempfile.gettempdir()) / f"mtmc-gpu-{name}.lock"
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def _flush_buffer() -> torch.Tensor:
-    if "flush" not in _buffers:
-        _buffers["flush"] = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    return _buffers["flush"]
-
-
-def sample(run: Run) -> tuple[float, float]:
-    """Microseconds of one call: on the device with a cold L2, and on the host until it returned."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    _flush_buffer().zero_()
-    start.record()
-    began = time.perf_counter()
-    run()
-    host = time.perf_counter() - began
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) * 1e3, host * 1e6
-
-
-def interleaved(runs: Mapping[str, Run], seconds: float) -> dict[str, list[tuple[float, float]]]:
+def interleaved(clock: Clock, runs: Mapping[str, Run], seconds: float) -> dict[str, list[tuple[float, float]]]:
     """Rounds of one sample of each contender, in random order within a round."""
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for run in runs.values():
         for _ in range(3):
-            sample(run)
+            clock.cold(run)
     order = list(runs)
     # A generator of its own: what user code does to the shared one does not make the order foreseeable.
     shuffle = random.Random()
@@ -73,67 +35,34 @@ def interleaved(runs: Mapping[str, Run], seconds: float) -> dict[str, list[tuple
     while True:
         shuffle.shuffle(order)
         for name in order:
-            samples[name].append(sample(runs[name]))
+            samples[name].append(clock.cold(runs[name]))
         count = len(samples[order[0]])
         if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and time.perf_counter() > deadline):
             return samples
 
 
-def warm(run: Run) -> tuple[float, float]:
-    """Median microseconds of back-to-back calls with a warm L2, by two clocks: device events, and the host's wall."""
-    events, walls = [], []
-    for _ in range(WARM_CALLS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        walls.append((time.perf_counter() - began) * 1e6)
-        events.append(float(start.elapsed_time(end)) * 1e3)
-    return statistics.median(events), statistics.median(walls)
+def warm(clock: Clock, run: Run) -> tuple[float, float]:
+    """Median microseconds of a batch of calls with a warm L2, by two clocks: device events, and the host's wall."""
+    batches = [clock.batch(run, WARM_CALLS) for _ in range(WARM_BATCHES)]
+    return statistics.median(event for event, _ in batches), statistics.median(wall for _, wall in batches)
 
 
 def clocks_agree(event_us: float, wall_us: float) -> bool:
-    """Whether the device's events saw all the work that the host had to wait for.
+    """Whether the device's events saw all the work of a batch that the host had to wait for.
 
-    Work on another stream ends after the events. A call's own host time is in both clocks, so only the synchronisation
-    is allowed for.
+    Work on another stream ends after the events. The time that the host takes to launch is in both clocks, so only one
+    synchronisation is allowed for.
     """
     return wall_us <= 1.5 * event_us + 200.0
 
 
-def graph_medians(runs: Mapping[str, Run]) -> dict[str, float]:
+def graph_medians(clock: Clock, runs: Mapping[str, Run]) -> dict[str, float]:
     """Median device microseconds of each contender replayed from a CUDA graph; what cannot be captured is left out."""
-    replays: dict[str, Run] = {}
-    for name, run in runs.items():
-        replay = _captured(run)
-        if replay is not None:
-            replays[name] = replay
+    replays = {name: replay for name, run in runs.items() if (replay := clock.captured(run)) is not None}
     if not replays:
         return {}
-    samples = interleaved(replays, 0.2)
+    samples = interleaved(clock, replays, GRAPH_SECONDS)
     return {name: statistics.median(device for device, _ in values) for name, values in samples.items()}
-
-
-def _captured(run: Run) -> Run | None:
-    try:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-    except RuntimeError:
-        # Code that synchronises or allocates on the host cannot be captured; it is then timed without a graph only.
-        torch.cuda.synchronize()
-        return None
-    replay: Run = graph.replay
-    return replay
 
 
 def ratio_of(slower: Sequence[float], faster: Sequence[float]) -> Ratio:
@@ -148,11 +77,11 @@ def ratio_of(slower: Sequence[float], faster: Sequence[float]) -> Ratio:
 
 def speed_of(ratio: Ratio, noise: Ratio) -> Speed:
     """A verdict that the A/A control cannot explain."""
-    spread = max(noise.high - 1.0, 1.0 - noise.low, RESOLUTION)
-    if ratio.low > 1.0 and ratio.ratio > 1.0 + spread:
+    spread = max(noise.high - 1.0, 1.0 - noise.low, FLOOR)
+    if ratio.low > 1.0 + FLOOR and ratio.ratio > 1.0 + spread:
         return Speed.FASTER
-    if ratio.high < 1.0 and ratio.ratio < 1.0 - spread:
+    if ratio.high < 1.0 - FLOOR and ratio.ratio < 1.0 - spread:
         return Speed.SLOWER
-    if ratio.low > 0.97 and ratio.high < 1.03:
+    if ratio.low > 1.0 - SAME_WITHIN and ratio.high < 1.0 + SAME_WITHIN:
         return Speed.SAME
     return Speed.AMBIGUOUS

@@ -11,11 +11,21 @@ from rich.table import Table
 from rich.text import Text
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.results import Check, CheckStatus, Device, Timing
+from mtmc_lsp.core.results import CheckStatus, Device, Timing
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.pair import PairVerdict
-from mtmc_lsp.report.words import headline, model_line, ratio_text, report_lines, timing_line, verdict_line
+from mtmc_lsp.report.checks import by_name
+from mtmc_lsp.report.words import (
+    headline,
+    model_line,
+    pair_headline,
+    ratio_text,
+    report_lines,
+    timing_line,
+    timing_notes,
+    verdict_line,
+)
 from mtmc_lsp.search.doctor import Finding
 from mtmc_lsp.search.makers import Question
 from mtmc_lsp.search.recording import Recording
@@ -73,8 +83,7 @@ def show_step(out: Console, step: Step, *, diff: bool) -> None:
         for line in report_lines(step.report):
             out.print(Text(f"    {line}", style="dim"))
     if step.timing is not None:
-        out.print(timing_table(step.timing))
-        out.print(Text(f"  {timing_line(step.timing)}", style="dim"))
+        show_timing(out, step.timing)
     out.print(Text(f"  {MARK[step.status]} {step.status.value}: {step.reason}", style=STYLE[step.status]))
 
 
@@ -100,6 +109,13 @@ def coloured(diff: str) -> Text:
         style = "bold" if line.startswith(("+++", "---")) else DIFF_STYLE.get(line[:1], "")
         text.append(f"{line}\n", style=style)
     return text
+
+
+def show_timing(out: Console, timing: Timing) -> None:
+    """Times against every baseline, and how far they can be trusted."""
+    out.print(timing_table(timing))
+    for line in (timing_line(timing), *timing_notes(timing)):
+        out.print(Text(f"  {line}", style="dim"))
 
 
 def timing_table(timing: Timing) -> RenderableType:
@@ -177,23 +193,20 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
 def show_pair(out: Console, found: PairVerdict) -> None:
     """A pair's verdict: every check with the number of cases, then the verdict and what it does not say."""
     verdict = found.verdict
-    groups: dict[str, list[Check]] = {}
-    for check in verdict.checks:
-        groups.setdefault(check.name, []).append(check)
     table = Table("", "check", "cases", "", box=None, padding=(0, 1))
-    for name, checks in groups.items():
-        counts = {status: sum(check.status is status for check in checks) for status in CheckStatus}
-        worst = next(s for s in (CheckStatus.FAILED, CheckStatus.PASSED, CheckStatus.SKIPPED) if counts[s])
-        mark, style = CHECK_MARK[worst]
-        told = next((check for check in checks if check.status is worst), checks[0])
-        detail = f"{told.detail} (on {told.case})" if told.case and told.detail else told.detail
-        number = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
-        table.add_row(Text(mark, style), name, number, Text(detail))
+    for group in by_name(verdict.checks):
+        mark, style = CHECK_MARK[group.worst]
+        table.add_row(Text(mark, style), group.name, group.counts, Text(group.detail))
     out.print(table)
     for note in verdict.notes:
         out.print(Text(f"  {note}", style="dim"))
     style = "bold green" if verdict.is_correct else "bold red"
     out.print(Text(verdict_line(verdict), style=style))
+    if found.timing is not None:
+        show_timing(out, found.timing)
+        out.print(Text(f"{found.speed}: {pair_headline(found.timing)}", style="bold"))
+    elif verdict.is_correct:
+        out.print(f"unmeasured: {found.untimed}")
     if found.reproduction:
         out.print(f"  to see it: python {found.reproduction}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+
 from mtmc_lsp.core.chat import ModelUse
-from mtmc_lsp.core.results import CompileReport, Ratio, Timing, Verdict
+from mtmc_lsp.core.results import CompileReport, Conditions, Ratio, Timing, Verdict
 from mtmc_lsp.core.run import RunResult, RunStatus
 
 
@@ -33,6 +35,46 @@ def timing_line(timing: Timing) -> str:
         f"this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the memory roofline, "
         f"{timing.samples} samples, {noise}"
     )
+
+
+def pair_headline(timing: Timing) -> str:
+    """A candidate's speed against the best baseline, which is named."""
+    names = {"eager": "the reference", "compile": "the reference under torch.compile"}
+    best = names.get(timing.best, f"the reference under torch.compile ({timing.best})")
+    return f"{ratio_text(timing.against(timing.best))} the speed of {best}, the best baseline"
+
+
+def timing_notes(timing: Timing) -> list[str]:
+    """What one must know to judge a timing: where it is from, how the GPU was, and what short calls cost beside."""
+    notes = []
+    if timing.cached:
+        when = datetime.datetime.fromtimestamp(timing.measured_at).strftime("%Y-%m-%d %H:%M")
+        notes.append(
+            f"cached: measured at {when} on the same code, inputs, GPU, driver and versions; --fresh measures again"
+        )
+    if timing.graph_us is not None:
+        notes.append(
+            f"a short call: {timing.graph_us:.1f} us from a CUDA graph, {timing.host_us:.1f} us of the host's time to launch"
+        )
+    compiled = [f"{b.name} {b.compile_seconds:.1f} s" for b in timing.baselines if b.compile_seconds is not None]
+    if compiled:
+        notes.append(f"compiling, which is in no time: {', '.join(compiled)}")
+    notes += _conditions(timing.conditions) if timing.conditions is not None else []
+    return notes
+
+
+def _conditions(seen: Conditions) -> list[str]:
+    notes = list(seen.notes)
+    if seen.throttled:
+        notes.append(
+            f"the GPU was slowed down meanwhile ({', '.join(seen.throttled)}): trust the ratios, not the times"
+        )
+    if seen.others:
+        notes.append(f"other programs held the GPU without computing: {', '.join(seen.others)}")
+    if seen.sm_mhz:
+        clocks = f"{seen.sm_mhz} MHz (at least {seen.least_sm_mhz}), memory {seen.memory_mhz} MHz"
+        notes.append(f"clocks {clocks}, up to {seen.temperature_c} C, {seen.power_w:.0f} W")
+    return notes
 
 
 def headline(result: RunResult) -> str:

@@ -19,6 +19,10 @@ def kernelbench(result: RunResult) -> str:
     """
     _check(result)
     text = MARKS.sub("", result.final.source).rstrip("\n") + "\n"
+    if result.target.class_name:
+        # The guard refuses subclasses, which may have changed anything; this one is ours.
+        kind = result.target.class_name
+        text = text.replace(f"type(self) is {kind}\n", f"type(self) in ({kind}, ModelNew)\n")
     if result.workload.source is WorkloadSource.GET_INPUTS:
         return text + _plain_model(result)
     return text + _model(result) + _inputs(result)
@@ -66,8 +70,10 @@ def _model(result: RunResult) -> str:
     call = f"super().{method}" if name else result.target.qualname
     lines = [f"class ModelNew({name or 'torch.nn.Module'}):"]
     if result.workload.init_arguments:
-        fixed = ", ".join(f"{a.name}={a.constant!r}" for a in result.workload.init_arguments)
-        lines += ["    def __init__(self):", f"        super().__init__({fixed})", ""]
+        given = result.workload.init_arguments
+        taken = ", ".join(f"{a.name}={a.constant!r}" for a in given)
+        passed_on = ", ".join(f"{a.name}={a.name}" for a in given)
+        lines += [f"    def __init__(self, {taken}):", f"        super().__init__({passed_on})", ""]
     lines += [f"    def forward(self, {', '.join(tensors)}):", f"        return {call}({passed})"]
     return "\n\n" + "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, Repairer, Sampler, State
-from mtmc_lsp.core.results import CompileReport, Speed, Timing
+from mtmc_lsp.core.results import CompileReport, Speed, Timing, VerdictStatus, Work
 from mtmc_lsp.core.run import (
     SCHEMA,
     Candidate,
@@ -23,14 +23,13 @@ from mtmc_lsp.core.run import (
     StepStatus,
 )
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.totals import estimated_work
 from mtmc_lsp.source.compose import unified_diff
 
 ENOUGH_FAILURES = 4
 """Steps in a row that may come to nothing before the run ends."""
 BASE_RATIO = 0.9
 """The least speed, as a part of eager's, of a first kernel that is kept to be tuned."""
-MOST_ROOFLINE = 1.05
-"""A part of the roofline above which a time cannot be true; the ceiling itself is measured to a few percent."""
 
 
 class Ranker(Protocol):
@@ -166,7 +165,11 @@ class GreedySearch:
     def _judged(self, index: int, action: MacroAction, candidate: Candidate) -> Step:
         path = self._capture.workload.target.path.rpartition("/")[2]
         diff = unified_diff(self._best.source, candidate.source, path)
-        return self._judge(Step(index, action, StepStatus.FAILED, "", diff, candidate), candidate)
+        step = Step(index, action, StepStatus.FAILED, "", diff, candidate, work=self._work(candidate))
+        return self._judge(step, candidate)
+
+    def _work(self, candidate: Candidate) -> Work | None:
+        return estimated_work(self._capture.graph, candidate.schedule, self._measurer.device())
 
     def _write(self, action: MacroAction) -> list[Candidate]:
         variants = action.params.get("variants")
@@ -229,10 +232,6 @@ class GreedySearch:
             return replace(step, reason="there is nothing to compare it with: your own code could not be timed")
         text = f"{ratio.ratio:.2f}x the {'previous version' if against == 'previous' else 'eager code'}"
         interval = f"{text} ({ratio.low:.2f} to {ratio.high:.2f}), {timing.median_us:.1f} us"
-        if timing.roofline > MOST_ROOFLINE:
-            part = f"{timing.roofline:.2f} of the roofline"
-            reason = f"faster than the memory allows ({part}): the measurement cannot be right"
-            return replace(step, status=StepStatus.REJECTED, reason=reason)
         if ratio.low > max(1.0, timing.noise.high):
             return replace(step, status=StepStatus.ACCEPTED, reason=interval)
         if ratio.ratio >= BASE_RATIO and against == "eager":
@@ -270,6 +269,8 @@ class GreedySearch:
             status=status,
             seconds=seconds,
             source_hash=source_hash,
+            device=self._measurer.device(),
+            work=self._work(self._root),
         )
 
     def _status(self) -> RunStatus:
@@ -279,7 +280,9 @@ class GreedySearch:
             faster = self._timing is not None and self._timing.speed is Speed.FASTER
             return RunStatus.IMPROVED if faster else RunStatus.NO_GAIN
         verdicts = [step.verdict for step in self._steps if step.verdict is not None]
-        wrong = bool(verdicts) and not any(verdict.is_correct for verdict in verdicts)
+        # What cannot be verified here is not known to be wrong.
+        judged = [verdict for verdict in verdicts if verdict.status is not VerdictStatus.UNCERTIFIABLE]
+        wrong = bool(judged) and not any(verdict.is_correct for verdict in judged)
         return RunStatus.INCORRECT if wrong else RunStatus.NO_GAIN
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.template import Template, likely_variables
 from mtmc_lsp.measure.cases import Case
 from mtmc_lsp.measure.pair import Pair, PairVerdict, PairVerifier
+from mtmc_lsp.measure.pair_timing import with_timing
 from mtmc_lsp.search.session import Opened, capture_target, open_target, parse_request
 
 REFERENCE, CANDIDATE = "Model", "ModelNew"
@@ -37,6 +39,7 @@ def verify_pair(
     needs_kernel: bool = True,
     needs_sandbox: bool = False,
     on_case: Callable[[Case], None] = lambda _: None,
+    fresh: bool = False,
 ) -> PairVerdict:
     """The verdict on a pair; a failure's smallest case is written as a runnable file.
 
@@ -48,23 +51,29 @@ def verify_pair(
         needs_kernel: whether a candidate that launches no Triton kernel is refused.
         needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
         on_case: told of each case before it runs.
+        fresh: whether what was timed before is timed again.
     """
-    capture = capture_target(reference)
-    # The candidate is judged as its file has it, also where that is our own code in the reference's place.
-    pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
-    settings = reference.request.settings
-    verifier = PairVerifier(
-        pair,
-        reference.request.python,
-        seed=seed,
-        precision=settings.precision,
-        needs_kernel=needs_kernel,
-        needs_sandbox=needs_sandbox,
-    )
+    python, settings = reference.request.python, reference.request.settings
     if reproduction is None:
         stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
         reproduction = reference.root / ".mtmc" / "failures" / f"{stem}.py"
-    try:
-        return verifier.verify(reproduction.absolute(), on_case)
-    finally:
-        verifier.close()
+    with Template(python, likely_variables()) as template:
+        template.start()
+        capture = capture_target(reference, template)
+        # The candidate is judged as its file has it, also where that is our own code in the reference's place.
+        pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
+        verifier = PairVerifier(
+            pair,
+            python,
+            seed=seed,
+            precision=settings.precision,
+            needs_kernel=needs_kernel,
+            needs_sandbox=needs_sandbox,
+            template=template,
+        )
+        try:
+            found = verifier.verify(reproduction.absolute(), on_case)
+            init = verifier.constructor_arguments
+            return with_timing(found, pair, init, python, baselines=settings.compiled_baselines, fresh=fresh)
+        finally:
+            verifier.close()

@@ -16,6 +16,7 @@ from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
 from mtmc_lsp.core.settings import Settings, read_settings
+from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.macro.roofline import RooflinePlanner
@@ -102,21 +103,52 @@ def open_target(request: Request, text: bytes | None = None) -> Opened:
     return Opened(request, text, find_target(text, str(request.path), request.name))
 
 
-def capture_target(opened: Opened) -> Capture:
-    """The target's graph for its workload; runs the user's file as it is without our own code in it."""
+def capture_target(opened: Opened, template: Template | None = None, *, seconds: float = CAPTURE_SECONDS) -> Capture:
+    """The target's graph for its workload; runs the user's file as it is without our own code in it.
+
+    Args:
+        opened: the file and the target.
+        template: what the process that captures becomes a copy of, where there is one.
+        seconds: most that it may take.
+    """
     path = str(opened.request.path)
     plain = opened.plain
     target = find_target(plain, path, opened.target.qualname)
     workload = find_workload(path, plain, target, opened.root / ".mtmc" / RECORDS)
-    with Worker(opened.request.python, cwd=str(opened.root)) as worker:
-        return run_capture(workload, plain, worker, CAPTURE_SECONDS)
+    env = template.env if template is not None else {}
+    with Worker(opened.request.python, cwd=str(opened.root), env=env, template=template) as worker:
+        return run_capture(workload, plain, worker, min(seconds, CAPTURE_SECONDS))
 
 
-def open_measurer(opened: Opened, capture: Capture) -> LocalMeasurer:
-    """What checks and times candidates of the target; to be closed."""
+def open_measurer(
+    opened: Opened,
+    capture: Capture,
+    *,
+    deadline: float | None = None,
+    fresh: bool = False,
+    needs_sandbox: bool = False,
+) -> LocalMeasurer:
+    """What checks and times candidates of the target; to be closed.
+
+    Args:
+        opened: the file and the target.
+        capture: what is measured.
+        deadline: of the monotonic clock, after which nothing goes on.
+        fresh: whether what was timed before is timed again.
+        needs_sandbox: whether to refuse where candidates cannot be locked in.
+    """
     settings = opened.request.settings
-    own = opened.plain.decode()
-    return LocalMeasurer(capture, opened.request.python, source=own, archs=settings.archs, precision=settings.precision)
+    return LocalMeasurer(
+        capture,
+        opened.request.python,
+        source=opened.plain.decode(),
+        archs=settings.archs,
+        precision=settings.precision,
+        deadline=deadline,
+        baselines=settings.compiled_baselines,
+        fresh=fresh,
+        needs_sandbox=needs_sandbox,
+    )
 
 
 def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
@@ -137,7 +169,13 @@ def open_model(opened: Opened) -> OpenAIModel:
 
 
 def open_tools(
-    opened: Opened, capture: Capture, makers: Makers, *, model: LedgerModel | None = None, steps: Sequence[Step] = ()
+    opened: Opened,
+    capture: Capture,
+    makers: Makers,
+    *,
+    model: LedgerModel | None = None,
+    steps: Sequence[Step] = (),
+    measurer: LocalMeasurer | None = None,
 ) -> Tools:
     """What a search of the target works with; its measurer is to be closed.
 
@@ -147,12 +185,13 @@ def open_tools(
         makers: who plans and who writes. One that asks a model is the user's consent to send it the target's code.
         model: is asked instead of the one that the environment names.
         steps: of the run that is gone on with or revised, whose edits need not be asked for again.
+        measurer: takes the measurements instead of a new one.
     """
     settings = opened.request.settings
     if model is None and makers.ask_a_model:
         model = open_model(opened)
     planner, coder = makers.after(steps).open(settings, model, capture, steps)
-    measurer = open_measurer(opened, capture)
+    measurer = measurer or open_measurer(opened, capture)
     limits = Limits(settings.budget_seconds, settings.max_steps)
     setup = Setup(makers.planner, makers.coder, settings)
     return Tools(planner, coder, measurer, measurer.measured, limits, model, setup)
@@ -209,6 +248,9 @@ def optimize(
     resumed: RunRecord | None = None,
     makers: Makers = BUILTIN,
     model: LedgerModel | None = None,
+    deadline: float | None = None,
+    fresh: bool = False,
+    needs_sandbox: bool = False,
 ) -> RunResult:
     """One run, stored step by step; ``resumed`` is one to go on with.
 
@@ -220,8 +262,12 @@ def optimize(
         resumed: a run that was not finished.
         makers: who plans and who writes. One that asks a model is the user's consent to send it the target's code.
         model: is asked instead of the one that the environment names.
+        deadline: of the monotonic clock, when even a step that is under way is ended; by default it is finished.
+        fresh: whether what was timed before is timed again.
+        needs_sandbox: whether to refuse where candidates cannot be locked in.
 
     Raises:
+        EnvironmentNotAble: candidates cannot be locked in, and that is asked for.
         FileChanged: the file of the resumed run changed since it began.
         RequestError: the resumed run began on another machine.
         ModelNotUsable: a model is to be asked, and there is none; the run can be resumed.
@@ -232,8 +278,12 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    tools = open_tools(opened, capture, makers, model=model, steps=done)
+    measurer = open_measurer(opened, capture, deadline=deadline, fresh=fresh, needs_sandbox=needs_sandbox)
+    tools = open_tools(opened, capture, makers, model=model, steps=done, measurer=measurer)
     try:
+        if needs_sandbox:
+            # Said before the first step: as a step's failure it would be lost.
+            measurer.isolation()
         keeper = Keeper(store, run_id, tools, number=len(done) + 1)
         search = GreedySearch(
             capture,

@@ -1,19 +1,12 @@
 """The process that does one job of the server's: a run, a plan, a measurement.
 
-Reads one JSON line with the request from standard input and writes events as JSON lines to standard output. It ends, with its
-workers, on SIGTERM, and when standard input ends: then the server is gone.
+How it begins and ends is in ``child.py``.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from mtmc_lsp.core.action import MacroAction
@@ -29,6 +22,7 @@ from mtmc_lsp.search.makers import BUILTIN, Makers
 from mtmc_lsp.search.session import Opened
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.search.tools import Tools
+from mtmc_lsp.server.child import begin, tell
 
 
 class Engine(Protocol):
@@ -126,8 +120,7 @@ class Job:
             self._tell("error", error=error.to_json())
 
     def _tell(self, event: str, **values: Any) -> None:
-        self._out.write(json.dumps({"event": event, **values}) + "\n")
-        self._out.flush()
+        tell(self._out, event, **values)
 
     def _events(self) -> Events:
         return Events(
@@ -193,25 +186,8 @@ class Job:
 
 def serve(engine: Engine) -> None:
     """Do the one job that standard input asks for."""
-    # What libraries print must not come between the events.
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    signal.signal(signal.SIGTERM, _end)
-    request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_server, daemon=True).start()
+    request, out = begin()
     Job(engine, request, out).run()
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    # An exception, so that workers are ended and scratch files removed on the way out.
-    raise SystemExit(128 + number)
-
-
-def _end_with_server() -> None:
-    # Not through sys.stdin, whose lock the interpreter needs at its end.
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

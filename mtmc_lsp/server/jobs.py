@@ -36,13 +36,15 @@ class Job:
     """One thing to be done for a target."""
 
     kind: str
-    """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``undo`` or ``another``."""
+    """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``record``, ``undo`` or ``another``."""
     uri: str
     path: str
     target: str
     title: str
     request: dict[str, Any]
-    """As the host reads it."""
+    """As the process reads it."""
+    command: tuple[str, ...] = ()
+    """The process that does it; empty for the host."""
     id: int = 0
     state: JobState = JobState.QUEUED
     stage: str = "waiting"
@@ -139,7 +141,7 @@ class Jobs:
             return
         try:
             job.process = process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *(job.command or self._command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -148,7 +150,7 @@ class Jobs:
             )
         except OSError as error:
             job.state = JobState.FAILED
-            job.answer = _failure(f"the search cannot be started: {error}")
+            job.answer = _failure(f"the process cannot be started: {error}")
             return
         tail = asyncio.create_task(_last_lines(process))
         try:
@@ -160,7 +162,7 @@ class Jobs:
         if job.state is JobState.RUNNING:
             job.state = JobState.FAILED
             said = f": {lines[-1]}" if lines else ""
-            job.answer = _failure(f"the search ended with exit code {process.returncode}{said}")
+            job.answer = _failure(f"the process ended with exit code {process.returncode}{said}")
 
     async def _converse(self, job: Job, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None

@@ -22,6 +22,8 @@ class Options:
     """Whether to send ``mtmc/runState`` notifications."""
     diff_view: bool = False
     """Whether the client shows diffs of its own, so that a whole run needs no refactor preview."""
+    offers_workload: bool = False
+    """Whether the client itself offers to write a missing workload (``mtmc/runState`` tells it), so that the server does not."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class ClientSettings:
     llm_budget_money: float | None = None
     llm_price_prompt: float | None = None
     llm_price_answer: float | None = None
+    record_command: str = ""
+    """The program that *Record inputs from a command* runs, without being asked which."""
     inlay_hints: bool = False
     """Show the measured time at the end of the ``def`` line."""
     ignored_checks: tuple[str, ...] = ()
@@ -61,8 +65,8 @@ class ClientSettings:
 def read_options(data: Any) -> Options:
     """Options from what the client sent; what does not fit is left at its default."""
     given = data if isinstance(data, dict) else {}
-    names = {"trusted": "trusted", "runState": "run_state", "diffView": "diff_view"}
-    return Options(**{ours: True for theirs, ours in names.items() if given.get(theirs) is True})
+    names = (item.name for item in fields(Options))
+    return Options(**{name: True for name in names if given.get(_camel(name)) is True})
 
 
 def read_settings(data: Any) -> tuple[ClientSettings, list[str]]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from lsprotocol import types as lsp
 
+from mtmc_lsp.capture.records import RecordedTarget
+from mtmc_lsp.core.errors import NoWorkload
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import RunResult
@@ -73,7 +75,9 @@ class Reporter:
                 self._server.work_done_progress.end(token, lsp.WorkDoneProgressEnd(message=words))
                 self._jobs.pop(self._began.pop(job.id), None)
                 self._server.work_done_progress.tokens.pop(token, None)
-            if job.state is not JobState.CANCELLED:
+            # What was recorded, and that there is no workload, is said by the question that follows, ours or the client's own.
+            is_asked = answer_calls(job.answer) is not None or lacks_workload(job)
+            if job.state is not JobState.CANCELLED and not is_asked:
                 self._server.window_show_message(lsp.ShowMessageParams(kind, words))
         self._tell_state(job)
 
@@ -127,7 +131,31 @@ def _answer_words(answer: dict[str, Any]) -> str:
         return "\n".join([f"the plan for {answer['device']['name']}:", *lines])
     if kind == "verified":
         return verdict_line(from_json(Verdict, answer["verdict"]))
-    return _measured_words(answer)
+    return recorded_words(answer) if kind == "recorded" else _measured_words(answer)
+
+
+def lacks_workload(job: Job) -> bool:
+    """Whether a job ended because nothing says what its target is called with."""
+    return job.answer.get("event") == "error" and job.answer["error"].get("code") == NoWorkload.code
+
+
+def answer_calls(answer: dict[str, Any]) -> RecordedTarget | None:
+    """The calls that a recording ended with, where a workload can be made of them."""
+    calls = from_json(RecordedTarget, answer["calls"]) if answer.get("calls") else None
+    return calls if calls is not None and not calls.calls[0].unusable else None
+
+
+def recorded_words(answer: dict[str, Any]) -> str:
+    """What a recorded program called."""
+    ended = f"; the program ended with exit code {answer['exit_code']}" if answer["exit_code"] else ""
+    if answer["calls"] is None:
+        why = "" if answer["python_seen"] else ": no Python ran in it, or it was told to ignore PYTHONPATH"
+        return f"the program did not call it with a tensor{why}{ended}"
+    target = from_json(RecordedTarget, answer["calls"])
+    times = "once" if target.count == 1 else f"{target.count} times"
+    kinds = "" if target.count == 1 else f", in {len(target.calls)} ways" if len(target.calls) > 1 else ", all alike"
+    first = target.calls[0]
+    return f"called {times}{kinds}: {first.unusable or first.directive}{ended}"
 
 
 def _measured_words(answer: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -32,6 +33,7 @@ from mtmc_lsp.source.lint import Context, Finding, check, context_of
 from mtmc_lsp.source.outline import Outline, Outliner
 
 log = logging.getLogger(__name__)
+CONFIGURATION_SECONDS = 2.0
 RUNS = ("optimize", "resume", "undo", "another")
 """Kinds of jobs that find steps."""
 GROWING = ("optimize", "resume")
@@ -52,6 +54,8 @@ class Document:
         self._outline: Outline | None = None
         self._context: Context | None = None
         self._checked: dict[bytes, tuple[Finding, ...]] = {}
+        self.on_save: tuple[bytes, tuple[Finding, ...]] = (b"", ())
+        """What was found when it was saved, and of which text; offsets are the file's."""
 
     @property
     def outline(self) -> Outline:
@@ -73,7 +77,7 @@ class Document:
 
     @property
     def findings(self) -> list[tuple[int, Finding]]:
-        """What the static checks say, with the offset of the statement that each is in."""
+        """What the static checks say, with the offset that each counts from: of its statement, or 0."""
         outline = self.outline
         context = context_of(outline)
         if context != self._context:
@@ -81,7 +85,9 @@ class Document:
         known, self._checked = self._checked, {}
         for chunk in outline.chunks:
             self._checked[chunk.text] = known[chunk.text] if chunk.text in known else check(chunk.text, context)
-        return [(chunk.start, finding) for chunk in outline.chunks for finding in self._checked[chunk.text]]
+        found = [(chunk.start, finding) for chunk in outline.chunks for finding in self._checked[chunk.text]]
+        saved, findings = self.on_save
+        return found + [(0, finding) for finding in findings if saved is self.text.data]
 
 
 class Server(LanguageServer):
@@ -104,6 +110,10 @@ class Server(LanguageServer):
         """Documents made for the client to look at, by their URI."""
         self.shown_folder: Path | None = None
         """Where such documents are, for clients that only open files."""
+        self.savers: list[Callable[[Document], None]] = []
+        """What features do when a file was saved."""
+        self.enders: list[Callable[[Job], Coroutine[Any, Any, None]]] = []
+        """What features do when a job is over."""
         self.closers: list[Callable[[Server], None]] = []
         """What features do when the client is gone."""
         self.pushing: set[str] = set()
@@ -147,6 +157,11 @@ class Server(LanguageServer):
         found = [self.reviews.standing(review, document.outline) for review in self.reviews.of(document.path)]
         return [standing for standing in found if standing is not None]
 
+    async def configured(self) -> None:
+        """Wait for the client's settings; one that never answers gets the defaults."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.is_configured.wait(), CONFIGURATION_SECONDS)
+
     def background(self, work: Coroutine[Any, Any, Any]) -> None:
         """Do something that no answer waits for."""
         task = asyncio.get_running_loop().create_task(work)
@@ -174,6 +189,9 @@ class Server(LanguageServer):
             self.verdicts[job.path, job.target] = (text, from_json(Verdict, job.answer["verdict"]))
         await self.reporter.report(job)
         self.refresh(job.uri)
+        if job.is_over:
+            for ender in self.enders:
+                self.background(ender(job))
 
     def _take(self, job: Job) -> None:
         """The run as far as it has come, for review."""

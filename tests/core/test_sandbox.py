@@ -33,7 +33,16 @@ ALLOWED = {
 }
 
 
-def _tried(tmp_path: Path, attempt: str) -> bool:
+ALONE = {
+    "starts a program": "subprocess.run(['true'], check=True)",
+    "forks": "os.fork() or os._exit(0)",
+    "becomes a program": "os.execv('/bin/true', ['true'])",
+    "has a local socket that can reach others": "socket.socket(socket.AF_UNIX)",
+}
+"""What a process that needs no programs may not do either."""
+
+
+def _tried(tmp_path: Path, attempt: str, more: str = "") -> bool:
     """Whether the attempt succeeds in a process that is locked in."""
     folders = {name: str(tmp_path / name) for name in ("home", "own", "secret")}
     for folder in folders.values():
@@ -44,7 +53,7 @@ def _tried(tmp_path: Path, attempt: str) -> bool:
 import os, socket, subprocess, sys
 sys.path.insert(0, {os.path.dirname(sandbox.__file__)!r})
 from sandbox import enter
-assert enter([{folders["own"]!r}], {folders["secret"]!r}).is_full
+assert enter([{folders["own"]!r}], {folders["secret"]!r}{more}).is_full
 try:
     {attempt.format(**folders)}
 except (OSError, subprocess.CalledProcessError) as error:
@@ -66,13 +75,39 @@ def able() -> None:
 @pytest.mark.usefixtures("able")
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_what_is_not_its_own_is_out_of_reach(attempt: str, tmp_path: Path) -> None:
-    assert not _tried(tmp_path, ATTEMPTS[attempt])
+    assert not _tried(tmp_path, ATTEMPTS[attempt], ", programs=True")
 
 
 @pytest.mark.usefixtures("able")
 @pytest.mark.parametrize("work", ALLOWED)
 def test_honest_work_goes_on(work: str, tmp_path: Path) -> None:
-    assert _tried(tmp_path, ALLOWED[work])
+    assert _tried(tmp_path, ALLOWED[work], ", programs=True")
+
+
+@pytest.mark.usefixtures("able")
+@pytest.mark.parametrize("attempt", ALONE)
+def test_what_needs_no_programs_starts_none(attempt: str, tmp_path: Path) -> None:
+    assert not _tried(tmp_path, ALONE[attempt])
+
+
+@pytest.mark.usefixtures("able")
+def test_threads_start_where_processes_do_not(tmp_path: Path) -> None:
+    work = (
+        "import threading; seen = []; t = threading.Thread(target=seen.append, args=(1,)); t.start(); t.join(); seen[0]"
+    )
+    assert _tried(tmp_path, work)
+
+
+@pytest.mark.usefixtures("able")
+def test_a_process_with_a_gpu_writes_to_devices_of_gpus_alone(tmp_path: Path) -> None:
+    """Other devices, disks among them, stay as unreachable as files."""
+    assert not _tried(tmp_path, "open('/dev/mtmc-no-device', 'w')", ", gpu=True")
+    (tmp_path / "again").mkdir()
+    assert _tried(
+        tmp_path / "again",
+        "open('/dev/null', 'w').close(); open('/dev/shm/mtmc-' + str(os.getpid()), 'w').close(); os.remove('/dev/shm/mtmc-' + str(os.getpid()))",
+        ", gpu=True",
+    )
 
 
 def test_what_is_missing_is_said() -> None:
@@ -80,3 +115,4 @@ def test_what_is_missing_is_said() -> None:
     assert Isolation(files=True).text == "partial: read-only files only"
     assert not Isolation(network=True).is_full
     assert Isolation(True, True).text.startswith("full")
+    assert "CUDA does not start" in Isolation(gpu="no device").text

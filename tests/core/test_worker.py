@@ -101,6 +101,37 @@ def test_an_answer_that_is_no_json_is_a_crash(tmp_path: Path) -> None:
     assert caught.value.kind == "crashed"
 
 
+def test_an_answer_that_was_not_asked_for_is_not_taken(tmp_path: Path) -> None:
+    """Whatever user code writes to the pipe by itself lacks what the request brought along."""
+    forger = tmp_path / "python"
+    answer = b'{"result": {"status": "ran"}}\n'
+    forger.write_text(
+        f"#!{sys.executable}\nimport os, sys\nsys.stdin.readline()\nos.write(int(sys.argv[3]), {answer!r})\n"
+    )
+    forger.chmod(0o755)
+    with Worker(str(forger), cwd=str(tmp_path)) as worker, pytest.raises(WorkerFailed, match="not asked of") as caught:
+        worker.call("capture.capture", {}, 5)
+    assert caught.value.kind == "crashed"
+
+
+@pytest.mark.parametrize("left", ["link", "folder", "pipe", "nothing"])
+def test_only_a_plain_file_is_taken_from_a_child(worker: Worker, tmp_path: Path, left: str) -> None:
+    """A link might lead to what is expected, and opening a pipe might wait for ever."""
+    makes = {
+        "link": "os.symlink('/etc/passwd', path)",
+        "folder": "os.mkdir(path)",
+        "pipe": "os.mkfifo(path)",
+        "nothing": "pass",
+    }
+    body = (
+        f"import os\npath = os.path.join(os.environ['{SCRATCH}'], '{left}')\n{makes[left]}\nraise RuntimeError('made')"
+    )
+    with pytest.raises(TargetRaises, match="made"):
+        worker.call("capture.capture", plain_request(tmp_path / "m.py", body), 60)
+    with pytest.raises(WorkerFailed, match="left no"):
+        worker.take(left, tmp_path / "taken")
+
+
 def test_a_call_can_be_cancelled_from_another_thread(tmp_path: Path) -> None:
     with Worker(sys.executable, cwd=str(tmp_path)) as worker:
         threading.Timer(2.0, worker.kill).start()

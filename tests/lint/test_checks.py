@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp import docs
-from mtmc_lsp.source.lint import CODES, Finding, check, context_of
+from mtmc_lsp.source.lint import CODES, ON_SAVE, Finding, check, context_of
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import parse
 
@@ -34,7 +34,7 @@ def example(code: str, heading: str) -> str:
 
 
 def test_every_check_has_its_page_and_every_page_its_check() -> None:
-    assert set(PAGES) == set(CODES)
+    assert set(PAGES) == {*CODES, *ON_SAVE}
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -120,6 +120,78 @@ def test_names_imported_from_triton_language_are_known() -> None:
 def test_small_operands_of_a_product_are_found() -> None:
     body = "a = tl.zeros((8, 32), dtype=tl.float16)\nb = tl.zeros((32, 32), dtype=tl.float16)\nc = tl.dot(a, b)"
     assert codes(kernel(body)) == ["dot-operands"]
+
+
+LAUNCHER = (
+    HEAD
+    + """@triton.jit
+def k(x_ptr, n, BLOCK: tl.constexpr):
+    pass
+
+
+def launch(x):
+    assert x.is_contiguous()
+    n = x.numel()
+    y = torch.empty_like(x)
+    k[(1,)](x, n, BLOCK=64)
+    {line}
+    return y
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "print(y)",
+        "print('sum', y.sum())",
+        "print(f'largest {torch.max(torch.abs(x - y)):.3f}')",
+        "print(x[0])",
+        "scale = float(x.max())",
+        "if bool((y > 0).any()): pass",
+        "total = int(torch.sum(y))",
+        "host = y.to('cpu')",
+        "host = y.cpu()",
+        "torch.cuda.synchronize()",
+    ],
+)
+def test_waiting_for_the_gpu_in_a_launcher_is_found(line: str) -> None:
+    assert codes(LAUNCHER.format(line=line)) == ["host-sync"]
+    # The same beside no launch is nobody's time.
+    assert codes(LAUNCHER.format(line=line).replace("k[(1,)](x, n, BLOCK=64)", "pass")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "print(x.shape, y.dtype, x.numel(), x.size(0))",
+        "print(f'{n} elements on {x.device}')",
+        "print('launched')",
+        "if DEBUG: print(y)",
+        "if verbose > 1:\n        print(y.sum().item())",
+        "grid = int(n / 64)",
+        "width = float(x.size(-1))",
+        "rows = int(x.shape[0])",
+        "y = y.to(torch.float32)",
+        "finite = torch.is_tensor(y)",
+    ],
+)
+def test_what_does_not_wait_for_the_gpu_is_left_alone(line: str) -> None:
+    assert codes(LAUNCHER.format(line=line)) == []
+
+
+def test_programs_that_are_few_or_widened_elsewhere_do_not_overflow() -> None:
+    load = "x = tl.load(x_ptr + row * n + tl.arange(0, BLOCK))\n"
+    row = "row = tl.program_id(0)\n"
+    assert codes(kernel(row + load)) == ["int32-offset"]
+    assert codes(kernel(row + "step = tl.num_programs(0)\n" + load)) == []
+    assert codes(kernel(row + "p = y_ptr + row * m.to(tl.int64)\n" + load)) == []
+
+
+def test_all_products_of_one_number_are_one_report() -> None:
+    body = "row = tl.program_id(0)\nx = tl.load(x_ptr + row * n)\ntl.store(y_ptr + row * m, x)"
+    ((_, finding),) = findings(kernel(body))
+    assert finding.message.startswith("`row * n` and 1 more are worked out in 32 bits")
 
 
 def test_a_kernel_with_no_key_and_one_that_tunes_its_key() -> None:

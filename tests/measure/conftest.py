@@ -5,14 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from handwritten import Handwritten
 
 from mtmc_lsp.capture.client import find_workload, run_capture
+from mtmc_lsp.core.results import Verdict
+from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.local import LocalMeasurer
+from mtmc_lsp.measure.pair import Pair, PairVerifier
 from mtmc_lsp.source.targets import find_target
 
 RUN_SECONDS = 20.0
@@ -54,6 +59,63 @@ def measurer_of(capture_of: Callable[[Handwritten], Capture]) -> Iterator[Callab
     yield measurer
     for item in known.values():
         item.close()
+
+
+class PairJudge:
+    """Judges candidates against references, each candidate in a process of its own that is locked in as for users."""
+
+    def __init__(self, reference: Worker, template: Template, folder: Path) -> None:
+        self._reference, self._template, self._folder = reference, template, folder
+        self._captures: dict[str, Capture] = {}
+        (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
+
+    def capture(self, text: str, name: str) -> Capture:
+        """The capture of a reference, made once."""
+        if text not in self._captures:
+            path = self._folder / f"reference{len(self._captures)}.py"
+            path.write_text(text)
+            target = find_target(text.encode(), str(path), name)
+            workload = find_workload(str(path), text.encode(), target)
+            self._captures[text] = run_capture(workload, text.encode(), self._reference, 120)
+        return self._captures[text]
+
+    def __call__(
+        self, text: str, name: str, candidate: str, its_name: str, memory_bytes: int = 8 << 30, **more: Any
+    ) -> Verdict:
+        """The verdict on a candidate's text."""
+        capture = self.capture(text, name)
+        file = self._folder / "candidate.py"
+        file.write_text(candidate)
+        pair = Pair(capture, text, find_target(candidate.encode(), str(file), its_name), candidate)
+        runner = CandidateProcess(
+            sys.executable,
+            str(self._folder),
+            capture.environment,
+            measured=False,
+            template=self._template,
+            memory_bytes=memory_bytes,
+        )
+        more = {"seed": 5, "run_seconds": 30, **more}
+        verifier = PairVerifier(pair, sys.executable, workers=(self._reference, runner), **more)
+        try:
+            return verifier.verify().verdict
+        finally:
+            verifier.close()
+            runner.close()
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[Template]:
+    """What every locked-in process of the tests is a copy of."""
+    with Template(sys.executable, {"TRITON_INTERPRET": "1"}) as one:
+        one.start()
+        yield one
+
+
+@pytest.fixture(scope="session")
+def judge(interpreter_worker: Worker, template: Template, tmp_path_factory: pytest.TempPathFactory) -> PairJudge:
+    """Judges any pair of texts."""
+    return PairJudge(interpreter_worker, template, tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture

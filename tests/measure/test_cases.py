@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from handwritten import ADD_IN_PLACE, RMS, SCALE_MODULE
+from handwritten import ADD_IN_PLACE, RMS, SCALE_MODULE, Handwritten
 
 from mtmc_lsp.measure.cases import AUTOGRAD, FLOAT64, ON_CPU, VALUES, is_interpretable, verification_cases
 
@@ -63,3 +63,35 @@ def test_large_workloads_are_reduced_for_the_interpreter(capture_of, size: int) 
     assert is_interpretable(large)
     stuck = replace(large, variable_sizes=())
     assert is_interpretable(stuck) is False
+
+
+HEADS = Handwritten(
+    "Heads.forward",
+    """
+
+
+class Heads(torch.nn.Module):
+    def __init__(self, width: int = 64, heads: int = 4):
+        super().__init__()
+        self.proj = torch.nn.Linear(width, width)
+        self.heads = heads
+
+    # mtmc: x=f32[B,T,64] B=8 T=1024
+    def forward(self, x):
+        B, T, C = x.shape
+        return torch.relu(self.proj(x)).view(B, T, self.heads, C // self.heads)
+""",
+    "",
+    "",
+    "",
+)
+
+
+def test_reduced_products_keep_rows_enough_for_their_kernels(capture_of) -> None:
+    """A kernel that splits its operands takes no fewer than 32 rows; verification must still run it, on all values."""
+    capture = capture_of(HEADS)
+    assert {"B", "T"} <= set(capture.variable_sizes), "the division is of C alone"
+    own = [case for case in cases_of(capture) if case.kind == VALUES]
+    enough = [case for case in own if case.sizes["B"] * case.sizes["T"] >= 32]
+    assert {case.distribution for case in enough} >= {"normal", "uniform", "tiny", "mixed", "constant", "large"}
+    assert any(case.sizes["B"] * case.sizes["T"] < 32 for case in own)

@@ -5,17 +5,12 @@ Those that live on a GPU's clock, streams, caches or graphs need a GPU and are t
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from pairs import HONEST, REFERENCE, changed
 
-from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
-from mtmc_lsp.core.worker import Worker
-from mtmc_lsp.measure.pair import Pair, PairVerifier
-from mtmc_lsp.source.targets import find_target
 
 END = "    return out\n"
 START = "    out = torch.empty_like(inp)\n"
@@ -75,45 +70,16 @@ CHEATS: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def verdict_of(
-    interpreter_worker: Worker, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Verdict]]:
-    """Judges a candidate's text. All share two processes, for importing torch takes longer than judging."""
-    folder = tmp_path_factory.mktemp("pair")
-    (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
-    path = folder / "reference.py"
-    path.write_text(REFERENCE)
-    own = find_target(path.read_bytes(), str(path), "rms")
-    workload = find_workload(str(path), path.read_bytes(), own)
-    capture = run_capture(workload, path.read_bytes(), interpreter_worker, 120)
-
-    runner = Worker(sys.executable, cwd=str(folder), env={"TRITON_INTERPRET": "1"})
-
-    def judge(text: str) -> Verdict:
-        file = folder / "candidate.py"
-        file.write_text(text)
-        pair = Pair(capture, REFERENCE, find_target(text.encode(), str(file), "fast"), text)
-        verifier = PairVerifier(pair, sys.executable, seed=5, workers=(interpreter_worker, runner), run_seconds=30)
-        try:
-            return verifier.verify().verdict
-        finally:
-            verifier.close()
-
-    yield judge
-    runner.close()
-
-
-def test_the_honest_candidate_is_certified(verdict_of: Callable[[str], Verdict]) -> None:
-    verdict = verdict_of(HONEST)
+def test_the_honest_candidate_is_certified(judge: Callable[..., Verdict]) -> None:
+    verdict = judge(REFERENCE, "rms", HONEST, "fast")
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
     assert {"result 0 values", "kernel's result used", "many calls"} <= {check.name for check in verdict.checks}
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_a_cheat_is_not_certified(cheat: str, verdict_of: Callable[[str], Verdict]) -> None:
+def test_a_cheat_is_not_certified(cheat: str, judge: Callable[..., Verdict]) -> None:
     changes, caught_by = CHEATS[cheat]
-    verdict = verdict_of(changed(HONEST, *changes))
+    verdict = judge(REFERENCE, "rms", changed(HONEST, *changes), "fast")
     assert verdict.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR), verdict.status
     # The reason speaks of the smallest case, which may fail in yet another way.
     failed = [

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pairs import HONEST, MODEL, MODEL_NEW, REFERENCE, changed
 
-from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.core.results import Verdict, VerdictStatus
-from mtmc_lsp.core.worker import Sandbox, Worker
-from mtmc_lsp.measure.pair import Pair, PairVerifier
-from mtmc_lsp.source.targets import find_target
 from tests.cli.runner import mtmc
 
 POINTWISE = """import torch
@@ -40,25 +36,15 @@ def fast(x):
 
 
 @pytest.fixture
-def verdict_of(interpreter_worker: Worker, tmp_path: Path) -> Callable[[str, str], tuple[VerdictStatus, str]]:
+def verdict_of(judge: Callable[..., Verdict]) -> Callable[[str, str], tuple[VerdictStatus, str]]:
     """Judges a formula in Triton against one in torch."""
 
-    def judge(own: str, formula: str) -> tuple[VerdictStatus, str]:
-        (tmp_path / "pyproject.toml").write_text("[project]\nname = 'user'\n")
-        path = tmp_path / "reference.py"
+    def formulas(own: str, formula: str) -> tuple[VerdictStatus, str]:
         text = f"import torch\n\n\n# mtmc: x=f32[N,D] N=9 D=20\ndef own(x):\n    return {own}\n"
-        path.write_text(text)
-        target = find_target(text.encode(), str(path), "own")
-        capture = run_capture(find_workload(str(path), text.encode(), target), text.encode(), interpreter_worker, 120)
-        source = POINTWISE.replace("FORMULA", formula)
-        pair = Pair(capture, text, find_target(source.encode(), str(tmp_path / "candidate.py"), "fast"), source)
-        (tmp_path / "candidate.py").write_text(source)
-        verifier = PairVerifier(pair, sys.executable, seed=5, workers=(interpreter_worker, interpreter_worker))
-        verdict = verifier.verify().verdict
-        verifier.close()
+        verdict = judge(text, "own", POINTWISE.replace("FORMULA", formula), "fast")
         return verdict.status, verdict.reason
 
-    return judge
+    return formulas
 
 
 def test_an_honest_pair_in_two_files_passes_check_by_check(tmp_path: Path) -> None:
@@ -128,47 +114,31 @@ def test_what_only_unusual_values_show_is_found(own: str, formula: str, what: st
     assert what in reason
 
 
+RUN_SECONDS = 20.0
 FAULTS = {
     "writes to the home folder": ("    (__import__('pathlib').Path.home() / 'mtmc-was-here').write_text('x')\n", "PermissionError"),
     "opens a socket": ("    from socket import socket\n    socket()\n", "PermissionError"),
     "ends its process": ("    import os\n    os._exit(3)\n", "exit code 3"),
     "hangs": ("    while True:\n        pass\n", "took longer than"),
-    "prints without end": ("    for _ in range(300):\n        print('x' * 1_000_000)\n    raise ValueError('printed')\n", "printed"),
+    "prints 1 GB": ("    for _ in range(1000):\n        print('x' * 1_000_000)\n    raise ValueError('printed')\n", "printed"),
+    "crashes": ("    import os, signal\n    os.kill(os.getpid(), signal.SIGSEGV)\n", "SIGSEGV"),
+    "forks": ("    import os\n    os.fork()\n", "start no processes"),
+    "starts a program": ("    import subprocess\n    subprocess.run(['sleep', '60'])\n", "start no processes"),
+    "takes all memory": ("    held = [bytearray(1 << 28) for _ in range(1000)]\n", "out of memory"),
+    "takes all memory in tensors": ("    held = [torch.ones(1 << 26) for _ in range(1000)]\n", "memory"),
+    "fills the disk": ("    import os\n    open(os.environ['MTMC_SCRATCH'] + '/x', 'wb').truncate(1 << 40)\n", "File too large"),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def locked_pair(
-    interpreter_worker: Worker, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Verdict]]:
-    """Judges candidates in one process that is locked in as ``mtmc verify`` does it."""
-    folder = tmp_path_factory.mktemp("locked")
-    (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
-    path = folder / "reference.py"
-    path.write_text(REFERENCE)
-    target = find_target(REFERENCE.encode(), str(path), "rms")
-    text = REFERENCE.encode()
-    capture = run_capture(find_workload(str(path), text, target), text, interpreter_worker, 120)
-    runner = Worker(sys.executable, cwd=str(folder), env={"TRITON_INTERPRET": "1"}, sandbox=Sandbox())
-
-    def judge(source: str) -> Verdict:
-        (folder / "candidate.py").write_text(source)
-        pair = Pair(capture, REFERENCE, find_target(source.encode(), str(folder / "candidate.py"), "fast"), source)
-        workers = (interpreter_worker, runner)
-        return PairVerifier(pair, sys.executable, seed=5, workers=workers, run_seconds=20).verify().verdict
-
-    yield judge
-    runner.close()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_a_failed_verification_with_its_reason(
-    fault: str, locked_pair: Callable[[str], Verdict], monkeypatch
+    fault: str, judge: Callable[..., Verdict], monkeypatch
 ) -> None:
     """The scan of the text is left out here: it must not be all that stands in the way."""
     monkeypatch.setattr("mtmc_lsp.measure.pair.scan", lambda *_: ())
     lines, said = FAULTS[fault]
-    verdict = locked_pair(changed(HONEST, ("    return out\n", lines + "    return out\n")))
+    text = changed(HONEST, ("    return out\n", lines + "    return out\n"))
+    verdict = judge(REFERENCE, "rms", text, "fast", memory_bytes=3 << 30, run_seconds=RUN_SECONDS)
     assert verdict.status in (VerdictStatus.RUNTIME_ERROR, VerdictStatus.CRASHED, VerdictStatus.TIMEOUT)
     assert said in verdict.reason
     assert not (Path.home() / "mtmc-was-here").exists()

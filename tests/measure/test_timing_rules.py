@@ -11,8 +11,8 @@ from handwritten import RMS
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MeasurementRejected, error_from_json
 from mtmc_lsp.core.results import Ratio, Speed
+from mtmc_lsp.measure.contest import Compiled, Contest, conclude, must_be_possible
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
-from mtmc_lsp.measure.in_timer import _must_be_possible, _timing
 from mtmc_lsp.measure.retesting import Retest
 from mtmc_lsp.measure.sampling import clocks_agree, ratio_of, speed_of
 
@@ -54,16 +54,17 @@ def test_a_gain_within_the_noise_of_the_control_is_not_called_faster() -> None:
 
 
 def test_work_that_the_devices_events_do_not_see_is_noticed() -> None:
-    assert clocks_agree(100.0, 150.0)
-    assert not clocks_agree(10.0, 5000.0)
+    """Twenty calls of 10 us whose work on another stream takes 100 us, and twenty honest ones."""
+    assert clocks_agree(20 * 10.0, 20 * 10.0 + 60.0)
+    assert not clocks_agree(20 * 10.0, 20 * 100.0)
     with pytest.raises(MeasurementRejected, match="clocks disagree"):
-        _must_be_possible(median=10.0, warm_us=10.0, wall_us=5000.0, least_us=0.0)
+        must_be_possible(median=10.0, event_us=200.0, wall_us=5000.0, least_us=0.0)
 
 
 def test_a_time_below_what_the_memory_needs_is_rejected() -> None:
     with pytest.raises(MeasurementRejected, match="memory needs"):
-        _must_be_possible(median=5.0, warm_us=5.0, wall_us=50.0, least_us=9.0)
-    _must_be_possible(median=10.0, warm_us=5.0, wall_us=50.0, least_us=9.0)
+        must_be_possible(median=5.0, event_us=100.0, wall_us=150.0, least_us=9.0)
+    must_be_possible(median=10.0, event_us=100.0, wall_us=150.0, least_us=9.0)
 
 
 def test_the_headline_is_against_the_best_baseline_and_a_failed_one_says_why() -> None:
@@ -72,18 +73,27 @@ def test_the_headline_is_against_the_best_baseline_and_a_failed_one_says_why() -
         "control": [(t, 30.0) for t in noisy(50.0, seed=5)],
         "eager": [(t, 40.0) for t in noisy(200.0)],
         "compile": [(t, 40.0) for t in noisy(100.0)],
+        "max-autotune": [(t, 40.0) for t in noisy(90.0)],
         "previous": [(t, 30.0) for t in noisy(60.0)],
     }
-    timing = _timing(samples, {"candidate": 44.0, "eager": 150.0}, "", bound_us=40.0)
-    assert timing.best == "compile"
+
+    def contest(**compiled: Compiled) -> Contest:
+        named = {name.replace("_", "-"): made for name, made in compiled.items()}
+        return Contest(int, int, {}, compiled=named, bound_us=40.0)
+
+    made = Compiled(int, "", 12.5)
+    timing = conclude(samples, {"candidate": 44.0, "eager": 150.0}, contest(compile=made, max_autotune=made))
+    assert timing.best == "max-autotune"
     assert timing.speed is Speed.FASTER
     assert timing.roofline == pytest.approx(0.8, rel=0.02)
     assert timing.host_us == 30.0
     assert timing.graph_us == 44.0
     assert timing.against("previous").ratio == pytest.approx(1.2, rel=0.02)
-    del samples["compile"]
-    timing = _timing(samples, {}, "torch.compile failed: KeyError", bound_us=40.0)
+    assert [b.compile_seconds for b in timing.baselines] == [None, 12.5, 12.5, None]
+    del samples["compile"], samples["max-autotune"]
+    timing = conclude(samples, {}, contest(compile=Compiled(None, "torch.compile failed: KeyError")))
     assert timing.best == "eager"
+    assert [b.name for b in timing.baselines] == ["eager", "compile", "previous"], "what was not asked for is not named"
     failed = next(b for b in timing.baselines if b.name == "compile")
     assert failed.speedup is None
     assert failed.note == "torch.compile failed: KeyError"

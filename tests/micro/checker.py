@@ -13,7 +13,7 @@ from mtmc_lsp.core.errors import TargetRaises
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate
-from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.core.worker import RESULTS, Worker
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.fusion import FusionSearch
 from mtmc_lsp.macro.lower import lower
@@ -109,6 +109,7 @@ class Checker:
             return str(seen["reason"])
         if not seen["launches"]:
             return NOT_LAUNCHED
+        self._runner.take(RESULTS, Path(common["results"]))
         compared = self._own.call("measure.compare", common, SECONDS)
         failed = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
         return "; ".join(failed)

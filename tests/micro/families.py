@@ -13,6 +13,7 @@ POINTWISE = {
     "activations": "x: F.gelu(x) + F.mish(x) * F.elu(x) - F.hardswish(x) + F.softplus(x) + F.leaky_relu(x)",
     "more activations": "x: F.selu(x) + F.celu(x, 0.5) + F.hardtanh(x) + F.softshrink(x) + F.tanhshrink(x) + F.logsigmoid(x)",
     "gated": "x: F.glu(x, 1)",
+    "other names": "x, y=F[6,1]: torch.multiply(torch.clip(x, -1, 1), torch.subtract(y, 1)) + torch.divide(x, 3).negative()",
     "learned slope": "x, w=F[6]: F.prelu(x, w)",
     "functions": "x: torch.atan(x) + torch.asinh(x) + torch.log1p(x.abs()) + torch.expm1(x) + torch.erf(x) + torch.sinc(x)",
     "two operands": "x, y=F[7]: torch.hypot(x, y) + torch.maximum(x, y) + torch.logaddexp(x, y) + torch.lerp(x, y, 0.3)",
@@ -121,6 +122,35 @@ ATTENTION = {
     "shared heads": "q=F[B,4,5,8], k=F[B,2,6,8], v=F[B,2,6,8]: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)",
     "written out": "q=F[B,5,8], k=F[B,6,8], v=F[B,6,8]: torch.softmax(q @ k.transpose(-1, -2) * 0.3, -1) @ v",
 }
+CONVOLUTIONS = {
+    "lines": "x=F[B,3,17], w=F[4,3,5], b=F[4]: F.conv1d(x, w, b, stride=2, padding=2, dilation=2)",
+    "images with work around": "x=F[B,3,6,5], w=F[5,3,3,3], b=F[5], r=F[B,5,6,5]: F.gelu(F.conv2d(F.relu(x), w, b, padding=1)) * 0.5 + r",
+    "many channels": "x=F[B,19,4,3], w=F[17,19,3,3]: torch.tanh(F.conv2d(x, w, padding='same'))",
+    "volumes": "x=F[B,2,4,5,3], w=F[3,2,3,2,3]: F.conv3d(x, w, padding=1)",
+    "groups": "x=F[B,20,5,6], w=F[8,5,3,2]: F.conv2d(x, w, stride=(2, 1), padding=(1, 0), groups=4) * 2",
+    "one place": "x=F[B,8,5,3], w=F[5,8,1,1]: F.conv2d(x, w, stride=2)",
+    "named sizes": "x=F[B,B,B], w=F[4,B,3,2]: F.conv2d(x, w, padding=1) + 1",
+    "per channel": "x=F[B,6,5,4], w=F[6,1,3,3], b=F[6]: F.relu(F.conv2d(x, w, b, padding=1, groups=6))",
+    "several per channel": "x=F[B,6,9], w=F[12,1,3]: F.conv1d(x, w, stride=2, groups=6)",
+    "transposed lines": "x=F[B,4,6], w=F[4,3,4], b=F[3]: F.conv_transpose1d(x, w, b, stride=2, padding=1)",
+    "transposed, as long as its phases": "x=F[B,4,3,4], w=F[4,3,3,3], b=F[3]: F.relu(F.conv_transpose2d(x, w, b, 2, 1, 1))",
+    "transposed, cut": "x=F[B,4,3,4], w=F[4,3,3,3], b=F[3], r=F[B,3,7,9]: F.conv_transpose2d(x, w, b, stride=2) * r",
+    "transposed groups": "x=F[B,4,3,4], w=F[4,2,3,2]: F.conv_transpose2d(x, w, None, (3, 1), 1, 0, 2, 2)",
+    "transposed volumes": "x=F[B,2,3,2,3], w=F[2,3,3,3,3]: F.conv_transpose3d(x, w, stride=2, padding=1)",
+}
+POOLING = {
+    "largest": "x=F[B,3,6,5]: F.max_pool2d(x * 2, 3, 2, 1)",
+    "largest, dilated": "x=F[B,3,7,6]: F.max_pool2d(x, (3, 2), 2, 1, dilation=2, ceil_mode=True)",
+    "largest of lines and volumes": "x=F[B,2,5,4,4]: F.max_pool3d(x, 2, 2).flatten(2) + F.max_pool1d(x.flatten(2), 9)[..., :8]",
+    "means": "x=F[B,3,19]: F.avg_pool1d(x, 4, 3, 1).exp()",
+    "means of what is inside": "x=F[B,2,9,8]: F.avg_pool2d(x, 4, 3, 1, ceil_mode=True, count_include_pad=False)",
+    "means beyond the end": "x=F[B,2,9,8]: F.avg_pool2d(x, 4, 3, 2, ceil_mode=True)",
+    "means of volumes": "x=F[B,2,5,4,3]: F.avg_pool3d(x.float(), 2, 1) + 1",
+    "mean of everything": "x=F[B,2,5,6]: F.adaptive_avg_pool2d(x.exp(), 1)",
+    "as many as asked for": "x=F[B,2,4,6]: F.adaptive_avg_pool2d(x.exp(), (2, 3))",
+    "sum of means": "x=F[B,2,6,4]: F.avg_pool2d(x, 2).sum((1, 2, 3))",
+    "windows": "x: x.unfold(2, 3, 2) * 2",
+}
 FAMILIES = {
     f"{family}: {name}": text
     for family, table in (
@@ -133,19 +163,20 @@ FAMILIES = {
         ("losses", LOSSES),
         ("look-ups", LOOK_UPS),
         ("attention", ATTENTION),
+        ("convolutions", CONVOLUTIONS),
+        ("pooling", POOLING),
     )
     for name, text in table.items()
 }
 """Every operation by family and name."""
 
 LEFT_TO_TORCH = {
-    "convolution": ("x, w=F[4,6,3]: F.relu(F.conv1d(x, w))", "conv1d"),
-    "pooling": ("x: F.avg_pool1d(x * 2, 2)", "avg_pool1d"),
+    "convolution of integers": ("i=i64[B,2,5], w=i64[3,2,2]: F.conv1d(i * 2, w)", "conv1d"),
+    "windows of different sizes": ("x: F.adaptive_avg_pool1d(x * 2, 4)", "adaptive_avg_pool1d"),
     "largest k": ("x: torch.topk(x * 2, 2)[0]", "topk"),
     "sorting": ("x: torch.sort(x * 2)[0]", "sort"),
     "scan with indices": ("x: torch.cummax(x * 2, -1)[0]", "cummax"),
     "scatter": ("x, i=i64[B,6,7]@0..6: torch.zeros_like(x).scatter(2, i, x * 2)", "scatter"),
-    "windows": ("x: x.unfold(2, 3, 2) * 2", "unfold"),
     "rare functions": ("x: torch.lgamma(x.abs() + 1) * 2", "lgamma"),
     "decimals": ("x: torch.round(x * 2, decimals=2)", "round"),
 }

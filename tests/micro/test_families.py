@@ -17,11 +17,12 @@ from tests.micro.checker import Checker, greedy, start, with_kernel
 from tests.micro.families import ATTENTION, FAMILIES, LEFT_TO_TORCH, source
 
 LOOPED: dict[str, object] = {"rows": 2, "block": 4, "loop": True, "warps": 4, "stages": 2}
-PRODUCTS = ("products", "attention")
+WITHOUT_LOOPS = ("products", "attention", "convolutions", "pooling")
 BFLOAT16 = (
     "pointwise: chain", "pointwise: functions", "views: halves put together", "reductions: softmax", "reductions: variance",
     "norms: layer", "norms: batch, training", "products: linear with work around", "scans: log of sums",
-    "losses: cross entropy, weighted", "look-ups: gather", "attention: causal",
+    "losses: cross entropy, weighted", "look-ups: gather", "attention: causal", "convolutions: many channels",
+    "convolutions: transposed, cut", "convolutions: per channel", "pooling: largest, dilated",
 )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def test_a_family_becomes_kernels_that_equal_eager(checker: Checker, name: str, 
         # Sizes and blocks do not depend on the dtype.
         check(checker, capture, [fused], cases(capture)[:1])
         return
-    looped = [] if name.startswith(PRODUCTS) else [greedy(capture, LOOPED)]
+    looped = [] if name.startswith(WITHOUT_LOOPS) else [greedy(capture, LOOPED)]
     check(checker, capture, [fused, *looped], cases(capture))
 
 

@@ -14,7 +14,14 @@ from typing import Any
 from editor import Editor, editor, position
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams
 
@@ -37,7 +44,8 @@ class Ünïcødé(torch.nn.Module):
         return x  # 漢字 😀
 """
 LONG = bool(os.environ.get("MTMC_FUZZ"))
-"""Set for 5,000 steps; the usual run takes a few hundred."""
+"""Set for at least 5,000 steps, which are counted; the usual run takes a few hundred."""
+LEAST = 5000
 PIECES = [
     "x",
     " ",
@@ -59,6 +67,9 @@ MARKS = (b"# mtmc: begin f", b"# mtmc: end f", b"# mtmc: dispatch")
 
 class Session(RuleBasedStateMachine):
     """A user at an editor."""
+
+    taken = 0
+    """Steps of all sessions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,6 +182,10 @@ class Session(RuleBasedStateMachine):
     # What must hold ----------------------------------------------------------------------------------------------
 
     @invariant()
+    def a_step_was_taken(self) -> None:
+        Session.taken += 1
+
+    @invariant()
     def both_sides_have_the_same_text(self) -> None:
         if not self.is_open:
             return
@@ -184,10 +199,16 @@ class Session(RuleBasedStateMachine):
             assert not [m.message for m in self.ide.client.messages if "exit code" in m.message]
 
 
-TestSession = Session.TestCase
-TestSession.settings = settings(
-    max_examples=100 if LONG else 6,
-    stateful_step_count=50 if LONG else 40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+def test_any_order_of_edits_requests_and_decisions() -> None:
+    sessions = settings(
+        max_examples=125 if LONG else 6,
+        stateful_step_count=50 if LONG else 40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    Session.taken = 0
+    run_state_machine_as_test(Session, settings=sessions)
+    while LONG and Session.taken < LEAST:
+        # Sessions may be shorter than they are allowed to be.
+        run_state_machine_as_test(Session, settings=sessions)
+    print(f"{Session.taken} steps")

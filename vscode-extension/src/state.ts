@@ -1,7 +1,7 @@
 /** What is known of runs, shared by everything that shows it. */
 
 import * as vscode from "vscode";
-import { planOf, type JobState, type Review } from "./core/model";
+import { planOf, type JobState, type PastRun, type Review } from "./core/model";
 import type { Plan } from "./core/tree";
 import type { Server } from "./server";
 
@@ -11,6 +11,9 @@ const SETTLE_MS = 150;
 /** Reviews, jobs and plans of this window. */
 export class Runs implements vscode.Disposable {
   reviews: readonly Review[] = [];
+  past: readonly PastRun[] = [];
+  /** The runs that the history was asked for with: it changes only where one of them does. */
+  private newest = "";
   private readonly jobs = new Map<number, JobState>();
   private readonly planned = new Map<string, Plan>();
   private readonly changed = new vscode.EventEmitter<void>();
@@ -68,10 +71,16 @@ export class Runs implements vscode.Disposable {
   private async refresh(): Promise<void> {
     try {
       this.reviews = await this.server.reviews();
+      const newest = this.reviews.map((review) => `${review.uri} ${review.run.run}`).join("\n");
+      if (newest !== this.newest) {
+        this.newest = newest;
+        this.past = await this.server.history();
+      }
     } catch (error) {
       // The server may end while it is asked; its state says so, and the next one is asked anew.
       this.server.log.warn(String(error));
       this.reviews = [];
+      this.newest = "";
     }
     this.changed.fire();
   }

@@ -23,12 +23,13 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
   }
 
   getChildren(row?: Row): Row[] {
-    return row === undefined ? rows(this.runs.reviews, this.runs.present, this.runs.plans) : [...row.children];
+    return row === undefined ? rows(this.runs.reviews, this.runs.present, this.runs.plans, this.runs.past) : [...row.children];
   }
 
   getTreeItem(row: Row): vscode.TreeItem {
-    const { None, Expanded } = vscode.TreeItemCollapsibleState;
-    const item = new vscode.TreeItem(row.label, row.children.length === 0 ? None : Expanded);
+    const { None, Collapsed, Expanded } = vscode.TreeItemCollapsibleState;
+    const state = row.children.length === 0 ? None : row.isFolded === true ? Collapsed : Expanded;
+    const item = new vscode.TreeItem(row.label, state);
     item.id = row.id;
     item.description = row.description;
     item.tooltip = row.tooltip;
@@ -36,6 +37,8 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
     item.iconPath = new vscode.ThemeIcon(row.icon, row.colour === undefined ? undefined : new vscode.ThemeColor(row.colour));
     if (row.context.startsWith("step-") && row.context !== "step-stale") {
       item.command = { command: "mtmc.diff", title: "Diff", arguments: [row.argument] };
+    } else if (row.context === "past") {
+      item.command = { command: "mtmc.report", title: "Show the report", arguments: [row.argument] };
     } else if (row.children.length === 0) {
       item.command = { command: "mtmc.reveal", title: "Go to the function", arguments: [row.argument] };
     }

@@ -7,17 +7,19 @@ changes place, verification against float64 decides as for every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
 from mtmc_lsp.macro.configs import SPLIT
+from mtmc_lsp.macro.cost import matmul_flops
 from mtmc_lsp.macro.fusion import Fusion, FusionSearch
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.rewrites import ALGEBRA, algebra_edit
-from mtmc_lsp.macro.rewrites.editing import CannotRewrite, Edit
+from mtmc_lsp.macro.rewrites.editing import AlgebraRule, CannotRewrite, Edit
 from mtmc_lsp.macro.schedule import KernelPlan, Rewrite, Schedule
 
 LEAST_US = 0.05
@@ -28,6 +30,11 @@ class Algebra:
     """One exact rewrite, and kernels for the operations that it adds."""
 
     kind = ActionKind.ALGEBRA
+    rules: Sequence[AlgebraRule] = ALGEBRA
+    most = 1000
+    """Matches that are weighed at a time."""
+    same = "the result is the same by algebra"
+    changes_rounding = False
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         """The schedule on the rewritten graph."""
@@ -43,7 +50,12 @@ class Algebra:
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Every rewrite that leaves less to do than fusion alone could."""
         graph = situation.program.graph
-        matches = [(rule.name, edit) for node in graph.nodes for rule in ALGEBRA if (edit := rule.match(graph, node))]
+        if self.changes_rounding and (situation.strict or not situation.measured):
+            # Without a GPU the user's own code is not rounded as it will be there, so nothing could be verified.
+            return
+        heaviest = sorted(graph.nodes, key=lambda node: -matmul_flops(situation.program, node.name))
+        found = ((rule.name, edit) for node in heaviest for rule in self.rules if (edit := rule.match(graph, node)))
+        matches = list(islice(found, self.most))
         if not matches:
             return
         least = _fused_cost(situation, situation.schedule)[0]
@@ -71,8 +83,9 @@ class Algebra:
                 region=gone,
                 lines=lines,
                 params={"rule": rewrite.rule, "node": rewrite.node, "kernels": kernels},
-                rationale=f"{edit.why[:1].upper()}{edit.why[1:]}; the result is the same by algebra.",
+                rationale=f"{edit.why[:1].upper()}{edit.why[1:]}; {self.same}.",
                 text=f"{edit.text} in {place}",
+                changes_rounding=self.changes_rounding,
             )
             after = self.apply(situation.graph, situation.schedule, action)
             return with_saving(situation, action, after) if after.kernels else None

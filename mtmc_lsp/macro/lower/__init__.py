@@ -161,9 +161,11 @@ def _base(op: str) -> str:
 def lower(graph: Graph) -> Program:
     """The primitive form of ``graph``; an operation without a rule becomes ``OPAQUE``."""
     from mtmc_lsp.macro.lower import (  # noqa: F401 (they register)
+        convolutions,
         losses,
         normalisation,
         pointwise,
+        pooling,
         products,
         reductions,
         views,

@@ -174,6 +174,9 @@ def cast(c: Call) -> str:
     device = c.node.kwargs.get("device")
     if isinstance(device, str) and device == "cpu":
         raise c.fail("a copy between devices")
+    if str(c.node.kwargs.get("memory_format", "")).startswith("torch.channels_last"):
+        # A value of its own: what reads it is to find it in that order.
+        return c.b.pointwise("cast", c.tensor(0), dtype=c.out.dtype)
     return c.b.cast(c.tensor(0), c.out.dtype)
 
 

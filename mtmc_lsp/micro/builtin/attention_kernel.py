@@ -18,12 +18,14 @@ from mtmc_lsp.macro.configs import next_power_of_two
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
 from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, Code
-from mtmc_lsp.micro.builtin.expressions import Expressions, Mask, Parameters
+from mtmc_lsp.micro.builtin.expressions import Expressions
+from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
 from mtmc_lsp.micro.builtin.naming import ATTENTION_NAMES
+from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed
-from mtmc_lsp.micro.builtin.tile_kernel import LOWEST
+from mtmc_lsp.micro.builtin.tile_reductions import LOWEST
 
 Config = Mapping[str, "int | str | bool"]
 LOG2E = 1.4426950408889634

@@ -76,19 +76,3 @@ TRITON_DTYPES = {
     "bool": "tl.int1",
 }
 """Torch dtype to its name in a kernel."""
-
-POINTER_TYPES = {
-    "float64": "*fp64",
-    "float32": "*fp32",
-    "float16": "*fp16",
-    "bfloat16": "*bf16",
-    "float8_e4m3fn": "*fp8e4nv",
-    "float8_e5m2": "*fp8e5",
-    "int64": "*i64",
-    "int32": "*i32",
-    "int16": "*i16",
-    "int8": "*i8",
-    "uint8": "*u8",
-    "bool": "*i1",
-}
-"""Torch dtype to Triton's signature type of a pointer to it."""

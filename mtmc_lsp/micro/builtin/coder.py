@@ -105,7 +105,7 @@ def render(
             continue
         name = _free(_kernel_name(program, unit, base, several), {kernel.name for kernel in kernels})
         for kernel in _write_kernels(program, unit.region, unit.plan, launcher, name, lines):
-            launcher.launch(kernel)
+            launcher.launch(kernel, unit.region)
             kernels.append(kernel)
     asked = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
     own_sizes = (in_captured_sizes(limit, schedule.rewrites) for limit in asked)

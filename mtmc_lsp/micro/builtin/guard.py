@@ -66,6 +66,7 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     conditions.append("not torch.is_autocast_enabled()")
     conditions.append("not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))")
     conditions += _shapes(graph, names, texts)
+    conditions += _apart(graph, names)
     conditions += [binding.condition for binding in bound.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
     conditions += [_substituted(text, texts) for text in (*graph.conditions, *limits)]
@@ -103,8 +104,18 @@ def _common(graph: Graph) -> list[str]:
     return result
 
 
+def _apart(graph: Graph, names: dict[str, str]) -> list[str]:
+    """What is written into must be no part of another argument: the kernels read all before they write."""
+    changed = list(dict.fromkeys(names[mutation.input] for mutation in graph.mutations))
+    others = [names[item.name] for item in graph.inputs if names[item.name] not in changed]
+    if not changed or len(changed) + len(others) == 1:
+        return []
+    return [f"(torch.compiler.is_compiling() or {APART}(({', '.join([*changed, *others])}), {len(changed)}))"]
+
+
 PLAIN_CALL = "_is_plain_call"
 OWN_MODULE = "_is_unchanged"
+APART = "_lie_apart"
 GUARD_HELPERS = {
     PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
     """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
@@ -115,6 +126,16 @@ GUARD_HELPERS = {
         and not torch.jit.is_tracing()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
+    )
+''',
+    APART: '''def _lie_apart(tensors, changed) -> bool:
+    """Whether no tensor's memory overlaps that of one of the first ``changed``, which are written into."""
+    ends = [
+        (t.data_ptr(), t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size())
+        for t in tensors
+    ]
+    return not any(
+        a[0] < b[1] and b[0] < a[1] for i, a in enumerate(ends[:changed]) for j, b in enumerate(ends) if i != j
     )
 ''',
     OWN_MODULE: '''def _is_unchanged(module, kind, length=None) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.micro.builtin.expressions import Parameters
+from mtmc_lsp.micro.builtin.parameters import Parameters
 
 
 @dataclass(frozen=True)

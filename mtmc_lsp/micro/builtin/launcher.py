@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.graph import Node, Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.configs import next_power_of_two
+from mtmc_lsp.macro.overwriting import may_overwrite
 from mtmc_lsp.macro.prims import Program
-from mtmc_lsp.macro.regions import VIEWS
-from mtmc_lsp.micro.builtin.code import LINE, POINTER_TYPES, call_text, filled
+from mtmc_lsp.macro.regions import VIEWS, Region
+from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
@@ -80,7 +82,8 @@ class Launcher:
         dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         if len(wanted) == 1:
             # Kernels read the result as dense rows; where torch chose another layout this makes it so.
-            self.lines.append(f"{wanted[0]} = {text}{'.contiguous()' if dense and _may_be_strided(node) else ''}")
+            order = ".contiguous()" if dense else _channels_last(node)
+            self.lines.append(f"{wanted[0]} = {text}{order if _may_be_strided(node) else ''}")
         else:
             self.lines.append(f"{', '.join(wanted)} = {text}")
         for i, (name, kind) in enumerate(zip(wanted, node.outputs, strict=True)):
@@ -116,6 +119,15 @@ class Launcher:
         self._place(ref, name, kind)
         return name
 
+    def _in_place(self, ref: Ref, region: Region) -> str:
+        """The input that a value may be written into at once; empty where it needs memory of its own."""
+        graph = self.program.graph
+        mutation = next((each for each in graph.mutations if each.value == ref), None)
+        if mutation is None or not may_overwrite(self.program, region, mutation):
+            return ""
+        self._place(ref, self.input_names[mutation.input], graph.type_of(ref))
+        return self.input_names[mutation.input]
+
     def _allocate_scratch(self, scratch: Scratch) -> str:
         name = self.names.unique(scratch.name)
         first = self.input_names[self.program.graph.inputs[0].name]
@@ -124,13 +136,13 @@ class Launcher:
         self._scratch[scratch] = name
         return name
 
-    def launch(self, kernel: Kernel) -> None:
+    def launch(self, kernel: Kernel, region: Region) -> None:
         """Emit allocation of the outputs and the launch."""
         if any(prim == "seed" for _, prim in kernel.tensors):
             self.uses_seed = True
         arguments = [("seed" if prim == "seed" else self.holders[prim]) for _, prim in kernel.tensors]
         arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
-        arguments += [self.allocate(ref) for _, ref in kernel.outputs]
+        arguments += [self._in_place(ref, region) or self.allocate(ref) for _, ref in kernel.outputs]
         arguments += [self._allocate_scratch(scratch) for _, scratch in kernel.scratch_written]
         local = {}
         used = f"{kernel.grid} {kernel.dynamic}"
@@ -206,7 +218,9 @@ class Launcher:
         graph = self.program.graph
         returned = [self.variables[ref] for ref in graph.outputs if ref is not None]
         for mutation in graph.mutations:
-            self.lines.append(f"{self.input_names[mutation.input]}.copy_({self.variables[mutation.value]})")
+            own, value = self.input_names[mutation.input], self.variables[mutation.value]
+            if own != value:
+                self.lines.append(f"{own}.copy_({value})")
         prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in self._size_names.items()]
         if self.uses_seed:
             count = sum(1 for prim in self.program.prims.values() if prim.op.value == "random")
@@ -276,6 +290,13 @@ def _may_be_strided(node: Node) -> bool:
     return node.op.split(".")[1].startswith(
         ("conv", "_conv", "max_pool", "avg_pool", "adaptive", "upsample", "_to_copy")
     )
+
+
+def _channels_last(node: Node) -> str:
+    """What puts a result in the order with channels densest, where the graph says that it has it; nothing elsewhere."""
+    if not node.type.is_channels_last:
+        return ""
+    return f".contiguous(memory_format=torch.channels_last{'_3d' if len(node.type.shape) == 5 else ''})"
 
 
 def _tuple(items: list[str]) -> str:

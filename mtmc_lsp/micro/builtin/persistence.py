@@ -35,11 +35,11 @@ def one_group_after_another(lines: Sequence[str], pieces: str) -> list[str]:
     if index != PIECE:
         head = [first.replace(PIECE, "group")]
     loop = f"for {'group' if head else name} in range({PIECE}, {pieces}, tl.num_programs(0)):"
-    before, inside = _parted(rest, {name, "group"})
+    before, inside = parted(rest, {name, "group"})
     return [*before, loop, *(f"    {line}" for line in [*head, *inside])]
 
 
-def _parted(lines: Sequence[str], varying: set[str]) -> tuple[list[str], list[str]]:
+def parted(lines: Sequence[str], varying: set[str]) -> tuple[list[str], list[str]]:
     """Statements that do not depend on ``varying`` names, and the others; a loop stays whole."""
     counts: dict[str, int] = {}
     for line in lines:

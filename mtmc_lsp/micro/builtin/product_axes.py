@@ -9,13 +9,15 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, Program
+from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import Code
-from mtmc_lsp.micro.builtin.expressions import Expressions, Group, Mask, Parameters, taken_apart
+from mtmc_lsp.micro.builtin.expressions import Expressions
+from mtmc_lsp.micro.builtin.groups import Group, Mask, taken_apart
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
-from mtmc_lsp.micro.builtin.tile_kernel import merge_axes
+from mtmc_lsp.micro.builtin.parameters import Parameters
+from mtmc_lsp.micro.builtin.tile import merge_axes
 
 
 class ProductAxes:
@@ -27,12 +29,23 @@ class ProductAxes:
         self.prim: Prim = product_prim or next(
             p for p in map(program.prims.__getitem__, region.prims) if p.op is PrimOp.MATMUL
         )
-        table, rank = region.table, len(self.prim.shape)
-        self.m, self.n = table.axes(self.prim.name, rank - 2), table.axes(self.prim.name, rank - 1)
-        self.k = table.axes(self.prim.inputs[0], len(program.prims[self.prim.inputs[0]].shape) - 1)
-        self.batch = tuple(axis for dim in range(rank - 2) for axis in table.axes(self.prim.name, dim))
+        dims, name, left = ProductDims.of(self.prim), self.prim.name, self.prim.inputs[0]
+        rows, end = dims.batch + dims.rows, len(self.prim.shape)
+        self.batch = self._of(name, 0, dims.batch)
+        self.m, self.n = self._of(name, dims.batch, rows), self._of(name, rows, end)
+        self.k = self._of(left, rows, rows + dims.summed)
+        self.taps = self._of(left, rows, rows + dims.taps)
+        """Axes of ``k`` that are the places of a window."""
         if set(self.m) & set(self.n) or set(self.batch) & (set(self.m) | set(self.n)):
             raise CannotCode("a product of a tensor with itself along one axis")
+
+    def _of(self, name: str, first: int, end: int) -> tuple[Axis, ...]:
+        return tuple(axis for dim in range(first, end) for axis in self.region.table.axes(name, dim))
+
+    @property
+    def channels(self) -> tuple[Axis, ...]:
+        """Axes of ``k`` that are no place of a window."""
+        return self.k[len(self.taps) :]
 
     @property
     def sizes(self) -> dict[str, Size]:
@@ -54,7 +67,7 @@ class ProductAxes:
         name = prim.name
         while name not in self.region.inputs:
             inner = self.program.prims[name]
-            if inner.op not in VIEW_OPS:
+            if inner.op not in VIEW_OPS and not is_zero_padding(inner):
                 return False
             name = inner.inputs[0]
         return True
@@ -72,6 +85,7 @@ class Tile:
         masks: Sequence[Mask],
         lines: list[str],
         *,
+        scalar: tuple[tuple[Axis, ...], str] = ((), ""),
         known: Mapping[str, Code] | None = None,
         widen: bool = True,
         apart: bool = False,
@@ -89,10 +103,12 @@ class Tile:
             pieces = [[axis] for axis in own] if apart else merge_axes(own, accesses)
             groups += taken_apart(whole, pieces, parameters.names, 0)
             flat.append(whole)
-        if axes.batch:
-            whole = Group(axes.batch, "batch")
-            pieces = [[axis] for axis in axes.batch] if apart else merge_axes(axes.batch, accesses)
-            groups += taken_apart(whole, pieces, parameters.names, 10)
+        for (own, name), first in (((axes.batch, "batch"), 10), (scalar, 20)):
+            if not own:
+                continue
+            whole = Group(own, name)
+            pieces = [[axis] for axis in own] if apart else merge_axes(own, accesses)
+            groups += taken_apart(whole, pieces, parameters.names, first)
             flat.append(whole)
         self.expressions = Expressions(
             axes.program,
@@ -115,10 +131,17 @@ class Tile:
         return self.expressions.value(prim, self.expressions.own_index(prim))
 
 
-def operand_accesses(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> list[Index]:
-    """How an operand is read, with every axis apart: shows which axes run as one."""
-    rows = (axes.m, axes.n)[side]
-    probe = Tile(axes, Parameters(axes.program, buffers, PRODUCT_NAMES), (rows, "r"), (axes.k, "k"), [], [], apart=True)
+def operand_accesses(
+    axes: ProductAxes, buffers: Mapping[str, TensorType], side: int, taps: tuple[Axis, ...] = ()
+) -> list[Index]:
+    """How an operand is read, with every axis apart: shows which axes run as one.
+
+    Args:
+        taps: those of the contracted axes that one index at a time is walked along.
+    """
+    rows, columns = (axes.m, axes.n)[side], axes.k[len(taps) :]
+    parameters = Parameters(axes.program, buffers, PRODUCT_NAMES)
+    probe = Tile(axes, parameters, (rows, "r"), (columns, "k"), [], [], scalar=(taps, "tap"), apart=True)
     probe.value(axes.prim.inputs[side])
     return probe.expressions.accesses
 

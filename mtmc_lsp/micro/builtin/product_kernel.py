@@ -10,16 +10,20 @@ from collections.abc import Callable, Mapping
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_half
 from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.configs import LEAST_SPLIT_ROWS, SPLIT
-from mtmc_lsp.macro.prims import VIEW_OPS, Program
+from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
-from mtmc_lsp.micro.builtin.expressions import Expressions, Mask, Parameters
+from mtmc_lsp.micro.builtin.expressions import Expressions
+from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
-from mtmc_lsp.micro.builtin.persistence import one_tile_after_another
+from mtmc_lsp.micro.builtin.parameters import Parameters
+from mtmc_lsp.micro.builtin.persistence import one_tile_after_another, parted
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses
 from mtmc_lsp.micro.builtin.split_operands import Halves, walk_halves, write_split
 
@@ -183,11 +187,20 @@ class ProductWriter:
     def _limits(self) -> tuple[str, ...]:
         """Offsets inside one matrix are 32-bit, so each matrix must be smaller than that."""
         m, n, k = (self.axes.sizes[name] for name in "MNK")
-        limits = [int32_limit(size) for size in (m * k, n * k, m * n) if not size.is_constant]
+        sizes = self._accessed() if self.axes.taps else (m * k, n * k, m * n)
+        limits = [int32_limit(size) for size in sizes if not size.is_constant]
+        if self.axes.taps and any(size.is_constant and size.constant >= 2**31 for size in sizes):
+            raise CannotCode("offsets of a convolution would pass 32 bits")
         if self.halves is not None:
             # Splitting pays where each half is used many times; with few rows the library's product is also more exact.
             limits += [f"{m} >= {LEAST_SPLIT_ROWS}"] if not m.is_constant else []
         return tuple(limits)
+
+    def _accessed(self) -> tuple[Size, ...]:
+        """Elements of every tensor that is read or written: of a window more is computed than lies in memory."""
+        graph, region = self.axes.program.graph, self.axes.region
+        types = [*(self.buffers[name] for name in region.inputs), *(graph.type_of(ref) for ref in region.outputs)]
+        return tuple(dict.fromkeys(kind.numel for kind in types))
 
     def _program_order(self) -> None:
         m, n = self._size("M"), self._size("N")
@@ -215,21 +228,36 @@ class ProductWriter:
     def _loop(self) -> None:
         """One block of K after the other, operands read (and computed) in place."""
         operand = self.axes.program.prims[self.axes.prim.inputs[0]]
-        body = ["k = start + tl.arange(0, BLOCK_K)"]
-        masked = mask_needed(self.axes.sizes["K"], int(self.config["block_k"]))
+        taps = self.axes.taps if self.config.get("taps") else ()
+        axes = self.axes.k[len(taps) :]
+        depth = product([axis.size for axis in axes])
+        k_size = self.parameters.size(depth).text
+        body: list[str] = []
+        masked = mask_needed(depth, int(self.config["block_k"]))
         k_row, k_column = "k[None, :]", "k[:, None]"
         masks_a, masks_b = self._mask("m", "block_m", rows=True), self._mask("n", "block_n", rows=False)
         if masked:
-            masks_a = [*masks_a, Mask(f"({k_row} < {self._size('K')})", False, True)]
-            masks_b = [Mask(f"({k_column} < {self._size('K')})", True, False), *masks_b]
-        a = self._operand(0, (self.axes.m, "m"), (self.axes.k, k_row), masks_a, body)
-        b = self._operand(1, (self.axes.k, k_column), (self.axes.n, "n"), masks_b, body)
+            masks_a = [*masks_a, Mask(f"({k_row} < {k_size})", False, True)]
+            masks_b = [Mask(f"({k_column} < {k_size})", True, False), *masks_b]
+        a = self._operand(0, (self.axes.m, "m"), (axes, k_row), masks_a, body, taps)
+        b = self._operand(1, (axes, k_column), (self.axes.n, "n"), masks_b, body, taps)
         if is_half(operand.dtype) or operand.dtype == "float64":
             dot = f"acc = tl.dot({a}, {b}, acc)"
         else:
             dot = f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config["precision"]}")'
-        self.lines.append(f"for start in range(0, {self._size('K')}, BLOCK_K):")
-        self.lines += [f"    {line}" for line in [*body, dot]]
+        if taps:
+            n_taps = self.parameters.size(product([axis.size for axis in taps])).text
+            self.lines += [
+                "# A block of K is a block of channels at one place of the window.",
+                f"blocks_k = tl.cdiv({k_size}, BLOCK_K)",
+            ]
+            head = f"for step in range(0, {n_taps} * blocks_k):"
+            first = ["tap = step // blocks_k", "k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)"]
+        else:
+            head = f"for start in range(0, {k_size}, BLOCK_K):"
+            first = ["k = start + tl.arange(0, BLOCK_K)"]
+        before, inside = parted([*body, dot], {"tap", "k"})
+        self.lines += [*before, head, *(f"    {line}" for line in [*first, *inside])]
 
     def _operand(
         self,
@@ -238,6 +266,7 @@ class ProductWriter:
         cols: tuple[tuple[Axis, ...], str],
         masks: list[Mask],
         body: list[str],
+        taps: tuple[Axis, ...],
     ) -> str:
         plain = self.axes.is_plain(side)
         tile = Tile(
@@ -247,8 +276,9 @@ class ProductWriter:
             cols,
             masks,
             body,
+            scalar=(taps, "tap"),
             widen=not plain,
-            accesses=operand_accesses(self.axes, self.buffers, side),
+            accesses=operand_accesses(self.axes, self.buffers, side, taps),
         )
         name = self.axes.prim.inputs[side]
         value = tile.value(name)
@@ -263,6 +293,7 @@ class ProductWriter:
 
     def _epilogue(self) -> None:
         masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)
+        masks += self._cropped()
         known = {self.axes.prim.name: Code("acc", self._sum_dtype, True, True)}
         accesses: list[Index] = []
         for final in (False, True):
@@ -282,6 +313,24 @@ class ProductWriter:
             for ref in self.axes.region.outputs:
                 self._store(tile, parameters, ref, lines)
             accesses = tile.expressions.accesses
+
+    def _cropped(self) -> list[Mask]:
+        """Conditions that leave out what a part of the product does not have."""
+        own = [self.axes.program.prims[name] for name in self.axes.region.prims]
+        crops = [prim for prim in own if prim.op is PrimOp.CROP]
+        if not crops:
+            return []
+        tile = Tile(self.axes, self.parameters, (self.axes.m, "m"), (self.axes.n, "n"), [], self.lines, apart=True)
+        conditions: list[str] = []
+        for prim in crops:
+            source = self.axes.program.prims[prim.inputs[0]]
+            for index, whole, size in zip(
+                tile.expressions.own_index(source.name), source.shape, prim.shape, strict=True
+            ):
+                if whole != size:
+                    conditions.append(f"({tile.expressions.index(index).text} < {self.parameters.size(size).text})")
+        self.lines.append(f"kept = {' & '.join(dict.fromkeys(conditions))}")
+        return [Mask("kept", True, True)]
 
     def _store(self, tile: Tile, parameters: Parameters, ref: Ref, lines: list[str]) -> None:
         prim = self.axes.program.of(ref)

@@ -16,7 +16,8 @@ from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import Code
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
-from mtmc_lsp.micro.builtin.tile_kernel import Config, TileWriter, merge_axes
+from mtmc_lsp.micro.builtin.tile import Config, merge_axes
+from mtmc_lsp.micro.builtin.tile_kernel import TileWriter
 
 Partials = dict[str, tuple[Scratch, ...]]
 """Reduction to the buffers of its partial results: its values, and for an arg-reduction where they were found."""

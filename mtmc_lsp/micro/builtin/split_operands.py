@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.configs import next_power_of_two
-from mtmc_lsp.micro.builtin.expressions import Mask, Parameters
+from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
+from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, operand_accesses
 
 PAD = 128

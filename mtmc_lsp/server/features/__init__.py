@@ -10,9 +10,13 @@ from mtmc_lsp.server.features import (
     inlay_hints,
     lenses,
     lifecycle,
+    on_save,
+    record,
+    reports,
     review,
     review_state,
     symbols,
+    workloads,
 )
 from mtmc_lsp.server.server import Server
 
@@ -23,10 +27,14 @@ def register_all(server: Server) -> None:
         lifecycle,
         code_actions,
         commands,
+        record,
+        workloads,
         review,
         review_state,
+        reports,
         lenses,
         diagnostics,
+        on_save,
         hover,
         inlay_hints,
         symbols,

@@ -108,8 +108,8 @@ def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
         _Offer("plan", "Show the plan first", why_not or no_launcher),
         _Offer("measure", "Measure this function", why_not or no_launcher),
         _Offer("verify", "Verify against reference", why_not or no_kernel),
-        _Offer("addWorkload", "Add a workload directive", _broken(found) or directive),
-        _Offer("record", "Record inputs from a command", _broken(found)),
+        _Offer("addWorkload", "Add a workload directive", _broken(found) or no_launcher or directive),
+        _Offer("record", "Record inputs from a command", why_not or no_launcher),
     ]
 
 
@@ -207,8 +207,8 @@ def _enough(text: bytes, found: Outlined) -> bytes:
     return part if known else text
 
 
-def directive_edit(ls: Server, uri: str, qualname: str) -> lsp.WorkspaceEdit | None:
-    """The directive as a comment above the target; None where the target is gone."""
+def directive_edit(ls: Server, uri: str, qualname: str, words: str = "") -> lsp.WorkspaceEdit | None:
+    """The directive (by default a suggested one) as a comment above the target; None where the target is gone."""
     document = ls.document(uri)
     found = document.outline.find(qualname) if document is not None else None
     if document is None or found is None:
@@ -217,7 +217,7 @@ def directive_edit(ls: Server, uri: str, qualname: str) -> lsp.WorkspaceEdit | N
     line = document.text.line(found.first_line - 1)
     indent = line[: len(line) - len(line.lstrip())].decode()
     newline = "\r\n" if b"\r\n" in text else "\n"
-    words = suggest_directive(_enough(text, found), found.target)
+    words = words or suggest_directive(_enough(text, found), found.target)
     at = document.text.position(line_start(text, document.text.offset(lsp.Position(found.first_line - 1, 0))))
     edit = lsp.TextEdit(lsp.Range(at, at), f"{indent}{words}{newline}")
     return edits_of(ls, document, [edit])

@@ -6,9 +6,6 @@ command answers at once; what it starts tells of itself by progress.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ from mtmc_lsp.server.text import ERRORS
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import Outlined
 
-CONFIGURATION_SECONDS = 2.0
 TITLES = {
     "optimize": "Optimizing {}",
     "plan": "Planning {}",
@@ -39,7 +35,6 @@ def register(server: Server) -> None:
     server.command("mtmc.measure")(measure)
     server.command("mtmc.verify")(verify)
     server.command("mtmc.addWorkload")(add_workload)
-    server.command("mtmc.record")(record)
     server.command("mtmc.cancel")(cancel)
     server.command("mtmc.jobs")(jobs)
     server.feature(lsp.WINDOW_WORK_DONE_PROGRESS_CANCEL)(progress_cancelled)
@@ -95,6 +90,7 @@ async def start(
     title: str,
     *,
     token: lsp.ProgressToken | None = None,
+    process: tuple[str, ...] = (),
     **request: Any,
 ) -> dict[str, Any] | None:
     """Put a job into the queue, once the folder is trusted; gives its number, None where the user said no."""
@@ -109,9 +105,7 @@ async def start(
         return None
     if not await ls.trust.ensure(ls, ls.root_of(document.path)):
         return None
-    with contextlib.suppress(asyncio.TimeoutError):
-        # A client that never answers gets the defaults.
-        await asyncio.wait_for(ls.is_configured.wait(), CONFIGURATION_SECONDS)
+    await ls.configured()
     root, of_run = ls.root_of(document.path), ls.settings.of_run()
     consented = kind in ASKING and await ls.model_consent.ensure(ls, root, Path(document.path), of_run)
     # A search starts from the user's own text; what the file holds of an earlier one is measured and verified as it is.
@@ -125,7 +119,7 @@ async def start(
         "consented": consented,
         **request,
     }
-    job = ls.jobs.submit(Job(kind, document.uri, document.path, target, title.format(target), request))
+    job = ls.jobs.submit(Job(kind, document.uri, document.path, target, title.format(target), request, process))
     await ls.reporter.begin(job, token)
     ls.refresh(document.uri)
     return {"job": job.id}
@@ -137,17 +131,6 @@ async def add_workload(ls: Server, *arguments: Any) -> None:
     edit = directive_edit(ls, document.uri, found.target.qualname)
     if edit is not None:
         await ls.workspace_apply_edit_async(lsp.ApplyWorkspaceEditParams(edit, "Add a workload directive"))
-
-
-def record(ls: Server, *arguments: Any) -> dict[str, str]:
-    """Say how the inputs of the target's real calls are recorded: that command is the user's, and runs in a terminal."""
-    document, found, given = place(ls, arguments)
-    target = shlex.quote(f"{document.path}::{found.target.qualname}")
-    command = f"mtmc record --target {target} -- {given.get('command') or 'python train.py'}"
-    folder = ls.root_of(document.path)
-    text = f"Run your program under `{command}` in {folder}, and optimise again: its inputs are then known."
-    ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))
-    return {"command": command, "folder": str(folder)}
 
 
 async def cancel(ls: Server, *arguments: Any) -> bool:

@@ -9,7 +9,7 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.core.run import Author, Step, StepStatus
-from mtmc_lsp.report.words import headline, model_line, ratio_text, report_lines, verdict_line
+from mtmc_lsp.report.words import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
 from mtmc_lsp.server.reviews import Review, Standing
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import DISPATCH
@@ -56,7 +56,8 @@ def _of_word(document: Document, line: int, word: str) -> str | None:
     head, _, name = word.rpartition(".")
     imports = document.outline.names.imports
     module = imports.get(head.split(".")[0], "") + head[len(head.split(".")[0]) :]
-    if name in TRITON and (module == "triton.language" or (word == "triton.cdiv" and module == "triton")):
+    is_language = module in ("triton.language", "triton.language.math")
+    if name in TRITON and (is_language or (word == "triton.cdiv" and module == "triton")):
         return f"**`{word}`** (Triton)\n\n{TRITON[name]}"
     comment = document.text.line(line).decode("utf-8", "replace").partition("#")[2]
     if word in ACTIONS and word in comment and document.block_at(line) is not None:
@@ -130,7 +131,7 @@ def _details(step: Step) -> list[str]:
     parts = [f"**Step {step.index}: {step.action.kind.value}.** {step.action.rationale}{author}"]
     lines = []
     if step.timing is not None:
-        lines.append(_timing(step.timing))
+        lines += [_timing(step.timing), *timing_notes(step.timing)]
     if step.report is not None:
         lines += report_lines(step.report)
     if step.verdict is not None:

@@ -96,6 +96,10 @@ def did_close(ls: Server, params: lsp.DidCloseTextDocumentParams) -> None:
 def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
     """Look at it anew."""
     ls.refresh(params.text_document.uri)
+    document = ls.document(params.text_document.uri)
+    if document is not None:
+        for saver in ls.savers:
+            saver(document)
 
 
 async def did_change_watched_files(ls: Server, params: lsp.DidChangeWatchedFilesParams) -> None:

@@ -275,7 +275,11 @@ async def _show(ls: Server, name: str, text: str) -> None:
         return
     if shows_content(ls.client_capabilities):
         uri = f"{DIFF_SCHEME}:/{name}"
+        is_another = ls.has_shown.get(uri, text) != text
         ls.has_shown[uri] = text
+        if is_another:
+            # A document that is still open shows an earlier run's step.
+            ls.workspace_text_document_content_refresh(lsp.TextDocumentContentRefreshParams(uri))
     else:
         ls.shown_folder = ls.shown_folder or Path(tempfile.mkdtemp(prefix="mtmc-diff-"))
         path = ls.shown_folder / name

@@ -7,17 +7,17 @@ the line above, silences a check there. Every check has a page in ``mtmc_lsp/doc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tree_sitter import Node
 
-from mtmc_lsp.source.lint import blocks, host, memory, precision, tuning
+from mtmc_lsp.source.lint import blocks, host, memory, precision, syncs, tuning
 from mtmc_lsp.source.lint.finding import Context, Finding
 from mtmc_lsp.source.lint.kernel import Kernel, kernels_in
 from mtmc_lsp.source.outline import LAUNCH, Outline
 from mtmc_lsp.source.syntax import parse
 
-__all__ = ["CODES", "Context", "Finding", "check", "context_of"]
+__all__ = ["CODES", "ON_SAVE", "Context", "Finding", "check", "context_of", "without_ignored"]
 
 OF_KERNEL: dict[str, Callable[[Kernel], Iterator[Finding]]] = {
     "unmasked-access": memory.unmasked_access,
@@ -30,11 +30,14 @@ OF_KERNEL: dict[str, Callable[[Kernel], Iterator[Finding]]] = {
     "autotune-key": tuning.autotune_key,
 }
 OF_HOST: dict[str, Callable[[Node, Context], Iterator[Finding]]] = {
-    "host-sync": host.host_sync,
+    "host-sync": syncs.host_sync,
     "assumed-contiguous": host.assumed_contiguous,
     "python-loop": host.python_loop,
 }
 CODES = (*OF_KERNEL, *OF_HOST)
+"""Checks that are made on every edit."""
+ON_SAVE = ("shared-memory",)
+"""Checks that need a compiler, and are made when a file is saved."""
 IGNORE = re.compile(rb"#\s*mtmc:\s*ignore(?:\[([^\]]*)\])?")
 
 
@@ -52,8 +55,13 @@ def check(text: bytes, context: Context) -> tuple[Finding, ...]:
     root = parse(text)
     found = [f for kernel in kernels_in(root, context) for one in OF_KERNEL.values() for f in one(kernel)]
     found += [finding for one in OF_HOST.values() for finding in one(root, context)]
+    return without_ignored(text, found)
+
+
+def without_ignored(text: bytes, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings that no comment in ``text`` silences, in source order."""
     ignored = _ignored(text)
-    return tuple(sorted((f for f in found if not _is_ignored(f, text, ignored)), key=lambda f: (f.start, f.code)))
+    return tuple(sorted((f for f in findings if not _is_ignored(f, text, ignored)), key=lambda f: (f.start, f.code)))
 
 
 def _ignored(text: bytes) -> dict[int, set[str]]:

@@ -7,58 +7,24 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from mtmc_lsp.source.lint.finding import Context, Finding, Severity, found
-from mtmc_lsp.source.lint.kernel import above
+from mtmc_lsp.source.lint.launchers import functions, is_forward, launches, own, tensor_parameters
 from mtmc_lsp.source.syntax import field, text_of, walk
 
-SYNCS = {"item": ".item()", "cpu": ".cpu()", "tolist": ".tolist()", "numpy": ".numpy()"}
-"""Methods of tensors that wait for the GPU."""
-TENSOR_USES = frozenset("shape numel size stride dtype device is_cuda ndim element_size data_ptr".split())
-"""Attributes that show a name to be a tensor."""
 CARES = ("stride", "reshape", "view", "flatten", "ravel", "TensorDescriptor")
 """Words that show that a launcher thinks of layout, however it does."""
-
-
-def host_sync(root: Node, context: Context) -> Iterator[Finding]:
-    """Waiting for the GPU inside a launcher or a ``forward``."""
-    for function in _functions(root):
-        where = "a launcher" if _launches(function, context) else "forward" if _is_forward(function) else ""
-        if not where:
-            continue
-        for node in _own(function):
-            call = _sync(node)
-            if call:
-                message = f"{call} inside {where} waits for the GPU to finish, and leaves it idle after that"
-                yield found("host-sync", Severity.HINT, node, message)
-
-
-def _sync(node: Node) -> str:
-    if node.type != "call":
-        return ""
-    function, arguments = field(node, "function"), field(node, "arguments")
-    given = arguments.named_children if arguments is not None else []
-    if function is None:
-        return ""
-    if text_of(function) == "torch.cuda.synchronize":
-        return "torch.cuda.synchronize()"
-    if function.type != "attribute" or given:
-        return ""
-    owner, name = field(function, "object"), text_of(field(function, "attribute"))
-    # `self.x.cpu()` of a module moves the module; a plain name may be anything, but only tensors have these four.
-    is_shape = owner is not None and any(word in text_of(owner) for word in (".shape", ".size(", ".stride("))
-    return SYNCS.get(name, "") if not is_shape else ""
 
 
 def assumed_contiguous(root: Node, context: Context) -> Iterator[Finding]:
     """A launcher that gives a kernel a tensor it was given, and nothing of how the tensor lies in memory."""
     if context.minds_layout:
         return
-    for function in _functions(root):
-        tensors = _tensor_parameters(function)
+    for function in functions(root):
+        tensors = tensor_parameters(function)
         # What the file itself calls may get tensors that were made contiguous before.
         is_inner = text_of(field(function, "name")) in context.called
         if is_inner or not tensors or any(word in text_of(function) for word in CARES):
             continue
-        for launch in _launches(function, context):
+        for launch in launches(function, context):
             arguments = field(launch, "arguments")
             given = arguments.named_children if arguments is not None else []
             passed = [node for node in given if node.type == "identifier" and text_of(node) in tensors]
@@ -77,10 +43,10 @@ def python_loop(root: Node, context: Context) -> Iterator[Finding]:
     """A Python loop over a tensor's elements or rows in ``forward``: each turn launches kernels of its own."""
     if not {"torch", "torch.nn"} & set(context.imports.values()):
         return
-    for function in _functions(root):
-        if not _is_forward(function):
+    for function in functions(root):
+        if not is_forward(function):
             continue
-        for node in _own(function):
+        for node in own(function):
             if node.type != "for_statement":
                 continue
             over, index = field(node, "right"), field(node, "left")
@@ -113,44 +79,3 @@ def _indexes(body: Node, tensor: str, index: str) -> bool:
             if any(text_of(item) == index for item in subscripts):
                 return True
     return False
-
-
-def _functions(root: Node) -> Iterator[Node]:
-    return (node for node in walk(root) if node.type == "function_definition")
-
-
-def _own(function: Node) -> Iterator[Node]:
-    """The nodes of a function that are not in a function inside it."""
-    for node in walk(function):
-        if next(above(node, "function_definition", function), None) is None:
-            yield node
-
-
-def _is_forward(function: Node) -> bool:
-    parameters = text_of(field(function, "parameters"))
-    return text_of(field(function, "name")) == "forward" and parameters.startswith("(self")
-
-
-def _launches(function: Node, context: Context) -> list[Node]:
-    """Calls ``kernel[grid](...)`` of the file's own kernels in a function."""
-    launches = []
-    for node in _own(function):
-        called = field(node, "function") if node.type == "call" else None
-        if called is not None and called.type == "subscript" and text_of(field(called, "value")) in context.kernels:
-            launches.append(node)
-    return launches
-
-
-def _tensor_parameters(function: Node) -> set[str]:
-    """Parameters that the function itself uses as tensors or declares to be."""
-    listed = field(function, "parameters")
-    names = {}
-    for item in listed.named_children if listed is not None else ():
-        name = item if item.type == "identifier" else field(item, "name") or (item.named_children or [item])[0]
-        names[text_of(name)] = text_of(field(item, "type"))
-    changed = {text_of(field(n, "left")) for n in walk(function) if n.type == "assignment"}
-    tensors = {name for name, kind in names.items() if kind.rpartition(".")[2] == "Tensor"}
-    for node in walk(function):
-        if node.type == "attribute" and text_of(field(node, "attribute")) in TENSOR_USES:
-            tensors.add(text_of(field(node, "object")))
-    return (tensors & names.keys()) - changed - {"self", "ctx"}

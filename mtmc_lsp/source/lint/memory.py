@@ -87,37 +87,65 @@ def _in_other_loop(kernel: Kernel, call: Node, compared: Node) -> bool:
 
 def int32_offset(kernel: Kernel) -> Iterator[Finding]:
     """A program's number times a runtime size or stride in 32 bits, inside a pointer."""
-    reported: set[str] = set()
+    # Programs that share the work among them are few, as many as there are multiprocessors.
+    if any(name == "num_programs" for name, _ in kernel.calls):
+        return
+    products: dict[int, dict[str, tuple[Node, Node]]] = {}
+    """Where a program's number is asked for, to the products made of it: their text, the number and the product."""
     for name, call in kernel.calls:
-        if name not in ("load", "store"):
-            continue
-        pointer = argument(call, 0, "pointer")
+        pointer = argument(call, 0, "pointer") if name in ("load", "store") else None
         for source in kernel.sources(pointer) if pointer is not None else ():
             for node in walk(source):
-                finding = _product(kernel, node)
-                if finding is not None and text_of(node) not in reported:
-                    reported.add(text_of(node))
-                    yield finding
+                number = _narrow_number(kernel, node)
+                if number is not None:
+                    products.setdefault(number.start_byte, {}).setdefault(text_of(node), (number, node))
+    wide = _widened(kernel)
+    for start, found_products in products.items():
+        if start not in wide:
+            # One report for a number: what mends one product mends all.
+            yield _overflow(kernel, list(found_products.values()))
 
 
-def _product(kernel: Kernel, node: Node) -> Finding | None:
-    if node.type != "binary_operator" or text_of(field(node, "operator")) != "*":
-        return None
-    sides = [side for side in (field(node, "left"), field(node, "right")) if side is not None]
-    for program, other in (sides, sides[::-1]):
-        wide = "int64" in text_of(node) or any("int64" in text_of(s) for s in kernel.sources(program))
+def _overflow(kernel: Kernel, products: list[tuple[Node, Node]]) -> Finding:
+    number, first = min(products, key=lambda item: item[1].start_byte)
+    others = len(products) - 1
+    what = f"`{text_of(first)}` and {others} more are" if others else f"`{text_of(first)}` is"
+    why = "worked out in 32 bits, which overflows where the tensor has 2^31 elements or more"
+    message = f"{what} {why}; widen the program's number"
+    fix = Fix("Widen to 64 bits", number.start_byte, number.end_byte, f"{text_of(number)}.to(tl.int64)")
+    has_tl = kernel.context.imports.get("tl") == "triton.language"
+    return found("int32-offset", Severity.HINT, first, message, fix if has_tl else None)
+
+
+def _narrow_number(kernel: Kernel, node: Node) -> Node | None:
+    """The call of ``program_id`` in a product of it and a runtime parameter that is made in 32 bits."""
+    for program, other in _factors(node):
+        is_wide = "int64" in text_of(node) or any("int64" in text_of(s) for s in kernel.sources(program))
         number = _program_id(kernel, program)
         parameter = kernel.parameters.get(text_of(other)) if other.type == "identifier" else None
-        if number is None or parameter is None or wide or parameter.is_constexpr or "64" in parameter.annotation:
+        if number is None or parameter is None or is_wide or parameter.is_constexpr or "64" in parameter.annotation:
             continue
-        message = (
-            f"`{text_of(node)}` is worked out in 32 bits and overflows where the tensor has 2^31 elements or more; "
-            "widen the program's number"
-        )
-        fix = Fix("Widen to 64 bits", number.start_byte, number.end_byte, f"{text_of(number)}.to(tl.int64)")
-        has_tl = kernel.context.imports.get("tl") == "triton.language"
-        return found("int32-offset", Severity.HINT, node, message, fix if has_tl else None)
+        return number
     return None
+
+
+def _widened(kernel: Kernel) -> set[int]:
+    """Where programs' numbers are asked for that have another product in 64 bits: whoever wrote that thought of it."""
+    found_numbers = set()
+    for node in walk(kernel.body):
+        for program, _ in _factors(node):
+            number = _program_id(kernel, program) if "int64" in text_of(node) else None
+            if number is not None:
+                found_numbers.add(number.start_byte)
+    return found_numbers
+
+
+def _factors(node: Node) -> list[tuple[Node, Node]]:
+    """Both ways round."""
+    if node.type != "binary_operator" or text_of(field(node, "operator")) != "*":
+        return []
+    left, right = field(node, "left"), field(node, "right")
+    return [(left, right), (right, left)] if left is not None and right is not None else []
 
 
 def _program_id(kernel: Kernel, node: Node) -> Node | None:

@@ -87,10 +87,10 @@ export function installTarget(probed: readonly Probed[]): Candidate | undefined 
 }
 
 /** Why no interpreter can run the server, and what to do: one message. */
-export function failure(probed: readonly Probed[]): string {
+export function failure(probed: readonly Probed[], spec = "mtmc-lsp"): string {
   const target = installTarget(probed);
   if (target !== undefined) {
-    return `mtmc-lsp is not installed in ${target.path} (found by ${target.from}). Install it there, or name another interpreter in the setting mtmc.serverPython.`;
+    return `mtmc-lsp is not installed in ${target.path} (found by ${target.from}). Install it there by “${installCommand(target.path, spec).join(" ")}”, or name another interpreter in the setting mtmc.serverPython.`;
   }
   const old = probed.find(({ probe }) => probe.kind === "old");
   if (old?.probe.kind === "old") {

@@ -1,5 +1,7 @@
 /** What the server tells, checked where it comes in, so that the rest of the extension can rely on it. */
 
+import { has, type Fields } from "./fields";
+
 export interface Position {
   readonly line: number;
   readonly character: number;
@@ -110,24 +112,28 @@ export interface Argument {
   readonly uri: string;
   readonly target: string;
   readonly step?: number;
+  /** The id of an earlier run than the newest. */
+  readonly past?: string;
 }
 
-type Fields = Readonly<Record<string, unknown>>;
-
-function isObject(value: unknown): value is Fields {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
+/** A run that is older than its target's newest: an item of `mtmc/history`. */
+export interface PastRun {
+  readonly run: string;
+  readonly uri: string;
+  readonly target: string;
+  readonly started: number;
+  readonly status: Run["status"];
+  /** The GPU's name; empty where there was none. */
+  readonly device: string;
+  readonly steps: readonly PastStep[];
 }
 
-function has(value: unknown, kinds: Readonly<Record<string, "string" | "number" | "boolean" | "array" | "object">>): value is Fields {
-  return (
-    isObject(value) &&
-    Object.entries(kinds).every(([name, kind]) => {
-      const field = value[name];
-      if (kind === "array") return Array.isArray(field);
-      if (kind === "object") return isObject(field);
-      return typeof field === kind;
-    })
-  );
+export interface PastStep {
+  readonly index: number;
+  readonly text: string;
+  readonly status: Step["status"];
+  readonly reason: string;
+  readonly outcome: string;
 }
 
 function isStep(value: unknown): value is Step {
@@ -156,6 +162,12 @@ export function readReviews(answer: unknown): Review[] {
     throw new Error("The language server answers in another form than this extension knows; update both.");
   }
   return answer;
+}
+
+/** The answer of `mtmc/history`; what does not fit is left out. */
+export function readHistory(answer: unknown): PastRun[] {
+  const kinds = { run: "string", uri: "string", target: "string", started: "number", status: "string", device: "string", steps: "array" } as const;
+  return Array.isArray(answer) ? answer.filter((item): item is PastRun & Fields => has(item, kinds)) : [];
 }
 
 /** Parameters of `mtmc/runState`; undefined where they do not fit. */
@@ -218,4 +230,9 @@ function compare(a: string, b: string): number {
 export function deviceOf(run: Run | undefined): string {
   if (run?.environment == null) return "";
   return run.environment["gpu"] ? run.environment["gpu"] : "CPU: verified, not timed";
+}
+
+/** Whether a file brings in torch or triton. */
+export function importsTorch(text: string): boolean {
+  return /^\s*(?:import|from)\s+(?:torch|triton)\b/m.test(text);
 }

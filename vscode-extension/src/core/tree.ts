@@ -1,6 +1,6 @@
 /** The MTMC view as plain values: runs, and their steps or plan below. */
 
-import { deviceOf, type Action, type Argument, type JobState, type Review, type Step } from "./model";
+import { deviceOf, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
 
 /** A row of the view. */
 export interface Row {
@@ -15,6 +15,8 @@ export interface Row {
   readonly context: string;
   readonly argument: Argument;
   readonly children: readonly Row[];
+  /** Whether its children are hidden at first. */
+  readonly isFolded?: boolean;
 }
 
 /** A plan that was asked for. */
@@ -25,16 +27,73 @@ export interface Plan {
   readonly actions: readonly Action[];
 }
 
-/** Every row: what runs, what was run, and plans of what was not. */
-export function rows(reviews: readonly Review[], jobs: readonly JobState[], plans: readonly Plan[]): Row[] {
+/** Every row: what runs, what was run, plans of what was not, and below all earlier runs. */
+export function rows(reviews: readonly Review[], jobs: readonly JobState[], plans: readonly Plan[], past: readonly PastRun[] = []): Row[] {
   const found = reviews.map((review) => {
     const job = jobs.find((one) => one.uri === review.uri && one.target === review.target);
     return runRow(review, job, plans.find((plan) => isSame(plan, review)));
   });
   const others = jobs.filter((job) => !reviews.some((review) => isSame(job, review))).map(jobRow);
   const planned = plans.filter((plan) => ![...reviews, ...jobs].some((known) => isSame(plan, known))).map(planOnlyRow);
-  return [...others, ...found, ...planned];
+  return [...others, ...found, ...planned, ...(past.length === 0 ? [] : [historyRow(past)])];
 }
+
+function historyRow(past: readonly PastRun[]): Row {
+  return {
+    id: "history",
+    label: "Earlier runs",
+    description: String(past.length),
+    tooltip: "Runs that a newer one has taken the place of",
+    icon: "history",
+    context: "history",
+    argument: { uri: "", target: "" },
+    isFolded: true,
+    children: past.map(pastRow),
+  };
+}
+
+function pastRow(past: PastRun): Row {
+  const when = new Date(past.started * 1000).toLocaleString();
+  const device = past.device === "" ? "CPU: verified, not timed" : past.device;
+  return {
+    id: `history#${past.run}`,
+    label: past.target,
+    description: `${fileName(past.uri)} · ${WORDS[past.status]} · ${when}`,
+    tooltip: `Run ${past.run} of ${past.target}: ${WORDS[past.status]}\n${device}`,
+    icon: "circle-outline",
+    context: "past",
+    argument: { uri: past.uri, target: past.target, past: past.run },
+    isFolded: true,
+    children: past.steps.map((step) => pastStepRow(past, step)),
+  };
+}
+
+function pastStepRow(past: PastRun, step: PastStep): Row {
+  return {
+    id: `history#${past.run}#${step.index}`,
+    label: `${step.index}. ${step.text}`,
+    description: step.outcome === "" ? step.status : `${step.status} · ${step.outcome}`,
+    tooltip: step.reason,
+    ...STEP_ICONS[step.status],
+    context: "past-step",
+    argument: { uri: past.uri, target: past.target, past: past.run },
+    children: [],
+  };
+}
+
+const WORDS: Readonly<Record<Run["status"], string>> = {
+  improved: "improved",
+  no_gain: "no gain",
+  incorrect: "not correct",
+  unmeasured: "not timed",
+  running: "ended early",
+};
+
+const STEP_ICONS: Readonly<Record<Step["status"], Pick<Row, "icon" | "colour">>> = {
+  accepted: { icon: "pass", colour: "testing.iconPassed" },
+  rejected: { icon: "circle-slash", colour: "disabledForeground" },
+  failed: { icon: "error", colour: "testing.iconFailed" },
+};
 
 function isSame(a: Argument, b: Argument): boolean {
   return a.uri === b.uri && a.target === b.target;
@@ -92,8 +151,7 @@ function standing(review: Review): string {
     ...(review.pending.length > 0 ? [`${review.pending.length} pending`] : []),
     ...(review.kept.length > 0 ? [`${review.kept.length} kept`] : []),
   ];
-  const words = { improved: "improved", no_gain: "no gain", incorrect: "not correct", unmeasured: "not timed", running: "ended early" };
-  return [words[review.run.status], ...counts].join(" · ");
+  return [WORDS[review.run.status], ...counts].join(" · ");
 }
 
 function runIcon(review: Review): Pick<Row, "icon" | "colour"> {
@@ -113,9 +171,7 @@ function stepRow(review: Review, step: Step): Row {
     ? { icon: "circle-filled", colour: "charts.yellow", word: "pending" }
     : isKept
       ? { icon: "pass-filled", colour: "testing.iconPassed", word: "kept" }
-      : step.status === "failed"
-        ? { icon: "error", colour: "testing.iconFailed", word: "failed" }
-        : { icon: "circle-slash", colour: "disabledForeground", word: step.status };
+      : { ...STEP_ICONS[step.status], word: step.status };
   const context = review.stale
     ? "step-stale"
     : step.index === review.pending[0]
@@ -131,7 +187,7 @@ function stepRow(review: Review, step: Step): Row {
     description: step.outcome === "" ? at.word : `${at.word} · ${step.outcome}`,
     tooltip: [step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
     icon: at.icon,
-    colour: at.colour,
+    ...(at.colour === undefined ? {} : { colour: at.colour }),
     context,
     argument,
     children: [],
@@ -150,8 +206,8 @@ function planRow(plan: Plan): Row {
       ...base(plan, "planned"),
       id: `${plan.uri}#${plan.target}#plan#${place}`,
       label: `${place + 1}. ${action.text}`,
-      description: action.expected === undefined ? "" : `about ${action.expected.saved_us.toFixed(0)} us saved, an estimate`,
-      tooltip: action.rationale,
+      description: action.rationale,
+      tooltip: [action.rationale, ...(action.expected === undefined ? [] : [`About ${action.expected.saved_us.toFixed(0)} us saved, an estimate.`])].join("\n"),
       icon: "lightbulb",
       children: [],
     })),
@@ -160,7 +216,7 @@ function planRow(plan: Plan): Row {
 
 function planOnlyRow(plan: Plan): Row {
   return {
-    ...base(plan, "planned"),
+    ...base(plan, "plan-only"),
     description: fileName(plan.uri),
     tooltip: `The plan for ${plan.target}`,
     icon: "list-ordered",

@@ -1,0 +1,225 @@
+"""A process that has imported torch and waits; workers are copies of it, ready in milliseconds instead of seconds.
+
+The copies share its memory as long as neither writes, run nothing of each other, and each has limits of its own. The
+template itself never runs user code, and never starts CUDA, which a copy could not start again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ENTRY = Path(__file__).resolve().parent.parent / "worker.py"
+START_SECONDS = 120.0
+"""Most seconds for importing torch."""
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+LARGEST = 1 << 17
+"""Most bytes of one message; environments and paths are all that is sent."""
+
+
+class TemplateGone(Exception):
+    """The template ended, or never started; what was to be a copy is then started the usual way."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a worker is started, by itself or as a copy of a template."""
+
+    python: str
+    cwd: str
+    env: Mapping[str, str]
+    """Variables to set beside the present ones."""
+    options: Sequence[str]
+    """For ``worker.py``: its limits."""
+
+
+class Copy:
+    """A copy of a template, with what is asked of a child process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended = threading.Event()
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; ``None`` while it runs."""
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; gives its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end in time.
+        """
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(str(ENTRY), timeout or 0.0)
+        assert self._code is not None
+        return self._code
+
+    def end(self, code: int) -> None:
+        """Note that it ended."""
+        self._code = code
+        self._ended.set()
+
+
+def likely_variables() -> dict[str, str]:
+    """Variables that the workers of this machine will have, as far as can be told without torch."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    seen = not hidden and any(os.path.exists(device) for device in GPU_DEVICES)
+    return {} if seen else {"TRITON_INTERPRET": "1"}
+
+
+class Template:
+    """The waiting process, started when first copied. May be shared by threads."""
+
+    def __init__(self, python: str, env: Mapping[str, str] | None = None) -> None:
+        """Describe it; nothing is started yet.
+
+        Args:
+            python: the user's interpreter.
+            env: variables that its imports depend on, such as ``TRITON_INTERPRET``.
+        """
+        self.python = python
+        self.env: Mapping[str, str] = dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        self._gone = False
+        self._asking = threading.Lock()
+        self._answered = threading.Condition()
+        self._answers: list[dict[str, Any]] = []
+        self._copies: dict[int, Copy] = {}
+
+    def __enter__(self) -> Template:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begin importing, without waiting for it."""
+        with self._asking:
+            self._started()
+
+    def fits(self, launch: Launch) -> bool:
+        """Whether a copy would be what a process started for ``launch`` would be."""
+        return launch.python == self.python and all(launch.env.get(name) == v for name, v in self.env.items())
+
+    def copy(self, launch: Launch, files: Sequence[int]) -> Copy:
+        """Start a copy.
+
+        Args:
+            launch: where it runs and what limits it has.
+            files: descriptors that become its standard input, its output and its answers; the caller closes its own.
+
+        Raises:
+            TemplateGone: there is nothing to copy.
+        """
+        message = {"cwd": launch.cwd, "env": {**os.environ, **launch.env}, "options": list(launch.options)}
+        data = json.dumps(message).encode()
+        if len(data) > LARGEST:
+            raise TemplateGone
+        with self._asking:
+            line = self._started()
+            try:
+                socket.send_fds(line, [data], list(files))
+            except OSError:
+                raise TemplateGone from None
+            pid = int(self._answer()["pid"])
+            with self._answered:
+                # It may have ended before its number came here.
+                return self._copies.setdefault(pid, Copy(pid))
+
+    def close(self) -> None:
+        """End it and all its copies."""
+        with self._asking:
+            self._gone = True
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            if self._line is not None:
+                # Its reader ends by itself at the end of the stream.
+                with contextlib.suppress(OSError):
+                    self._line.shutdown(socket.SHUT_RDWR)
+        with self._answered:
+            self._end_copies()
+
+    def _end_copies(self) -> None:
+        """Nobody can tell of their end any more."""
+        for copy in self._copies.values():
+            if copy.poll() is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(copy.pid, signal.SIGKILL)
+                copy.end(-signal.SIGKILL)
+
+    def _started(self) -> socket.socket:
+        if self._gone:
+            raise TemplateGone
+        if self._line is not None:
+            return self._line
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST)
+        try:
+            self._process = subprocess.Popen(
+                [self.python, str(ENTRY), "--template", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **self.env},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            self._gone = True
+            raise TemplateGone from None
+        finally:
+            theirs.close()
+        self._line = ours
+        threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
+        return ours
+
+    def _answer(self) -> dict[str, Any]:
+        deadline = time.monotonic() + START_SECONDS
+        with self._answered:
+            while not self._answers:
+                if self._gone or not self._answered.wait(max(0.0, deadline - time.monotonic())):
+                    self._gone = True
+                    raise TemplateGone
+            return self._answers.pop(0)
+
+    def _listen(self, line: socket.socket) -> None:
+        """Take in what it says: answers to requests, and the ends of copies."""
+        with line:
+            while True:
+                try:
+                    data = line.recv(LARGEST)
+                except OSError:
+                    data = b""
+                with self._answered:
+                    if not data:
+                        self._gone = True
+                        self._answered.notify_all()
+                        self._end_copies()
+                        return
+                    message = json.loads(data)
+                    if "ended" in message:
+                        pid = int(message["ended"])
+                        self._copies.setdefault(pid, Copy(pid)).end(int(message["code"]))
+                    else:
+                        self._answers.append(message)
+                        self._answered.notify_all()

@@ -1,0 +1,129 @@
+"""The template's own side: imports, waits, and makes copies of itself. Needs one thread only, for it forks."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MESSAGE = 1 << 17
+SET_CHILD_SUBREAPER = 36
+
+
+def serve_copies(number: int) -> tuple[Sequence[str], int]:
+    """Make copies until the other side is gone; returns in each copy, never in the template itself.
+
+    Returns:
+        The copy's options, and the descriptor of its answers.
+    """
+    line = socket.socket(fileno=number)
+    line.set_inheritable(False)
+    _adopt_orphans()
+    _import()
+    woken, waker = os.pipe()
+    for end in (woken, waker):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker)
+    children: set[int] = set()
+    while True:
+        ready, _, _ = select.select([line.fileno(), woken], [], [])
+        if woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(woken, 1 << 12)
+            _report(line, children)
+        if line.fileno() not in ready:
+            continue
+        data, files, _, _ = socket.recv_fds(line, MESSAGE, 3)
+        if not data:
+            _end(children)
+        message = json.loads(data)
+        pid = os.fork()
+        if pid == 0:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (woken, waker):
+                os.close(end)
+            line.close()
+            return _become(message, files)
+        # In both, so that whoever is told the number can end the group.
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        for file in files:
+            os.close(file)
+        children.add(pid)
+        _say(line, {"pid": pid})
+
+
+def _import() -> None:
+    """What every worker needs; what is missing is said by the first request of a copy."""
+    with contextlib.suppress(Exception):
+        import torch  # noqa: F401
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        with contextlib.suppress(Exception):
+            import triton.runtime.interpreter  # noqa: F401
+
+
+def _adopt_orphans() -> None:
+    """What a copy starts and leaves behind becomes this process's child, wherever it moved to, and can be ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _report(line: socket.socket, copies: set[int]) -> None:
+    """Tell which copies ended, and end what they left behind."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            break
+        if pid in copies:
+            copies.discard(pid)
+            _say(line, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        for orphan in {int(word) for word in children.split()} - copies:
+            os.kill(orphan, signal.SIGKILL)
+
+
+def _say(line: socket.socket, message: dict[str, int]) -> None:
+    with contextlib.suppress(OSError):
+        line.send(json.dumps(message).encode())
+
+
+def _end(children: set[int]) -> None:
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _become(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str], int]:
+    """Take the place of a process that was started by itself."""
+    requests, output, answers = files
+    os.dup2(requests, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for file in (requests, output):
+        os.close(file)
+    sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
+    environment = message["env"]
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+    # It was looked up, perhaps, before this process had a folder of its own.
+    tempfile.tempdir = None
+    os.chdir(message["cwd"])
+    return message["options"], answers

@@ -1,0 +1,116 @@
+"""Ranking of many variants and the device's ceilings, run in a worker on a GPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.results import Device
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.clock import Run
+from mtmc_lsp.measure.in_timer import candidate_of, clock_of
+from mtmc_lsp.measure.running import own_text
+
+RANKING_SAMPLES, FINAL_SAMPLES, FINALISTS = 9, 25, 4
+
+
+def quick(request: dict[str, Any]) -> dict[str, Any]:
+    """Rank many candidates: compile them side by side, then a few cold-L2 samples of each; None for those that fail."""
+    capture = from_json(Capture, request["capture"])
+    own = own_text(request, capture)
+    limit = request.get("seconds")
+    deadline = time.monotonic() + float(limit) if limit else float("inf")
+    with torch.no_grad():
+        loaded = [_loaded(capture, own, source) for source in request["sources"]]
+        with ThreadPoolExecutor(16) as pool:
+            works = list(pool.map(_first_call, loaded))
+        torch.cuda.synchronize()
+        runs = [run if works[i] else None for i, run in enumerate(loaded)]
+        medians: list[float | None] = []
+        for run in runs:
+            late = time.monotonic() > deadline
+            medians.append(None if run is None or late else _median(run, RANKING_SAMPLES))
+        # The best few are told apart by more samples.
+        for _, i in sorted((m, i) for i, m in enumerate(medians) if m is not None)[:FINALISTS]:
+            chosen = runs[i]
+            assert chosen is not None
+            medians[i] = _median(chosen, FINAL_SAMPLES)
+    return {"medians": medians}
+
+
+def _loaded(capture: Capture, own: str, source: str) -> Run | None:
+    try:
+        return candidate_of(capture, own, source)
+    except Exception:  # a variant that does not import is simply not a choice
+        return None
+
+
+def _first_call(run: Run | None) -> bool:
+    if run is None:
+        return False
+    try:
+        # The mode belongs to the thread.
+        with torch.no_grad():
+            run()
+    except Exception:  # a variant that does not fit the device is simply not a choice
+        return False
+    return True
+
+
+def _median(run: Run, count: int) -> float:
+    return statistics.median(clock_of().cold(run)[0] for _ in range(count))
+
+
+def device(request: dict[str, Any]) -> dict[str, Any]:
+    """The GPU's measured ceilings as a :class:`Device`."""
+    with torch.no_grad():
+        result = _measured_device()
+    data: dict[str, Any] = to_json(result)
+    return data
+
+
+def _measured_device() -> Device:
+    properties = torch.cuda.get_device_properties(0)
+    copy_us = _copy_us(1 << 30)
+    flops: dict[str, float] = {}
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
+        flops[name] = _product_rate(dtype)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    flops["tf32"] = _product_rate(torch.float32)
+    torch.set_float32_matmul_precision(before)
+    flops["fp16x3"] = flops["fp16"] / 3
+    return Device(
+        name=torch.cuda.get_device_name(),
+        arch=f"sm_{properties.major}{properties.minor}",
+        sm_count=properties.multi_processor_count,
+        shared_bytes=int(getattr(properties, "shared_memory_per_block_optin", 101376)),
+        l2_bytes=int(properties.L2_cache_size),
+        bandwidth=2 * (1 << 30) / (copy_us * 1e-6),
+        flops=flops,
+        measured=True,
+    )
+
+
+def _copy_us(size: int) -> float:
+    source = torch.empty(size, dtype=torch.int8, device="cuda")
+    destination = torch.empty_like(source)
+    return _best(lambda: destination.copy_(source))
+
+
+def _product_rate(dtype: torch.dtype) -> float:
+    """Operations per second of the library's product."""
+    a, b = (torch.randn(4096, 4096, device="cuda", dtype=dtype) for _ in range(2))
+    return 2.0 * 4096.0**3 / (_best(lambda: a @ b) * 1e-6)
+
+
+def _best(run: Callable[[], Any]) -> float:
+    """The least of a few cold-L2 samples: what the device can do."""
+    run()
+    return min(clock_of().cold(run)[0] for _ in range(5))

@@ -1,0 +1,95 @@
+"""Times any candidate against any reference, by the timer that ``optimize`` uses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mtmc_lsp.capture.loading_paths import project_root
+from mtmc_lsp.core.errors import GpuInUse, MeasurementRejected, MtmcError
+from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.results import Device, Timing, Verdict, VerdictStatus
+from mtmc_lsp.measure.candidates import CandidateProcess
+from mtmc_lsp.measure.devices import bound_us, cached_device, least_us, remember_device
+from mtmc_lsp.measure.gpu_lock import alone
+from mtmc_lsp.measure.local import RUN_SECONDS, TIME_SECONDS
+from mtmc_lsp.measure.pair import Pair, PairVerdict
+from mtmc_lsp.measure.timekeeper import Timekeeper, TimingCache, cache_folder
+
+
+def with_timing(
+    found: PairVerdict, pair: Pair, init: str, python: str, *, baselines: tuple[str, ...], fresh: bool
+) -> PairVerdict:
+    """The verdict with times, where there is a GPU and the candidate is correct.
+
+    Args:
+        found: the verdict without times.
+        pair: what was compared.
+        init: the reference's constructor arguments, as text of Python literals.
+        python: the user's interpreter.
+        baselines: what is timed beside the reference in eager mode.
+        fresh: whether what was timed before is timed again.
+    """
+    if not found.verdict.is_correct:
+        return replace(found, untimed="only what is correct is timed")
+    if not pair.capture.environment.gpu:
+        return replace(found, untimed="no CUDA GPU")
+    if pair.capture.workload.device != "cuda":
+        return replace(found, untimed="the workload's device is the CPU")
+    try:
+        return replace(found, timing=time_pair(pair, init, python, baselines=baselines, fresh=fresh))
+    except GpuInUse as error:
+        return replace(found, untimed=error.message)
+    except MeasurementRejected as error:
+        # Right results that come from where they are not timed are no kernel to rely on.
+        reason = f"its timing cannot be true: {error.message}"
+        return replace(found, verdict=_uncertifiable(found.verdict, reason), untimed=error.message)
+    except MtmcError as error:
+        return replace(found, untimed=f"it could not be timed: {error.message}")
+
+
+def _uncertifiable(verdict: Verdict, reason: str) -> Verdict:
+    return replace(verdict, status=VerdictStatus.UNCERTIFIABLE, reason=reason)
+
+
+def time_pair(pair: Pair, init: str, python: str, *, baselines: tuple[str, ...], fresh: bool) -> Timing:
+    """Time the candidate against the reference in eager mode and under ``torch.compile``, in one process that is locked in.
+
+    Raises:
+        MeasurementRejected: the timing cannot be true.
+        MtmcError: the process failed.
+    """
+    capture = pair.capture
+    root = project_root(Path(capture.workload.target.path))
+    with contextlib.closing(CandidateProcess(python, str(root), capture.environment, measured=True)) as worker:
+        worker.start()
+        gpu = worker.gpu
+        device = _device(pair, worker, gpu)
+        request: dict[str, object] = {
+            "capture": to_json(capture),
+            "own": pair.own,
+            "source": pair.source,
+            "target": to_json(pair.target),
+            "init": init,
+            "baselines": list(baselines),
+            "bound_us": bound_us(capture, device),
+            "least_us": least_us(capture, device),
+        }
+
+        def ask(command: str, asked: Mapping[str, object]) -> dict[str, Any]:
+            return worker.call(command, asked, TIME_SECONDS)
+
+        return Timekeeper(ask, gpu, cache=TimingCache(cache_folder(), fresh)).time(request)
+
+
+def _device(pair: Pair, worker: CandidateProcess, gpu: str) -> Device:
+    environment = pair.capture.environment
+    device = cached_device(environment)
+    if device is None:
+        with alone(gpu):
+            device = from_json(Device, worker.call("measure.device", {}, RUN_SECONDS))
+        remember_device(environment, device)
+    return device

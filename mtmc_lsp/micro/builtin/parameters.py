@@ -1,0 +1,98 @@
+"""A kernel's parameters: pointers, and sizes by names of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.prims import ONE, Prim, Program
+from mtmc_lsp.micro.builtin.code import ATOM, PRODUCT, SUM, UNARY, Code
+from mtmc_lsp.micro.builtin.naming import RESERVED, Names, identifier, value_name
+
+
+class Parameters:
+    """A kernel's parameters, in the order in which they are first needed."""
+
+    def __init__(
+        self, program: Program, buffers: Mapping[str, TensorType], reserved: frozenset[str] = RESERVED
+    ) -> None:
+        """Start with no parameters.
+
+        Args:
+            program: what the kernel is a part of.
+            buffers: the type of every primitive that lies in memory.
+            reserved: names that the kernel uses for itself.
+        """
+        self.program = program
+        self.buffers = buffers
+        self.names = Names(reserved)
+        self.tensors: dict[str, str] = {}
+        """Primitive (or ``seed``) to the pointer's name."""
+        self.outputs: dict[Ref, str] = {}
+        self.sizes: dict[Size, str] = {}
+        """Sizes with a name of their own, such as ``n_cols``."""
+        self.used_sizes: dict[str, Size] = {}
+        """Parameter name to the size it carries."""
+
+    def tensor(self, name: str) -> str:
+        """The pointer to the primitive's buffer."""
+        if name not in self.tensors:
+            prim = self.program.prims[name]
+            self.tensors[name] = self.names.unique(f"{value_name(self.program, self.ref(prim))}_ptr")
+        return self.tensors[name]
+
+    def output(self, ref: Ref) -> str:
+        """The pointer to an output's buffer."""
+        if ref not in self.outputs:
+            self.outputs[ref] = self.names.unique(f"{value_name(self.program, ref)}_ptr")
+        return self.outputs[ref]
+
+    def ref(self, prim: Prim) -> Ref:
+        """The graph value that a primitive is."""
+        for (name, index), own in self.program.values.items():
+            if own == prim.name:
+                return Ref(name, index)
+        raise CannotCode(f"{prim.origin} is computed in part only")
+
+    def name_size(self, size: Size, name: str) -> str:
+        """Give a size its own parameter name."""
+        if size not in self.sizes:
+            self.sizes[size] = self.names.unique(name) if name not in ("n_rows", "n_cols") else name
+        return self.sizes[size]
+
+    def size(self, size: Size) -> Code:
+        """A size as an expression over parameters and numbers."""
+        if size in self.sizes:
+            self.used_sizes[self.sizes[size]] = size
+            return Code(self.sizes[size], "int64")
+        if size.is_constant:
+            return Code(str(size.constant), "int64")
+        factors, rest = self._named_factors(size)
+        if factors and rest.is_constant:
+            for name in factors:
+                self.used_sizes[name] = next(known for known, own in self.sizes.items() if own == name)
+            head = [] if rest == ONE else [str(rest.constant)]
+            return Code(" * ".join([*head, *factors]), "int64", precedence=PRODUCT)
+        for symbol in size.symbols():
+            self.used_sizes[symbol] = Size.symbol(symbol)
+        several = len(size.terms) > 1
+        return Code(str(size), "int64", precedence=SUM if several else (PRODUCT if "*" in str(size) else ATOM))
+
+    def divisor(self, size: Size) -> str:
+        """A size to divide by: a product of sizes, which may pass 32 bits, is worked out by the launcher."""
+        if not size.is_constant and not size.is_symbol and size not in self.sizes and len(size.terms) == 1:
+            factors, coefficient = size.terms[0]
+            self.name_size(size, identifier("_".join([*factors, *([str(coefficient)] if coefficient != 1 else [])])))
+        return self.size(size).at(UNARY)
+
+    def _named_factors(self, size: Size) -> tuple[list[str], Size]:
+        """The named sizes whose product ``size`` is, and what is left."""
+        found: list[str] = []
+        for known, name in sorted(self.sizes.items(), key=lambda item: -len(str(item[0]))):
+            rest = size.divide_exactly(known) if not known.is_constant else None
+            if rest is not None:
+                found.append(name)
+                size = rest
+        return found, size

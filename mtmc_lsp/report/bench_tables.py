@@ -1,0 +1,82 @@
+"""The summary of ``mtmc bench`` as tables."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mtmc_lsp.search.scores import Means, Score, Summary
+
+SHOWN_REASONS, SHOWN_NAMES, SHOWN_CALLS = 20, 4, 20
+
+
+def show_summary(out: Console, summary: Summary) -> None:
+    """How many are correct and how fast, by level; then what came to nothing and why."""
+    out.print()
+    for environment in summary.environments:
+        out.print(Text(environment, style="dim"))
+    if len(summary.environments) > 1:
+        out.print(Text("these results are from more than one machine: their means mix them", style="yellow"))
+    out.print(_correctness(summary.scores))
+    if any(means.count for score in summary.scores for means in score.means):
+        out.print(_speedups(summary.scores))
+        own = "a problem without a kept version counts as 1.00x against eager, since your own code stands"
+        out.print(Text(f"  fast_1 and fast_2 are parts of all problems; {own}", style="dim"))
+    else:
+        out.print(Text("  nothing was timed, so there are no speedups", style="dim"))
+    _show_unsolved(out, summary)
+
+
+def _correctness(scores: tuple[Score, ...]) -> Table:
+    statuses = list(dict.fromkeys(status for score in scores for status in score.statuses))
+    table = Table("level", "problems", "correct", *statuses, "median time", box=None, padding=(0, 1))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for score in scores:
+        part = f" ({score.correct / score.problems:.0%})" if score.problems else ""
+        counts = [str(score.statuses.get(status, 0)) for status in statuses]
+        seconds = f"{score.median_seconds:.1f} s"
+        table.add_row(score.level or "all", str(score.problems), f"{score.correct}{part}", *counts, seconds)
+    return table
+
+
+def _speedups(scores: tuple[Score, ...]) -> Table:
+    speeds = ("FASTER", "SAME", "SLOWER", "AMBIGUOUS")
+    names = [means.baseline for means in scores[0].means]
+    heads = [f"{what} vs {name}" for name in names for what in ("fast_1", "fast_2", "geomean", "mean", "timed")]
+    table = Table("level", *heads, *speeds, box=None, padding=(0, 1))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for score in scores:
+        total = sum(score.speeds.values()) or 1
+        shares = [f"{score.speeds.get(speed, 0) / total:.0%}" for speed in speeds]
+        table.add_row(score.level or "all", *(cell for means in score.means for cell in _cells(means)), *shares)
+    return table
+
+
+def _cells(means: Means) -> list[str]:
+    ratios = ["-" if value is None else f"{value:.2f}x" for value in (means.geometric, means.arithmetic)]
+    return [f"{means.fast_1:.0%}", f"{means.fast_2:.0%}", *ratios, str(means.count)]
+
+
+def _show_unsolved(out: Console, summary: Summary) -> None:
+    if summary.unsolved:
+        out.print(Text("\nwithout a kept version", style="bold"))
+    for group in summary.unsolved[:SHOWN_REASONS]:
+        out.print(Text(f"  {len(group.problems):4}  {group.status}: {group.reason}"))
+        out.print(Text(f"        {_names(group.problems)}", style="dim"))
+    if len(summary.unsolved) > SHOWN_REASONS:
+        out.print(Text(f"  and {len(summary.unsolved) - SHOWN_REASONS} other reasons, see --json", style="dim"))
+    if summary.torch_calls:
+        calls = [f"{op.removeprefix('aten.')} {count}" for op, count in list(summary.torch_calls.items())[:SHOWN_CALLS]]
+        out.print(Text("\nleft to torch, on so many problems", style="bold"))
+        out.print(Text(f"  {', '.join(calls)}"))
+    if summary.not_run:
+        out.print(Text(f"\nnot run: {len(summary.not_run)}", style="bold"))
+        out.print(Text(f"  {_names(summary.not_run)}", style="dim"))
+
+
+def _names(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more

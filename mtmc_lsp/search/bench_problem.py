@@ -1,0 +1,112 @@
+"""One problem of ``mtmc bench``, in a process of its own: whatever it does to that process, the other problems go on.
+
+Run as ``python -m mtmc_lsp.search.bench_problem ANSWER`` with a :class:`ProblemRequest` as JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.run import RunResult, StepStatus
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.regions import VIEWS
+from mtmc_lsp.macro.rewrites import program_of
+from mtmc_lsp.macro.schedule import Schedule
+from mtmc_lsp.search import session
+from mtmc_lsp.search.greedy import Events
+from mtmc_lsp.search.store import Store
+
+NAME = "Model"
+"""What a problem of KernelBench's format calls its module."""
+
+
+@dataclass(frozen=True)
+class ProblemRequest:
+    """A problem, and how it is to be worked on."""
+
+    path: str
+    python: str
+    settings: Settings
+    seconds: float
+    """When the last step that is under way is ended, counted from the start."""
+    store: str
+    """The folder that keeps the run, so that it can be exported."""
+
+
+def solve(request: ProblemRequest) -> dict[str, Any]:
+    """Optimise the problem; its run's document without the sources of the steps.
+
+    Raises:
+        MtmcError: it is refused, or cannot be run here.
+    """
+    deadline = time.monotonic() + request.seconds
+    opened = session.open_target(session.Request(Path(request.path), NAME, request.settings, request.python))
+    capture = session.capture_target(opened, seconds=request.seconds)
+    quiet = Events(on_action=lambda index, action: None, on_stage=lambda stage: None, on_step=lambda step: None)
+    with Store(Path(request.store)) as store:
+        result = session.optimize(opened, capture, store, quiet, deadline=deadline)
+    document = _document(result)
+    if time.monotonic() >= deadline and not any(step.status is StepStatus.ACCEPTED for step in result.steps):
+        # What was not tried to its end says nothing about whether there is something to gain.
+        document["status"] = "timeout"
+    return {**document, "operations": len(capture.graph.nodes), "torch_calls": _torch_calls(capture, result)}
+
+
+def _document(result: RunResult) -> dict[str, Any]:
+    """The result without the sources of the steps, which the store has: a suite has thousands of them."""
+    document: dict[str, Any] = to_json(result)
+    for step in document["steps"]:
+        del step["candidate"], step["diff"]
+        if step["verdict"] is not None:
+            step["verdict"]["checks"] = len(step["verdict"]["checks"])
+    del document["final"]["diff"]
+    return document
+
+
+def _torch_calls(capture: Capture, result: RunResult) -> list[str]:
+    """The operations that the last accepted version leaves to torch."""
+    kept = [step.candidate for step in result.steps if step.status is StepStatus.ACCEPTED and step.candidate]
+    schedule = from_json(Schedule, kept[-1].schedule) if kept else Schedule()
+    nodes = program_of(capture.graph, schedule).graph.nodes
+    ops = [node.op for node in nodes if schedule.kernel_of(node.name) is None]
+    return [op for op in ops if op.split(".")[1] not in VIEWS]
+
+
+def failed(status: str, message: str) -> dict[str, Any]:
+    """What is noted of a problem whose process did not answer as it should."""
+    return {"status": status, "error": MtmcError(message).to_json()}
+
+
+def _status(error: MtmcError) -> str:
+    """``refused``, ``timeout``, ``crashed`` or ``not_able``: of a problem that gave no run."""
+    if isinstance(error, RequestError):
+        return "refused"
+    if isinstance(error, WorkerFailed) and error.kind != "memory":
+        return "crashed" if error.kind == "crashed" else "timeout"
+    return "not_able" if isinstance(error, EnvironmentNotAble | WorkerFailed) else "crashed"
+
+
+def main() -> None:
+    """Solve the problem and write the answer."""
+    request = from_json(ProblemRequest, json.load(sys.stdin))
+    try:
+        answer = solve(request)
+    except MtmcError as error:
+        answer = {"status": _status(error), "error": error.to_json()}
+    except Exception as error:  # a bug of ours ends one problem, and is told with where it is
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        answer = failed("crashed", f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})")
+    Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

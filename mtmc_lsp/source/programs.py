@@ -1,0 +1,41 @@
+"""Programs of a project that use a module: what to run to see how its functions are called."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+MAIN = re.compile(rb"^if __name__ ==", re.MULTILINE)
+FOLDERS = ("", "scripts", "examples", "tests", "test")
+"""Where programs and tests are looked for, below the project's root."""
+MOST_FILES = 400
+MOST_BYTES = 1 << 20
+
+
+def programs_using(path: Path, root: Path) -> list[str]:
+    """Commands, to be run in ``root``, of programs that import the file: itself first, then programs, then tests."""
+    programs, tests = [], []
+    uses = re.compile(rb"^\s*(?:from|import)\b.*\b" + re.escape(path.stem.encode()) + rb"\b", re.MULTILINE)
+    for file in _files(path, root):
+        try:
+            text = file.read_bytes() if file.stat().st_size <= MOST_BYTES else b""
+        except OSError:
+            continue
+        if file != path and not uses.search(text):
+            continue
+        relative = file.relative_to(root).as_posix()
+        if re.fullmatch(r"test_.*\.py|.*_test\.py", file.name):
+            tests.append(f"python -m pytest {shlex.quote(relative)}")
+        elif MAIN.search(text):
+            programs.append(f"python {shlex.quote(relative)}")
+    return [*programs, *tests]
+
+
+def _files(path: Path, root: Path) -> Iterator[Path]:
+    found = [path] if root in path.parents else []
+    for folder in [root / name for name in FOLDERS]:
+        if folder.is_dir():
+            found += sorted(item for item in folder.glob("*.py") if item.is_file())
+    return iter(list(dict.fromkeys(found))[:MOST_FILES])

@@ -1,0 +1,110 @@
+"""Workers that are copies of one process: as apart from each other as processes of their own, and quick to start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mtmc_lsp.core.errors import TargetRaises, WorkerFailed
+from mtmc_lsp.core.template import Template
+from mtmc_lsp.core.worker import Worker
+from tests.core.test_worker import plain_request
+
+
+@pytest.fixture(scope="module")
+def template() -> Iterator[Template]:
+    with Template(sys.executable, {"TRITON_INTERPRET": "1"}) as one:
+        one.start()
+        yield one
+
+
+def copy_of(template: Template, folder: Path, **more) -> Worker:
+    return Worker(sys.executable, cwd=str(folder), env={"TRITON_INTERPRET": "1"}, template=template, **more)
+
+
+def said(worker: Worker, path: Path, body: str) -> str:
+    """What the user's file says of itself when it is imported."""
+    with pytest.raises(TargetRaises) as caught:
+        worker.call("capture.capture", plain_request(path, body), 60)
+    return caught.value.message
+
+
+def test_a_copy_is_a_process_of_its_own_in_its_own_folder_with_its_own_variables(
+    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SET_LATER", "yes")
+    body = "import os, sys\nsys.seen = getattr(sys, 'seen', 0) + 1\n"
+    body += "raise RuntimeError(f'{sys.seen} {os.getcwd()} {os.environ[\"SET_LATER\"]} {sys.stdin.read()!r}')"
+    with copy_of(template, tmp_path) as first, copy_of(template, tmp_path) as second:
+        for worker in (first, second):
+            assert f"1 {tmp_path} yes ''" in said(worker, tmp_path / "m.py", body)
+
+
+def test_a_copy_starts_at_once(template: Template, tmp_path: Path) -> None:
+    with copy_of(template, tmp_path) as worker:
+        said(worker, tmp_path / "m.py", "raise RuntimeError")
+    begun = time.monotonic()
+    with copy_of(template, tmp_path) as worker:
+        assert "True" in said(worker, tmp_path / "m.py", "import sys\nraise RuntimeError('torch' in sys.modules)")
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("import os\nos._exit(7)", "exit code 7"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("import os\nos.write(2, b'the last words')\nos.abort()", "SIGABRT.*the last words"),
+    ],
+)
+def test_the_end_of_a_copy_is_told_and_the_next_call_works(
+    template: Template, tmp_path: Path, body: str, words: str
+) -> None:
+    with copy_of(template, tmp_path) as worker:
+        with pytest.raises(WorkerFailed, match=words):
+            worker.call("capture.capture", plain_request(tmp_path / "m.py", body), 60)
+        assert "next" in said(worker, tmp_path / "m.py", "raise RuntimeError('next')")
+
+
+def test_what_a_copy_leaves_behind_is_ended_even_in_a_session_of_its_own(template: Template, tmp_path: Path) -> None:
+    body = "import os, subprocess\nchild = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    body += "open('pid', 'w').write(str(child.pid))\nos._exit(3)"
+    with copy_of(template, tmp_path) as worker, pytest.raises(WorkerFailed):
+        worker.call("capture.capture", plain_request(tmp_path / "m.py", body), 60)
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_without_the_template_its_copies_end_and_others_start_by_themselves(tmp_path: Path) -> None:
+    with Template(sys.executable) as lost, Worker(sys.executable, cwd=str(tmp_path), template=lost) as worker:
+        pid = int(said(worker, tmp_path / "m.py", "import os\nraise RuntimeError(os.getpid())").split()[-1])
+        assert lost._process is not None
+        os.kill(lost._process.pid, signal.SIGKILL)
+        assert gone(pid)
+        assert "again" in said(worker, tmp_path / "m.py", "raise RuntimeError('again')")
+
+
+def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(template: Template, tmp_path: Path) -> None:
+    with Worker(sys.executable, cwd=str(tmp_path), template=template) as worker:
+        body = (
+            "import os, sys\nraise RuntimeError(f\"{os.environ.get('TRITON_INTERPRET')} {'torch' in sys.orig_argv}\")"
+        )
+        assert "None" in said(worker, tmp_path / "m.py", body)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends within a few seconds."""
+    state = Path(f"/proc/{pid}/stat")
+    for _ in range(100):
+        try:
+            if state.read_text().split()[2] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False

@@ -1,0 +1,78 @@
+"""A clock for machines without a GPU: every call has a cost, and passing time is counted, not waited for."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Costing:
+    """A call that takes so many microseconds on a pretended device, and perhaps more that its events do not see."""
+
+    def __init__(
+        self, work: Callable[[], Any], us: float, *, hidden_us: float = 0.0, graph_us: float | None = None
+    ) -> None:
+        self.work, self.us, self.hidden_us, self.graph_us = work, us, hidden_us, graph_us
+
+    def __call__(self) -> Any:
+        return self.work()
+
+
+class FakeClock:
+    """Tells a call's cost, with noise; a function without a cost is one that wraps the only candidate."""
+
+    method = "a pretended clock"
+
+    def __init__(self, candidate: Costing, *, noise: float = 0.004, seed: int = 0, touched: bool = False) -> None:
+        self._candidate, self._noise, self._touched = candidate, noise, touched
+        self._random = random.Random(seed)
+        self.calls = 0
+
+    def _cost(self, run: Any) -> Costing:
+        return run if isinstance(run, Costing) else self._candidate
+
+    def _noisy(self, us: float) -> float:
+        return us * (1 + self._random.gauss(0, self._noise))
+
+    def cold(self, run: Any) -> tuple[float, float]:
+        self.calls += 1
+        run()
+        return self._noisy(self._cost(run).us), 5.0
+
+    def batch(self, run: Any, count: int) -> tuple[float, float]:
+        for _ in range(count):
+            run()
+        cost = self._cost(run)
+        return self._noisy(cost.us * count), self._noisy((cost.us + cost.hidden_us) * count) + 30.0
+
+    def captured(self, run: Any) -> Any:
+        cost = self._cost(run)
+        return Costing(cost.work, cost.graph_us) if cost.graph_us is not None else None
+
+    def untouched(self) -> bool:
+        return not self._touched
+
+
+class HostClock:
+    """Times on the CPU: what its own clock tells stands for the device's."""
+
+    method = "the host's clock"
+
+    def cold(self, run: Any) -> tuple[float, float]:
+        us = self.batch(run, 1)[0]
+        return us, us
+
+    def batch(self, run: Any, count: int) -> tuple[float, float]:
+        began = time.perf_counter()
+        for _ in range(count):
+            run()
+        us = (time.perf_counter() - began) * 1e6
+        return us, us
+
+    def captured(self, run: Any) -> None:
+        return None
+
+    def untouched(self) -> bool:
+        return True

@@ -1,0 +1,127 @@
+"""The timing worker's commands on real workloads, timed by the host's clock; and what the measurer does with its time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from clocks import HostClock
+from handwritten import RMS
+from pairs import MODEL
+
+from mtmc_lsp.core.errors import MeasurementRejected, WorkerFailed
+from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.results import Speed, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.workload import Capture, Target, TargetKind
+from mtmc_lsp.measure import in_timer
+from mtmc_lsp.measure.local import LocalMeasurer
+from mtmc_lsp.measure.pair import Pair, PairVerdict
+from mtmc_lsp.measure.pair_timing import with_timing
+
+SLOW = "import time\nimport torch\n\n\ndef fast(inp, weight, eps=1e-5):\n    time.sleep(0.002)\n    return {result}\n"
+RIGHT = "inp * torch.rsqrt(inp.pow(2).mean(-1, keepdim=True) + eps) * weight"
+
+
+@pytest.fixture(autouse=True)
+def timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timing worker's state of the test's own; compiling is put off to where there is a GPU."""
+
+    def compiler(function: Any, *, mode: str) -> Any:
+        if mode == "max-autotune":
+            raise RuntimeError("no")
+        return function
+
+    monkeypatch.setattr(in_timer, "make_clock", HostClock)
+    monkeypatch.setattr(in_timer, "_state", {})
+    monkeypatch.setattr(torch, "compile", compiler)
+
+
+def request(capture: Capture, source: str, **more: object) -> dict[str, Any]:
+    common = {"capture": to_json(capture), "source": source, "seconds": 0.0, "bound_us": 1.0, "least_us": 0.0}
+    return {**common, "baselines": ["compile"], **more}
+
+
+def asked(data: dict[str, Any]) -> Timing:
+    answer = in_timer.time_candidate(data)
+    began, ended = answer["window"]
+    assert began < ended <= time.monotonic()
+    return from_json(Timing, answer["timing"])
+
+
+def test_a_version_of_the_users_file_is_timed_against_eager_the_compiler_and_the_version_before(
+    capture_of: Callable[..., Capture],
+) -> None:
+    capture = capture_of(RMS)
+    slow = RMS.text.replace("    return x *", "    import time\n    time.sleep(0.002)\n    return x *")
+    timing = asked(request(capture, slow, own=RMS.text, previous=RMS.text, baselines=["compile", "max-autotune"]))
+    assert timing.speed is Speed.SLOWER
+    assert timing.median_us > 2000
+    assert [b.name for b in timing.baselines] == ["eager", "compile", "max-autotune", "previous"]
+    assert timing.against("previous").high < 0.9
+    assert timing.against("max-autotune") is None
+    assert timing.baselines[2].note == "torch.compile failed: RuntimeError"
+    assert timing.baselines[1].compile_seconds is not None
+
+
+def test_a_candidate_in_a_file_of_its_own_is_timed_against_the_reference(
+    capture_of: Callable[..., Capture], tmp_path: Path
+) -> None:
+    capture = capture_of(RMS)
+    path = tmp_path / "fast.py"
+    target = Target(str(path), "fast", TargetKind.FUNCTION, 5, 7)
+    path.write_text(SLOW.format(result=RIGHT))
+    more = {"own": RMS.text, "target": to_json(target), "init": "[[], {}]"}
+    timing = asked(request(capture, path.read_text(), **more))
+    assert timing.speed is Speed.SLOWER
+    assert timing.best in ("eager", "compile")
+    with pytest.raises(MeasurementRejected, match="before timing"):
+        in_timer.time_candidate(request(capture, SLOW.format(result=f"2 * ({RIGHT})"), **more))
+
+
+def test_a_module_in_a_file_of_its_own_gets_the_references_parameters(
+    captured: Callable[[str, str], Capture], tmp_path: Path
+) -> None:
+    """The reference's gain is moved away from its initial ones, so a candidate with its own would differ."""
+    capture = captured(MODEL, "Model")
+    source = MODEL.replace("class Model(", "class ModelNew(")
+    (tmp_path / "new.py").write_text(source)
+    target = Target(str(tmp_path / "new.py"), "ModelNew", TargetKind.MODULE, 5, 13)
+    data = request(capture, source, own=MODEL, target=to_json(target), init="[[32, 2.0], {}]")
+    assert asked(data).samples >= 25
+    assert not torch.equal(in_timer._state["inputs"]["gain"], torch.ones(32))
+
+
+# What is timed at all ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_a_pair_is_unmeasured_and_says_why(capture_of: Callable[..., Capture]) -> None:
+    capture = capture_of(RMS)
+    pair = Pair(capture, RMS.text, capture.workload.target, RMS.text)
+    for status, why in (
+        (VerdictStatus.CORRECT, "no CUDA GPU"),
+        (VerdictStatus.INCORRECT, "only what is correct is timed"),
+    ):
+        found = PairVerdict(Verdict(status, (), "interpreter"))
+        timed = with_timing(found, pair, "[[], {}]", "python", baselines=("compile",), fresh=False)
+        assert (timed.speed, timed.untimed, timed.timing) == ("unmeasured", why, None)
+
+
+def test_a_measurer_ends_what_is_under_way_when_its_time_is_up(capture_of: Callable[..., Capture]) -> None:
+    """Also what would be cut short must not count as verified."""
+    measurer = LocalMeasurer(capture_of(RMS), sys.executable, archs=("sm_90",), deadline=time.monotonic() + 1.0)
+    try:
+        began = time.monotonic()
+        with pytest.raises(WorkerFailed, match="time for the whole run") as failed:
+            measurer.verify(RMS.candidate())
+        assert failed.value.kind == "expired"
+        assert time.monotonic() - began < 10
+        with pytest.raises(WorkerFailed, match="time for the whole run"):
+            measurer.compile(RMS.candidate())
+    finally:
+        measurer.close()

@@ -1,0 +1,37 @@
+"""Reductions and results that share rows and columns by their sizes alone are one pass; none is done again for each element."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.regions import CannotFuse, analyse
+from mtmc_lsp.measure.cases import Case
+from tests.micro.checker import Checker
+from tests.micro.harness import fused
+
+HEAD = "import torch\n\n\n# mtmc: x=f32[N,D] y=f32[N,D] z=f32[N,M] N=37 D=24 M=30\ndef f(x, y, z):\n    return "
+TOGETHER = {
+    "a row scaled by another's norm": "y * x.norm(dim=-1, keepdim=True)",
+    "two rows' deviations": "x * (x.std(-1, keepdim=True) / y.std(-1, keepdim=True))",
+    "sums of two tensors": "x.sum(-1) - y.exp().sum(-1)",
+    "two results": "y * x.sum(-1, keepdim=True), x - x.amax(-1, keepdim=True)",
+    "all of one by all of another": "y / x.square().sum()",
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_rows_of_equal_length_are_walked_together(checker: Checker, name: str) -> None:
+    text = f"{HEAD}{TOGETHER[name]}\n"
+    capture = checker.capture(text)
+    candidate = fused(capture, text)
+    assert len(candidate.launches) == 1
+    for sizes in (dict(capture.graph.sizes), {**capture.graph.sizes, "N": 1}, {**capture.graph.sizes, "D": 1}):
+        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+
+
+@pytest.mark.parametrize("body", ["z * x.sum(-1, keepdim=True)", "z[:, :1] * x.sum()"])
+def test_no_reduction_is_done_again_for_each_element(checker: Checker, body: str) -> None:
+    capture = checker.capture(f"{HEAD}{body}\n")
+    with pytest.raises(CannotFuse, match="again for each element"):
+        analyse(lower(capture.graph), [node.name for node in capture.graph.nodes])

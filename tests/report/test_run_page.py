@@ -1,0 +1,165 @@
+"""The page of a run: what it says of timed, untimed, unfinished and hostile runs, and that it needs nothing from outside."""
+
+import builtins
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtmc_lsp.core.chat import Exchange, ModelUse
+from mtmc_lsp.core.errors import EnvironmentNotAble, RequestError
+from mtmc_lsp.core.results import Check, CheckStatus, Work
+from mtmc_lsp.core.run import RunResult, Step
+from mtmc_lsp.report.page import Page, render
+from mtmc_lsp.report.run_page import RunPage, stored_page
+from mtmc_lsp.search.store import Store
+from mtmc_lsp.search.stored import stored_run
+from tests.search.fakes import action, search
+
+
+def run(*outcomes: str, measured: bool = True) -> RunResult:
+    found = search([action(n, outcome) for n, outcome in enumerate(outcomes, 1)], measured=measured)
+    steps = tuple(replace(step, work=Work(1e9 / step.index, 0.0)) for step in found.steps)
+    return replace(found, steps=steps, work=Work(4e9, 0.0))
+
+
+def page_of(result: RunResult, **more: Any) -> Page:
+    return RunPage("abc", "/p/model.py", "f", 0.0, result.steps, result.environment, result, **more).page()
+
+
+def rows(page: Page, figure: str) -> list[dict[str, Any]]:
+    spec = dict(page.charts[figure])
+    return spec["data"]["values"] if "data" in spec else spec["layer"][1]["data"]["values"]
+
+
+def test_a_timed_run_shows_each_accepted_step_with_its_interval() -> None:
+    page = page_of(run("better", "slower", "better"))
+    first, second = rows(page, "gains")
+    assert [first["step"], second["step"]] == ["1. action 1", "3. action 3"]
+    assert first["before"] == 1.0
+    assert second["before"] == first["after"] == pytest.approx(1.25)
+    assert second["low"] < second["after"] < second["high"]
+    assert "traffic" not in page.charts
+
+
+def test_the_roofline_goes_from_the_own_code_to_the_last_step() -> None:
+    points = rows(page_of(run("better", "better")), "roofline")
+    assert [(p["name"], p["kind"]) for p in points] == [
+        ("your code", "timed"),
+        ("step 1", "timed"),
+        ("step 2", "timed"),
+    ]
+    assert [p["y"] for p in points] == pytest.approx([100.0, 80.0, 64.0]), "microseconds"
+
+
+def test_a_run_without_times_shows_estimates_and_says_so() -> None:
+    page = page_of(run("better", "better", measured=False))
+    assert "gains" not in page.charts
+    assert [(row["before"], row["after"]) for row in rows(page, "traffic")] == [(4.0, 1.0), (1.0, 0.5)]
+    assert {point["kind"] for point in rows(page, "roofline")} == {"estimate"}
+    text = render(page)
+    assert "Nothing was timed" in text
+    assert "estimate" in text
+    assert not re.search(r"\d(\.\d+)?x ", text), "no speedup is claimed"
+
+
+def test_a_run_in_which_nothing_was_accepted_has_no_charts_but_its_steps() -> None:
+    page = page_of(run("wrong"))
+    assert set(page.charts) <= {"roofline"}
+    assert "no step was accepted" in page.body
+    assert "values: relative error 0.5" in page.body
+
+
+def test_an_unfinished_run_can_be_shown() -> None:
+    steps = run("better").steps
+    page = RunPage("abc", "/p/model.py", "f", 0.0, steps, None).page()
+    assert "This run is not finished." in page.body
+    assert "action 1" in render(page)
+
+
+def test_steps_are_kept_or_pending_where_somebody_looked() -> None:
+    result = run("better", "better", "wrong")
+    cells = re.findall(r'<td class="word">(\w+)</td>', page_of(result, kept=frozenset({1})).body)
+    assert [cell for cell in cells if cell in ("kept", "pending", "failed")] == ["kept", "pending", "failed"]
+
+
+def test_hundreds_of_checks_become_a_line_for_each_name() -> None:
+    result = run("better")
+    checks = [Check("values", CheckStatus.PASSED, f"case {n}") for n in range(200)]
+    checks.append(Check("values", CheckStatus.FAILED, "case 200", "off by one"))
+    step = result.steps[0]
+    assert step.verdict is not None
+    changed = replace(step, verdict=replace(step.verdict, checks=tuple(checks)))
+    body = page_of(replace(result, steps=(changed,))).body
+    assert "200 passed, 1 failed" in body
+    assert "off by one (on case 200)" in body
+    assert body.count('<td class="word">values</td>') == 1
+
+
+def test_what_a_model_was_asked_is_listed_with_its_tokens() -> None:
+    asked = Exchange("code", (), "x", "some-model", 120, 30, 1.5, counted=False)
+    result = replace(run("better"), model_use=ModelUse("some-model", 1, 120, 30, None))
+    body = page_of(result, exchanges=(asked,)).body
+    for words in ("some-model: 1 requests, 120 tokens sent", "about 120", "about 30", "1.5 s"):
+        assert words in body
+    assert "Language model" not in page_of(result).body
+
+
+def test_the_page_holds_all_it_needs_and_runs_no_script() -> None:
+    text = render(page_of(run("better", "better")))
+    asked: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "link", "img", "iframe")
+            asked.extend(str(v) for name, v in attrs if name in ("src", "href", "xlink:href") or name.startswith("on"))
+
+    Reader().feed(text)
+    assert asked == []
+    assert "url(" not in text
+    for picture in re.findall(r"<svg.*?</svg>", text, re.S):
+        ET.fromstring(picture)
+    assert text.count("<svg") == 2
+
+
+def test_what_code_says_of_itself_is_text_in_the_page() -> None:
+    result = run("better")
+    evil = "<img src=x onerror=alert(1)>"
+    step: Step = replace(
+        result.steps[0], action=replace(result.steps[0].action, text=evil, rationale=evil), reason=evil
+    )
+    text = render(page_of(replace(result, steps=(step,))))
+    assert "<img" not in text
+    assert "&lt;img" in text
+
+
+def test_without_a_renderer_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *more: Any) -> Any:
+        if name == "vl_convert":
+            raise ImportError(name)
+        return real(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(EnvironmentNotAble) as found:
+        render(page_of(run("better")))
+    assert 'pip install "mtmc-lsp[report]"' in str(found.value)
+
+
+def test_a_stored_run_is_found_by_its_beginning_and_the_newest_without_a_name(tmp_path: Path) -> None:
+    result = run("better")
+    with Store(tmp_path) as store:
+        ids = [store.begin("/p/model.py", name, "hash", result.environment) for name in "gh"]
+        store.add_step(ids[0], result.steps[0])
+        store.finish(replace(result, id=ids[1]))
+        assert stored_run(store).record.qualname == "h"
+        first = stored_run(store, ids[0][:9])
+        assert first.result is None
+        assert "action 1" in stored_page(first).body
+        with pytest.raises(RequestError, match="no run 'zz'"):
+            stored_run(store, "zz")

@@ -1,0 +1,98 @@
+"""What a bench's results come to, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from mtmc_lsp.search.scores import summarise, why_nothing
+
+
+def ratio(value: float) -> dict[str, float]:
+    return {"ratio": value, "low": value, "high": value}
+
+
+def record(
+    name: str, status: str, *, eager: float = 0.0, compiled: float = 0.0, speed: str = "", **more: Any
+) -> dict[str, Any]:
+    level, _, _ = name.partition("/")
+    baselines = [{"name": "eager", "speedup": ratio(eager)}, {"name": "compile", "speedup": ratio(compiled)}]
+    best = "eager" if eager < compiled else "compile"
+    timing = {"baselines": baselines, "best": best, "speed": speed} if speed else None
+    verdict = {"status": "correct"} if status in ("improved", "unmeasured") or speed else None
+    kept = bool(speed) or status == "unmeasured"
+    step = {
+        "status": "accepted" if kept else "failed",
+        "verdict": verdict,
+        "timing": timing,
+        "reason": "it is 3 % slower",
+    }
+    return {"problem": name, "level": level, "status": status, "wall_seconds": 10.0, "steps": [step], **more}
+
+
+RECORDS = [
+    record("level1/a", "improved", eager=4.0, compiled=2.5, speed="FASTER"),
+    record("level1/b", "no_gain", eager=1.5, compiled=0.5, speed="SLOWER"),
+    record("level1/c", "no_gain"),
+    record("level2/d", "incorrect", wall_seconds=40.0),
+    {
+        "problem": "level2/e",
+        "level": "level2",
+        "status": "refused",
+        "wall_seconds": 20.0,
+        "error": {"message": "Model draws 7 random numbers"},
+    },
+    {
+        "problem": "level2/f",
+        "level": "level2",
+        "status": "refused",
+        "wall_seconds": 20.0,
+        "error": {"message": "Model draws 12 random numbers"},
+    },
+]
+ASKED = [(r["problem"], r["level"]) for r in RECORDS] + [("level2/g", "level2")]
+
+
+def test_means_are_over_what_was_timed_and_fast_p_over_all_problems() -> None:
+    """Without a kept version the user's own code stands: 1.00x against eager, unknown against the compiler."""
+    everything, first, second = summarise(RECORDS, ASKED).scores
+    eager, compiled, best = everything.means
+    assert (everything.problems, first.problems, second.problems) == (7, 3, 4)
+    assert (eager.count, compiled.count, best.count) == (4, 2, 2)
+    assert eager.geometric == pytest.approx((4.0 * 1.5 * 1.0 * 1.0) ** 0.25)
+    assert eager.arithmetic == pytest.approx(7.5 / 4)
+    assert (eager.fast_1, eager.fast_2) == (2 / 7, 1 / 7)
+    assert compiled.geometric == pytest.approx(math.sqrt(2.5 * 0.5))
+    assert best.arithmetic == pytest.approx((2.5 + 0.5) / 2)
+    assert first.means[0].fast_1 == pytest.approx(2 / 3)
+
+
+def test_correct_are_those_with_a_verified_version() -> None:
+    everything = summarise(RECORDS, ASKED).scores[0]
+    assert everything.correct == 2
+    assert everything.speeds == {"FASTER": 1, "SLOWER": 1}
+    assert everything.statuses == {"improved": 1, "no_gain": 2, "incorrect": 1, "refused": 2, "not_run": 1}
+    assert everything.median_seconds == 15.0
+
+
+def test_reasons_that_differ_in_a_number_are_one_and_what_was_not_run_is_named() -> None:
+    found = summarise(RECORDS, ASKED)
+    assert found.unsolved[0].problems == ("level2/e", "level2/f")
+    assert found.unsolved[0].reason == "the model draws N random numbers"
+    assert found.not_run == ("level2/g",)
+
+
+def test_without_a_gpu_there_are_no_speedups() -> None:
+    score = summarise([record("level1/a", "unmeasured", torch_calls=["aten.conv2d.default"] * 3)]).scores[0]
+    assert score.correct == 1
+    assert all(means.count == 0 and means.geometric is None and means.fast_1 == 0 for means in score.means)
+
+
+def test_why_nothing_was_kept_is_told_by_error_last_step_or_operations() -> None:
+    assert why_nothing(RECORDS[0]) == ""
+    assert why_nothing(RECORDS[2]) == "it is 3 % slower"
+    assert why_nothing(RECORDS[4]) == "Model draws 7 random numbers"
+    nothing = {"status": "no_gain", "steps": [], "torch_calls": ["aten.conv2d.default"]}
+    assert why_nothing(nothing) == "no action is worth trying; operations: aten.conv2d.default"

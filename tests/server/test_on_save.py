@@ -1,0 +1,133 @@
+"""Blocks that are larger than shared memory: kernels are compiled on save, with no GPU, in a worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from editor import REAL, Editor, editor
+from lsprotocol import types as lsp
+
+from mtmc_lsp import docs
+from mtmc_lsp.core.results import KernelReport
+from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.server.features.on_save import of_place
+from mtmc_lsp.source.launch_forms import LaunchForm
+from mtmc_lsp.source.lint.finding import Severity
+
+pytestmark = pytest.mark.timeout(120)
+
+PAGE = (docs.FOLDER / "checks" / "shared-memory.md").read_text()
+
+
+def example(heading: str) -> str:
+    return PAGE.split(f"## {heading}\n```python\n")[1].split("```")[0]
+
+
+def found(ide: Editor, uri: str) -> list[lsp.Diagnostic]:
+    return [item for item in ide.client.diagnostics.get(uri, []) if item.code == "shared-memory"]
+
+
+def save(ide: Editor, uri: str) -> None:
+    ide.client.text_document_did_save(lsp.DidSaveTextDocumentParams(lsp.TextDocumentIdentifier(uri)))
+
+
+async def checked(ide: Editor, uri: str) -> None:
+    """Save, and wait for the check's end: a refresh at once, and another when it is done."""
+    before = len(ide.refreshed)
+    save(ide, uri)
+    await ide.until(lambda: len(ide.refreshed) >= before + 2)
+
+
+@pytest.mark.asyncio
+async def test_a_block_that_does_not_fit_is_found_on_save_and_forgotten_on_edit(tmp_path: Path) -> None:
+    async with editor(tmp_path, REAL, settings={"archs": ["sm_90"]}) as ide:
+        uri = ide.open(example("Reported"))
+        save(ide, uri)
+        (diagnostic,) = await ide.until(lambda: found(ide, uri))
+        assert diagnostic.severity == lsp.DiagnosticSeverity.Error
+        assert diagnostic.message.startswith("product with BLOCK=128, num_stages=5 needs ")
+        assert "bytes of shared memory, and sm_90 has 232448; make the blocks" in diagnostic.message
+        assert diagnostic.code_description.href.endswith("checks/shared-memory.md")
+        line = ide.texts[uri].splitlines()[diagnostic.range.start.line]
+        assert "product[(1,)]" in line
+        ide.replace(uri, "num_stages=5", "num_stages=2")
+        await ide.until(lambda: not found(ide, uri))
+        await checked(ide, uri)
+        assert found(ide, uri) == []
+        # With the old text the report is back at the next save.
+        ide.replace(uri, "num_stages=2", "num_stages=5")
+        await checked(ide, uri)
+        await ide.until(lambda: found(ide, uri))
+        ide.replace(uri, "    product[(1,)]", "    # mtmc: ignore[shared-memory]\n    product[(1,)]")
+        await checked(ide, uri)
+        assert found(ide, uri) == []
+
+
+TUNED = """\
+import torch
+import triton
+import triton.language as tl
+
+
+def configs():
+    return [triton.Config({"BLOCK": 64}, num_stages=s, num_warps=8) for s in (5, 9)]
+
+
+@triton.autotune(configs=configs(), key=["K"])
+@triton.jit
+def product(a_ptr, b_ptr, out_ptr, K, BLOCK: tl.constexpr):
+    rows = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k in range(0, K, BLOCK):
+        a = tl.load(a_ptr + rows[:, None] * K + k + rows[None, :])
+        b = tl.load(b_ptr + (k + rows)[:, None] * BLOCK + rows[None, :])
+        total = tl.dot(a, b, total)
+    tl.store(out_ptr + rows[:, None] * BLOCK + rows[None, :], total)
+
+
+# mtmc: a=f32[64,512] b=f32[512,64]
+def launch(a, b):
+    assert a.is_contiguous()
+    product[(1,)](a, b, torch.empty(64, 64, device=a.device), a.shape[1])
+"""
+
+
+@pytest.mark.asyncio
+async def test_configurations_are_marked_where_they_are_made_with_the_directives_types(tmp_path: Path) -> None:
+    async with editor(tmp_path, REAL, settings={"archs": ["sm_90", "sm_86"]}) as ide:
+        # None of this can be done here, and all of it is beside the point.
+        uri = ide.open(TUNED + "\n\nDEVICE = torch.device(torch.cuda.get_device_name(99))\nlaunch(1, 2)\n")
+        save(ide, uri)
+        (diagnostic,) = await ide.until(lambda: found(ide, uri))
+        assert ide.texts[uri].splitlines()[diagnostic.range.start.line].startswith("    return [triton.Config(")
+        # Nine stages of 32 KiB, as both operands are float32, fit neither; five fit one.
+        assert diagnostic.severity == lsp.DiagnosticSeverity.Warning
+        assert diagnostic.message.startswith("2 of 2 configurations are too large: product with BLOCK=64, num_stages=9")
+        assert "sm_90 has 232448, sm_86 has 101376" in diagnostic.message
+
+
+def test_what_fits_elsewhere_is_a_hint_and_no_size_is_nothing() -> None:
+    form = LaunchForm(KernelLaunch("k", {}, {"BLOCK": 64}, 4, 3), 5, 9, is_tuned=False)
+    reports = [KernelReport("k", "sm_90", shared_bytes=150_000), KernelReport("k", "sm_86", shared_bytes=150_000)]
+    finding = of_place([(form, reports)])
+    assert (finding.severity, finding.start, finding.end) == (Severity.HINT, 5, 9)
+    assert finding.message == (
+        "k with BLOCK=64, num_stages=3 needs 150000 bytes of shared memory, and sm_86 has 101376; it fits sm_90"
+    )
+    assert of_place([(form, reports[:1])]) is None
+    assert of_place([(form, [KernelReport("k", "sm_90", error="it does not compile")])]) is None
+    assert of_place([(form, reports[1:])]).severity == Severity.ERROR
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_imported_in_a_folder_that_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "user").mkdir()
+    witness = tmp_path / "imported"
+    async with editor(tmp_path / "user", REAL, options={}, settings={"archs": ["sm_90"]}) as ide:
+        (ide.root / "beside.py").write_text(f"open({str(witness)!r}, 'w').close()\n")
+        uri = ide.open(f"import beside\n{example('Reported')}")
+        save(ide, uri)
+        assert await ide.command("jobs") == []
+        assert ide.questions == []
+    assert not witness.exists()
