@@ -1,8 +1,9 @@
 """Set up a fresh machine and run the demo or the tests. Standard library only; Python 3.10 or later.
 
-    python3 scripts/dev.py setup | demo | test
+    python3 scripts/dev.py setup | demo | test | e2e
 
-Makes ``.venv`` in the checkout, without sudo. Where there is no CUDA GPU, a CPU build of torch is preferred if pip can
+Makes ``.venv`` in the checkout, without sudo; ``e2e``, which tests the VS Code extension in a real VS Code, installs Debian
+packages too, and exits with 3 where it cannot. Where there is no CUDA GPU, a CPU build of torch is preferred if pip can
 already find one. Further arguments go to ``mtmc optimize`` (demo) or pytest (test).
 """
 
@@ -27,18 +28,22 @@ PYTHON = FOLDER / "bin" / "python"
 LEAST_TORCH = (2, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PYPI = "https://pypi.org/simple"
+NOT_ABLE = 3
+"""Exit code where the machine, and not the code, is what lacks something."""
 DEMO = "examples/rmsnorm_residual.py::rmsnorm_residual"
 
 
 def main() -> int:
     """Do what the first argument says."""
     command, *rest = sys.argv[1:] or ["setup"]
-    if command not in ("setup", "demo", "test"):
+    if command not in ("setup", "demo", "test", "e2e"):
         print(__doc__, file=sys.stderr)
         return 2
     set_up()
     if command == "demo":
         return run(PYTHON, "-m", "mtmc_lsp", "optimize", DEMO, *rest)
+    if command == "e2e":
+        return end_to_end(rest)
     return test(rest) if command == "test" else 0
 
 
@@ -57,10 +62,30 @@ def test(arguments: list[str]) -> int:
     return next((code for code in codes if code), 0)
 
 
-def run(*command: object) -> int:
-    """Run a command in the checkout; gives its exit code."""
+def end_to_end(arguments: list[str]) -> int:
+    """The extension's own tests, and the packaged extension in a real VS Code; the first failure gives the exit code."""
+    extension = ROOT / "vscode-extension"
+    code = run("bash", extension / "e2e" / "setup.sh")
+    if code:
+        return code
+    folder = (extension / ".e2e" / "node-folder").read_text().strip()
+    path = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    npm = ("npm", "--prefix", extension)
+    if run(*npm, "ci", "--no-audit", "--no-fund", **path):
+        print("the end-to-end tests cannot be run here: npm could not fetch the extension's packages", file=sys.stderr)
+        return NOT_ABLE
+    for command in (("test",), ("run", "package"), ("run", "e2e", "--", *arguments)):
+        code = run(*npm, *command, **path)
+        if code:
+            return code
+    return 0
+
+
+def run(*command: object, **variables: str) -> int:
+    """Run a command in the checkout, with further environment variables; gives its exit code."""
     sys.stdout.flush()
-    return subprocess.run([str(part) for part in command], cwd=ROOT, check=False).returncode
+    environment = {**os.environ, **variables}
+    return subprocess.run([str(part) for part in command], cwd=ROOT, env=environment, check=False).returncode
 
 
 # Set-up --------------------------------------------------------------------------------------------------------------

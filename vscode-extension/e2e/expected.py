@@ -1,0 +1,39 @@
+"""Prints the file that keeping some steps of a run has to give: ``expected.py FILE TARGET STEP...``.
+
+The steps are those that the planner proposes without a GPU; here they are written one on the other, with neither a search, nor a
+language server, nor an editor.
+"""
+
+import sys
+from pathlib import Path
+
+from mtmc_lsp.core.protocols import State
+from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.macro.roofline import RooflinePlanner
+from mtmc_lsp.measure.devices import data_sheet
+from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.search.session import capture_target, open_target, parse_request
+
+
+def main() -> None:
+    """Write the steps that are asked for."""
+    path, target, *numbers = sys.argv[1:]
+    wanted = {int(number) for number in numbers}
+    opened = open_target(parse_request(f"{path}::{target}", Settings(archs=("sm_90",)), sys.executable))
+    capture = capture_target(opened)
+    coder, planner, device = BuiltinCoder(), RooflinePlanner(), data_sheet(("sm_90",))
+    best = kept = coder.start(capture, Path(path).read_text())
+    history: list[Step] = []
+    while len(history) < max(wanted):
+        action = planner.propose(State(capture, best, tuple(history), device, measured=False))
+        assert action is not None, "the planner proposes fewer steps"
+        best = coder.write(capture, best, action)
+        history.append(Step(len(history) + 1, action, StepStatus.ACCEPTED, "", candidate=best))
+        if len(history) in wanted:
+            kept = coder.write(capture, kept, action)
+    sys.stdout.write(kept.source)
+
+
+if __name__ == "__main__":
+    main()

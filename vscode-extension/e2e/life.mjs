@@ -1,0 +1,114 @@
+// What goes on around a run: cancelling it, losing the server, two folders, and folders that are none of ours.
+import assert from "node:assert/strict";
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { Editor, LONG, PYTHON, until } from "./editor.mjs";
+import { BLOCK, SMALL } from "./samples.mjs";
+
+/** Milliseconds that VS Code's own record may show for the extension. */
+const MOST_ACTIVATION = 150;
+
+export async function run(scenario) {
+  const machine = { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"] };
+  const editor = await Editor.start({ machine, flags: ["--disable-workspace-trust"] });
+  try {
+    const one = editor.folder("one", { "pyproject.toml": "", "small.py": SMALL, "block.py": BLOCK });
+    const w = await editor.open(one, join(one, "small.py"));
+    const { page } = w;
+    const spinning = w.status.locator(".codicon-sync");
+
+    await scenario(w, "activation takes less than 150 ms by VS Code's own record", async () => {
+      await w.ready();
+      await w.command("Developer: Show Running Extensions");
+      const entry = page.locator(".runtime-extensions-editor .monaco-list-row", { hasText: "MTMC" });
+      await entry.waitFor();
+      const found = /Activation: (\d+)ms/.exec(await entry.innerText());
+      assert.ok(found, await entry.innerText());
+      console.log(`   activation: ${found[1]} ms`);
+      assert.ok(Number(found[1]) < MOST_ACTIVATION, `${found[1]} ms`);
+      await w.command("View: Close Editor");
+    });
+    await scenario(w, "a step of a short run waits", async () => {
+      await w.lightbulb("softmax", "Optimize to Triton kernel");
+      await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
+      await w.status.filter({ hasText: "CPU: verified" }).waitFor({ timeout: LONG });
+    });
+    await scenario(w, "a function without a workload gets a directive at one click", async () => {
+      await w.lightbulb("sigmoid", "Optimize to Triton kernel");
+      await w.message("Nothing says what the inputs", "Add a workload directive").waitFor({ timeout: LONG });
+      await w.shot("workload");
+      await w.message("Nothing says what the inputs", "Add a workload directive").click();
+      await until("the directive is above it", async () => /\n# mtmc: y=.*\ndef unknown\(y\)/.test(readFileSync(join(one, "small.py"), "utf8")));
+    });
+    await scenario(w, "a run is cancelled from the status bar, and leaves the file alone", async () => {
+      await w.file("block.py");
+      await w.lightbulb("scores = ", "Optimize to Triton kernel");
+      await spinning.waitFor();
+      await w.status.filter({ hasText: "block" }).waitFor();
+      await w.status.click();
+      const cancel = page.locator(".quick-input-list .monaco-list-row", { hasText: "Cancel: block" });
+      await cancel.waitFor();
+      await w.shot("cancel");
+      await cancel.click();
+      await spinning.waitFor({ state: "detached", timeout: 10_000 });
+      assert.equal(readFileSync(join(one, "block.py"), "utf8"), BLOCK);
+    });
+    await scenario(w, "a server that is killed in mid-run is started again, tells it, and the run goes on", async () => {
+      await w.lightbulb("scores = ", "Optimize to Triton kernel");
+      await w.thread("Step 1 of").waitFor({ timeout: LONG });
+      const [server, ...others] = editor.languageServers();
+      assert.deepEqual(others, []);
+      process.kill(server, "SIGKILL");
+      await w.message("ended while it worked on block").waitFor();
+      await w.thread("Step 1 of").waitFor();
+      await w.shot("killed");
+      assert.notEqual(editor.languageServers()[0], server);
+      await w.message("ended while it worked on block", "Go on with the run").click();
+      await w.thread("Step 1 of 3").waitFor({ timeout: LONG });
+      await spinning.waitFor({ state: "detached", timeout: LONG });
+      await w.file("small.py");
+      await w.thread("Step 1 of 1").waitFor();
+      assert.equal(readFileSync(join(one, "block.py"), "utf8"), BLOCK);
+    });
+    await w.close();
+
+    await scenarioOfFolders(scenario, editor, one);
+    const text = editor.folder("text", { "notes.md": "# Notes\n" });
+    const quiet = await editor.open(text, join(text, "notes.md"));
+    await scenario(quiet, "nothing is loaded for a folder with no Python", async () => {
+      await quiet.page.locator(".tab", { hasText: "notes.md" }).waitFor();
+      await quiet.command("Developer: Show Running Extensions");
+      await quiet.page.locator(".runtime-extensions-editor .monaco-list-row").first().waitFor();
+      assert.equal(await quiet.page.locator(".runtime-extensions-editor .monaco-list-row", { hasText: "MTMC" }).count(), 0);
+      assert.equal(await quiet.status.count(), 0);
+      assert.deepEqual(editor.languageServers(), []);
+    });
+    await quiet.close();
+  } finally {
+    await editor.stop();
+  }
+}
+
+async function scenarioOfFolders(scenario, editor, one) {
+  const two = editor.folder("two", { "pyproject.toml": "", "other.py": SMALL.replace("small", "other") });
+  const file = join(editor.home, "both.code-workspace");
+  writeFileSync(file, JSON.stringify({ folders: [{ path: one }, { path: two }] }));
+  const w = await editor.open(file, join(two, "other.py"));
+  await scenario(w, "in two folders each has its runs, and next goes from file to file", async () => {
+    await w.ready();
+    await w.lightbulb("softmax", "Optimize to Triton kernel");
+    await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
+    await w.status.filter({ hasText: "CPU: verified" }).waitFor({ timeout: LONG });
+    await w.file("small.py");
+    await w.thread("Step 1 of 1").first().waitFor();
+    await w.command("MTMC: Focus on Runs View");
+    for (const name of ["other.py", "small.py"]) await w.row(`${name} ·`).waitFor();
+    await w.shot("folders");
+    await w.line("softmax").click();
+    await w.command("MTMC: Next pending step");
+    await w.page.locator(".tab.active", { hasText: "other.py" }).waitFor();
+    await w.command("MTMC: Previous pending step");
+    await w.page.locator(".tab.active", { hasText: "small.py" }).waitFor();
+  });
+  await w.close();
+}

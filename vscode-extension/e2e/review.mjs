@@ -1,0 +1,136 @@
+// Planning, optimising and reviewing: what a step is decided by, and what comes of the file.
+import assert from "node:assert/strict";
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { Editor, LONG, PYTHON, until } from "./editor.mjs";
+import { BLOCK, KERNEL, expected } from "./samples.mjs";
+
+export async function run(scenario) {
+  const machine = { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"] };
+  const editor = await Editor.start({ machine, flags: ["--disable-workspace-trust"] });
+  try {
+    const workspace = editor.folder("work", { "pyproject.toml": "", "model.py": BLOCK, "copying.py": KERNEL });
+    const model = join(workspace, "model.py");
+    const text = () => readFileSync(model, "utf8");
+    const folder = editor.folder("expected", { "pyproject.toml": "" });
+    const w = await editor.open(workspace, model);
+    const { page } = w;
+
+    await scenario(w, "the light bulb shows the plan with its reasons, and nothing is written", async () => {
+      await w.ready();
+      await w.lightbulb("scores = ", "Show the plan first");
+      await w.row("Plan for").waitFor({ timeout: LONG });
+      await w.row("less moves through memory").waitFor();
+      await w.message("the plan for").waitFor();
+      await w.shot("plan");
+      assert.equal(text(), BLOCK);
+    });
+    await scenario(w, "the light bulb optimises: three steps wait, and the file is as it was", async () => {
+      await w.command("Notifications: Clear All Notifications");
+      await w.lightbulb("scores = ", "Optimize to Triton kernel");
+      await w.thread("Step 1 of").waitFor({ timeout: LONG });
+      await w.shot("running");
+      await w.status.filter({ hasText: "CPU: verified, not timed" }).waitFor({ timeout: LONG });
+      await w.thread("Step 1 of 3").waitFor();
+      await w.row("3 pending").waitFor();
+      assert.equal(text(), BLOCK);
+      await w.command("Notifications: Clear All Notifications");
+      await w.shot("review");
+    });
+    await scenario(w, "hover says what is known of the function", async () => {
+      const box = await w.line("def block").boundingBox();
+      // On the word itself: the line reaches to the edge of the editor.
+      await page.mouse.move(box.x + 45, box.y + box.height / 2);
+      const hover = page.locator(".monaco-hover:visible", { hasText: "Triton's interpreter" });
+      await hover.waitFor();
+      assert.match(await hover.innerText(), /not timed[\s\S]*no CUDA GPU/);
+      await w.shot("hover");
+      await page.keyboard.press("Escape");
+    });
+    await scenario(w, "a reload brings the pending steps back", async () => {
+      await page.reload();
+      await w.thread("Step 1 of 3").waitFor();
+    });
+    await scenario(w, "diff editors show a step, all steps, and those up to one against all", async () => {
+      await w.button("Step 1 of 3", "Diff").click();
+      await page.locator(".tab.active", { hasText: "block, step 1" }).waitFor();
+      await page.locator(".monaco-diff-editor .view-line", { hasText: "def block_kernel" }).first().waitFor();
+      await w.shot("diff");
+      await w.file("model.py");
+      await w.command("MTMC: Diff: your code against all steps");
+      await page.locator(".tab.active", { hasText: "block: all 3 steps" }).waitFor();
+      await w.file("model.py");
+      await w.command("MTMC: Diff: your code against the steps up to this one");
+      await page.locator(".tab.active", { hasText: "your code | with steps 1 to 1" }).waitFor();
+      await w.file("model.py");
+      await w.command("MTMC: Diff: the steps up to this one against all");
+      await page.locator(".tab.active", { hasText: "with steps 1 to 1 | final" }).waitFor();
+      await w.file("model.py");
+    });
+    await scenario(w, "the report is drawn, claims no time, and is exported", async () => {
+      await w.command("MTMC: Show the report");
+      const frame = await w.report(/Nothing was timed[\s\S]*Roofline[\s\S]*Verification/);
+      await until("its charts are drawn", async () => (await frame.locator("figure svg .mark-text, figure svg .mark-rect").count()) > 2);
+      assert.match(await frame.locator("#traffic svg").innerHTML(), /fuse sigmoid and mul/);
+      assert.doesNotMatch(await frame.locator("body").innerText(), /\d\.\d+x/);
+      await w.shot("report");
+      for (const [title, file, marks] of [["MTMC: Export the report as HTML", "report.html", /^<!DOCTYPE html>[\s\S]*<svg/], ["MTMC: Export the charts as PNG", "charts.png", /^\x89PNG/]]) {
+        await page.locator(".tab", { hasText: "model.py" }).first().click();
+        await w.line("scores = ").click();
+        await w.command(title);
+        const input = page.locator(".quick-input-widget:visible input").first();
+        await input.waitFor();
+        await until("the dialog has its proposal", async () => (await input.inputValue()).includes("block."));
+        await input.fill(join(workspace, file));
+        await page.keyboard.press("Enter");
+        await until("the export is written", async () => existsSync(join(workspace, file)) && marks.test(readFileSync(join(workspace, file), "latin1")));
+      }
+      assert.doesNotMatch(readFileSync(join(workspace, "report.html"), "utf8"), /<script|https?:\/\/(?!www\.w3\.org)/);
+      await w.command("View: Close All Editors");
+      await w.file("model.py");
+    });
+    await scenario(w, "keep step 1, undo step 2, keep step 3: the file byte for byte", async () => {
+      await w.button("Step 1 of 3", "Keep").click();
+      await w.thread("Step 2 of 3").waitFor();
+      const first = expected(join(folder, "model.py"), "block", BLOCK, [1]);
+      await until("step 1 is on disk", async () => text() === first);
+      await w.button("Step 2 of 3", "Undo").click();
+      await w.thread("Step 2 of 2").waitFor({ timeout: LONG });
+      await until("it is the third", async () => /sigmoid/.test(await w.thread("Step 2 of 2").innerText()));
+      assert.equal(text(), first);
+      await w.row("2 steps").or(w.row("1 kept")).first().waitFor();
+      await until("keep is offered again", async () => (await w.button("Step 2 of 2", "Undo").count()) > 0);
+      await w.button("Step 2 of 2", "Keep").click();
+      await w.thread("Step 2 of 2").waitFor({ state: "detached" });
+      const both = expected(join(folder, "model.py"), "block", BLOCK, [1, 3]);
+      await until("steps 1 and 3 are on disk", async () => text() === both);
+      await w.shot("kept");
+    });
+    await scenario(w, "undoing all gives every byte back, and the steps wait again", async () => {
+      await w.command("MTMC: Undo all steps");
+      await w.thread("Step 1 of 2").waitFor();
+      await until("the file is as it was", async () => text() === BLOCK);
+    });
+    await scenario(w, "earlier runs stand in the history, with their reports", async () => {
+      await w.command("MTMC: Focus on Runs View");
+      await w.row("Earlier runs").click();
+      const past = w.row("model.py · not timed ·");
+      await past.waitFor();
+      await w.shot("history");
+      await page.locator(".pane-body .monaco-list-row[aria-level='2']", { hasText: "model.py · not timed ·" }).first().click();
+      const frame = await w.report(/block/);
+      await until("it is the earlier run", async () => (await frame.locator("td.word", { hasText: "accepted" }).count()) === 3);
+      await w.command("View: Close All Editors");
+    });
+    await scenario(w, "static checks are shown as diagnostics, and explained", async () => {
+      await w.file("copying.py");
+      await page.locator(".squiggly-error").first().waitFor();
+      await w.command("Problems: Focus on Problems View");
+      await page.locator(".markers-panel .monaco-list-row", { hasText: "arange-bound" }).first().waitFor();
+      await w.shot("diagnostics");
+    });
+    await w.close();
+  } finally {
+    await editor.stop();
+  }
+}

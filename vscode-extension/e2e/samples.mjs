@@ -1,0 +1,51 @@
+// Files of the user's, and what keeping some of their steps has to make of them.
+import { spawnSync } from "node:child_process";
+import { writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { HERE, PYTHON } from "./editor.mjs";
+
+/** Three kernels, with sorting between them that has no kernel form: three steps. */
+export const BLOCK = `import torch
+
+
+# mtmc: x=f32[B,C] B=8 C=32
+def block(x):
+    scores = torch.softmax(torch.relu(x) + 1.0, -1)
+    ranked = torch.sort(scores, -1).values
+    gated = torch.sigmoid(ranked) * ranked
+    mixed = torch.sort(gated, 0).values
+    return torch.exp(-mixed) / (1.0 + mixed)
+`;
+
+/** One step, and a function that nothing is known about. */
+export const SMALL = `import torch
+
+
+# mtmc: x=f32[8,48]
+def small(x):
+    return torch.softmax(torch.relu(x) + 1, -1)
+
+
+def unknown(y):
+    return torch.sigmoid(y)
+`;
+
+/** A kernel with a mistake that is seen without running it. */
+export const KERNEL = `import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copy(x_ptr, y_ptr):
+    offsets = tl.arange(0, 100)
+    tl.store(y_ptr + offsets, tl.load(x_ptr + offsets))
+`;
+
+/** The file with the steps of these numbers alone, written by the coder without any editor. */
+export function expected(path, target, text, steps) {
+  writeFileSync(path, text);
+  const done = spawnSync(PYTHON, [join(HERE, "expected.py"), path, target, ...steps.map(String)], { encoding: "utf8", cwd: join(HERE, "../..") });
+  if (done.status !== 0) throw new Error(done.stderr);
+  return done.stdout;
+}

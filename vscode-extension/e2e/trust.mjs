@@ -1,0 +1,40 @@
+// A workspace that is not trusted: static checks alone, until it is.
+import assert from "node:assert/strict";
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { Editor, LONG, PYTHON, until } from "./editor.mjs";
+import { KERNEL, SMALL } from "./samples.mjs";
+
+export async function run(scenario) {
+  // Importing the file leaves a mark: whoever ran it is found out.
+  const marked = `${SMALL.replace("import torch\n", 'import pathlib\n\nimport torch\n\npathlib.Path(__file__).with_name("was-run").touch()\n')}`;
+  const editor = await Editor.start({ machine: { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"], "security.workspace.trust.startupPrompt": "never" } });
+  try {
+    const workspace = editor.folder("strange", { "pyproject.toml": "", "small.py": marked, "copying.py": KERNEL });
+    const mark = join(workspace, "was-run");
+    const w = await editor.open(workspace, join(workspace, "copying.py"));
+    await scenario(w, "in an untrusted workspace there are static checks alone, and a message says so", async () => {
+      await w.ready();
+      await w.page.locator(".squiggly-error").first().waitFor();
+      await until("the status has a shield", async () => (await w.status.innerHTML()).includes("codicon-shield"));
+      await w.file("small.py");
+      await w.lightbulb("softmax", "Optimize to Triton kernel");
+      await w.message("the workspace is not trusted. Nothing was run", "Manage trust").waitFor();
+      await w.shot("untrusted");
+      assert.ok(!existsSync(mark));
+    });
+    await scenario(w, "once it is trusted, the same works", async () => {
+      await w.message("the workspace is not trusted", "Manage trust").click();
+      await w.page.locator(".workspace-trust-editor .monaco-button", { hasText: "Trust" }).first().click();
+      await until("the status has its usual icon", async () => (await w.status.innerHTML()).includes("codicon-zap"));
+      await w.file("small.py");
+      await w.lightbulb("softmax", "Optimize to Triton kernel");
+      await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
+      assert.ok(existsSync(mark));
+      assert.equal(readFileSync(join(workspace, "small.py"), "utf8"), marked);
+    });
+    await w.close();
+  } finally {
+    await editor.stop();
+  }
+}
