@@ -15,12 +15,14 @@ import typer
 
 from mtmc_lsp import __version__
 from mtmc_lsp.commands.bench import bench
+from mtmc_lsp.commands.consent import consent, consented
 from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.report import report
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
 
 if TYPE_CHECKING:
     from mtmc_lsp.core.settings import Settings
+    from mtmc_lsp.micro.llm.replay import ReplayedModel
     from mtmc_lsp.search.makers import Makers
     from mtmc_lsp.search.session import Opened
     from mtmc_lsp.search.store import RunRecord, Store
@@ -105,26 +107,25 @@ def _options(
     """Turn PyTorch functions into verified Triton kernels, step by step."""
 
 
+app.command()(consent)
+
+
 def _choice(option: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise RequestError(f"--{option} {value} does not exist", remedy=f"There is {' and '.join(known)}.")
 
 
-def _settings(
-    folder: Path, arch: str | None = None, budget: float | None = None, max_autotune: bool | None = None
-) -> Settings:
+def _settings(folder: Path, arch: str | None = None, budget: float | None = None, **more: object) -> Settings:
     from mtmc_lsp.core.settings import changed, read_settings
 
     archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
-    return changed(read_settings(folder), archs=archs, budget_seconds=budget, max_autotune=max_autotune)
+    return changed(read_settings(folder), archs=archs, budget_seconds=budget, **more)
 
 
-def _open(
-    spec: str, python: str, arch: str | None, budget: float | None = None, max_autotune: bool | None = None
-) -> Opened:
+def _open(spec: str, python: str, arch: str | None, budget: float | None = None, **more: object) -> Opened:
     from mtmc_lsp.search.session import open_target, parse_request
 
-    settings = _settings(Path(spec.partition("::")[0]).absolute().parent, arch, budget, max_autotune)
+    settings = _settings(Path(spec.partition("::")[0]).absolute().parent, arch, budget, **more)
     return open_target(parse_request(spec, settings, python))
 
 
@@ -139,8 +140,16 @@ def optimize(
     spec: Annotated[
         str, typer.Argument(metavar="FILE::NAME", help="What to optimise; with --resume a run's id, or nothing.")
     ] = "",
-    planner: Annotated[str, typer.Option(help="Who chooses the next step: roofline or llm.")] = "roofline",
-    coder: Annotated[str, typer.Option(help="Who writes it: builtin or llm.")] = "builtin",
+    planner: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Who chooses the next step: roofline (the default) or llm."),
+    ] = None,
+    coder: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Who writes it: builtin (the default), llm, or auto: a model only where the built-in cannot."
+        ),
+    ] = None,
     search: Annotated[str, typer.Option(help="How steps are tried: greedy.")] = "greedy",
     budget: Budget = None,
     arch: Arch = None,
@@ -148,6 +157,10 @@ def optimize(
     apply: Annotated[bool, typer.Option("--apply", help="Write the accepted steps into the file.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was not finished.")] = False,
     diff: Annotated[bool, typer.Option(help="Show each step's diff.")] = True,
+    replay: Annotated[
+        str,
+        typer.Option("--replay", metavar="RUN", help="Do a run again with the answers its model gave; sends nothing."),
+    ] = "",
     max_autotune: MaxAutotune = None,
     fresh: Fresh = False,
     require_sandbox: RequireSandbox = False,
@@ -159,20 +172,30 @@ def optimize(
     With llm, the target's code and its operations are sent to the endpoint in OPENAI_BASE_URL; nothing else is.
     """
     from mtmc_lsp.core.run import KEPT
+    from mtmc_lsp.core.settings import CODERS, PLANNERS
     from mtmc_lsp.report import text
     from mtmc_lsp.report.documents import run_document
     from mtmc_lsp.search import session
     from mtmc_lsp.search.greedy import Events
-    from mtmc_lsp.search.makers import CODERS, PLANNERS, Makers
+    from mtmc_lsp.search.makers import Makers
 
-    _choice("planner", planner, PLANNERS)
-    _choice("coder", coder, CODERS)
+    _choice("planner", planner or PLANNERS[0], PLANNERS)
+    _choice("coder", coder or CODERS[0], CODERS)
     _choice("search", search, ("greedy",))
-    makers = Makers(planner, coder)
-    if dry_run:
-        return _dry_run(_open(spec, python, arch, budget), makers, as_json)
-    opened, record = _opened_run(spec, resume, lambda name: _open(name, python, arch, budget, max_autotune))
+
+    def open_spec(name: str) -> Opened:
+        return _open(name, python, arch, budget, planner=planner, coder=coder, max_autotune=max_autotune)
+
     out = text.console(stderr=as_json)
+    record, model = None, None
+    if replay:
+        opened, makers, model = _replayed(replay, python)
+    elif dry_run:
+        return _dry_run(open_spec(spec), as_json)
+    else:
+        opened, record = _opened_run(spec, resume, open_spec)
+        wanted = Makers.of(opened.request.settings)
+        makers = consented(opened, wanted, explicit="llm" in (planner, coder), may_ask=not as_json)
     with session.open_store(opened.request.path) as store:
         with out.status("capturing the target") as status:
             capture = session.capture_target(opened)
@@ -190,6 +213,7 @@ def optimize(
                 events,
                 resumed=record,
                 makers=makers,
+                model=model,
                 fresh=fresh,
                 needs_sandbox=require_sandbox,
             )
@@ -202,14 +226,26 @@ def optimize(
     return 0 if result.status in KEPT else 1
 
 
-def _dry_run(opened: Opened, makers: Makers, as_json: bool) -> int:
+def _replayed(run: str, python: str) -> tuple[Opened, Makers, ReplayedModel]:
+    """A stored run, to be done again."""
+    from mtmc_lsp.search.session import open_replay
+
+    with _project_store() as store:
+        return open_replay(store, run, python)
+
+
+def _dry_run(opened: Opened, as_json: bool) -> int:
     """Show the messages of the first step."""
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.text import console, show_questions
     from mtmc_lsp.search import session
+    from mtmc_lsp.search.makers import Makers
 
+    makers = Makers.of(opened.request.settings)
     if not makers.ask_a_model:
-        raise RequestError("nothing is ever sent without a model", remedy="Add --planner llm or --coder llm.")
+        raise RequestError(
+            "nothing is ever sent without a model", remedy="Add --planner llm, --coder llm or --coder auto."
+        )
     with console(stderr=True).status("capturing the target"):
         questions = session.first_messages(opened, session.capture_target(opened), makers)
     if as_json:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+REMARK = "remark"
+"""The parameter with the user's own words on how the step is to be done; only a language model can follow them."""
+
 
 class ActionKind(Enum):
     """The catalogue (DESIGN section 5)."""

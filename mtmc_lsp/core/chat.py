@@ -19,8 +19,17 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """One answer."""
+
+    text: str
+    is_cut: bool = False
+    """Whether it stopped at the most tokens that it might have, and not by itself."""
+
+
+@dataclass(frozen=True)
 class Exchange:
-    """One question and what came back, as it is stored."""
+    """One question and one answer to it, as they are stored."""
 
     purpose: str
     """``plan``, ``code`` or ``repair``."""
@@ -35,6 +44,12 @@ class Exchange:
     """Why there is no whole answer; empty where there is one."""
     counted: bool = True
     """Whether the endpoint counted the tokens; else they are estimated from the text's length."""
+    question: int = 0
+    """1-based, in the order asked; several answers to one question share it."""
+    failure: str = ""
+    """The code of the error, where there is one."""
+    is_cut: bool = False
+    """Whether the answer stopped at the most tokens that it might have."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +58,50 @@ class ModelUse:
 
     model: str
     requests: int
+    """Answers that were asked for."""
     prompt_tokens: int
     answer_tokens: int
     cost: float | None
     """In the currency of the prices in ``[tool.mtmc.llm]``; ``None`` where no price is set."""
     counted: bool = True
     """Whether every number of tokens was counted by the endpoint."""
+    replay_of: str = ""
+    """The run whose answers were used again, so that nothing was sent; empty where a model was asked."""
 
 
 class ChatModel(Protocol):
     """A model that answers."""
 
-    def ask(self, purpose: str, messages: Sequence[Message], schema: Mapping[str, object] | None = None) -> str:
-        """The answer's text; where ``schema`` is given, JSON of that schema as far as the endpoint can enforce it.
+    def ask(
+        self,
+        purpose: str,
+        messages: Sequence[Message],
+        *,
+        schema: Mapping[str, object] | None = None,
+        samples: int = 1,
+    ) -> list[Reply]:
+        """One answer or more, those that came to something.
+
+        Args:
+            purpose: ``plan``, ``code`` or ``repair``.
+            messages: the conversation so far.
+            schema: asks for JSON of that schema, as far as the endpoint can enforce it.
+            samples: how many answers are wanted, at once; a budget may allow fewer.
 
         Raises:
             ModelNotUsable: no request can succeed until the user changes something.
             ModelFailed: this one request came to nothing.
             BudgetSpent: the run may ask nothing more.
         """
+
+
+LONGEST_QUOTE = 20_000
+"""Characters of an answer that are sent back when it is to be mended."""
+
+
+def clipped(answer: str) -> str:
+    """An answer as it is quoted to the model: a runaway one would fill the next prompt."""
+    return answer if len(answer) <= LONGEST_QUOTE else f"{answer[:LONGEST_QUOTE]}\n[cut]"
 
 
 class ModelNotUsable(EnvironmentNotAble):

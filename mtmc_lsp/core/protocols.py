@@ -50,11 +50,23 @@ class Coder(Protocol):
 
 
 @runtime_checkable
+class Sampler(Protocol):
+    """A coder that may write one step in several ways, of which the best is kept."""
+
+    def write_several(self, capture: Capture, candidate: Candidate, action: MacroAction) -> list[Candidate]:
+        """Different versions of ``candidate`` with ``action`` applied, one at least.
+
+        Raises:
+            CannotCode: there is none.
+        """
+
+
+@runtime_checkable
 class Repairer(Protocol):
     """A coder that can mend what it wrote once it is told what is wrong."""
 
-    def repair(self, capture: Capture, candidate: Candidate, action: MacroAction, failure: str) -> Candidate:
-        """Another try at ``action``, from the last good version ``candidate``.
+    def repair(self, capture: Capture, candidate: Candidate, failed: Candidate, failure: str) -> Candidate:
+        """Another try at the action of ``failed``, from the last good version ``candidate``.
 
         Raises:
             CannotCode: it has no further try.

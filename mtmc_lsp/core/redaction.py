@@ -15,7 +15,7 @@ ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 """Text given to a name that speaks of a secret."""
-IN_ADDRESS = re.compile(r"(\w+://)[^\s/:@]+:[^\s/@]+@")
+IN_ADDRESS = re.compile(r"(\b\w+://)[^\s/:@]+:[^\s/@]+@")
 ABSOLUTE = re.compile(r"(?<![\w.:/])(?:/[\w.@+-]+){2,}/?|\b[A-Za-z]:\\[\w.\\ -]+")
 """A path from the root with at least two parts; one part alone is as often a division."""
 

@@ -171,6 +171,17 @@ class KernelReport:
     error: str = ""
     """The compiler's message where it failed; empty when it compiled."""
 
+    @property
+    def facts(self) -> str:
+        """In words, what is known for its architecture."""
+        facts = []
+        if self.registers is not None:
+            facts += [f"{self.registers} registers", f"{self.spills or 0} bytes spilled"]
+        facts.append(f"{self.shared_bytes} bytes shared")
+        if self.occupancy is not None:
+            facts.append(f"occupancy {self.occupancy:.0%}")
+        return ", ".join(facts)
+
 
 @dataclass(frozen=True)
 class CompileReport:

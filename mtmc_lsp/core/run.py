@@ -41,6 +41,14 @@ class KernelLaunch:
     """Parameters (pointers, sizes) that are multiples of 16 in the workload."""
 
 
+class Author(Enum):
+    """Who wrote a version."""
+
+    BUILTIN = "builtin"
+    MODEL = "model"
+    """A language model."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One complete version of the user's file."""
@@ -57,6 +65,8 @@ class Candidate:
     """The coder's own state as JSON, from which it goes on."""
     launches: tuple[KernelLaunch, ...] = ()
     """Empty where the coder does not know them: the compiler then finds them by calling the launcher without data."""
+    author: Author = Author.BUILTIN
+    """Who wrote its last step."""
 
 
 class StepStatus(Enum):

@@ -25,12 +25,14 @@ class LlmSettings:
     """The model's name at the endpoint; ``MTMC_LLM_MODEL`` overrides it."""
     temperature: float = -1.0
     """Below 0: the endpoint's own."""
+    samples: int = 1
+    """How many answers are asked for at once where a step is to be written; the best that verifies is taken."""
     answer_tokens: int = 8192
-    """Most tokens of one answer."""
+    """Most tokens of one answer; less is asked for where a budget leaves less."""
     context_tokens: int = 32768
     """Most tokens of one prompt, estimated; a longer one is not sent."""
     budget_tokens: int = 400_000
-    """Most tokens of a run, prompts and answers together."""
+    """Most tokens of a run, prompts and answers together, those of parallel answers too."""
     budget_money: float = 0.0
     """Most money of a run, in the currency of the prices; 0 for no limit."""
     budget_seconds: float = 600.0
@@ -47,7 +49,14 @@ class LlmSettings:
     """How often the model may mend one step."""
 
     def __post_init__(self) -> None:
-        for name in ("answer_tokens", "context_tokens", "budget_tokens", "budget_seconds", "timeout_seconds"):
+        for name in (
+            "samples",
+            "answer_tokens",
+            "context_tokens",
+            "budget_tokens",
+            "budget_seconds",
+            "timeout_seconds",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"llm.{name}: {getattr(self, name):g} is nothing to work with; it must be above 0")
         for name in ("budget_money", "price_prompt", "price_answer", "retries", "repairs"):
@@ -71,10 +80,14 @@ class Settings:
     """Wall time of a run."""
     max_steps: int = 24
     """Most steps that a run tries."""
+    planner: str = "roofline"
+    """Who chooses the next step: ``roofline``, or ``llm``."""
+    coder: str = "builtin"
+    """Who writes it: ``builtin``; ``llm``; or ``auto``, the built-in one first and a model where that cannot."""
     max_autotune: bool = False
     """Whether ``torch.compile`` in its mode ``max-autotune``, which takes minutes, is timed as a baseline too."""
     llm: LlmSettings = LlmSettings()
-    """The language model, where one is asked for."""
+    """The language model, where one is asked for. Nothing here is the user's consent to ask it."""
 
     @property
     def compiled_baselines(self) -> tuple[str, ...]:
@@ -95,11 +108,21 @@ def _wrong_archs(archs: tuple[str, ...]) -> str:
     return ""
 
 
+PLANNERS = ("roofline", "llm")
+CODERS = ("builtin", "auto", "llm")
+
+
+def _one_of(known: tuple[str, ...]) -> typing.Callable[[Any], str]:
+    return lambda value: "" if value in known else f"{value!r} does not exist; there is {', '.join(known)}"
+
+
 CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "archs": _wrong_archs,
     "precision": lambda value: "" if value in ("budget", "strict") else f"{value!r} is neither budget nor strict",
     "budget_seconds": lambda value: "" if value > 0 else f"{value:g} is no time to work in; it must be above 0",
     "max_steps": lambda value: "" if value > 0 else f"{value} is no number of steps; it must be above 0",
+    "planner": _one_of(PLANNERS),
+    "coder": _one_of(CODERS),
 }
 """Setting to what is wrong with a value of it; empty where nothing is."""
 
@@ -118,13 +141,16 @@ def read_settings(folder: Path) -> Settings:
 
 
 def changed(settings: Settings, **values: Any) -> Settings:
-    """``settings`` with the given values, where they are not ``None``.
+    """``settings`` with the given values, where they are not ``None``; ``llm`` may be a table of its own settings.
 
     Raises:
         RequestError: a value is not allowed.
     """
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        return dataclasses.replace(settings, **{name: value for name, value in values.items() if value is not None})
+        if isinstance(given.get("llm"), dict):
+            given["llm"] = dataclasses.replace(settings.llm, **given["llm"])
+        return dataclasses.replace(settings, **given)
     except ValueError as error:
         raise RequestError(str(error), remedy="Change the option.") from None
 

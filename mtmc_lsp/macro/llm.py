@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Candidate, Step
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.profile import profile_text
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.targets import find_definition
 
@@ -74,12 +75,12 @@ class LlmPlanner:
         schema = answer_schema(count)
         wrong = ""
         for _ in range(2):
-            answer = self._model.ask("plan", messages, schema)
+            answer = self._model.ask("plan", messages, schema=schema)[0].text
             try:
                 return read_choice(answer, count)
             except ValueError as error:
                 wrong = str(error)
-            messages = [*messages, Message("assistant", answer), Message("user", f"{wrong} Answer again.")]
+            messages = [*messages, Message("assistant", clipped(answer)), Message("user", f"{wrong} Answer again.")]
         raise ModelFailed(wrong.rstrip("."))
 
 
@@ -135,6 +136,7 @@ def planning_messages(state: State, actions: Sequence[MacroAction]) -> list[Mess
         ("The user's code", target_text(state.capture, state.candidate)),
         ("Its operations", graph_text(state.capture.graph)),
         ("The device", device_text(state.device)),
+        ("Profile of the present version", profile_text(state)),
         ("The kernels so far", state.candidate.code.block if state.candidate.code is not None else "none yet"),
         ("History", "\n".join(step_text(step) for step in state.history) or "this is the first step"),
         ("Legal actions", listed),
@@ -176,6 +178,8 @@ def device_text(device: Device) -> str:
         f"{device.name} ({device.arch}): {device.sm_count} multiprocessors, {device.shared_bytes / 1024:.0f} KiB shared "
         f"memory a block, {device.l2_bytes / 2**20:.0f} MiB L2, {device.bandwidth / 1e12:.2f} TB/s"
         + (f"; TFLOP/s: {peaks}" if peaks else "")
+        + f"; one more kernel costs about {device.launch_us:g} us"
+        + ("" if device.measured else "; from the data sheet, not measured")
     )
 
 

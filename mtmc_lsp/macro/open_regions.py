@@ -10,7 +10,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.protocols import State
-from mtmc_lsp.core.run import StepStatus
+from mtmc_lsp.core.run import Author, StepStatus
 from mtmc_lsp.macro.actions.base import operation_names, size_text, where
 from mtmc_lsp.macro.cost import tensor_bytes
 from mtmc_lsp.macro.prims import PrimOp, Program
@@ -22,6 +22,9 @@ from mtmc_lsp.macro.units import units
 
 OPEN = "open"
 """The parameter that marks an action which changes no schedule."""
+
+ENOUGH_TUNING = 2
+"""Steps in a row that come to nothing before a model's turn comes."""
 
 
 class WidePlanner(RooflinePlanner):
@@ -45,6 +48,32 @@ class WidePlanner(RooflinePlanner):
         regions = {action.region for action in known}
         wide = [action for action in _open_actions(state) if action.key not in tried and action.region not in regions]
         return sorted([*known, *wide], key=lambda action: (-action.expected.saved_us, action.key))
+
+
+class BuiltinFirst(RooflinePlanner):
+    """The roofline's ranking as long as the built-in coder has something to do, then what it leaves to torch.
+
+    Once a model has written something the built-in coder is not asked again: it writes from the schedule, which knows
+    nothing of what the model wrote, and would undo it.
+    """
+
+    def ranked(self, state: State) -> list[MacroAction]:
+        """Actions for whoever is to write next, best first."""
+        by_model = any(
+            step.status is StepStatus.ACCEPTED and step.candidate and step.candidate.author is Author.MODEL
+            for step in state.history
+        )
+        tried = {step.action.key for step in state.history}
+        wide = [action for action in _open_actions(state) if action.key not in tried]
+        wide.sort(key=lambda action: (-action.expected.saved_us, action.key))
+        if by_model:
+            return wide
+        known = super().ranked(state)
+        # Tuning that no longer gains must not use up a run before the rest is tried.
+        recent = [step.status for step in state.history[-ENOUGH_TUNING:]]
+        if wide and len(recent) == ENOUGH_TUNING and StepStatus.ACCEPTED not in recent:
+            return wide
+        return known or wide
 
 
 def _open_actions(state: State) -> Iterator[MacroAction]:

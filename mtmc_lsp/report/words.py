@@ -20,17 +20,7 @@ def verdict_line(verdict: Verdict) -> str:
 
 def report_lines(report: CompileReport) -> list[str]:
     """What the compiler made of each kernel; only what is known for its architecture."""
-    lines = []
-    for kernel in report.kernels:
-        facts = []
-        if kernel.registers is not None:
-            facts += [f"{kernel.registers} registers", f"{kernel.spills or 0} bytes spilled"]
-        facts.append(f"{kernel.shared_bytes} bytes shared")
-        if kernel.occupancy is not None:
-            facts.append(f"occupancy {kernel.occupancy:.0%}")
-        if not kernel.error:
-            lines.append(f"{kernel.kernel} on {kernel.arch}: {', '.join(facts)}")
-    return lines
+    return [f"{kernel.kernel} on {kernel.arch}: {kernel.facts}" for kernel in report.kernels if not kernel.error]
 
 
 def ratio_text(ratio: Ratio | None) -> str:
@@ -104,6 +94,8 @@ def headline(result: RunResult) -> str:
 
 def model_line(use: ModelUse) -> str:
     """What a language model was asked, and what it cost."""
+    if use.replay_of:
+        return f"{use.model}: answers of run {use.replay_of}, nothing was sent"
     cost = "" if use.cost is None else f", cost {use.cost:.4g}"
     counted = "" if use.counted else ", in part estimated"
     return (

@@ -15,7 +15,9 @@ from mtmc_lsp.core import sandbox
 from mtmc_lsp.core.chat import ModelFailed, ModelNotUsable
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.settings import LlmSettings, read_settings
-from mtmc_lsp.micro.llm.client import look_at_endpoint
+from mtmc_lsp.micro.llm.client import model_name
+from mtmc_lsp.micro.llm.endpoint import host_of
+from mtmc_lsp.micro.llm.probe import abilities, look_at_endpoint
 from mtmc_lsp.search.interpreter import LEAST, find_python, install_command, is_recent, versions
 from mtmc_lsp.search.store import Store
 
@@ -59,8 +61,8 @@ def check_environment(python: str = "") -> list[Finding]:
 
 
 def _model(settings: LlmSettings) -> Iterator[Finding]:
-    """The language model, where one is configured; nothing of the user's is sent, only the list of models is asked for."""
-    model = os.environ.get("MTMC_LLM_MODEL") or settings.model
+    """The language model, where one is configured; nothing of the user's is sent."""
+    model = model_name(settings, os.environ)
     if not (model or os.environ.get("OPENAI_BASE_URL")):
         yield Finding("language model", True, "none configured: --planner llm and --coder llm are off", required=False)
         return
@@ -70,10 +72,24 @@ def _model(settings: LlmSettings) -> Iterator[Finding]:
         yield Finding("language model", False, error.message, error.remedy, required=False)
         return
     names = ", ".join(offered[:SHOWN_MODELS]) + (", ..." if len(offered) > SHOWN_MODELS else "")
-    found = model in offered
-    detail = f"{model} is there" if found else f"{model!r} is not among {names or 'no models'}"
-    remedy = "Set MTMC_LLM_MODEL, or model in [tool.mtmc.llm], to one that is there."
-    yield Finding("language model", found, detail, remedy, required=False)
+    place = host_of(os.environ)
+    if model not in offered:
+        detail = f"{model!r} is not among those of {place}: {names or 'none'}"
+        remedy = "Set MTMC_LLM_MODEL, or model in [tool.mtmc.llm], to one that is there."
+        yield Finding("language model", False, detail, remedy, required=False)
+        return
+    try:
+        found = abilities(model, settings, os.environ)
+    except (ModelNotUsable, ModelFailed) as error:
+        yield Finding("language model", False, error.message, error.remedy, required=False)
+        return
+    counted = "it counts tokens" if found.counts else "it counts no tokens, so budgets go by estimates"
+    yield Finding("language model", True, f"{model} at {place}; {counted}", required=False)
+    for name, wrong, otherwise in (
+        ("structured output", found.structured, "tool calls" if not found.tools else "reading its words"),
+        ("tool calls", found.tools, "structured output" if not found.structured else "reading its words"),
+    ):
+        yield Finding(name, not wrong, wrong or "works", f"Nothing to do: choices go by {otherwise}.", required=False)
 
 
 def _triton(interpreter: str) -> Iterator[Finding]:

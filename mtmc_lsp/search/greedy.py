@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
-from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, Repairer, State
+from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, Repairer, Sampler, State
 from mtmc_lsp.core.results import CompileReport, Speed, Timing, VerdictStatus, Work
 from mtmc_lsp.core.run import (
     SCHEMA,
@@ -131,22 +131,36 @@ class GreedySearch:
         index = len(self._steps) + 1
         self._events.on_stage("writing the code")
         try:
-            candidate = self._write(action)
+            candidates = self._write(action)
         except CannotCode as reason:
             return Step(index, action, StepStatus.FAILED, f"cannot be written: {reason}")
         except MtmcError as error:
             return Step(index, action, StepStatus.FAILED, _failure(error))
-        if candidate.source == self._best.source:
+        candidates = [candidate for candidate in candidates if candidate.source != self._best.source]
+        if not candidates:
             return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is the best")
-        step = self._judged(index, action, candidate)
-        while step.status is StepStatus.FAILED and isinstance(self._coder, Repairer):
+        step = self._best_of(index, action, candidates)
+        while step.status is StepStatus.FAILED and isinstance(self._coder, Repairer) and step.candidate is not None:
             self._events.on_stage("having the code mended")
             try:
-                candidate = self._coder.repair(self._capture, self._best, action, step.reason)
+                candidate = self._coder.repair(self._capture, self._best, step.candidate, step.reason)
             except CannotCode as reason:
                 return replace(step, reason=str(reason))
             step = self._judged(index, action, candidate)
         return step
+
+    def _best_of(self, index: int, action: MacroAction, candidates: Sequence[Candidate]) -> Step:
+        """The step with the best of several versions; of versions that all fail, the one that came farthest."""
+        judged = []
+        for number, candidate in enumerate(candidates, 1):
+            if len(candidates) > 1:
+                self._events.on_stage(f"version {number} of {len(candidates)}")
+            judged.append(self._judged(index, action, candidate))
+        best = min(judged, key=_merit)
+        if len(judged) > 1 and best.status is not StepStatus.FAILED:
+            good = sum(step.verdict is not None and step.verdict.is_correct for step in judged)
+            best = replace(best, reason=f"{best.reason}; the best of {len(judged)} versions, {good} of them correct")
+        return best
 
     def _judged(self, index: int, action: MacroAction, candidate: Candidate) -> Step:
         path = self._capture.workload.target.path.rpartition("/")[2]
@@ -157,10 +171,15 @@ class GreedySearch:
     def _work(self, candidate: Candidate) -> Work | None:
         return estimated_work(self._capture.graph, candidate.schedule, self._measurer.device())
 
-    def _write(self, action: MacroAction) -> Candidate:
+    def _write(self, action: MacroAction) -> list[Candidate]:
         variants = action.params.get("variants")
-        if not isinstance(variants, (list, tuple)):
-            return self._coder.write(self._capture, self._best, action)
+        if isinstance(variants, (list, tuple)):
+            return [self._fastest(action, variants)]
+        if isinstance(self._coder, Sampler):
+            return self._coder.write_several(self._capture, self._best, action)
+        return [self._coder.write(self._capture, self._best, action)]
+
+    def _fastest(self, action: MacroAction, variants: Sequence[Mapping[str, object]]) -> Candidate:
         self._events.on_stage(f"measuring {len(variants)} configurations")
         # The present version stands first, so that a tie keeps it.
         choices = [self._best]
@@ -265,6 +284,16 @@ class GreedySearch:
         judged = [verdict for verdict in verdicts if verdict.status is not VerdictStatus.UNCERTIFIABLE]
         wrong = bool(judged) and not any(verdict.is_correct for verdict in judged)
         return RunStatus.INCORRECT if wrong else RunStatus.NO_GAIN
+
+
+def _merit(step: Step) -> tuple[float, ...]:
+    """Less is better: kept, rejected, failed late, failed early; then by time, and without one by the compiler's report."""
+    status = [StepStatus.ACCEPTED, StepStatus.REJECTED, StepStatus.FAILED].index(step.status)
+    stages = sum(found is not None for found in (step.report, step.verdict, step.timing))
+    kernels = step.report.kernels if step.report is not None else ()
+    spills = sum(kernel.spills or 0 for kernel in kernels)
+    occupancy = min((kernel.occupancy for kernel in kernels if kernel.occupancy is not None), default=1.0)
+    return (status, -stages, step.timing.median_us if step.timing is not None else 0.0, spills, -occupancy)
 
 
 def _failure(error: MtmcError) -> str:

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from mtmc_lsp.core.chat import ChatModel, Message
+from mtmc_lsp.core.chat import ChatModel, Exchange, Message, ModelUse
 from mtmc_lsp.core.protocols import CannotCode, Coder, Planner, State
 from mtmc_lsp.core.redaction import redacted
+from mtmc_lsp.core.run import Author, Step
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.llm import MOST_LISTED, LlmPlanner, planning_messages
-from mtmc_lsp.macro.open_regions import WidePlanner
+from mtmc_lsp.macro.open_regions import OPEN, BuiltinFirst, WidePlanner
 from mtmc_lsp.macro.roofline import RooflinePlanner
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.micro.llm.auto import AutoCoder
 from mtmc_lsp.micro.llm.coder import LlmCoder, sheet_of
 from mtmc_lsp.micro.llm.prompts import coding_messages
+from mtmc_lsp.micro.llm.recall import NoModel, edits_of
 
-PLANNERS = ("roofline", "llm")
-CODERS = ("builtin", "llm")
+RANKING = {"builtin": RooflinePlanner, "auto": BuiltinFirst, "llm": WidePlanner}
+"""Who knows the legal actions, by the coder: one that writes freely is offered more."""
+
+
+class LedgerModel(ChatModel, Protocol):
+    """A model that keeps a ledger of what it was asked."""
+
+    def listen(self, listener: Callable[[Exchange], None]) -> None:
+        """Tell ``listener`` every exchange from now on, also those that fail."""
+
+    def use(self) -> ModelUse:
+        """What all exchanges came to."""
+
+    def resume(self, exchanges: Sequence[Exchange]) -> None:
+        """Count what an earlier part of the run asked already."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +55,53 @@ class Makers:
     planner: str = "roofline"
     coder: str = "builtin"
 
+    @classmethod
+    def of(cls, settings: Settings) -> Makers:
+        """Those that the settings name."""
+        return cls(settings.planner, settings.coder)
+
     @property
     def ask_a_model(self) -> bool:
         """Whether any of them asks a language model."""
-        return "llm" in (self.planner, self.coder)
+        return self.planner == "llm" or self.coder in ("llm", "auto")
 
-    def open(self, settings: Settings, model: ChatModel | None) -> tuple[Planner, Coder]:
-        """The planner and the coder; ``model`` is there where one of them asks it."""
+    def after(self, steps: Sequence[Step]) -> Makers:
+        """Those that can go on behind steps, or write them again: the built-in coder would undo what a model wrote."""
+        by_model = any(step.candidate is not None and step.candidate.author is Author.MODEL for step in steps)
+        return replace(self, coder="auto") if by_model and self.coder == "builtin" else self
+
+    def open(
+        self, settings: Settings, model: ChatModel | None, capture: Capture | None = None, steps: Sequence[Step] = ()
+    ) -> tuple[Planner, Coder]:
+        """The planner and the coder.
+
+        Args:
+            settings: the project's.
+            model: is asked where one of them asks; None where none may be.
+            capture: of the run whose steps are given.
+            steps: of an earlier run, whose edits need not be asked for again.
+        """
         planner: Planner = self.ranking(settings)
-        coder: Coder = BuiltinCoder()
         if model is not None and self.planner == "llm":
             planner = LlmPlanner(model, self.ranking(settings))
-        if model is not None and self.coder == "llm":
-            coder = LlmCoder(model, repairs=settings.llm.repairs)
-        return planner, coder
+        if self.coder == "builtin":
+            return planner, BuiltinCoder()
+        known = {}
+        if capture is not None and steps:
+            source = next((step.candidate.source for step in steps if step.candidate is not None), "")
+            known = edits_of(capture, BuiltinCoder().start(capture, source), steps)
+        coder = LlmCoder(
+            model or NoModel(),
+            repairs=settings.llm.repairs,
+            samples=settings.llm.samples,
+            archs=settings.archs,
+            known=known,
+        )
+        return planner, AutoCoder(coder) if self.coder == "auto" else coder
 
     def ranking(self, settings: Settings) -> RooflinePlanner:
-        """Who knows the legal actions: a coder that writes freely is offered more."""
-        kind = WidePlanner if self.coder == "llm" else RooflinePlanner
-        return kind(strict=settings.precision == "strict")
+        """Who knows the legal actions."""
+        return RANKING[self.coder](strict=settings.precision == "strict")
 
     def first_questions(self, settings: Settings, state: State, project: Path) -> list[Question]:
         """What a model would be asked in the first step, as it would be sent."""
@@ -62,10 +109,17 @@ class Makers:
         found = []
         if actions and self.planner == "llm":
             found.append(("plan", planning_messages(state, actions)))
-        if actions and self.coder == "llm":
+        # The built-in coder goes first where it can; a model would be asked for what is left.
+        written = [action for action in actions if self.coder == "llm" or action.params.get(OPEN)]
+        if self.coder == "auto" and not written:
+            wide = WidePlanner(strict=settings.precision == "strict").ranked(state)
+            written = [action for action in wide if action.params.get(OPEN)]
+        if written and self.coder != "builtin":
             try:
                 sheet = sheet_of(state.capture, state.candidate)
-                found.append(("code", coding_messages(state.capture, state.candidate, actions[0], sheet)))
+                found.append(
+                    ("code", coding_messages(state.capture, state.candidate, written[0], sheet, archs=settings.archs))
+                )
             except CannotCode:
                 # The run would say why, and would not ask either.
                 pass

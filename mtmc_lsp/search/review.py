@@ -7,32 +7,22 @@ verifying each of them anew; the outcome is a run of its own, which takes the pl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.action import REMARK, MacroAction
 from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.protocols import Coder, Measurer, Planner, State
+from mtmc_lsp.core.protocols import Planner, Repairer, State
 from mtmc_lsp.core.results import CompileReport, Timing
 from mtmc_lsp.core.run import Final, RunResult, RunStatus, Speedup, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.greedy import Events, GreedySearch
 from mtmc_lsp.search.session import Opened
 from mtmc_lsp.search.store import Store
+from mtmc_lsp.search.tools import Keeper, Tools
 from mtmc_lsp.source.compose import strip_generated, unified_diff
 
 UNDONE = "you undid it"
 ANOTHER = "you asked for another"
-
-
-@dataclass(frozen=True)
-class Tools:
-    """What a search works with."""
-
-    planner: Planner
-    coder: Coder
-    measurer: Measurer
-    measured: bool
-    limits: Limits
 
 
 def rejected(steps: Sequence[Step], index: int, reason: str) -> list[Step]:
@@ -56,7 +46,7 @@ def without(
         parts = (capture, opened.plain.decode(), planner, tools.coder, tools.measurer)
         return _Rederivation(*parts, measured=tools.measured, limits=limits, events=told)
 
-    return _stored(search, opened, capture, store, events, rejected(steps, index, UNDONE))
+    return _stored(search, opened, capture, store, events, rejected(steps, index, UNDONE), tools)
 
 
 def without_last(store: Store, run: str, index: int) -> str:
@@ -91,17 +81,33 @@ def without_last(store: Store, run: str, index: int) -> str:
 
 
 def another(
-    opened: Opened, capture: Capture, store: Store, events: Events, steps: Sequence[Step], index: int, tools: Tools
+    opened: Opened,
+    capture: Capture,
+    store: Store,
+    events: Events,
+    steps: Sequence[Step],
+    index: int,
+    tools: Tools,
+    remark: str = "",
 ) -> RunResult:
-    """The run as if the step numbered ``index`` had been rejected: the search goes on from the version before it."""
+    """The run as if the step numbered ``index`` had been rejected: the search goes on from the version before it.
+
+    Where a model takes part, ``remark`` says what the user wants of it, and the same action is tried first: the remark is as
+    often about how it was written as about what was done.
+    """
     planner = tools.planner
+    if remark and isinstance(tools.coder, Repairer):
+        action = next(step.action for step in steps if step.index == index)
+        again = replace(action, params={**action.params, REMARK: remark}, text=f"{action.text}, and {remark}")
+        planner = _InTurn([again], then=tools.planner)
     limits = replace(tools.limits, steps=index + tools.limits.steps)
 
     def search(told: Events) -> GreedySearch:
         parts = (capture, opened.plain.decode(), planner, tools.coder, tools.measurer)
         return GreedySearch(*parts, measured=tools.measured, limits=limits, events=told)
 
-    return _stored(search, opened, capture, store, events, rejected(steps, index, ANOTHER))
+    reason = f"{ANOTHER}: {remark}" if remark else ANOTHER
+    return _stored(search, opened, capture, store, events, rejected(steps, index, reason), tools)
 
 
 def _stored(
@@ -111,34 +117,26 @@ def _stored(
     store: Store,
     events: Events,
     done: Sequence[Step],
+    tools: Tools,
 ) -> RunResult:
     path, qualname = str(opened.request.path), opened.target.qualname
     run_id = store.begin(path, qualname, opened.source_hash, capture.environment)
-
-    def keep(step: Step) -> None:
-        store.add_step(run_id, step)
-
-    def on_step(step: Step) -> None:
-        keep(step)
-        events.on_step(step)
-
-    def on_replayed(step: Step) -> None:
-        keep(step)
-        events.on_replayed(step)
-
-    result = make(replace(events, on_step=on_step, on_replayed=on_replayed)).run(run_id, opened.source_hash, done)
-    store.finish(result)
-    return result
+    keeper = Keeper(store, run_id, replace(tools, setup=None))
+    search = make(keeper.events(events, also_replayed=True))
+    return keeper.finish(search.run(run_id, opened.source_hash, done))
 
 
 class _InTurn:
-    """Proposes the given actions, each once."""
+    """Proposes the given actions, each once, and then whatever another planner proposes."""
 
-    def __init__(self, actions: Sequence[MacroAction]) -> None:
+    def __init__(self, actions: Sequence[MacroAction], then: Planner | None = None) -> None:
         self._left = list(actions)
+        self._then = then
 
     def propose(self, state: State) -> MacroAction | None:
-        return self._left.pop(0) if self._left else None
+        if self._left:
+            return self._left.pop(0)
+        return self._then.propose(state) if self._then is not None else None
 
 
 class _Rederivation(GreedySearch):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.capture.records import RECORDS
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
@@ -24,10 +23,12 @@ from mtmc_lsp.macro.roofline import RooflinePlanner
 from mtmc_lsp.measure.local import LocalMeasurer
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from mtmc_lsp.micro.llm.client import OpenAIModel
+from mtmc_lsp.micro.llm.replay import ReplayedModel
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 from mtmc_lsp.search.interpreter import checked_python, find_python
-from mtmc_lsp.search.makers import BUILTIN, Makers, Question
+from mtmc_lsp.search.makers import BUILTIN, LedgerModel, Makers, Question
 from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.search.tools import Keeper, Setup, Tools
 from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
 from mtmc_lsp.source.targets import find_target
 
@@ -162,9 +163,38 @@ def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
         measurer.close()
 
 
-def open_model(opened: Opened, on_exchange: Callable[[Exchange], None] = lambda exchange: None) -> OpenAIModel:
+def open_model(opened: Opened) -> OpenAIModel:
     """The model that the settings and the environment name; nothing is sent yet."""
-    return OpenAIModel(opened.request.settings.llm, opened.root, on_exchange=on_exchange)
+    return OpenAIModel(opened.request.settings.llm, opened.root)
+
+
+def open_tools(
+    opened: Opened,
+    capture: Capture,
+    makers: Makers,
+    *,
+    model: LedgerModel | None = None,
+    steps: Sequence[Step] = (),
+    measurer: LocalMeasurer | None = None,
+) -> Tools:
+    """What a search of the target works with; its measurer is to be closed.
+
+    Args:
+        opened: the file and the target.
+        capture: what is optimised.
+        makers: who plans and who writes. One that asks a model is the user's consent to send it the target's code.
+        model: is asked instead of the one that the environment names.
+        steps: of the run that is gone on with or revised, whose edits need not be asked for again.
+        measurer: takes the measurements instead of a new one.
+    """
+    settings = opened.request.settings
+    if model is None and makers.ask_a_model:
+        model = open_model(opened)
+    planner, coder = makers.after(steps).open(settings, model, capture, steps)
+    measurer = measurer or open_measurer(opened, capture)
+    limits = Limits(settings.budget_seconds, settings.max_steps)
+    setup = Setup(makers.planner, makers.coder, settings)
+    return Tools(planner, coder, measurer, measurer.measured, limits, model, setup)
 
 
 def first_messages(opened: Opened, capture: Capture, makers: Makers) -> list[Question]:
@@ -217,6 +247,7 @@ def optimize(
     *,
     resumed: RunRecord | None = None,
     makers: Makers = BUILTIN,
+    model: LedgerModel | None = None,
     deadline: float | None = None,
     fresh: bool = False,
     needs_sandbox: bool = False,
@@ -229,7 +260,8 @@ def optimize(
         store: where the run is kept.
         events: is told what happens.
         resumed: a run that was not finished.
-        makers: who plans and who writes. Choosing a model is the user's consent to send it the target's code.
+        makers: who plans and who writes. One that asks a model is the user's consent to send it the target's code.
+        model: is asked instead of the one that the environment names.
         deadline: of the monotonic clock, when even a step that is under way is ended; by default it is finished.
         fresh: whether what was timed before is timed again.
         needs_sandbox: whether to refuse where candidates cannot be locked in.
@@ -240,7 +272,6 @@ def optimize(
         RequestError: the resumed run began on another machine.
         ModelNotUsable: a model is to be asked, and there is none; the run can be resumed.
     """
-    settings = opened.request.settings
     if resumed is not None:
         _check_resumed(opened, capture, resumed)
         run_id, done = resumed.id, store.steps(resumed.id)
@@ -248,42 +279,48 @@ def optimize(
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
     measurer = open_measurer(opened, capture, deadline=deadline, fresh=fresh, needs_sandbox=needs_sandbox)
-
-    number = len(done) + 1
-    """The step that is under way."""
-
-    def on_step(step: Step) -> None:
-        nonlocal number
-        number = step.index + 1
-        store.add_step(run_id, step)
-        events.on_step(step)
-
-    model = None
-    if makers.ask_a_model:
-        model = open_model(opened, lambda exchange: store.add_exchange(run_id, number, exchange))
-        model.resume(store.exchanges(run_id))
-    planner, coder = makers.open(settings, model)
+    tools = open_tools(opened, capture, makers, model=model, steps=done, measurer=measurer)
     try:
         if needs_sandbox:
             # Said before the first step: as a step's failure it would be lost.
             measurer.isolation()
+        keeper = Keeper(store, run_id, tools, number=len(done) + 1)
         search = GreedySearch(
             capture,
             opened.plain.decode(),
-            planner,
-            coder,
-            measurer,
-            measured=measurer.measured,
-            limits=Limits(settings.budget_seconds, settings.max_steps),
-            events=replace(events, on_step=on_step),
+            tools.planner,
+            tools.coder,
+            tools.measurer,
+            measured=tools.measured,
+            limits=tools.limits,
+            events=keeper.events(events),
         )
-        result = search.run(run_id, opened.source_hash, done)
+        return keeper.finish(search.run(run_id, opened.source_hash, done))
     finally:
-        measurer.close()
-    if model is not None:
-        result = replace(result, model_use=model.use())
-    store.finish(result)
-    return result
+        tools.measurer.close()
+
+
+def open_replay(store: Store, run: str, python: str = "") -> tuple[Opened, Makers, ReplayedModel]:
+    """A stored run, to be done again with the answers that a model gave then: nothing is sent.
+
+    Raises:
+        RequestError: there is no such run, or no model took part in it.
+        FileChanged: the target's file is no longer the one that was optimised.
+    """
+    where = Location(str(store.folder))
+    record = next((item for item in store.runs() if item.id == run), None)
+    if record is None:
+        raise RequestError(f"there is no run {run!r}", where=where, remedy="See `mtmc runs`.")
+    setup, exchanges = store.setup(run, Setup), store.exchanges(run)
+    if setup is None or not exchanges:
+        remedy = "Runs with --planner llm, --coder llm or --coder auto can be replayed."
+        raise RequestError(f"run {run} holds no answers of a model", where=where, remedy=remedy)
+    opened = open_target(parse_request(f"{record.path}::{record.qualname}", setup.settings, python))
+    if record.source_hash not in (opened.source_hash, hashlib.sha256(opened.plain).hexdigest()):
+        remedy = "Put the file back as it was, or start a new run."
+        place = Location(record.path, opened.target.start_line)
+        raise FileChanged(f"the file changed since run {run}", where=place, remedy=remedy)
+    return opened, setup.makers, ReplayedModel(run, exchanges, opened.root)
 
 
 def _check_resumed(opened: Opened, capture: Capture, record: RunRecord) -> None:

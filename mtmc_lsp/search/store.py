@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location
@@ -18,6 +19,7 @@ from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
 from mtmc_lsp.core.workload import Environment
 
+T = TypeVar("T")
 VERSION = 1
 """Of the tables and of the documents in them."""
 LOCK_SECONDS = 30.0
@@ -31,6 +33,7 @@ create table if not exists steps (
 create table if not exists exchanges (
     run text not null references runs(id), number integer not null, step integer not null, document text not null,
     primary key (run, number));
+create table if not exists setups (run text primary key references runs(id), document text not null);
 """
 
 
@@ -72,7 +75,7 @@ class Store:
             self._db.execute("pragma synchronous=normal")
             found = self._db.execute("pragma user_version").fetchone()[0]
             if found in (0, VERSION):
-                # The table of exchanges came later; programs that do not know it leave it alone.
+                # Exchanges and setups came later; programs that do not know them leave them alone.
                 self._db.executescript(TABLES)
             if not found:
                 self._db.execute(f"pragma user_version={VERSION}")
@@ -137,6 +140,12 @@ class Store:
         with self._understood():
             self._db.execute(query, (run_id, step, document, run_id))
 
+    def note_setup(self, run_id: str, setup: object) -> None:
+        """Store how a run was asked for: who plans, who writes, and the settings."""
+        document = json.dumps(to_json(setup))
+        with self._understood():
+            self._db.execute("insert or replace into setups values (?, ?)", (run_id, document))
+
     def finish(self, result: RunResult) -> None:
         """Store a run's result."""
         document = json.dumps(to_json(result))
@@ -155,6 +164,14 @@ class Store:
         """What a model was asked in a run, in order."""
         rows = self._rows("select document from exchanges where run = ? order by number", run_id)
         return [from_json(Exchange, json.loads(row[0])) for row in rows]
+
+    def setup(self, run_id: str, kind: type[T]) -> T | None:
+        """How a run was asked for; None where that is not known, or was written by another version."""
+        rows = self._rows("select document from setups where run = ?", run_id)
+        try:
+            return from_json(kind, json.loads(rows[0][0])) if rows else None
+        except (TypeError, ValueError):
+            return None
 
     def result(self, run_id: str) -> RunResult | None:
         """The result of a finished run."""

@@ -16,12 +16,12 @@ from mtmc_lsp.core.results import Device, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.settings import changed, read_settings
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.macro.roofline import RooflinePlanner
-from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from mtmc_lsp.search import review, session
-from mtmc_lsp.search.greedy import Events, Limits
+from mtmc_lsp.search.greedy import Events
+from mtmc_lsp.search.makers import BUILTIN, Makers
 from mtmc_lsp.search.session import Opened
 from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.search.tools import Tools
 from mtmc_lsp.server.child import begin, tell
 
 
@@ -38,12 +38,19 @@ class Engine(Protocol):
         """What could come first."""
 
     def optimize(
-        self, opened: Opened, capture: Capture, store: Store, events: Events, resumed: RunRecord | None
+        self,
+        opened: Opened,
+        capture: Capture,
+        store: Store,
+        events: Events,
+        resumed: RunRecord | None,
+        *,
+        consented: bool,
     ) -> RunResult:
-        """A run."""
+        """A run; ``consented`` is whether the user agreed that a model is asked."""
 
-    def tools(self, opened: Opened, capture: Capture) -> review.Tools:
-        """What a search works with; its measurer is to be closed."""
+    def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
+        """What a search works with, also one that revises ``steps``; its measurer is to be closed."""
 
 
 class SearchEngine:
@@ -63,16 +70,24 @@ class SearchEngine:
         return session.plan(opened, capture)
 
     def optimize(
-        self, opened: Opened, capture: Capture, store: Store, events: Events, resumed: RunRecord | None
+        self,
+        opened: Opened,
+        capture: Capture,
+        store: Store,
+        events: Events,
+        resumed: RunRecord | None,
+        *,
+        consented: bool,
     ) -> RunResult:
-        return session.optimize(opened, capture, store, events, resumed=resumed)
+        makers = self._makers(opened, consented=consented)
+        return session.optimize(opened, capture, store, events, resumed=resumed, makers=makers)
 
-    def tools(self, opened: Opened, capture: Capture) -> review.Tools:
-        settings = opened.request.settings
-        measurer = session.open_measurer(opened, capture)
-        limits = Limits(settings.budget_seconds, settings.max_steps)
-        planner = RooflinePlanner(strict=settings.precision == "strict")
-        return review.Tools(planner, BuiltinCoder(), measurer, measurer.measured, limits)
+    def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
+        return session.open_tools(opened, capture, self._makers(opened, consented=consented), steps=steps)
+
+    @staticmethod
+    def _makers(opened: Opened, *, consented: bool) -> Makers:
+        return Makers.of(opened.request.settings) if consented else BUILTIN
 
 
 class Job:
@@ -118,7 +133,8 @@ class Job:
     def _optimize(self, opened: Opened, capture: Capture) -> None:
         with session.open_store(opened.request.path) as store:
             resumed = session.unfinished(store, run=self._request["run"]) if self._request["kind"] == "resume" else None
-            result = self._engine.optimize(opened, capture, store, self._events(), resumed)
+            consented = self._request.get("consented") is True
+            result = self._engine.optimize(opened, capture, store, self._events(), resumed, consented=consented)
         self._tell("result", result=to_json(result))
 
     def _plan(self, opened: Opened, capture: Capture) -> None:
@@ -129,10 +145,13 @@ class Job:
         index = int(self._request["step"])
         with session.open_store(opened.request.path) as store:
             steps = self._steps(store, self._request["run"], index)
-            tools = self._engine.tools(opened, capture)
+            tools = self._engine.tools(opened, capture, steps, consented=self._request.get("consented") is True)
+            revised = (opened, capture, store, self._events(), steps, index, tools)
             try:
-                decide = review.without if self._request["kind"] == "undo" else review.another
-                result = decide(opened, capture, store, self._events(), steps, index, tools)
+                if self._request["kind"] == "undo":
+                    result = review.without(*revised)
+                else:
+                    result = review.another(*revised, str(self._request.get("remark") or ""))
             finally:
                 tools.measurer.close()
         self._tell("result", result=to_json(result))

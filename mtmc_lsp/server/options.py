@@ -8,6 +8,9 @@ from typing import Any
 SECTION = "mtmc"
 """The section of the client's settings that is ours."""
 
+LLM = "llm_"
+"""Before the names of those settings that are a table's of their own, ``[tool.mtmc.llm]``."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -32,6 +35,17 @@ class ClientSettings:
     precision: str | None = None
     budget_seconds: float | None = None
     max_steps: int | None = None
+    planner: str | None = None
+    coder: str | None = None
+    llm_model: str | None = None
+    llm_temperature: float | None = None
+    llm_samples: int | None = None
+    llm_context_tokens: int | None = None
+    llm_budget_tokens: int | None = None
+    llm_budget_seconds: float | None = None
+    llm_budget_money: float | None = None
+    llm_price_prompt: float | None = None
+    llm_price_answer: float | None = None
     record_command: str = ""
     """The program that *Record inputs from a command* runs, without being asked which."""
     inlay_hints: bool = False
@@ -41,8 +55,11 @@ class ClientSettings:
 
     def of_run(self) -> dict[str, Any]:
         """Those that a run takes, where they are set."""
-        names = ("python", "archs", "precision", "budget_seconds", "max_steps")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        names = ("python", "archs", "precision", "budget_seconds", "max_steps", "planner", "coder")
+        found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        model = {f.name.removeprefix(LLM): getattr(self, f.name) for f in fields(self) if f.name.startswith(LLM)}
+        model = {name: value for name, value in model.items() if value is not None}
+        return {**found, "llm": model} if model else found
 
 
 def read_options(data: Any) -> Options:
@@ -82,7 +99,7 @@ def _fitted(kind: str, value: Any) -> Any:
         return tuple(value) if is_list else None
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind.startswith("float"):
-        return float(value) if number and value > 0 else None
+        return float(value) if number and value >= 0 else None
     if kind.startswith("int"):
         return int(value) if number and value > 0 and int(value) == value else None
     return value if isinstance(value, bool if kind == "bool" else str) else None

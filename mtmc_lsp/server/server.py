@@ -21,6 +21,7 @@ from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
+from mtmc_lsp.server.model_consent import ModelConsent
 from mtmc_lsp.server.options import ClientSettings, Options
 from mtmc_lsp.server.progress import Reporter
 from mtmc_lsp.server.protocol import Protocol
@@ -101,6 +102,7 @@ class Server(LanguageServer):
         self.is_configured = asyncio.Event()
         """Whether the client's settings are those that were last asked for."""
         self.trust = Trust(whole_workspace=False)
+        self.model_consent = ModelConsent()
         self.reviews = Reviews()
         self.jobs = Jobs(host_command, self._on_job)
         self.reporter = Reporter(self)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from pathlib import Path
 
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
+from mtmc_lsp.core.remembered import Remembered, state_folder
+
 TRUST, REFUSE = "Trust this folder", "Cancel"
-
-
-def state_folder() -> Path:
-    """Where this program keeps what belongs to the user and to no project."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "mtmc"
 
 
 class Trust:
@@ -24,11 +18,11 @@ class Trust:
     def __init__(self, *, whole_workspace: bool, folder: Path | None = None) -> None:
         """Start from what is stored; ``whole_workspace`` is the client's word for all that it opens."""
         self._all = whole_workspace
-        self._file = (folder or state_folder()) / "trusted.json"
+        self._file = Remembered((folder or state_folder()) / "trusted.json")
 
     def has(self, root: Path) -> bool:
         """Whether a project's code may be run."""
-        return self._all or str(root) in self._stored()
+        return self._all or str(root) in self._file.words()
 
     async def ensure(self, server: LanguageServer, root: Path) -> bool:
         """Ask the user once for this folder, unless they or the client already said yes."""
@@ -48,17 +42,4 @@ class Trust:
 
     def remember(self, root: Path) -> None:
         """Store that a folder is trusted."""
-        folders = sorted({*self._stored(), str(root)})
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self._file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(folders, stream)
-        os.replace(temporary, self._file)
-
-    def _stored(self) -> list[str]:
-        try:
-            found = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            # Nothing was trusted yet, or the file is damaged: then the user is asked again.
-            return []
-        return [str(item) for item in found] if isinstance(found, list) else []
+        self._file.put(self._file.words() | {str(root)})

@@ -33,8 +33,9 @@ class Fault:
 class Endpoint:
     """Answers each request with the next of its replies; the last one stays."""
 
-    def __init__(self, *replies: Any, refuses: tuple[str, ...] = (), counts: bool = True) -> None:
-        """``refuses`` names request fields that are answered with 400; ``counts`` is whether tokens are counted."""
+    def __init__(self, *replies: Any, refuses: tuple[str, ...] = (), counts: bool = True, streams: bool = True) -> None:
+        """``refuses`` names request fields that are answered with 400; without ``streams`` every answer comes whole."""
+        self.streams = streams
         self.replies = list(replies)
         self.requests: list[dict[str, Any]] = []
         self.refuses = refuses
@@ -79,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._refused():
             return
         with self.endpoint.lock:
-            unknown = next((name for name in self.endpoint.refuses if name in request), None)
+            unknown = next((name for name in self.endpoint.refuses if request.get(name)), None)
             if unknown is not None:
                 self._error(400, f"Unrecognized request argument supplied: {unknown}")
                 return
@@ -140,6 +141,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
 
     def _stream(self, request: dict[str, Any], text: str) -> None:
+        most = 4 * request.get("max_tokens", request.get("max_completion_tokens", len(text)))
+        finish = "length" if len(text) > most else "stop"
+        text = text[:most]
+        sent = sum(len(str(item["content"])) for item in request["messages"]) // 4
+        usage = {"prompt_tokens": sent, "completion_tokens": len(text) // 4, "total_tokens": sent + len(text) // 4}
+        if not (self.endpoint.streams and request["stream"]):
+            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+            whole = {"id": "c", "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice]}
+            self._json(200, {**whole, "usage": usage})
+            return
         self._begin()
         for i in range(0, len(text), 40):
             piece = text[i : i + 40]
@@ -149,10 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._event(_delta({"tool_calls": [call]}))
             else:
                 self._event(_delta({"content": piece}))
-        self._event({**_delta({}), "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        self._event({**_delta({}), "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
         if self.endpoint.counts and "stream_options" in request:
-            sent = sum(len(str(item["content"])) for item in request["messages"]) // 4
-            usage = {"prompt_tokens": sent, "completion_tokens": len(text) // 4, "total_tokens": sent + len(text) // 4}
             self._event({**_delta({}), "choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 

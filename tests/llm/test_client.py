@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,8 @@ from endpoint import KEY, Endpoint, Fault
 from mtmc_lsp.core.chat import BudgetSpent, Message, ModelFailed, ModelNotUsable
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.macro.llm import answer_schema
-from mtmc_lsp.micro.llm.client import OpenAIModel, look_at_endpoint
+from mtmc_lsp.micro.llm.client import OpenAIModel
+from mtmc_lsp.micro.llm.probe import Abilities, abilities, look_at_endpoint
 
 HELLO = [Message("user", "hello")]
 QUICK = LlmSettings(timeout_seconds=5.0, retries=0)
@@ -22,11 +25,16 @@ def model(environ: dict[str, str], **settings: Any) -> OpenAIModel:
     return OpenAIModel(replace(QUICK, **settings), environ=environ)
 
 
+def answer_of(asked: OpenAIModel) -> str:
+    (reply,) = asked.ask("code", HELLO)
+    return reply.text
+
+
 def test_an_answer_is_streamed_and_its_tokens_are_counted() -> None:
     endpoint = Endpoint("a long answer " * 20)
     with endpoint.serving() as environ:
         asked = model(environ, price_prompt=2.0, price_answer=10.0)
-        assert asked.ask("code", HELLO) == "a long answer " * 20
+        assert answer_of(asked) == "a long answer " * 20
     use = asked.use()
     assert (use.requests, use.prompt_tokens, use.answer_tokens, use.counted) == (1, 1, 70, True)
     assert use.cost == pytest.approx((1 * 2 + 70 * 10) / 1e6)
@@ -50,7 +58,7 @@ def test_a_choice_is_asked_for_in_the_strictest_form_that_the_endpoint_knows(ref
     with endpoint.serving() as environ:
         asked = model(environ)
         for _ in range(2):
-            assert '"action": 2' in asked.ask("plan", HELLO, answer_schema(3))
+            assert '"action": 2' in asked.ask("plan", HELLO, schema=answer_schema(3))[0].text
     assert all(field in request and not set(refuses) & set(request) for request in endpoint.requests)
     assert len(endpoint.requests) == 2
 
@@ -59,7 +67,7 @@ def test_a_choice_is_asked_for_in_the_strictest_form_that_the_endpoint_knows(ref
 def test_an_option_that_the_endpoint_refuses_is_left_out(option: str) -> None:
     endpoint = Endpoint("fine", refuses=(option,))
     with endpoint.serving() as environ:
-        assert model(environ, temperature=0.2).ask("code", HELLO) == "fine"
+        assert answer_of(model(environ, temperature=0.2)) == "fine"
     assert option not in endpoint.requests[0]
     assert ("max_completion_tokens" in endpoint.requests[0]) == (option == "max_tokens")
 
@@ -68,13 +76,13 @@ def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
     wait = Fault(429, "slow down", {"Retry-After": "1"})
     with Endpoint(wait, "after all").serving() as environ:
         began = time.monotonic()
-        assert model(environ, retries=1).ask("code", HELLO) == "after all"
+        assert answer_of(model(environ, retries=1)) == "after all"
         assert time.monotonic() - began >= 1.0
 
 
 def test_a_fault_of_the_server_is_tried_again() -> None:
     with Endpoint(Fault(500, "oops"), "after all").serving() as environ:
-        assert model(environ, retries=1).ask("code", HELLO) == "after all"
+        assert answer_of(model(environ, retries=1)) == "after all"
 
 
 def piece(text: str) -> bytes:
@@ -90,7 +98,7 @@ def piece(text: str) -> bytes:
         (Fault(wait=3.0), {"timeout_seconds": 0.5}, "gave no answer within 0.5 s"),
         (Fault(chunks=(piece('[{"ind') + b"\n\n",)), {}, "broke off"),
         (Fault(chunks=(b'data: {"error": {"message": "out of memory"}}\n\n',)), {}, "broke off: out of memory"),
-        (Fault(endless="word " * 50), {"answer_tokens": 100}, "did not end at llm.answer_tokens = 100"),
+        (Fault(endless="word " * 50), {"answer_tokens": 100}, "did not end at 100 tokens"),
         (Fault(endless=" "), {"timeout_seconds": 0.5, "answer_tokens": 10**8}, "had not ended after 0.5 s"),
     ],
 )
@@ -101,7 +109,7 @@ def test_a_request_that_fails_says_how_and_another_may_succeed(fault, settings, 
             asked.ask("code", HELLO)
         assert message in failure.value.message
         assert asked.exchanges[0].error == failure.value.message
-        assert asked.ask("code", HELLO) == "better"
+        assert answer_of(asked) == "better"
 
 
 def test_a_key_that_is_refused_is_said_and_never_repeated() -> None:
@@ -140,12 +148,25 @@ def test_doctor_sees_which_models_there_are() -> None:
             look_at_endpoint(QUICK, {**environ, "OPENAI_API_KEY": "bad"})
 
 
+def test_doctor_finds_how_a_model_can_be_held_to_an_answer() -> None:
+    seven = '{"number": 7}'
+    with Endpoint(seven).serving() as environ:
+        assert abilities("tiny", QUICK, environ) == Abilities("", "", counts=True)
+    with Endpoint(seven, refuses=("tools",)).serving() as environ:
+        found = abilities("tiny", QUICK, environ)
+        assert (found.structured, "Unrecognized request argument" in found.tools) == ("", True)
+    with Endpoint("Seven, of course!", counts=False).serving() as environ:
+        found = abilities("tiny", QUICK, environ)
+        assert found == Abilities("it answers 'Seven, of course!'", "it answers 'Seven, of course!'", counts=False)
+    with Endpoint(seven).serving() as environ, pytest.raises(ModelNotUsable, match="knows no model 'huge'"):
+        abilities("huge", QUICK, environ)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"budget_tokens": 100}, "of 100 tokens are used"),
+        ({"budget_tokens": 300}, "of 300 tokens are used"),
         ({"budget_money": 0.02, "price_answer": 100.0, "answer_tokens": 120}, "of 0.02 are spent"),
-        ({"budget_seconds": 1e-9}, "s were spent waiting"),
     ],
 )
 def test_a_budget_ends_the_asking_before_it_is_passed(settings, message) -> None:
@@ -157,6 +178,114 @@ def test_a_budget_ends_the_asking_before_it_is_passed(settings, message) -> None
             asked.ask("code", HELLO)
     assert len(endpoint.requests) == 1
     assert (asked.use().cost or 0.0) <= 0.02
+
+
+def test_seconds_are_a_budget_too_and_end_an_answer_that_is_on_its_way() -> None:
+    endpoint = Endpoint(Fault(wait=1.5), "x")
+    with endpoint.serving() as environ:
+        asked = model(environ, budget_seconds=0.4)
+        with pytest.raises(ModelFailed, match=r"budget_seconds = 0\.4 ended while the answer came"):
+            asked.ask("code", HELLO)
+        with pytest.raises(BudgetSpent, match=r"of 0\.4 s were spent waiting"):
+            asked.ask("code", HELLO)
+    assert [item.failure for item in asked.exchanges] == ["model-failed", "model-budget"]
+    assert asked.use().requests == 1
+
+
+def test_several_answers_are_asked_for_at_once() -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    def answer(request: dict[str, Any]) -> str:
+        return f"answer {together.wait()}"
+
+    with Endpoint(answer).serving() as environ:
+        asked = model(environ)
+        replies = asked.ask("code", HELLO, samples=3)
+    assert sorted(reply.text for reply in replies) == ["answer 0", "answer 1", "answer 2"]
+    assert [item.question for item in asked.exchanges] == [1, 1, 1]
+    assert asked.use().requests == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"budget_tokens": 3000}, 3000),
+        ({"budget_tokens": 700}, 700),
+        ({"budget_money": 0.3, "price_prompt": 10.0, "price_answer": 100.0}, 3000),
+    ],
+)
+def test_no_budget_is_passed_by_parallel_answers_however_long_they_are(settings, tokens: int) -> None:
+    endpoint = Endpoint("x " * 10**5)
+    with endpoint.serving() as environ:
+        asked = model(environ, **settings)
+        with contextlib.suppress(BudgetSpent):
+            while len(endpoint.requests) < 100:
+                asked.ask("code", HELLO, samples=4)
+    use = asked.use()
+    assert tokens - 300 < use.prompt_tokens + use.answer_tokens <= tokens
+    assert (use.cost or 0.0) <= 0.3
+    assert all(request["max_tokens"] <= tokens for request in endpoint.requests)
+    assert len(endpoint.requests) == use.requests
+
+
+def test_an_answer_that_fails_leaves_the_others() -> None:
+    with Endpoint(Fault(500, "oops"), "fine").serving() as environ:
+        asked = model(environ)
+        assert [reply.text for reply in asked.ask("code", HELLO, samples=3)] == ["fine", "fine"]
+    assert sorted(item.error for item in asked.exchanges)[:2] == ["", ""]
+
+
+def test_an_answer_that_stopped_at_its_limit_is_known_to_be_cut() -> None:
+    with Endpoint("x" * 400).serving() as environ:
+        (reply,) = model(environ, answer_tokens=20).ask("code", HELLO)
+    assert reply.is_cut
+    assert len(reply.text) == 80
+
+
+def test_what_a_model_says_to_itself_is_no_answer() -> None:
+    with Endpoint("<think>first\n<<<<<<< SEARCH</think>\nfine").serving() as environ:
+        assert answer_of(model(environ)) == "fine"
+
+
+def test_an_endpoint_that_does_not_stream_is_asked_for_the_whole() -> None:
+    for endpoint in (Endpoint("fine", streams=False), Endpoint("fine", refuses=("stream",))):
+        with endpoint.serving() as environ:
+            asked = model(environ)
+            assert answer_of(asked) == "fine"
+            assert answer_of(asked) == "fine"
+        assert asked.use().counted
+        assert [bool(request["stream"]) for request in endpoint.requests][-1] is False
+
+
+def test_a_model_with_a_short_context_is_asked_for_shorter_answers() -> None:
+    def answer(request: dict[str, Any]) -> Any:
+        said = "This model's maximum context length is 2048 tokens and your request has 1000 input tokens (max_tokens)"
+        return "fine" if request["max_tokens"] <= 1048 else Fault(400, said)
+
+    endpoint = Endpoint(answer)
+    with endpoint.serving() as environ:
+        assert answer_of(model(environ)) == "fine"
+    assert [request["max_tokens"] for request in endpoint.requests] == [8192, 1048]
+
+
+@pytest.mark.parametrize("status", [422, 500])
+def test_a_server_that_fails_on_a_schema_is_asked_without(status: int) -> None:
+    def answer(request: dict[str, Any]) -> Any:
+        return Fault(status, "no grammar") if {"response_format", "tools"} & set(request) else '{"action": 1}'
+
+    with Endpoint(answer).serving() as environ:
+        (reply,) = model(environ).ask("plan", HELLO, schema=answer_schema(3))
+    assert reply.text == '{"action": 1}'
+
+
+def test_a_server_that_ignores_a_schema_is_asked_otherwise_the_next_time() -> None:
+    endpoint = Endpoint("I would take the first.")
+    with endpoint.serving() as environ:
+        asked = model(environ)
+        for _ in range(3):
+            asked.ask("plan", HELLO, schema=answer_schema(3))
+    fields = [{"response_format", "tools"} & set(request) for request in endpoint.requests]
+    assert fields == [{"response_format"}, {"tools"}, set()]
 
 
 def test_a_prompt_that_is_too_long_is_not_sent() -> None:

@@ -12,6 +12,12 @@ import pytest
 from answers import KERNEL, SOURCE, body, good, sheet
 from endpoint import Endpoint
 
+from mtmc_lsp.commands.consent import consented
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.workload import Target, TargetKind
+from mtmc_lsp.search.makers import BUILTIN, Makers
+from mtmc_lsp.search.session import Opened, Request
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cli"))
 from runner import Answer, mtmc
 
@@ -57,27 +63,92 @@ def test_the_model_plans_and_writes_what_the_built_in_coder_cannot(folder: Path)
     assert rows.fetchall()[:2] == [(document["id"], 1)] * 2
 
 
-def test_what_fails_is_mended_with_a_message_that_says_what_failed(folder: Path) -> None:
-    unmasked = KERNEL.replace("tl.where(mask, tl.maximum(s, 0.0), 0.0)", "tl.maximum(s, 1.0)")
-    invented = KERNEL.replace("tl.sort(x)", "tl.bitonic_merge_sort(x)")
-    answers = [
-        lambda request: "def f(): pass",
+def instead(old: str, new: str):
+    """The good answer with something else in it: nothing that a rule forbids."""
+
+    def answer(request: dict[str, Any]) -> str:
+        assert old in good(request)
+        return good(request).replace(old, new)
+
+    return answer
+
+
+STORED = "tl.cumsum(s, 0) * 2, mask"
+MENDED = [
+    ("holds no code", lambda request: "def f(): pass"),
+    (
+        "There is no line 'return nothing'",
         lambda request: good(request).replace(body(sheet(request)), "    return nothing\n"),
-        lambda request: good(request).replace(KERNEL, invented),
-        lambda request: good(request).replace(KERNEL, unmasked),
-        good,
-    ]
+    ),
+    ("bitonic_merge_sort", instead("tl.sort(x)", "tl.bitonic_merge_sort(x)")),
+    ("values", instead("tl.where(mask, tl.maximum(s, 0.0), 0.0)", "tl.maximum(s, 1.0)")),
+    ("values", instead(STORED, "(tl.cumsum(s, 0) * 2).to(tl.float16), mask")),
+    ("values", instead("mask = cols < n_cols", "mask = cols < 40")),
+    ("values", instead("tl.store(out_ptr + row * n_cols + cols", "tl.store(out_ptr + cols")),
+    ("values", instead("ranks_kernel[(n_rows,)](x, out,", "ranks_kernel[(n_rows,)](x, torch.empty_like(x),")),
+    ("shares memory with", instead("ranks_kernel[(n_rows,)](x, out,", "out = x\n    ranks_kernel[(n_rows,)](x, x,")),
+]
+"""Answers that each fail at another place, and a word of what the model is then told."""
+
+
+def test_what_fails_is_mended_with_a_message_that_says_what_failed(folder: Path) -> None:
     settings = folder / "pyproject.toml"
-    settings.write_text(settings.read_text() + "repairs = 4\n")
-    endpoint = Endpoint(*answers)
+    settings.write_text(settings.read_text() + f"repairs = {len(MENDED)}\n")
+    endpoint = Endpoint(*(answer for _, answer in MENDED), good)
     run = optimised(folder, endpoint)
     assert run.code == 0, run.err
-    assert run.document["steps"][0]["status"] == "accepted"
-    assert "holds no code" in endpoint.prompt(1)
-    assert "There is no line 'return nothing'" in endpoint.prompt(2)
-    assert "ranks_kernel does not compile for sm_90" in endpoint.prompt(3)
-    assert "bitonic_merge_sort" in endpoint.prompt(3)
-    assert "values" in endpoint.prompt(4).rpartition("Your edit was undone")[0].rpartition(">>>>>>> REPLACE")[2]
+    step = run.document["steps"][0]
+    assert step["status"] == "accepted"
+    assert KERNEL in step["candidate"]["source"], "none of the wrong ones"
+    told = [str(request["messages"][-1]["content"]) for request in endpoint.requests[1:]]
+    assert len(told) == len(MENDED)
+    for (word, _), message in zip(MENDED, told, strict=True):
+        assert word in message
+
+
+def test_a_run_is_replayed_without_network_or_key(folder: Path) -> None:
+    first = optimised(folder, Endpoint("no code", good), "--coder", "llm", "--apply").document
+    again = mtmc(folder, "optimize", "--replay", first["id"], "--json", **NO_GPU)
+    assert again.code == 0, again.err
+    for name in ("reason", "diff", "status", "action"):
+        assert [step[name] for step in again.document["steps"]] == [step[name] for step in first["steps"]]
+    assert again.document["final"]["source"] == first["final"]["source"] == (folder / "model.py").read_text()
+    assert again.document["model_use"] == {
+        **{"model": "tiny", "requests": 0, "prompt_tokens": 0, "answer_tokens": 0, "cost": None, "counted": True},
+        "replay_of": first["id"],
+    }
+    (folder / "model.py").write_text(SOURCE.replace("* 2", "* 3"))
+    changed = mtmc(folder, "optimize", "--replay", first["id"], "--json", **NO_GPU)
+    assert (changed.code, changed.error["code"]) == (2, "file-changed")
+    assert "Put the file back" in changed.error["remedy"]
+    unknown = mtmc(folder, "optimize", "--replay", "nothing", "--json")
+    assert (unknown.code, unknown.error["message"]) == (2, "there is no run 'nothing'")
+
+
+def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, monkeypatch, capsys) -> None:
+    host = {
+        "OPENAI_BASE_URL": "http://model.example:8000/v1",
+        "MTMC_LLM_MODEL": "m",
+        "XDG_STATE_HOME": str(folder / "s"),
+    }
+    for name, value in host.items():
+        monkeypatch.setenv(name, value)
+    target = Target(str(folder / "model.py"), "ranks", TargetKind.FUNCTION, 5, 7)
+    opened = Opened(Request(folder / "model.py", "ranks", Settings(), sys.executable), b"", target)
+    for makers in (Makers("llm"), Makers(coder="llm"), Makers(coder="auto")):
+        assert consented(opened, makers, explicit=False, may_ask=True) == BUILTIN
+        assert "you have not agreed to it" in capsys.readouterr().err
+        assert consented(opened, makers, explicit=True, may_ask=True) == makers
+    asked = mtmc(folder, "consent", **host)
+    assert "nothing of" in asked.out
+    assert "at model.example:8000 be asked" in asked.out
+    assert mtmc(folder, "consent", "--give", "--json", **host).document["hosts"] == ["model.example:8000"]
+    assert consented(opened, Makers(coder="auto"), explicit=False, may_ask=False) == Makers(coder="auto")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")
+    assert consented(opened, Makers(coder="auto"), explicit=False, may_ask=False) == BUILTIN, (
+        "another host is asked anew"
+    )
+    assert mtmc(folder, "consent", "--withdraw", "--json", **host).document["hosts"] == []
 
 
 def test_a_key_that_is_refused_leaves_a_run_to_resume(folder: Path) -> None:

@@ -2,84 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from answers import KERNEL, LAUNCH, SOURCE, body, good, good_diff, good_whole, hunk, sheet
 from endpoint import Endpoint, Fault
+from searching import Agreeing
 
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.chat import ModelNotUsable
-from mtmc_lsp.core.results import CompileReport, Device, KernelReport, Timing, Verdict, VerdictStatus
-from mtmc_lsp.core.run import Candidate, RunResult, StepStatus
-from mtmc_lsp.core.settings import LlmSettings, Settings
-from mtmc_lsp.micro.llm.client import OpenAIModel
+from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.micro.llm.prompts import knowledge
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 from mtmc_lsp.search.makers import Makers
-
-WRITES = Makers(coder="llm")
-H200 = Device("NVIDIA H200", "sm_90", 132, 232448, 62914560, 4.28e12, {"fp32": 5.1e13})
-
-
-class Agreeing:
-    """Finds every candidate correct, but for those that hold one of the given texts."""
-
-    def __init__(self, **wrong: str) -> None:
-        self.wrong = wrong
-        self.seen: list[str] = []
-
-    def device(self) -> Device:
-        return H200
-
-    def compile(self, candidate: Candidate) -> CompileReport:
-        return CompileReport((KernelReport("ranks_kernel", "sm_90"),))
-
-    def verify(self, candidate: Candidate) -> Verdict:
-        self.seen.append(candidate.source)
-        for text, reason in self.wrong.items():
-            if text in candidate.source:
-                return Verdict(VerdictStatus.INCORRECT, (), "interpreter", reason=reason)
-        return Verdict(VerdictStatus.CORRECT, (), "interpreter")
-
-    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
-        return None
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
-@pytest.fixture
-def run(captured):
-    """Runs the search against an endpoint; gives the result."""
-    capture = captured(SOURCE, "ranks")
-
-    def go(
-        endpoint: Endpoint,
-        makers: Makers = WRITES,
-        measurer: Agreeing | None = None,
-        steps: int = 1,
-        **llm: Any,
-    ) -> RunResult:
-        settings = Settings(llm=replace(LlmSettings(retries=0, timeout_seconds=10.0), **llm))
-        with endpoint.serving() as environ:
-            model = OpenAIModel(settings.llm, environ=environ)
-            planner, coder = makers.open(settings, model)
-            events = Events(lambda index, action: None, lambda text: None, lambda step: None)
-            search = GreedySearch(
-                capture,
-                SOURCE,
-                planner,
-                coder,
-                measurer or Agreeing(),
-                measured=False,
-                limits=Limits(60.0, steps),
-                events=events,
-            )
-            return replace(search.run("run", "hash"), model_use=model.use())
-
-    return go
 
 
 @pytest.mark.parametrize("answer", [good, good_whole, good_diff])
@@ -164,7 +98,7 @@ FAILURES = {
 def test_a_bad_answer_is_refused_unrun_with_its_reason_and_mended(run, name: str) -> None:
     answer, reason = FAILURES[name]
     endpoint, measurer = Endpoint(answer, good), Agreeing()
-    result = run(endpoint, measurer=measurer, context_tokens=100_000)
+    result = run(endpoint, measurer=measurer, context_tokens=100_000, answer_tokens=50_000)
     assert result.steps[0].status is StepStatus.ACCEPTED, result.steps[0].reason
     assert len(measurer.seen) == 1, "what breaks a rule is never run"
     assert reason in str(endpoint.requests[1]["messages"][-1]["content"])
@@ -187,6 +121,39 @@ def test_the_same_code_is_never_run_twice_and_the_last_good_version_stands(run) 
     assert len(measurer.seen) == 1
     assert len(endpoint.requests) == 3
     assert result.final.source == SOURCE
+
+
+def test_of_several_answers_the_best_that_verifies_wins_and_the_same_code_is_verified_once(run) -> None:
+    def commented(request: dict[str, Any]) -> str:
+        return good(request).replace("    s = tl.sort(x)", "    # ascending\n    s = tl.sort(x)")
+
+    wrong, spilling = changed("* 2, mask", "* 3, mask"), changed("num_warps=4", "num_warps=1")
+    endpoint = Endpoint("no code", wrong, spilling, good, commented)
+    measurer = Agreeing(**{"* 3, mask": "values: relative error 0.5"})
+    measurer.spills = {"num_warps=1": 64}
+    result = run(endpoint, measurer=measurer, samples=5)
+    step = result.steps[0]
+    assert step.status is StepStatus.ACCEPTED
+    assert step.reason.endswith("the best of 3 versions, 2 of them correct")
+    assert "num_warps=4" in step.candidate.source
+    assert len(measurer.seen) == len(set(measurer.seen)) == 3
+    assert len(endpoint.requests) == 5, "nothing had to be mended"
+
+
+def test_where_every_answer_fails_the_one_that_came_farthest_is_mended(run) -> None:
+    endpoint = Endpoint("no code", changed("* 2, mask", "* 3, mask"), good)
+    measurer = Agreeing(**{"* 3, mask": "values: relative error 0.5"})
+    result = run(endpoint, measurer=measurer, samples=2)
+    assert result.steps[0].status is StepStatus.ACCEPTED
+    assert "values: relative error 0.5" in str(endpoint.requests[2]["messages"][-1]["content"])
+
+
+def test_an_answer_that_was_cut_is_told_to_be_brief(run) -> None:
+    endpoint = Endpoint(lambda request: good(request) + "# more\n" * 500, good)
+    assert run(endpoint, answer_tokens=400).steps[0].status is StepStatus.ACCEPTED
+    endpoint = Endpoint(lambda request: hunk("", "# more\n" * 500), good)
+    assert run(endpoint, answer_tokens=400).steps[0].status is StepStatus.ACCEPTED
+    assert "be brief" in str(endpoint.requests[1]["messages"][-1]["content"])
 
 
 def test_a_request_that_fails_fails_its_step_alone(run) -> None:
@@ -241,5 +208,14 @@ def test_a_key_that_is_refused_ends_the_run_with_an_error(run) -> None:
 
 
 @pytest.mark.parametrize("kind", ActionKind)
-def test_every_kind_of_action_has_a_note_with_its_source(kind: ActionKind) -> None:
-    assert knowledge(kind).count("Source") == 2
+def test_every_kind_of_action_has_a_note_with_a_worked_example_and_its_source(kind: ActionKind) -> None:
+    note = knowledge(kind)
+    assert note.count("\nSource") == 2
+    assert "\nExample: " in note
+
+
+def test_each_architecture_has_a_note_and_is_told_once() -> None:
+    note = knowledge(ActionKind.TILE, ("sm_80", "sm_89", "sm_90", "gfx942"))
+    assert [note.count(f"## {name}") for name in ("Ampere", "Hopper", "CDNA")] == [1, 1, 1]
+    assert note.count("\nSource") == 5
+    assert "CDNA" not in knowledge(ActionKind.TILE, ("sm_90",))

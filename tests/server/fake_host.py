@@ -20,13 +20,14 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Device, Timing, Verdict, VerdictStatus
-from mtmc_lsp.core.run import Candidate, GeneratedCode, RunResult
+from mtmc_lsp.core.run import Candidate, GeneratedCode, RunResult, Step
 from mtmc_lsp.core.settings import Settings, changed
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.search import review, session
+from mtmc_lsp.search import session
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 from mtmc_lsp.search.session import Opened, Request
 from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.search.tools import Tools
 from mtmc_lsp.server.host import serve
 from mtmc_lsp.source.compose import compose
 from mtmc_lsp.source.targets import find_target
@@ -101,7 +102,14 @@ class FakeEngine:
         return self._actions(opened), FakeMeasurer().device()
 
     def optimize(
-        self, opened: Opened, capture: Capture, store: Store, events: Events, resumed: RunRecord | None
+        self,
+        opened: Opened,
+        capture: Capture,
+        store: Store,
+        events: Events,
+        resumed: RunRecord | None,
+        *,
+        consented: bool,
     ) -> RunResult:
         path, qualname = str(opened.request.path), opened.target.qualname
         done = store.steps(resumed.id) if resumed is not None else []
@@ -126,10 +134,8 @@ class FakeEngine:
         store.finish(result)
         return result
 
-    def tools(self, opened: Opened, capture: Capture) -> review.Tools:
-        return review.Tools(
-            FakePlanner(self._actions(opened)), ComposingCoder(), SleepingMeasurer(), True, Limits(60.0, 20)
-        )
+    def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
+        return Tools(FakePlanner(self._actions(opened)), ComposingCoder(), SleepingMeasurer(), True, Limits(60.0, 20))
 
     @staticmethod
     def _said(opened: Opened) -> Sequence[str]:

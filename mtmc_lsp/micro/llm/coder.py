@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed
+from mtmc_lsp.core.action import REMARK, MacroAction
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.run import Candidate, GeneratedCode
+from mtmc_lsp.core.run import Author, Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
 from mtmc_lsp.macro.open_regions import OPEN
@@ -24,6 +28,8 @@ from mtmc_lsp.micro.llm.rules import ALLOCATION, check_rules
 from mtmc_lsp.micro.llm.sheet import Sheet, put_together, taken_apart
 from mtmc_lsp.source.compose import compose, strip_generated
 
+CUT = "The answer was cut off where it reached the most tokens it may have: be brief."
+
 
 class LlmCoder:
     """Writes one action by a model's answer; unlike the built-in coder's, its answers need not repeat.
@@ -31,73 +37,124 @@ class LlmCoder:
     The first step starts from a launcher that makes every torch call itself, which the model then moves into kernels.
     """
 
-    def __init__(self, model: ChatModel, *, repairs: int = 3) -> None:
-        """``repairs`` is how often the model may mend one step, whatever is wrong with it."""
+    def __init__(
+        self,
+        model: ChatModel,
+        *,
+        repairs: int = 3,
+        samples: int = 1,
+        archs: Sequence[str] = (),
+        known: Mapping[str, str] | None = None,
+    ) -> None:
+        """Ask ``model``.
+
+        Args:
+            model: who is asked.
+            repairs: how often it may mend one step, whatever is wrong with it.
+            samples: how many versions of a step it is asked for at once.
+            archs: what kernels are compiled for where there is no GPU.
+            known: edits of an earlier run by the key of their action, which are taken before the model is asked.
+        """
         self._model = model
         self._repairs = repairs
+        self._samples = samples
+        self._archs = archs
+        self._known = dict(known or {})
         self._left = 0
-        self._talk: list[Message] = []
-        self._last = ""
-        """The id of what was written last."""
+        self._talks: dict[str, list[Message]] = {}
+        """The conversation that led to each version, by its id."""
         self._seen: dict[str, str] = {}
-        """What became of each text that was written: the same code is never run twice."""
+        """What became of each program that was written: the same one is never run twice."""
 
     def start(self, capture: Capture, source: str) -> Candidate:
         """The user's own file, nothing generated."""
         return BuiltinCoder().start(capture, source)
 
     def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
-        """``candidate`` with ``action`` applied by the model.
+        """``candidate`` with ``action`` applied by the model: its first version that can be applied."""
+        return self.write_several(capture, candidate, action)[0]
+
+    def write_several(self, capture: Capture, candidate: Candidate, action: MacroAction) -> list[Candidate]:
+        """Versions of ``candidate`` with ``action`` applied by the model, no two of them alike.
 
         Raises:
             CannotCode: no answer within the repairs could be applied, or there is nothing to start from.
             ModelNotUsable: the endpoint, the key or the model is not there.
         """
         self._left = self._repairs
-        self._talk = coding_messages(capture, candidate, action, sheet_of(capture, candidate))
-        return self._asked("code", capture, candidate, action)
+        known = self._known.get(_without_remark(action).key, "")
+        unwanted = known if REMARK in action.params else ""
+        talk = coding_messages(capture, candidate, action, sheet_of(capture, candidate), unwanted, self._archs)
+        if known and not unwanted:
+            with contextlib.suppress(BadAnswer):
+                return [self._read(capture, candidate, action, known, [*talk, Message("assistant", known)])]
+        return self._asked("code", capture, candidate, action, talk, self._samples)
 
-    def repair(self, capture: Capture, candidate: Candidate, action: MacroAction, failure: str) -> Candidate:
-        """Another try at the action that was written last, after ``failure`` was found in it."""
-        self._seen[self._last] = failure
-        self._next_try(failure, from_scratch=False)
-        return self._asked("repair", capture, candidate, action)
+    def repair(self, capture: Capture, candidate: Candidate, failed: Candidate, failure: str) -> Candidate:
+        """Another try at the action of ``failed``, after ``failure`` was found in it."""
+        assert failed.action is not None, "only the root has no action, and it cannot fail"
+        self._seen[_form(failed)] = failure
+        talk = self._next_try(self._talks[failed.id], failure, from_scratch=False)
+        return self._asked("repair", capture, candidate, failed.action, talk, 1)[0]
 
-    def _next_try(self, failure: str, *, from_scratch: bool) -> None:
+    def _next_try(self, talk: list[Message], failure: str, *, from_scratch: bool) -> list[Message]:
         if self._left <= 0:
             raise CannotCode(f"{failure} (after {self._repairs} repairs)" if self._repairs else failure)
         self._left -= 1
-        self._talk.append(repair_message(failure, from_scratch=from_scratch))
+        return [*talk, repair_message(failure, from_scratch=from_scratch)]
 
-    def _asked(self, purpose: str, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
-        schedule = _schedule_after(capture, candidate, action)
-        sheet = sheet_of(capture, candidate)
+    def _asked(
+        self,
+        purpose: str,
+        capture: Capture,
+        candidate: Candidate,
+        action: MacroAction,
+        talk: list[Message],
+        samples: int,
+    ) -> list[Candidate]:
         while True:
             try:
-                answer = self._model.ask(purpose, self._talk)
+                replies = self._model.ask(purpose, talk, samples=samples)
             except (BudgetSpent, ModelFailed) as failure:
                 raise CannotCode(failure.message) from None
-            self._talk.append(Message("assistant", answer))
-            try:
-                text = edited(sheet.text, answer, sheet.launcher)
-                check_rules(sheet, text, moved_calls=_moved_calls(capture, candidate, action))
-                return self._candidate(capture, candidate, action, put_together(sheet, text), schedule)
-            except BadAnswer as wrong:
-                self._next_try(str(wrong), from_scratch=True)
-                purpose = "repair"
+            made: dict[str, Candidate] = {}
+            bad: list[tuple[list[Message], str]] = []
+            for reply in replies:
+                said = [*talk, Message("assistant", clipped(reply.text))]
+                try:
+                    version = self._read(capture, candidate, action, reply.text, said)
+                    made.setdefault(_form(version), version)
+                except BadAnswer as wrong:
+                    bad.append((said, f"{wrong} {CUT}" if reply.is_cut else str(wrong)))
+            for form in made:
+                self._seen[form] = "It was tried already."
+            if made:
+                return list(made.values())
+            talk = self._next_try(*bad[0], from_scratch=True)
+            purpose, samples = "repair", 1
 
-    def _candidate(
-        self, capture: Capture, candidate: Candidate, action: MacroAction, code: GeneratedCode, schedule: Schedule
+    def _read(
+        self, capture: Capture, candidate: Candidate, action: MacroAction, answer: str, talk: list[Message]
     ) -> Candidate:
+        """The version that an answer makes.
+
+        Raises:
+            BadAnswer: it cannot be applied, breaks a rule, or is nothing new.
+        """
+        sheet = sheet_of(capture, candidate)
+        text = edited(sheet.text, answer, sheet.launcher)
+        check_rules(sheet, text, moved_calls=_moved_calls(capture, candidate, action))
         target = capture.workload.target
         plain = strip_generated(candidate.source.encode(), target.qualname)
-        text = compose(plain, target, code).decode()
-        made = Candidate(_key(text), candidate.id, action, text, code, to_json(schedule))
+        code = put_together(sheet, text)
+        source = compose(plain, target, code).decode()
+        schedule = to_json(_schedule_after(capture, candidate, action))
+        made = Candidate(_key(source), candidate.id, action, source, code, schedule, author=Author.MODEL)
         if made.source == candidate.source:
             raise BadAnswer("The edit changes nothing.")
-        if made.id in self._seen:
-            raise BadAnswer(f"That is the same code as before. {self._seen[made.id]}")
-        self._last, self._seen[made.id] = made.id, "It was tried already."
+        if _form(made) in self._seen:
+            raise BadAnswer(f"That is the same code as before. {self._seen[_form(made)]}")
+        self._talks[made.id] = talk
         return made
 
 
@@ -120,9 +177,13 @@ def _schedule_after(capture: Capture, candidate: Candidate, action: MacroAction)
     if action.params.get(OPEN):
         return schedule
     try:
-        return apply_action(capture.graph, schedule, action)
+        return apply_action(capture.graph, schedule, _without_remark(action))
     except IllegalAction as reason:
         raise CannotCode(str(reason)) from None
+
+
+def _without_remark(action: MacroAction) -> MacroAction:
+    return replace(action, params={name: value for name, value in action.params.items() if name != REMARK})
 
 
 def _moved_calls(capture: Capture, candidate: Candidate, action: MacroAction) -> int:
@@ -137,6 +198,12 @@ def _moved_calls(capture: Capture, candidate: Candidate, action: MacroAction) ->
     taken = free & set(action.region) if action.params.get(OPEN) else free & after
     operations = [program.graph.node(name).op.split(".")[1] for name in taken]
     return sum(1 for operation in operations if operation not in VIEWS | ALLOCATION)
+
+
+def _form(candidate: Candidate) -> str:
+    """What makes two versions the same program: comments and line breaks do not."""
+    assert candidate.code is not None, "only the root has no code"
+    return ast.dump(ast.parse(candidate.code.block))
 
 
 def _key(text: str) -> str:

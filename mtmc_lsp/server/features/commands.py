@@ -14,6 +14,7 @@ from pygls.exceptions import JsonRpcInvalidParams
 
 from mtmc_lsp.server.features.code_actions import directive_edit
 from mtmc_lsp.server.jobs import Job
+from mtmc_lsp.server.model_consent import ASKING
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.server.text import ERRORS
 from mtmc_lsp.source.compose import strip_generated
@@ -105,6 +106,8 @@ async def start(
     if not await ls.trust.ensure(ls, ls.root_of(document.path)):
         return None
     await ls.configured()
+    root, of_run = ls.root_of(document.path), ls.settings.of_run()
+    consented = kind in ASKING and await ls.model_consent.ensure(ls, root, Path(document.path), of_run)
     # A search starts from the user's own text; what the file holds of an earlier one is measured and verified as it is.
     text_now = document.text.data if kind in ("measure", "verify") else strip_generated(document.text.data, target)
     request = {
@@ -112,7 +115,8 @@ async def start(
         "path": document.path,
         "target": target,
         "text": text_now.decode("utf-8", ERRORS),
-        "settings": ls.settings.of_run(),
+        "settings": of_run,
+        "consented": consented,
         **request,
     }
     job = ls.jobs.submit(Job(kind, document.uri, document.path, target, title.format(target), request, process))

@@ -8,8 +8,8 @@ import re
 from lsprotocol import types as lsp
 
 from mtmc_lsp.core.results import BaselineTime, Timing
-from mtmc_lsp.core.run import Step, StepStatus
-from mtmc_lsp.report.words import headline, ratio_text, report_lines, timing_notes, verdict_line
+from mtmc_lsp.core.run import Author, Step, StepStatus
+from mtmc_lsp.report.words import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
 from mtmc_lsp.server.reviews import Review, Standing
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import DISPATCH
@@ -92,6 +92,8 @@ def run_table(standing: Standing) -> str:
     shown = standing.shown
     if shown is not None:
         parts += _details(shown)
+    if review.result is not None and review.result.model_use is not None:
+        parts.append(f"_{model_line(review.result.model_use)}_")
     parts.append(_where(review))
     return "\n\n".join(part for part in parts if part)
 
@@ -125,7 +127,8 @@ def _cell(text: str) -> str:
 
 
 def _details(step: Step) -> list[str]:
-    parts = [f"**Step {step.index}: {step.action.kind.value}.** {step.action.rationale}"]
+    author = " Written by a language model." if step.candidate and step.candidate.author is Author.MODEL else ""
+    parts = [f"**Step {step.index}: {step.action.kind.value}.** {step.action.rationale}{author}"]
     lines = []
     if step.timing is not None:
         lines += [_timing(step.timing), *timing_notes(step.timing)]

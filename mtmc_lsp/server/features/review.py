@@ -83,14 +83,18 @@ async def undo(ls: Server, *arguments: Any) -> Any:
 
 
 async def try_another(ls: Server, *arguments: Any) -> Any:
-    """Search on from the version before a step, without that step: the one named, or the first that waits."""
+    """Search on from the version before a step, without that step: the one named, or the first that waits.
+
+    A ``remark`` (``make it readable``) is for the model, where one takes part.
+    """
     document, standing, given = _standing(ls, arguments)
     step = _chosen(standing, given, standing.pending[:1] if standing is not None else ())
     if standing is None or step is None:
         return _nothing(ls, "to try another for")
     if standing.is_stale:
         return _stale(ls, standing)
-    return await _revise(ls, document, standing, step, "another", "Trying another step for {}")
+    remark = " ".join(str(given.get("remark") or "").split())
+    return await _revise(ls, document, standing, step, "another", "Trying another step for {}", remark=remark)
 
 
 async def undo_all(ls: Server, *arguments: Any) -> bool:
@@ -208,13 +212,13 @@ async def _undo_last(ls: Server, document: Document, standing: Standing, step: S
 
 
 async def _revise(
-    ls: Server, document: Document, standing: Standing, step: Step, kind: str, title: str
+    ls: Server, document: Document, standing: Standing, step: Step, kind: str, title: str, **request: Any
 ) -> dict[str, Any] | None:
     """Have the run written anew without a step; when it is there, the file gets what it kept of it."""
     review = standing.review
     kept = [s.action.key for s in standing.kept_steps if s.index != step.index]
     is_kept = step in standing.kept_steps
-    answer = await start(ls, document, review.qualname, kind, title, run=review.run, step=step.index)
+    answer = await start(ls, document, review.qualname, kind, title, run=review.run, step=step.index, **request)
     job = ls.jobs.find(answer["job"]) if answer is not None else None
     if job is not None and is_kept:
 

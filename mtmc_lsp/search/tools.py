@@ -1,0 +1,83 @@
+"""What a search works with, and what keeps all that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mtmc_lsp.core.chat import Exchange
+from mtmc_lsp.core.protocols import Coder, Measurer, Planner
+from mtmc_lsp.core.run import RunResult, Step
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.search.greedy import Events, Limits
+from mtmc_lsp.search.makers import LedgerModel, Makers
+from mtmc_lsp.search.store import Store
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a search works with."""
+
+    planner: Planner
+    coder: Coder
+    measurer: Measurer
+    measured: bool
+    limits: Limits
+    model: LedgerModel | None = None
+    """Whom the planner or the coder asks."""
+    setup: Setup | None = None
+    """What the run is to be replayed with; None where that makes no sense."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a run was asked for."""
+
+    planner: str
+    coder: str
+    settings: Settings
+
+    @property
+    def makers(self) -> Makers:
+        """Who planned and who wrote."""
+        return Makers(self.planner, self.coder)
+
+
+class Keeper:
+    """Stores a run's steps and what a model was asked for them, each before it is shown."""
+
+    def __init__(self, store: Store, run_id: str, tools: Tools, *, number: int = 1) -> None:
+        """Keep what happens from step ``number`` on."""
+        self._store = store
+        self._run = run_id
+        self._model = tools.model
+        self._number = number
+        if tools.setup is not None:
+            store.note_setup(run_id, tools.setup)
+        if self._model is not None:
+            self._model.listen(self._exchange)
+            self._model.resume(store.exchanges(run_id))
+
+    def events(self, events: Events, *, also_replayed: bool = False) -> Events:
+        """``events`` with the steps stored first; ``also_replayed`` is for steps that come from another run."""
+
+        def keeping(told: Callable[[Step], None]) -> Callable[[Step], None]:
+            def tell(step: Step) -> None:
+                self._number = step.index + 1
+                self._store.add_step(self._run, step)
+                told(step)
+
+            return tell
+
+        replayed = keeping(events.on_replayed) if also_replayed else events.on_replayed
+        return replace(events, on_step=keeping(events.on_step), on_replayed=replayed)
+
+    def _exchange(self, exchange: Exchange) -> None:
+        self._store.add_exchange(self._run, self._number, exchange)
+
+    def finish(self, result: RunResult) -> RunResult:
+        """Store the result, with what the model cost."""
+        if self._model is not None:
+            result = replace(result, model_use=self._model.use())
+        self._store.finish(result)
+        return result

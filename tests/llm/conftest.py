@@ -1,0 +1,31 @@
+"""Runs of the search against an endpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from answers import SOURCE
+from endpoint import Endpoint
+from searching import WRITES, Agreeing, quick_settings, searched
+
+from mtmc_lsp.core.run import RunResult
+from mtmc_lsp.micro.llm.client import OpenAIModel
+from mtmc_lsp.search.makers import Makers
+
+
+@pytest.fixture
+def run(captured):
+    """Runs the search for one target against an endpoint; gives the result."""
+    capture = captured(SOURCE, "ranks")
+
+    def go(
+        endpoint: Endpoint, makers: Makers = WRITES, measurer: Agreeing | None = None, steps: int = 1, **llm: Any
+    ) -> RunResult:
+        settings = quick_settings(**llm)
+        with endpoint.serving() as environ:
+            model = OpenAIModel(settings.llm, environ=environ)
+            parts = {"makers": makers, "measurer": measurer, "steps": steps, "settings": settings}
+            return searched(capture, SOURCE, model, **parts)
+
+    return go

@@ -1,0 +1,11 @@
+"""The language server with the host beside this file; started as ``mtmc-lsp`` is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mtmc_lsp.server.app import serve
+
+if __name__ == "__main__":
+    serve(host_command=(sys.executable, str(Path(__file__).resolve().parent / "llm_host.py")))

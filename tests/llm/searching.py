@@ -1,0 +1,75 @@
+"""The search over a real capture with a model; only measuring is faked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from mtmc_lsp.core.results import CompileReport, Device, KernelReport, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.run import Candidate, RunResult, Step
+from mtmc_lsp.core.settings import LlmSettings, Settings
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.makers import LedgerModel, Makers
+
+WRITES = Makers(coder="llm")
+H200 = Device("NVIDIA H200", "sm_90", 132, 232448, 62914560, 4.28e12, {"fp32": 5.1e13})
+
+
+class Agreeing:
+    """Finds every candidate correct, but for those that hold one of the given texts."""
+
+    measured = False
+
+    def __init__(self, **wrong: str) -> None:
+        self.wrong = wrong
+        self.seen: list[str] = []
+        self.spills: dict[str, int] = {}
+        """Bytes that candidates with a text spill."""
+
+    def device(self) -> Device:
+        return H200
+
+    def compile(self, candidate: Candidate) -> CompileReport:
+        spills = sum(number for text, number in self.spills.items() if text in candidate.source)
+        return CompileReport((KernelReport("ranks_kernel", "sm_90", spills=spills),))
+
+    def verify(self, candidate: Candidate) -> Verdict:
+        self.seen.append(candidate.source)
+        for text, reason in self.wrong.items():
+            if text in candidate.source:
+                return Verdict(VerdictStatus.INCORRECT, (), "interpreter", reason=reason)
+        return Verdict(VerdictStatus.CORRECT, (), "interpreter")
+
+    def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def quick_settings(**llm: Any) -> Settings:
+    """No second tries of a request, and short waits."""
+    return Settings(llm=replace(LlmSettings(retries=0, timeout_seconds=10.0), **llm))
+
+
+def searched(
+    capture: Capture,
+    source: str,
+    model: LedgerModel | None,
+    *,
+    makers: Makers = WRITES,
+    measurer: Agreeing | None = None,
+    steps: int = 1,
+    settings: Settings | None = None,
+    done: tuple[Step, ...] = (),
+) -> RunResult:
+    """One run."""
+    planner, coder = makers.open(settings or quick_settings(), model)
+    events = Events(lambda index, action: None, lambda text: None, lambda step: None)
+    limits = Limits(60.0, steps)
+    search = GreedySearch(
+        capture, source, planner, coder, measurer or Agreeing(), measured=False, limits=limits, events=events
+    )
+    result = search.run("run", "hash", done)
+    return replace(result, model_use=model.use()) if model is not None else result

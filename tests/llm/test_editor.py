@@ -1,0 +1,123 @@
+"""A model in the editor: consent, its steps, and the user's own remark, over stdio."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint import Endpoint
+from lsprotocol import types as lsp
+from targets import TARGETS, TOP, Target
+from test_targets import before
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "server"))
+from editor import REAL, Editor, editor, position
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
+SERVER = [sys.executable, str(Path(__file__).with_name("llm_server.py"))]
+SETTINGS = {"coder": "llm", "archs": ["sm_90"], "maxSteps": 1}
+LONG = os.environ.get("MTMC_PROPERTY") == "long"
+
+
+def scripted(target: Target) -> Endpoint:
+    def answer(request: dict[str, Any]) -> str:
+        if "You write Triton" in request["messages"][0]["content"]:
+            return target.answer(request)
+        return '{"action": 1, "reason": "it is all of the time"}'
+
+    return Endpoint(answer)
+
+
+async def run(ide: Editor, target: Target) -> str:
+    """Open the target's file and optimise it; gives the last words."""
+    uri = ide.open(target.source)
+    job = await ide.command("optimize", uri, target.name)
+    return (await ide.until(lambda: ide._end_of(job["job"]), 200)).message
+
+
+async def hover(ide: Editor, words: str) -> str:
+    uri = ide.uri()
+    at = position(ide.texts[uri], ide.texts[uri].index(words))
+    found = await ide.client.text_document_hover_async(lsp.HoverParams(lsp.TextDocumentIdentifier(uri), at))
+    assert found is not None
+    return found.contents.value
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "pyproject.toml").write_text("[tool.mtmc.llm]\nretries = 0\n")
+    return tmp_path / "user"
+
+
+async def test_nothing_is_sent_before_the_user_agreed_and_they_are_asked_once(place: Path, monkeypatch) -> None:
+    endpoint = scripted(TOP)
+    with endpoint.serving() as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        async with editor(place, SERVER, settings=SETTINGS) as ide:
+            ide.answers = ["Not now"]
+            await run(ide, TOP)
+            (question,) = ide.questions
+            assert environ["OPENAI_BASE_URL"].split("/")[2] in question.message
+            assert "the function that is optimised" in question.message
+            assert [action.title for action in question.actions] == ["Allow", "Not now"]
+            await ide.command("optimize", ide.uri(), TOP.name)
+            await ide.command("cancel")
+            assert len(ide.questions) == 1, "a no holds for the session"
+        assert not endpoint.requests
+        monkeypatch.delenv("OPENAI_BASE_URL")
+        monkeypatch.delenv("OPENAI_API_KEY")
+        async with editor(place, SERVER, settings=SETTINGS) as ide:
+            uri = ide.open(TOP.source)
+            await ide.command("optimize", uri, TOP.name)
+            await ide.command("cancel")
+            assert not ide.questions
+            assert "OPENAI_BASE_URL is not set" in ide.client.messages[0].message
+
+
+async def test_a_models_step_is_kept_hovered_and_tried_again_with_a_remark(place: Path, monkeypatch, captured) -> None:
+    endpoint = scripted(TOP)
+    with endpoint.serving() as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        async with editor(place, SERVER, settings={**SETTINGS, "planner": "llm", "llmSamples": 2}) as ide:
+            ide.answers = ["Allow"]
+            assert "unmeasured" in await run(ide, TOP)
+            assert len(endpoint.requests) == 3, "one for the choice, and two versions at once"
+            assert await ide.command("keepAll", ide.uri(), TOP.name) is True
+            assert ide.texts[ide.uri()] == TOP.by_hand(before(captured(TOP.source, TOP.name), TOP.source))
+            told = await hover(ide, "def top(x)")
+            assert "The model: it is all of the time Written by a language model." in told
+            assert "tiny: 3 requests" in told
+            remark = "make it readable"
+            job = await ide.command("tryAnother", ide.uri(), TOP.name, step=1, remark=remark)
+            await ide.until(lambda: ide._end_of(job["job"]), 200)
+            prompt = endpoint.prompt(3)
+            assert f"# What the user asks of this step\n{remark}" in prompt
+            assert f"# The edit that the user had and did not want\n<<<<<<< SEARCH\n=======\n{TOP.kernel}" in prompt
+            assert f"you asked for another: {remark}" in await hover(ide, "def top(x)")
+            assert len(ide.questions) == 1
+        async with editor(place, SERVER, settings=SETTINGS) as ide:
+            uri = ide.open(TOP.source)
+            await ide.command("optimize", uri, TOP.name)
+            await ide.command("cancel")
+            assert not ide.questions, "a yes is stored"
+
+
+@pytest.mark.skipif(not LONG, reason="a real run for each target takes minutes: MTMC_PROPERTY=long")
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+async def test_a_real_run_in_the_editor_gives_what_the_edit_by_hand_gives(
+    target: Target, place: Path, monkeypatch, captured
+) -> None:
+    with scripted(target).serving() as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        async with editor(place, REAL, settings=SETTINGS) as ide:
+            ide.answers = ["Allow"]
+            assert "verified by Triton's interpreter" in await run(ide, target)
+            assert await ide.command("keepAll", ide.uri(), target.name) is True
+            assert ide.texts[ide.uri()] == target.by_hand(before(captured(target.source, target.name), target.source))

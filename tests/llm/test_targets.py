@@ -1,0 +1,186 @@
+"""Scripted good answers for what the built-in coder cannot do, against the same edits made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from answers import hunk
+from endpoint import Endpoint
+from searching import Agreeing, quick_settings, searched
+from targets import TARGETS, Target
+
+from mtmc_lsp.core.action import REMARK
+from mtmc_lsp.core.chat import BudgetSpent
+from mtmc_lsp.core.run import Author, Candidate, RunResult, StepStatus
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.micro.llm.client import OpenAIModel
+from mtmc_lsp.micro.llm.coder import sheet_of
+from mtmc_lsp.micro.llm.recall import edits_of
+from mtmc_lsp.micro.llm.replay import ReplayedModel
+from mtmc_lsp.search.makers import Makers
+from mtmc_lsp.source.compose import compose
+
+AUTO = Makers(coder="auto")
+STAGED = """\
+import torch
+
+
+# mtmc: x=f32[8,40]
+def sharp(x):
+    y = torch.relu(x) * 3 + 1
+    return torch.sort(y, -1).values
+"""
+SORTED = '''\
+@triton.jit
+def sorted_kernel(y_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
+    """Each row, sorted in registers."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    y = tl.load(y_ptr + row * n_cols + cols, mask=cols < n_cols, other=float("inf"))
+    tl.store(out_ptr + row * n_cols + cols, tl.sort(y), mask=cols < n_cols)
+'''
+CALL, RETURN = "    out, sort_1 = torch.sort(y)\n", "    return out\n"
+LAUNCH = """\
+    out = torch.empty_like(y)
+    rows, columns = y.shape
+    sorted_kernel[(rows,)](y, out, columns, BLOCK=triton.next_power_of_2(columns), num_warps=4)
+    return out
+"""
+
+
+def staged_answer(request: dict[str, Any]) -> str:
+    return hunk("", SORTED) + hunk(CALL + RETURN, LAUNCH)
+
+
+def asked(
+    endpoint: Endpoint, capture: Capture, source: str, makers: Makers, **more: Any
+) -> tuple[RunResult, OpenAIModel]:
+    with endpoint.serving() as environ:
+        model = OpenAIModel(quick_settings().llm, environ=environ)
+        return searched(capture, source, model, makers=makers, **more), model
+
+
+def before(capture: Capture, source: str) -> str:
+    """The file with a launcher that makes every torch call itself."""
+    root = BuiltinCoder().start(capture, source)
+    return compose(source.encode(), capture.workload.target, sheet_of(capture, root).code).decode()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_good_answer_gives_what_the_edit_by_hand_gives_byte_for_byte(captured, target: Target) -> None:
+    capture = captured(target.source, target.name)
+    alone = searched(capture, target.source, None, makers=Makers())
+    left = [step.candidate.code.block for step in alone.steps if step.candidate is not None]
+    assert all(target.operation in block for block in left), "the built-in coder leaves it to torch"
+    result, _ = asked(Endpoint(target.answer), capture, target.source, Makers(coder="llm"))
+    assert result.final.source == target.by_hand(before(capture, target.source))
+
+
+@pytest.fixture
+def staged(captured) -> tuple[Capture, RunResult, OpenAIModel]:
+    """A run of which the built-in coder writes a part and a model the rest."""
+    capture = captured(STAGED, "sharp")
+    return capture, *asked(Endpoint(staged_answer), capture, STAGED, AUTO, steps=6)
+
+
+def test_automatic_mode_asks_for_nothing_that_the_built_in_coder_writes(captured, staged) -> None:
+    capture, result, model = staged
+    alone = searched(capture, STAGED, None, makers=Makers(), steps=6)
+    first = [step for step in result.steps if step.candidate.author is Author.BUILTIN]
+    assert [step.candidate.source for step in first] == [step.candidate.source for step in alone.steps]
+    last = result.steps[-1]
+    assert (last.candidate.author, last.status) == (Author.MODEL, StepStatus.ACCEPTED), last.reason
+    by_hand = alone.final.source.replace(CALL + RETURN, LAUNCH)
+    for old, new in (
+        (
+            "def sharp_launch(x, sharp_kernel=sharp_kernel):",
+            "def sharp_launch(x, sharp_kernel=sharp_kernel, sorted_kernel=sorted_kernel):",
+        ),
+        (
+            "return sharp_launch(x, wrap_triton(sharp_kernel))",
+            "return sharp_launch(x, wrap_triton(sharp_kernel), wrap_triton(sorted_kernel))",
+        ),
+    ):
+        assert by_hand.count(old) == 1, old
+        by_hand = by_hand.replace(old, new)
+    at = by_hand.index("def _is_plain_call(")
+    assert result.final.source == f"{by_hand[:at]}{SORTED}\n\n{by_hand[at:]}"
+    assert model.use().requests == 1
+
+
+def test_automatic_mode_without_an_endpoint_keeps_what_the_built_in_coder_wrote(captured, staged) -> None:
+    capture, _, _ = staged
+    gone = OpenAIModel(
+        quick_settings().llm, environ={"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "MTMC_LLM_MODEL": "m"}
+    )
+    result = searched(capture, STAGED, gone, makers=AUTO, steps=6)
+    assert result.steps[0].status is StepStatus.ACCEPTED
+    assert "127.0.0.1:9/v1 cannot be reached" in result.steps[-1].reason
+    assert "sharp_kernel" in result.final.source
+
+
+def test_a_run_is_replayed_from_its_stored_answers_alone(staged) -> None:
+    capture, result, model = staged
+    replayed = ReplayedModel("first", model.exchanges)
+    again = searched(capture, STAGED, replayed, makers=AUTO, steps=6)
+    assert [(s.status, s.reason, s.diff) for s in again.steps] == [(s.status, s.reason, s.diff) for s in result.steps]
+    assert again.final == result.final
+    assert (again.model_use.replay_of, again.model_use.requests) == ("first", 0)
+    with pytest.raises(BudgetSpent, match="run first, which is replayed, asked nothing more"):
+        replayed.ask("code", [])
+
+
+def test_a_step_behind_one_that_is_undone_is_written_again_without_asking(staged) -> None:
+    capture, result, _ = staged
+    root = BuiltinCoder().start(capture, STAGED)
+    edits = edits_of(capture, root, result.steps)
+    step = result.steps[-1]
+    _, coder = AUTO.open(quick_settings(), None, capture, result.steps)
+    parent = next(s.candidate for s in result.steps if s.candidate.id == step.candidate.parent)
+    assert coder.write(capture, parent, step.action).source == step.candidate.source
+    made: Candidate = coder.write(capture, root, step.action)
+    assert SORTED in made.source
+    assert "sharp_kernel" not in made.source
+    assert hunk("", SORTED) in edits[step.action.key]
+
+
+def test_a_remark_is_told_with_the_version_that_was_not_wanted(staged) -> None:
+    capture, result, _ = staged
+    step = result.steps[-1]
+    parent = next(s.candidate for s in result.steps if s.candidate.id == step.candidate.parent)
+    wish = replace(step.action, params={**step.action.params, REMARK: "make it readable"})
+    endpoint = Endpoint(staged_answer)
+    with endpoint.serving() as environ:
+        model = OpenAIModel(quick_settings().llm, environ=environ)
+        _, coder = AUTO.open(quick_settings(), model, capture, result.steps)
+        coder.write(capture, parent, wish)
+    assert "# What the user asks of this step\nmake it readable" in endpoint.prompt()
+    assert hunk("", SORTED) in endpoint.prompt()
+
+
+def test_the_first_action_is_repaired_only_where_a_model_wrote_it(captured) -> None:
+    capture = captured(STAGED, "sharp")
+    endpoint = Endpoint(staged_answer)
+    result, _ = asked(endpoint, capture, STAGED, AUTO, measurer=Agreeing(**{"sharp_kernel": "values: wrong"}), steps=1)
+    assert result.steps[0].status is StepStatus.FAILED
+    assert not endpoint.requests
+
+
+def test_the_planner_is_told_the_device_and_where_the_time_goes(captured) -> None:
+    capture = captured(STAGED, "sharp")
+
+    def answer(request: dict[str, Any]) -> str:
+        return '{"action": 1, "reason": "r"}' if "optimisation of a PyTorch" in str(request["messages"][0]) else "no"
+
+    endpoint = Endpoint(answer)
+    asked(endpoint, capture, STAGED, Makers("llm", "auto"), steps=2)
+    first, second = (endpoint.prompt(number) for number in (0, 1))
+    assert "132 multiprocessors, 227 KiB shared memory a block, 60 MiB L2, 4.28 TB/s; TFLOP/s: fp32 51" in first
+    assert "no version is faster than 0.0006 us (memory)" in first
+    assert "- torch call of relu: 4.0 us, 0.00256 MB, bound by launch" in first
+    assert "- kernel of relu, mul and add: 4.0 us" in second
+    assert "- ranks_kernel on sm_90: 0 bytes shared" in second
+    assert "1. fuse relu, mul and add in line 6: accepted" in second
