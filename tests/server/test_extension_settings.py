@@ -16,6 +16,7 @@ CLIENT_ONLY = {"serverPython", "installSpec", "inlineReview", "trace.server"}
 """Settings that the extension itself reads."""
 OWN_COMMANDS = {
     *("diffAll", "report", "exportReport", "reveal", "nextPending", "previousPending"),
+    *("diffToFinal", "diffFromOriginal", "exportPicture", "tryExample", "trace"),
     *("openExample", "restart", "install", "showLog", "menu"),
 }
 """Commands that the extension itself does."""
