@@ -15,8 +15,8 @@ EXTENSION = Path(__file__).parents[2] / "vscode-extension"
 CLIENT_ONLY = {"serverPython", "installSpec", "inlineReview", "trace.server"}
 """Settings that the extension itself reads."""
 OWN_COMMANDS = {
-    *("diffAll", "report", "exportReport", "reveal", "nextPending", "previousPending"),
-    *("openExample", "restart", "install", "showLog", "menu"),
+    *("diffAll", "diffFromOriginal", "diffToFinal", "report", "exportReport", "exportPicture", "reveal"),
+    *("nextPending", "previousPending", "openExample", "tryExample", "restart", "install", "showLog", "trace", "menu"),
 }
 """Commands that the extension itself does."""
 WITHOUT_A_TITLE = {"jobs", "preview"}
