@@ -101,9 +101,10 @@ export async function run(scenario) {
 async function scenarioOfFolders(scenario, editor, one) {
   const two = editor.folder("two", { "pyproject.toml": "", "other.py": SMALL.replace("small", "other") });
   const file = join(editor.home, "both.code-workspace");
-  writeFileSync(file, JSON.stringify({ folders: [{ path: one }, { path: two }] }));
+  writeFileSync(file, JSON.stringify({ folders: [one, two].map((path) => ({ uri: `vscode-remote://${editor.address}${path}` })) }));
   const w = await editor.open(file, join(two, "other.py"));
   await scenario(w, "in two folders each has its runs, and next goes from file to file", async () => {
+    for (const name of ["one", "two"]) await w.page.locator(".explorer-folders-view .monaco-list-row[aria-level='1']", { hasText: name }).waitFor();
     await w.ready();
     await w.lightbulb("softmax", "Optimize to Triton kernel");
     await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
