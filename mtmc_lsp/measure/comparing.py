@@ -147,7 +147,8 @@ def agreement(
     ``near`` is the oracle on inputs that differ by rounding alone: where the problem itself magnifies rounding (a
     constant row, normalised), the user's own error is partly luck, and this is the least error that can be asked for.
     """
-    finite = torch.isfinite(own) & torch.isfinite(oracle)
+    # What is beyond the dtype's range has no right answer in it: the largest number, as nan_to_num gives it, is another one.
+    finite = torch.isfinite(own) & torch.isfinite(oracle) & torch.isfinite(oracle.to(own.dtype))
     broken = finite & ~torch.isfinite(mine)
     if bool(broken.any()):
         return Agreement(f"{int(broken.sum())} elements are NaN or infinite, or were never written", float("inf"))

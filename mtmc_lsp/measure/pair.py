@@ -33,7 +33,6 @@ REPEATED_ELEMENTS = 512
 """Cases with at most this many elements of arguments are run twice under the interpreter, too."""
 FULL_FACTOR = 4.0
 """How much longer a case may take where parameters have their full size."""
-OF_MANY_CALLS = ("many calls", "determinism")
 MOST_CALLS = 30
 """At least how many calls of one case the candidate's process makes to see whether they stay alike."""
 NO_ARGUMENTS = "[[], {}]"
@@ -341,10 +340,8 @@ class PairVerifier:
         return Outcome(case, status, tuple(checks), reason, *errors, seen["launches"], trivial)
 
     def _reproduce(self, outcome: Outcome, reason: str, path: Path) -> str:
-        # What only many calls show may need all that were made.
-        of_many = outcome.reason.startswith(OF_MANY_CALLS)
-        calls = self._calls if of_many else 1
-        request = {**self._request(outcome.case), "path": str(path), "reason": reason, "calls": calls}
+        # What the first call does not show may need as many as were made.
+        request = {**self._request(outcome.case), "path": str(path), "reason": reason, "calls": self._calls}
         # The inputs of the smallest case may have been followed by those of others.
         again = {**request, "expected": str(self._secret / "last.pt")}
         self._reference.call("measure.reference", again, self._run_seconds)

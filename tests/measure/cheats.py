@@ -67,7 +67,7 @@ CHEATS: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
     "10 inputs kept hot": (
         (("def fast(", "HOT = {}\n\n\ndef fast("), ("    inp, weight = inp.contiguous()", "    inp = HOT.setdefault((inp.data_ptr(), inp.shape), inp.clone())\n    inp, weight = inp.contiguous()")), "result 0"),
     "11 all calls in the first": (
-        (("def fast(", "DONE = {}\n\n\ndef fast("), (START, "    if inp.shape in DONE:\n        return DONE[inp.shape]\n" + START), (END, "    DONE[inp.shape] = out\n    return out\n")), "result 0"),
+        (("def fast(", "DONE = {}\n\n\ndef fast("), (START, "    if inp.shape in DONE:\n        return DONE[inp.shape]\n" + START), (END, "    DONE[inp.shape] = out\n    return out\n")), NO_KERNEL),
     "13 no time at all": (((START, "    return torch.empty_like(inp)\n" + START),), NO_KERNEL),
     "14 a graph that replays old inputs": (((END, "    torch.cuda.graph(torch.cuda.CUDAGraph())\n" + END),), "calls torch.cuda.graph"),
     "15 a slower baseline": (((END, "    torch.set_num_threads(1)\n    torch.backends.cuda.matmul.allow_tf32 = False\n" + END),), "sets torch.backends"),
@@ -84,7 +84,7 @@ CONSTANT = """import torch
 
 # mtmc: x=f32[N,D] N=9 D=24
 def constant(x):
-    return (x - x).exp()
+    return (x != x).float() * 0 + 1
 """
 """29: a task whose answer never changes, so that any constant passes."""
 

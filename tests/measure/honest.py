@@ -174,15 +174,15 @@ OF_OURS = (
     "repeated",
     "triangles",
     "outer",
-    "sum",
+    "more activations",
     "mean over several",
     "extremes",
-    "variance",
+    "functions",
     "norms",
     "softmax",
     "log softmax",
     "masked softmax",
-    "layer",
+    "scalars and promotion",
     "similarity",
 )
 """Of the coder's operations (tests/micro/families.py), those that its kernels are judged for here."""

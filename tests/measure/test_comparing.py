@@ -79,6 +79,14 @@ def test_nan_and_infinity_stand_where_the_user_has_them(change, said: str) -> No
     assert said in judged(change(own.clone()), own, oracle)
 
 
+def test_what_the_dtype_cannot_hold_does_not_decide_and_the_rest_does() -> None:
+    """``nan_to_num`` gives the largest number of each dtype: the oracle's is beyond what the result can be."""
+    own, oracle = sample()
+    own[0], oracle[0] = torch.finfo(torch.float32).max, torch.finfo(torch.float64).max
+    assert judged(own.clone(), own, oracle) == ""
+    assert "relative L2 error" in judged(own * 1.01, own, oracle)
+
+
 def test_integers_are_compared_exactly() -> None:
     own = torch.arange(5)
     assert exact_difference(own.clone(), own, None) == ""

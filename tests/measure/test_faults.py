@@ -19,8 +19,8 @@ from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.local import LocalMeasurer
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 
-RUN_SECONDS = 10.0
-MEMORY = 3 << 30
+RUN_SECONDS = 20.0
+MEMORY = 2 << 30
 END = "    return out\n"
 FAULTS = {
     "writes to the home folder": ("    (__import__('pathlib').Path.home() / 'mtmc-was-here').write_text('x')\n", "PermissionError"),

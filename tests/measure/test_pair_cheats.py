@@ -43,8 +43,7 @@ def test_no_cheat_is_certified_and_every_honest_kernel_is(judge, capsys) -> None
             f"\n{len(CHEATS) + 1 - len(missed)} of {len(CHEATS) + 1} cheats by {len(ways)} of {WAYS} ways refused, "
             f"{len(verdicts) - len(refused)} of {len(verdicts)} honest kernels certified"
         )
-    assert not missed
-    assert not refused
+    assert (missed, refused) == ({}, {})
     assert ways == set(range(1, WAYS + 1))
     assert len(verdicts) >= 40
 

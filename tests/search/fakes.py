@@ -27,9 +27,9 @@ from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 
 SOURCE = "def f(x):\n    return x + 1\n"
 EAGER_US = 100.0
-OUTCOMES = ("better", "same", "slower", "uncoded", "uncompiled", "wrong", "crash", "hang", "impossible", "no-op")
+OUTCOMES = ("better", "same", "slower", "uncoded", "uncompiled", "wrong", "crash", "hang", "no-op")
 ENVIRONMENT = Environment(python="3.11", torch="2.13", triton="3.9", gpu="Fake GPU", capability="sm_90")
-GAIN = {"better": 0.8, "same": 1.0, "slower": 1.5, "impossible": 1e-3}
+GAIN = {"better": 0.8, "same": 1.0, "slower": 1.5}
 
 
 def capture(path: str = "/project/model.py", environment: Environment = ENVIRONMENT) -> Capture:
