@@ -12,5 +12,5 @@ from mtmc_lsp.search import session
 from mtmc_lsp.server.host import SearchEngine, serve
 
 if __name__ == "__main__":
-    session.open_measurer = lambda *_: Agreeing()
+    session.open_measurer = lambda *_, **__: Agreeing()
     serve(SearchEngine())

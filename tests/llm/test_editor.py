@@ -11,7 +11,7 @@ import pytest
 from endpoint import Endpoint
 from lsprotocol import types as lsp
 from targets import TARGETS, TOP, Target
-from test_targets import before
+from test_model_targets import before
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "server"))
 from editor import REAL, Editor, editor, position

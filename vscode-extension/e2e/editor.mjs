@@ -184,8 +184,15 @@ export class Window {
         await this.command("File: Open File...");
         const input = this.page.locator(".quick-input-widget:visible input").first();
         await until("the dialog has its proposal", async () => (await input.inputValue()).startsWith("/"));
-        await input.fill(path);
-        await this.page.keyboard.press("Enter");
+        // What the dialog proposes may still come in the place of what was typed.
+        await until("the file is open", async () => {
+          if (await input.isVisible()) {
+            await input.fill(path);
+            await this.page.keyboard.press("Enter");
+          }
+          await this.page.locator(`.tab.active[aria-label^='${name}']`).waitFor({ timeout: 3000 });
+          return true;
+        });
       }
       await this.page.locator(`.tab.active[aria-label^='${name}']:not([aria-label*='·'])`).waitFor({ timeout: 10_000 });
     }, () => this.page.keyboard.press("Escape"));
