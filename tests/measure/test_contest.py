@@ -38,7 +38,9 @@ def test_a_faster_candidate_is_told_against_every_baseline() -> None:
     assert timing.best == "compile"
     assert timing.against("eager").ratio == pytest.approx(2.5, rel=0.02)
     assert timing.against("compile").ratio == pytest.approx(2.0, rel=0.02)
-    assert timing.noise.low < 1.0 < timing.noise.high
+    # One interval in twenty leaves out the truth, so only its nearness is asked for.
+    assert (timing.noise.low, timing.noise.high) == pytest.approx((1.0, 1.0), abs=0.02)
+    assert timing.noise.low < timing.noise.high
     assert timing.warm_us == pytest.approx(40.0, rel=0.05)
     assert timing.graph_us is None, "only short calls are replayed"
 
