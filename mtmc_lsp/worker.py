@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int)
     parser.add_argument("--template", type=int)
+    parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--memory", type=int)
     parser.add_argument("--sandbox", type=json.loads)
     return parser
@@ -121,7 +122,7 @@ def main() -> None:
         return
     from mtmc_lsp.core.template_in_worker import serve_copies
 
-    arguments, answers = serve_copies(options.template)
+    arguments, answers = serve_copies(options.template, ahead=options.ahead)
     code = 0
     try:
         _serve(_parser().parse_args(arguments), answers)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._inductor.async_compile import shutdown_compile_workers
 
 from mtmc_lsp.capture.calls import Call, build_call
 from mtmc_lsp.core.jsonable import from_json, to_json
@@ -94,6 +95,8 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
                 run()
             if _device() == "cuda":
                 torch.cuda.synchronize()
+            # Its idle processes would compute, and its threads start, while candidates are timed.
+            shutdown_compile_workers()
             known[name] = Compiled(run, "", time.perf_counter() - began)
         except (
             Exception

@@ -61,6 +61,7 @@ class LocalMeasurer:
         baselines: tuple[str, ...] = ("compile",),
         fresh: bool = False,
         needs_sandbox: bool = False,
+        template: Template | None = None,
     ) -> None:
         """Prepare the workers; they start when first used.
 
@@ -78,6 +79,7 @@ class LocalMeasurer:
             baselines: what is timed beside eager: ``compile``, ``max-autotune``.
             fresh: whether what was timed before is timed again.
             needs_sandbox: whether to refuse to run candidates that cannot be locked in completely.
+            template: what the workers become copies of, where its variables are theirs; the caller closes it.
         """
         self._capture = capture
         self._own = source
@@ -92,12 +94,15 @@ class LocalMeasurer:
         self._widened = not self.measured
         cwd = str(project_root(Path(capture.workload.target.path)))
         environment = {} if self.measured else {"TRITON_INTERPRET": "1"}
-        self._template = Template(python, environment)
+        usable = template is not None and dict(template.env) == environment
+        # Closed at the end where it is ours.
+        self._template = None if usable else Template(python, environment, ahead=True)
+        template = template if usable else self._template
         # Two folders: the candidate's process may read inputs, never what is expected, and writes to neither.
         self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
         self._inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
         self._kernels = tempfile.mkdtemp(prefix="mtmc-kernels-")
-        self._reference = Worker(python, cwd=cwd, env=environment, template=self._template)
+        self._reference = Worker(python, cwd=cwd, env=environment, template=template)
         # Whatever runs a candidate's code is locked in.
         self._runner, self._timer = (
             CandidateProcess(
@@ -106,7 +111,7 @@ class LocalMeasurer:
                 capture.environment,
                 measured=self.measured,
                 hidden=str(self._secret),
-                template=self._template,
+                template=template,
                 needs_sandbox=needs_sandbox,
                 kernels=self._kernels,
             )
@@ -114,7 +119,7 @@ class LocalMeasurer:
         )
         locked = Sandbox((self._kernels,), str(self._secret), programs=True)
         self._compiler = Worker(
-            python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=self._template
+            python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=template
         )
         self._background = ThreadPoolExecutor(4)
         self._prepared: Future[list[Case]] | None = None
@@ -192,7 +197,8 @@ class LocalMeasurer:
         for worker in (self._reference, self._runner, self._compiler, self._timer):
             worker.kill()
             worker.close()
-        self._template.close()
+        if self._template is not None:
+            self._template.close()
         for folder in (self._secret, self._inputs, Path(self._kernels)):
             shutil.rmtree(folder, ignore_errors=True)
 
