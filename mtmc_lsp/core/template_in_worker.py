@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -48,8 +49,7 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
     while True:
         ready, _, _ = select.select([line.fileno(), woken], [], [], 0.0 if later else None)
         if not ready:
-            with contextlib.suppress(Exception):
-                importlib.import_module(later.pop(0))
+            _import_ahead(later.pop(0))
             continue
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -81,6 +81,27 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
 
 def _later() -> Sequence[str]:
     return AHEAD if os.environ.get("TRITON_INTERPRET") == "1" else AHEAD + AHEAD_TO_COMPILE
+
+
+def _import_ahead(name: str) -> None:
+    """Import without starting CUDA, which no copy could start again; what cannot be is left to the copies."""
+    with contextlib.suppress(Exception):
+        import torch
+        from torch.utils import _triton
+
+        asks_the_gpu, starts_cuda = _triton.has_triton, torch.cuda._lazy_init
+
+        def refuse() -> None:
+            raise RuntimeError("CUDA must not be started here")
+
+        torch.cuda._lazy_init = refuse
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            # Imports ask for it to learn whether kernels can be compiled: with a GPU they can.
+            _triton.has_triton = functools.cache(lambda: True)
+        try:
+            importlib.import_module(name)
+        finally:
+            torch.cuda._lazy_init, _triton.has_triton = starts_cuda, asks_the_gpu
 
 
 def _import() -> None:
