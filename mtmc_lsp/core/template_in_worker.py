@@ -84,24 +84,35 @@ def _later() -> Sequence[str]:
 
 
 def _import_ahead(name: str) -> None:
-    """Import without starting CUDA, which no copy could start again; what cannot be is left to the copies."""
+    """Import without asking CUDA anything, which no copy could ask again; what cannot be is left to the copies.
+
+    With a GPU, imports that ask whether there is one and whether kernels can be compiled are told that it is so.
+    """
     with contextlib.suppress(Exception):
         import torch
         from torch.utils import _triton
 
-        asks_the_gpu, starts_cuda = _triton.has_triton, torch.cuda._lazy_init
-
-        def refuse() -> None:
-            raise RuntimeError("CUDA must not be started here")
-
-        torch.cuda._lazy_init = refuse
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            # Imports ask for it to learn whether kernels can be compiled: with a GPU they can.
-            _triton.has_triton = functools.cache(lambda: True)
+        can = os.environ.get("TRITON_INTERPRET") != "1"
+        answers: list[tuple[Any, str, Any]] = [
+            (_triton, "has_triton", functools.cache(lambda: True)),
+            (torch.cuda, "is_available", lambda: True),
+        ]
+        changes = [(torch.cuda, "_lazy_init", _refuse), (torch._C, "_cuda_getDeviceCount", _refuse)]
+        kept = [(place, key, getattr(place, key, None)) for place, key, _ in answers + changes]
+        for place, key, value in (answers if can else []) + changes:
+            setattr(place, key, value)
         try:
             importlib.import_module(name)
         finally:
-            torch.cuda._lazy_init, _triton.has_triton = starts_cuda, asks_the_gpu
+            for place, key, value in kept:
+                if value is None:
+                    delattr(place, key)
+                else:
+                    setattr(place, key, value)
+
+
+def _refuse(*_: object) -> None:
+    raise RuntimeError("CUDA must not be started here")
 
 
 def _import() -> None:
