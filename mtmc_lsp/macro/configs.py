@@ -124,10 +124,18 @@ def _walked(region: Region) -> int:
 
 SPLIT = "fp16x3"
 """The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
+PROMOTED = "fp16x3-promoted"
+"""As :data:`SPLIT`, each block of K added to the sum by fp32 units: tensor cores round every addition of theirs towards zero,
+so their own error grows with K, above all where no terms cancel."""
+HALVES = (SPLIT, PROMOTED)
+"""Modes whose operands are split into halves."""
 LEAST_CHANNELS = 16
 """Channels from which on the places of a window are walked one after another, a block of channels each."""
 LEAST_SPLIT_ROWS = 32
 """Rows of a product from which on its operands are split."""
+
+PROMOTED_ELEMENTS = 128 * 128
+"""Largest tile whose sum and whose block's sum both fit into the registers of eight warps."""
 
 CORE_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64))
 """Tiles for half-precision operands, largest first."""
@@ -137,29 +145,30 @@ BUSY = 100
 """Programs below which a smaller tile is taken, so that no large part of the device idles."""
 
 
-def product_config(program: Program, region: Region, precision: str = "ieee") -> Config:
+def product_config(program: Program, region: Region, precision: str = "") -> Config:
     """A first configuration of a matrix product.
 
     Args:
         program: what the region is a part of.
         region: one with a product.
-        precision: the mode for fp32 operands, where the user's own code does not run TF32.
+        precision: the mode for fp32 operands; empty for the one that the user's own code runs.
     """
     prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
     operand = program.prims[prim.inputs[0]].dtype
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
     graph, taps = program.graph, ProductDims.of(prim).taps
     own = graph.fp32_convolution if prim.attrs.get("convolution") else graph.fp32_matmul
-    if taps and precision == SPLIT:
+    if taps and precision in HALVES:
         # Halves of every window would be many times the input.
         precision = "ieee"
-    mode = "native" if half else (precision if own == "ieee" and operand == "float32" else own)
+    mode = "native" if half else (precision if precision and operand == "float32" else own)
     sized = ProductSizes.of(program.prims, prim)
     m, n, batch = (size.value(program.graph.sizes) for size in (sized.m, sized.n, sized.batch))
-    if mode == SPLIT and m < LEAST_SPLIT_ROWS:
-        mode = own
-    if half or mode == SPLIT:
-        block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch)
+    if mode in HALVES and m < LEAST_SPLIT_ROWS:
+        mode = "ieee"
+    if half or mode in HALVES:
+        most = PROMOTED_ELEMENTS if mode == PROMOTED else CORE_TILES[0][0] * CORE_TILES[0][1]
+        block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most)
     else:
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
@@ -170,9 +179,10 @@ def product_config(program: Program, region: Region, precision: str = "ieee") ->
     return {**config, **split_product_parts(program, region, config)}
 
 
-def _tensor_core_tile(m: int, n: int, batch: int) -> tuple[int, int, int, int]:
-    """The largest tile, cut to the result's size, that keeps the device busy; else the smallest."""
-    tiles = [(min(a, max(16, next_power_of_two(m))), min(b, max(16, next_power_of_two(n)))) for a, b in CORE_TILES]
+def _tensor_core_tile(m: int, n: int, batch: int, most: int) -> tuple[int, int, int, int]:
+    """The largest tile of up to ``most`` elements, cut to the result's size, that keeps the device busy; else the smallest."""
+    fitting = [(a, b) for a, b in CORE_TILES if a * b <= most]
+    tiles = [(min(a, max(16, next_power_of_two(m))), min(b, max(16, next_power_of_two(n)))) for a, b in fitting]
     tall, wide = next((t for t in tiles if -(-m // t[0]) * -(-n // t[1]) * batch >= BUSY), tiles[-1])
     return tall, wide, 64, 8 if tall * wide >= 128 * 128 else 4
 
@@ -184,12 +194,13 @@ def fitted(config: Config, shared_bytes: int) -> Config:
         config: as chosen for the sizes.
         shared_bytes: what a program may have; 0 where it is not known.
     """
-    half = config.get("precision", "native") in ("native", SPLIT)
+    half = config.get("precision", "native") in ("native", *HALVES)
     if not shared_bytes or not half:
         return config
     if "block_k" not in config:
         return {**config, "stages": 2} if shared_bytes < LARGE_SHARED_BYTES else config
-    rows = int(config["block_m"]) + int(config["block_n"])
+    # Both halves of both operands of a block of K lie there at once.
+    rows = (int(config["block_m"]) + int(config["block_n"])) * (2 if config.get("precision") == PROMOTED else 1)
     for deep, stages in ((64, int(config["stages"])), (64, 2), (32, 3), (32, 2)):
         if 2 * deep * rows * stages <= shared_bytes:
             return {**config, "block_k": min(deep, int(config["block_k"])), "stages": stages}
@@ -334,4 +345,10 @@ def _product_variants(config: Mapping[str, int | str | bool]) -> list[Config]:
     if config["precision"] in ("ieee", "tf32"):
         # Operands of four bytes: the same shared memory holds half of K.
         shapes = [(m, n, k // 2, w, s) for m, n, k, w, s in shapes]
+    if config["precision"] == PROMOTED:
+        # Two accumulators, and four tiles per stage: what is larger spills, or does not fit into shared memory.
+        shapes = [
+            (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (128, 128, 32, 8, 4), (128, 128, 32, 8, 3), (64, 128, 64, 4, 3),
+            (128, 64, 64, 4, 3), (64, 128, 32, 4, 4), (64, 256, 32, 8, 4), (64, 64, 64, 4, 3), (64, 64, 32, 4, 4),
+        ]  # fmt: skip
     return [{"block_m": m, "block_n": n, "block_k": k, "warps": w, "stages": s} for m, n, k, w, s in shapes]

@@ -10,6 +10,7 @@ from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.bands import attention_band
+from mtmc_lsp.macro.configs import PROMOTED, SPLIT
 from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
@@ -75,7 +76,7 @@ def peak(device: Device, dtype: str, mode: str) -> float:
     if dtype in ("float16", "bfloat16"):
         return device.flops.get("bf16" if dtype == "bfloat16" else "fp16", 5e14)
     if dtype == "float32":
-        return device.flops.get({"ieee": "fp32", "tf32": "tf32"}.get(mode, mode), 5e13)
+        return device.flops.get({"ieee": "fp32", PROMOTED: SPLIT}.get(mode, mode), 5e13)
     return device.flops.get("fp64", 2e13)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
@@ -37,13 +37,13 @@ class FusionSearch:
         program: Program,
         schedule: Schedule,
         device: Device,
-        precision: str,
+        precision: Callable[[str], str] = lambda node: "",
         refused: Collection[frozenset[str]] = (),
     ) -> None:
         """Prepare a search.
 
         Args:
-            precision: the mode that new fp32 matrix products are given.
+            precision: the mode that a node's fp32 matrix product is given in a new kernel; empty for the user's own.
             refused: sets of nodes that were tried as one kernel and came to nothing.
         """
         self.program = program
@@ -192,7 +192,9 @@ class FusionSearch:
             if set(kernel.nodes) <= set(region.nodes) and self._kind_of(kernel.nodes) is region.kind and kernel.config:
                 return dict(kernel.config)
         if region.kind is RegionKind.MATMUL:
-            return fitted(product_config(self.program, region, self.precision), self.device.shared_bytes)
+            own = next(prim for name in region.prims if (prim := self.program.prims[name]).op is PrimOp.MATMUL)
+            config = product_config(self.program, region, self.precision(own.origin))
+            return fitted(config, self.device.shared_bytes)
         config = default_config(self.program, region)
         return fitted(config, self.device.shared_bytes) if region.kind is RegionKind.ATTENTION else config
 

@@ -8,6 +8,7 @@ from mtmc_lsp.core.protocols import State
 from mtmc_lsp.macro.actions.base import Situation
 from mtmc_lsp.macro.catalogue import proposals
 from mtmc_lsp.macro.schedule import Schedule
+from mtmc_lsp.macro.signs import nonnegative_inputs
 
 
 class RooflinePlanner:
@@ -30,6 +31,7 @@ class RooflinePlanner:
             measured=state.measured,
             strict=self._strict,
             history=state.history,
+            nonnegative=nonnegative_inputs(state.capture),
         )
         tried = {step.action.key for step in state.history}
         return [action for action in proposals(situation) if action.key not in tried]

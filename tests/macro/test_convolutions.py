@@ -44,7 +44,7 @@ def with_kernels(capture: Capture, candidate: Candidate, *, library: bool) -> Ca
     program = program_of(capture.graph, schedule)
     convolution = next(node.name for node in program.graph.nodes if ".conv" in node.op)
     refused = [frozenset({convolution})] if library else []
-    for fusion in FusionSearch(program, schedule, SLOW, "ieee", refused).best():
+    for fusion in FusionSearch(program, schedule, SLOW, refused=refused).best():
         if not library or convolution not in fusion.nodes:
             config = {} if convolution in fusion.nodes else fusion.config
             candidate = act(capture, candidate, ActionKind.FUSE, *fusion.region.nodes, config=config)

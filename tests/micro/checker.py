@@ -136,7 +136,7 @@ def planned(capture: Capture) -> Candidate:
     """What the planner fuses, each kernel in its default configuration."""
     candidate = start(capture)
     program = lower(capture.graph)
-    for fusion in FusionSearch(program, from_json(Schedule, candidate.schedule), data_sheet(("sm_90",)), "ieee").best():
+    for fusion in FusionSearch(program, from_json(Schedule, candidate.schedule), data_sheet(("sm_90",))).best():
         candidate = _tried(capture, candidate, fusion.region.nodes, fusion.config)
     return candidate
 

@@ -14,7 +14,6 @@ from itertools import islice
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
-from mtmc_lsp.macro.configs import SPLIT
 from mtmc_lsp.macro.cost import matmul_flops
 from mtmc_lsp.macro.fusion import Fusion, FusionSearch
 from mtmc_lsp.macro.prims import Program
@@ -96,8 +95,8 @@ class Algebra:
 def _fused_cost(situation: Situation, schedule: Schedule) -> tuple[float, list[Fusion]]:
     """What a schedule would cost with the best fusions added, and these: what algebra must be better than."""
     program = program_for(situation.graph, schedule)
-    mode = "ieee" if situation.strict else SPLIT
-    fusions = FusionSearch(program, schedule, situation.device, mode).best()
+    left = situation.precisions_of(program)
+    fusions = FusionSearch(program, schedule, situation.device, lambda node: left.mode(node, 0)).best()
     return situation.cost(schedule).us - sum(fusion.saved_us for fusion in fusions), fusions
 
 

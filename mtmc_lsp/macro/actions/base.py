@@ -13,6 +13,7 @@ from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Step
 from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.cost import Cost
+from mtmc_lsp.macro.precisions import Precisions
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import CannotFuse, Region, RegionKind, analyse, lines_of
 from mtmc_lsp.macro.rewrites import program_of
@@ -40,11 +41,22 @@ class Situation:
     strict: bool = False
     """Whether actions that change rounding are forbidden."""
     history: Sequence[Step] = field(default=())
+    nonnegative: frozenset[str] = frozenset()
+    """Graph inputs whose recorded (or asked for) values are all at least 0."""
 
     @property
     def program(self) -> Program:
         """The graph as the schedule's kernels speak of it."""
         return program_of(self.graph, self.schedule)
+
+    @property
+    def precisions(self) -> Precisions:
+        """The precision modes that the history leaves for each product."""
+        return self.precisions_of(self.program)
+
+    def precisions_of(self, program: Program) -> Precisions:
+        """As :attr:`precisions`, for a program that a rewrite would make."""
+        return Precisions.of(program, self.history, strict=self.strict, nonnegative=self.nonnegative)
 
     def kernels(self) -> Iterator[tuple[KernelPlan, Region]]:
         """Every kernel with its region."""

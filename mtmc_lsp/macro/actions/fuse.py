@@ -4,16 +4,20 @@
 region and comes back, so the order of execution stays one the graph allows; and all results share their independent axes,
 so one loop nest makes each of them once. Every value is then computed from the same operands as before.
 A precision mode changes how a float32 product is rounded; it is announced, verified against float64, and never proposed
-under ``precision = "strict"``.
+under ``precision = "strict"``. With operands x = (high + low) / s, where s is a power of two, all modes that split drop low * low
+alone, at most 2 ** -22 of a term. They differ in the order of fp32 additions, which is free over the reals: promoted, the terms
+of one block of K are summed first and these sums then one after the other, so that tensor cores, which round towards zero, make
+chains as long as a block, and fp32 units, which round to nearest, the chain over all blocks. A mode that was found too inexact
+for a product is not proposed for it again (:mod:`mtmc_lsp.macro.precisions`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.macro.actions.base import (
     IllegalAction,
     Situation,
@@ -24,13 +28,11 @@ from mtmc_lsp.macro.actions.base import (
     size_text,
     where,
 )
-from mtmc_lsp.macro.configs import SPLIT
+from mtmc_lsp.macro.configs import HALVES, PROMOTED
 from mtmc_lsp.macro.fusion import Fusion, FusionSearch, has_fp32_product
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 
-PRECISIONS = (SPLIT, "ieee")
-"""Modes for fp32 products, fastest first."""
 LEAST_US = 0.05
 """A smaller predicted saving is noise of the model."""
 
@@ -57,11 +59,17 @@ class Fuse:
         )
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
-        """The most profitable disjoint regions in each precision mode; modes that change rounding are tensor-core actions."""
-        program, refused = situation.program, _refused(situation)
+        """The most profitable disjoint regions, each product in the fastest mode that is left for it, then in the next.
+
+        Modes that change rounding are tensor-core actions.
+        """
+        program, left = situation.program, situation.precisions
         actions: list[MacroAction] = []
-        for mode in PRECISIONS[1:] if situation.strict else PRECISIONS:
-            search = FusionSearch(program, situation.schedule, situation.device, mode, refused[mode])
+        for rank in range(left.ranks):
+            mode = partial(left.mode, rank=rank)
+            search = FusionSearch(
+                program, situation.schedule, situation.device, mode, left.refused_at(rank, situation.schedule)
+            )
             taken = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
             least = LEAST_US if situation.schedule.kernels else 0.0
@@ -88,27 +96,15 @@ class TensorCore(Fuse):
         return ()
 
 
-def _refused(situation: Situation) -> dict[str, set[frozenset[str]]]:
-    """Sets of nodes that were tried in each mode and came to nothing."""
-    refused: dict[str, set[frozenset[str]]] = {mode: set() for mode in PRECISIONS}
-    for step in situation.history:
-        config = step.action.params.get("config")
-        if step.status is not StepStatus.ACCEPTED and step.action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
-            mode = config.get("precision") if isinstance(config, Mapping) else None
-            for name in [mode] if mode in refused else PRECISIONS:
-                refused[str(name)].add(frozenset(step.action.region))
-    return refused
-
-
 def _action(program: Program, fusion: Fusion) -> MacroAction:
     region = fusion.region
     lines, place = where(program, region.nodes)
-    split = has_fp32_product(program, region) and fusion.config.get("precision") == SPLIT
+    split = has_fp32_product(program, region) and fusion.config.get("precision") in HALVES
     saved = fusion.before.bytes - fusion.after.bytes
     if split:
         why = (
             "Each fp32 operand is scaled and split into a high and a low float16 half, and three tensor-core products of "
-            "halves are summed in fp32: several times the rate of fp32 units at a few times their error"
+            f"halves are summed in fp32: several times the rate of fp32 units at {_error_text(fusion)}"
         )
     elif len(region.nodes) == 1:
         why = "One Triton kernel reads each input once"
@@ -125,6 +121,13 @@ def _action(program: Program, fusion: Fusion) -> MacroAction:
         text=f"{'run on tensor cores' if split else 'fuse'} {operation_names(program, region.nodes)} in {place}",
         changes_rounding=split,
     )
+
+
+def _error_text(fusion: Fusion) -> str:
+    """What splitting costs of exactness."""
+    if fusion.config.get("precision") == PROMOTED:
+        return "about their error, since fp32 units add up the blocks of K"
+    return "a few times their error"
 
 
 def _in_parts(fusion: Fusion) -> str:

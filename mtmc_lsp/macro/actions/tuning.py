@@ -25,7 +25,7 @@ from mtmc_lsp.macro.actions.base import (
     where,
     whole_numbers,
 )
-from mtmc_lsp.macro.configs import MOST_ELEMENTS, variants
+from mtmc_lsp.macro.configs import MOST_ELEMENTS, PROMOTED, variants
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
@@ -217,7 +217,8 @@ def _stage_bytes(config: Mapping[str, int | str | bool]) -> int:
     """Shared memory of one stage of a product, at two bytes an element (what tensor cores are fed)."""
     if "block_k" not in config:
         return 0
-    return 2 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"]))
+    tiles = 2 if config.get("precision") == PROMOTED else 1
+    return 2 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"])) * tiles
 
 
 class Reorder(_Tuning):

@@ -1,6 +1,6 @@
 """Matrix-product kernels: elementwise work on the operands as they are read and on the result before it is written.
 
-Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32``, and ``fp16x3``, see
+Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32``, and those of
 :mod:`mtmc_lsp.micro.builtin.split_operands`.
 """
 
@@ -13,7 +13,7 @@ from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import LEAST_SPLIT_ROWS, SPLIT
+from mtmc_lsp.macro.configs import HALVES, LEAST_SPLIT_ROWS, PROMOTED
 from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
@@ -25,7 +25,7 @@ from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.persistence import one_tile_after_another, parted
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses
-from mtmc_lsp.micro.builtin.split_operands import Halves, walk_halves, write_split
+from mtmc_lsp.micro.builtin.split_operands import Halves, walk_halves, walk_promoted, write_split
 
 Config = Mapping[str, "int | str | bool"]
 Finish = Callable[
@@ -53,7 +53,7 @@ def write_product_kernels(
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(program, region)
-    if config.get("precision") != SPLIT:
+    if config.get("precision") not in HALVES:
         return finished(axes, buffers, config, None, name, docstring)
     names = [_operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
@@ -288,8 +288,10 @@ class ProductWriter:
     def _loop_over_halves(self) -> None:
         assert self.halves is not None
         a, b = self.halves
-        block_k = int(self.config["block_k"])
-        self.lines += walk_halves(self.axes, self.parameters, a, b, self.scratch, block_k)
+        if self.config["precision"] == PROMOTED:
+            self.lines += walk_promoted(self.axes, self.parameters, a, b, self.scratch, int(self.config["block_k"]))
+        else:
+            self.lines += walk_halves(self.axes, self.parameters, a, b, self.scratch, int(self.config["block_k"]))
 
     def _epilogue(self) -> None:
         masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)

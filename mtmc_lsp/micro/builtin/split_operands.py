@@ -4,6 +4,9 @@ Each row is scaled by a power of two and split, x = high + low, which keeps 22 o
 low*high + high*low + high*high, summed in float32 (after Ootomo & Yokota, arXiv 2203.03341). The halves of a row lie side by
 side with K dense: [low | high] for the left operand, [high | low] for the right one. So the first two terms are one walk over
 both halves, and the third starts in the middle of the left and at the beginning of the right.
+
+Promoted, all three terms of a block of K are summed by the tensor cores, small ones first, and that sum is added to the whole
+by fp32 units, which round to nearest: what tensor cores lose by rounding towards zero then grows with a block of K, not with K.
 """
 
 from __future__ import annotations
@@ -187,16 +190,9 @@ def walk_halves(
     block_k: int,
 ) -> list[str]:
     """Statements of the product's loop: the small terms first, so that little of them is rounded away."""
-    m, n, k, pad = (parameters.size(size).text for size in (a.rows, b.rows, a.k, a.k_pad))
-    batch_a, batch_b = (f"batch * {rows} * 2 * {pad} + " if axes.batch else "" for rows in (m, n))
+    k, pad = (parameters.size(size).text for size in (a.k, a.k_pad))
     tile_a, tile_b = (parameters.names.unique(f"{half.name}_part") for half in (a, b))
-    row_a, row_b = (parameters.names.unique(f"{half.name}_row") for half in (a, b))
-    lines = [
-        "k = tl.arange(0, BLOCK_K)",
-        "# Rows beyond the last wrap around; what they give is not stored.",
-        f"{row_a} = {values[0]} + {batch_a}(m % {m}){'.to(tl.int64)' * a.wide} * (2 * {pad}) + k[None, :]",
-        f"{row_b} = {values[1]} + {batch_b}(n % {n}){'.to(tl.int64)' * b.wide} * (2 * {pad}) + k[:, None]",
-    ]
+    row_a, row_b, lines = _rows_of_halves(axes, parameters, a, b, values)
     if a.k_pad.is_constant and a.k_pad.constant % block_k == 0:
         return [
             *lines,
@@ -216,4 +212,61 @@ def walk_halves(
         f"        {tile_a} = tl.load({row_a} + start + (part + 1) // 2 * {pad}, mask=inside[None, :], other=0.0)",
         f"        {tile_b} = tl.load({row_b} + start + part % 2 * {pad}, mask=inside[:, None], other=0.0)",
         f"        acc = tl.dot({tile_a}, {tile_b}, acc)",
+    ]
+
+
+def _rows_of_halves(
+    axes: ProductAxes, parameters: Parameters, a: Halves, b: Halves, values: list[str]
+) -> tuple[str, str, list[str]]:
+    """The names of both operands' pointers to their first halves, and the statements that make them."""
+    m, n, pad = (parameters.size(size).text for size in (a.rows, b.rows, a.k_pad))
+    batch_a, batch_b = (f"batch * {rows} * 2 * {pad} + " if axes.batch else "" for rows in (m, n))
+    row_a, row_b = (parameters.names.unique(f"{half.name}_row") for half in (a, b))
+    lines = [
+        "k = tl.arange(0, BLOCK_K)",
+        "# Rows beyond the last wrap around; what they give is not stored.",
+        f"{row_a} = {values[0]} + {batch_a}(m % {m}){'.to(tl.int64)' * a.wide} * (2 * {pad}) + k[None, :]",
+        f"{row_b} = {values[1]} + {batch_b}(n % {n}){'.to(tl.int64)' * b.wide} * (2 * {pad}) + k[:, None]",
+    ]
+    return row_a, row_b, lines
+
+
+def walk_promoted(
+    axes: ProductAxes,
+    parameters: Parameters,
+    a: Halves,
+    b: Halves,
+    values: list[str],
+    block_k: int,
+) -> list[str]:
+    """Statements of the product's loop where each block of K is summed apart and then added by fp32 units."""
+    k, pad = (parameters.size(size).text for size in (a.k, a.k_pad))
+    row_a, row_b, lines = _rows_of_halves(axes, parameters, a, b, values)
+    low_a, high_a, low_b, high_b = (
+        parameters.names.unique(f"{half.name}_{part}") for half in (a, b) for part in ("low", "high")
+    )
+    even = a.k_pad.is_constant and a.k_pad.constant % block_k == 0
+    mask_a, mask_b = ("", "") if even else (f", mask=inside[{at}], other=0.0" for at in ("None, :", ":, None"))
+    body = [] if even else [f"inside = start + k < {k}"]
+    body += [
+        f"{low_a} = tl.load({row_a} + start{mask_a})",
+        f"{high_a} = tl.load({row_a} + start + {pad}{mask_a})",
+        f"{high_b} = tl.load({row_b} + start{mask_b})",
+        f"{low_b} = tl.load({row_b} + start + {pad}{mask_b})",
+        *promoted_sum((low_a, high_a), (low_b, high_b)),
+    ]
+    return [*lines, f"for start in range(0, {pad if even else k}, BLOCK_K):", *(f"    {line}" for line in body)]
+
+
+def promoted_sum(a: tuple[str, str], b: tuple[str, str]) -> list[str]:
+    """Statements that add a block's three products of (low, high) halves to ``acc``.
+
+    The last product starts from the sum of the others, so the compiler cannot make the fp32 addition a part of it.
+    """
+    return [
+        f"part = tl.dot({a[0]}, {b[1]})",
+        f"part = tl.dot({a[1]}, {b[0]}, part)",
+        f"part = tl.dot({a[1]}, {b[1]}, part)",
+        "# fp32 units round to nearest; tensor cores round towards zero, which would add up over a long sum.",
+        "acc += part",
     ]

@@ -1,0 +1,137 @@
+"""The precision modes that are left for each float32 product, fastest first, given what came of those that were tried.
+
+A mode is given up for a product once a step with it was computed, but not exactly enough: the same rounding in a kernel of
+other neighbours would be refused again. Which nodes are fused with which is another question: what a step of theirs comes to
+otherwise (too slow, or not written) is held against those nodes in that mode alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.results import VerdictStatus
+from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT
+from mtmc_lsp.macro.prims import Prim, PrimOp, ProductSizes, Program
+from mtmc_lsp.macro.schedule import Schedule
+from mtmc_lsp.macro.signs import is_nonnegative
+
+MODES = (*HALVES, "ieee")
+"""Modes for fp32 products, fastest first."""
+LONG_SUM = 1024
+"""Terms from which on a sum without cancellation is promoted at once. On an H200 tensor cores' rounding cost 3.4 times the
+allowed error over 4096 of them, and it grows with their number."""
+INEXACT = 1e-2
+"""Relative errors below this come from rounding; a wrong kernel's are far larger."""
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """What is left to try."""
+
+    program: Program
+    strict: bool
+    inexact: Mapping[str, Collection[str]]
+    """Mode to the nodes whose products it rounds too much."""
+    refused: Collection[tuple[str, frozenset[str]]]
+    """Modes and sets of nodes that came to nothing together; where no mode was said, it is empty."""
+    nonnegative: Collection[str] = ()
+    """Graph inputs without negative elements."""
+
+    @staticmethod
+    def of(
+        program: Program, history: Sequence[Step], *, strict: bool = False, nonnegative: Collection[str] = ()
+    ) -> Precisions:
+        """What the steps of a run leave."""
+        inexact: dict[str, set[str]] = {}
+        refused: set[tuple[str, frozenset[str]]] = set()
+        for step in history:
+            if step.status is StepStatus.ACCEPTED:
+                continue
+            rounded = is_inexact(step)
+            for mode, nodes in _tried(step.action):
+                if rounded and mode in (*HALVES, "tf32"):
+                    inexact.setdefault(mode, set()).update(nodes)
+                if step.action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
+                    refused.add((mode, frozenset(nodes)))
+                    if mode == SPLIT and not rounded:
+                        # The same products with more to do are no faster.
+                        refused.add((PROMOTED, frozenset(nodes)))
+        return Precisions(program, strict, inexact, refused, nonnegative)
+
+    @cached_property
+    def modes(self) -> Mapping[str, tuple[str, ...]]:
+        """Node to what is left for its product, fastest first; at least ``ieee``. The user's own TF32 comes before all."""
+        return {prim.origin: self._modes(prim) for prim in self.program.prims.values() if prim.op is PrimOp.MATMUL}
+
+    def _modes(self, prim: Prim) -> tuple[str, ...]:
+        own = self._own(prim)
+        if own != "ieee" and not self.is_inexact(prim.origin, own):
+            return (own,)
+        if self.strict:
+            return ("ieee",)
+        left = tuple(mode for mode in MODES if mode == "ieee" or not self.is_inexact(prim.origin, mode))
+        return left[1:] if left[0] == SPLIT and self._is_long(prim) else left
+
+    @property
+    def ranks(self) -> int:
+        """How many modes any product has left at most."""
+        return max((len(modes) for modes in self.modes.values()), default=1)
+
+    def mode(self, node: str, rank: int) -> str:
+        """The mode of a node's product at a rank; the last one where there are fewer."""
+        modes = self.modes[node]
+        return modes[min(rank, len(modes) - 1)]
+
+    def is_inexact(self, node: str, mode: str) -> bool:
+        """Whether a mode was found to round a node's product, or that which it was made from, too much."""
+        nodes = self.inexact.get(mode, ())
+        return node in nodes or node.partition("_packed")[0] in nodes
+
+    def refused_at(self, rank: int, schedule: Schedule) -> set[frozenset[str]]:
+        """Sets of nodes that came to nothing in the mode that their product would be given: its kernel's, where it has one."""
+        found: set[frozenset[str]] = set()
+        for mode, nodes in self.refused:
+            product = next((node for node in nodes if node in self.modes), None)
+            kernel = schedule.kernel_of(product) if product is not None else None
+            kept = kernel.config.get("precision") if kernel is not None and set(kernel.nodes) <= nodes else None
+            given = kept or (self.mode(product, rank) if product is not None else mode)
+            if mode == given or mode not in MODES:
+                found.add(nodes)
+        return found
+
+    def _own(self, prim: Prim) -> str:
+        graph = self.program.graph
+        return graph.fp32_convolution if prim.attrs.get("convolution") else graph.fp32_matmul
+
+    def _is_long(self, prim: Prim) -> bool:
+        """Whether it sums many terms, none of which cancel."""
+        if ProductSizes.of(self.program.prims, prim).k.value(self.program.graph.sizes) < LONG_SUM:
+            return False
+        return all(is_nonnegative(self.program, name, self.nonnegative) for name in prim.inputs)
+
+
+def is_inexact(step: Step) -> bool:
+    """Whether a step failed for the error of its results, as rounding makes it."""
+    verdict = step.verdict
+    if step.status is not StepStatus.FAILED or verdict is None or verdict.status is not VerdictStatus.INCORRECT:
+        return False
+    return verdict.reference_error < verdict.error < INEXACT
+
+
+def _tried(action: MacroAction) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The modes of a step's new kernels, with the nodes of each."""
+    if action.kind is ActionKind.HALF_OPERANDS:
+        # Scaled float16 operands keep as many bits as TF32.
+        yield "tf32", (str(action.params.get("node", "")),)
+        return
+    config = action.params.get("config")
+    if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
+        yield str(config.get("precision", "")) if isinstance(config, Mapping) else "", action.region
+        return
+    kernels = action.params.get("kernels")
+    for item in kernels if isinstance(kernels, (list, tuple)) else ():
+        yield str(item["config"].get("precision", "")), tuple(item["nodes"])

@@ -1,0 +1,181 @@
+"""Precision modes of float32 products: what each computes, and in which order the planner goes through them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.results import Verdict, VerdictStatus
+from mtmc_lsp.core.run import Candidate, Step, StepStatus
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.catalogue import proposals
+from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT
+from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.signs import is_nonnegative, nonnegative_inputs
+from tests.macro.situations import SHEET, situation, start
+from tests.micro.harness import compile_errors, fused, verified
+
+SMALL = {"block_m": 16, "block_n": 16, "block_k": 16, "group_m": 4, "warps": 4, "stages": 2, "precision": PROMOTED}
+LINEAR = """import torch
+import torch.nn.functional as F
+# mtmc: x=f32[B,K]{range} w=f32[N,K]{range} b=f32[N] B={b} K={k} N={n}
+def f(x, w, b):
+    return F.relu(F.linear(x, w, b))
+"""
+BATCHED = """import torch
+# mtmc: a=f32[B,M,K]@0..1 b=f32[B,K,N]@0..1 B=2 M=34 K=70 N=24
+def f(a, b):
+    return torch.relu(a @ b) + 1.0
+"""
+CONSTANT = """import torch
+# mtmc: a=f32[M,300]@0..1 b=f32[300,N]@0..1 M=40 N=24
+def f(a, b):
+    return torch.tanh(a @ b / 100)
+"""
+
+
+def linear(*, range: str = "", b: int = 40, k: int = 72, n: int = 24) -> str:
+    return LINEAR.format(range=range, b=b, k=k, n=n)
+
+
+CASES = {
+    "operands of both signs": (linear(), {}),
+    "positive operands": (linear(range="@0..1"), {}),
+    "positive operands, parts along K": (linear(range="@0..1", k=140), {"split_k": 2}),
+    "persistent": (linear(range="@0..1"), {"persist": 2}),
+    "batched": (BATCHED, {}),
+    "K is a number": (CONSTANT, {}),
+    "K is a number, parts along K": (CONSTANT, {"split_k": 4}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_promoted_product_is_as_exact_as_the_users_own(name: str, captured) -> None:
+    """The verdict compares with a float64 oracle and allows eight times the error of the user's own fp32."""
+    text, config = CASES[name]
+    capture = captured(text, "f")
+    candidate = fused(capture, text, {**SMALL, **config})
+    assert "acc += part" in candidate.source
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
+def test_blocks_are_added_by_fp32_units(captured) -> None:
+    """A last product whose accumulator is empty would be folded into the addition, and nothing would be promoted."""
+    text = linear(range="@0..1", b=512, k=4096, n=512)
+    capture = captured(text, "f")
+    action = next(each for each in planned(capture, text) if precision(each) == PROMOTED)
+    candidate = fused(capture, text, dict(action.params["config"]))
+    chain = re.findall(r"part = tl\.dot\(\w+, \w+(, part)?\)", candidate.source)
+    assert chain == ["", ", part", ", part"]
+    assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
+
+
+def precision(action: MacroAction) -> str:
+    config = action.params.get("config")
+    return str(config.get("precision", "")) if isinstance(config, dict) else ""
+
+
+def planned(capture: Capture, text: str, history: tuple[Step, ...] = (), **state: bool) -> list[MacroAction]:
+    """What the planner would do next on an H200, of actions that make a kernel."""
+    state = {"strict": False, **state}
+    own = replace(
+        situation(capture, start(capture, text), device=SHEET, **state),
+        history=history,
+        nonnegative=nonnegative_inputs(capture),
+    )
+    return [action for action in proposals(own) if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE)]
+
+
+def failed(action: MacroAction, error: float, own: float = 8e-7, candidate: Candidate | None = None) -> Step:
+    verdict = Verdict(VerdictStatus.INCORRECT, (), "gpu", error, own, "too inexact")
+    return Step(1, action, StepStatus.FAILED, verdict.reason, candidate=candidate, verdict=verdict)
+
+
+BIG = linear(b=2048, k=2048, n=2048)
+
+
+def test_what_was_too_inexact_is_promoted_and_then_done_by_fp32_units(captured) -> None:
+    text = linear(b=8192, k=64, n=2048)
+    capture = captured(text, "f")
+    history: tuple[Step, ...] = ()
+    modes = []
+    for _ in range(3):
+        action = next(iter(planned(capture, text, history)))
+        modes.append(precision(action))
+        history = (*history, failed(action, 2.3e-5))
+    assert modes == [SPLIT, PROMOTED, "ieee"]
+    assert not any(precision(action) for action in planned(capture, text, history))
+
+
+def test_an_inexact_mode_is_given_up_for_the_product_whatever_is_fused_with_it(captured) -> None:
+    capture = captured(BIG, "f")
+    first = planned(capture, BIG)[0]
+    product = next(name for name in first.region if "linear" in name)
+    alone = replace(first, region=(product,))
+    modes = {precision(action) for action in planned(capture, BIG, (failed(alone, 2.3e-5),))}
+    assert modes == {PROMOTED}
+
+
+def test_what_was_too_slow_is_not_promoted(captured) -> None:
+    """With more additions the same products are no faster."""
+    capture = captured(BIG, "f")
+    first = planned(capture, BIG)[0]
+    history = (Step(1, first, StepStatus.REJECTED, "not faster"),)
+    assert PROMOTED not in {precision(a) for a in planned(capture, BIG, history) if set(a.region) == set(first.region)}
+
+
+def test_a_wrong_kernel_says_nothing_of_its_rounding(captured) -> None:
+    capture = captured(BIG, "f")
+    first = planned(capture, BIG)[0]
+    modes = [precision(action) for action in planned(capture, BIG, (failed(first, 0.7),))]
+    assert modes[0] == SPLIT, "other nodes are tried together, in the same mode"
+
+
+def test_a_long_sum_of_positive_terms_is_promoted_at_once(captured) -> None:
+    for text, expected in (
+        (linear(range="@0..1", b=2048, k=2048, n=2048), PROMOTED),
+        (linear(range="@-1..1", b=2048, k=2048, n=2048), SPLIT),
+        (linear(range="@0..1", b=2048, k=256, n=2048), SPLIT),
+    ):
+        capture = captured(text, "f")
+        assert precision(planned(capture, text)[0]) == expected
+
+
+def test_strict_runs_stay_with_fp32_units(captured) -> None:
+    text = linear(range="@0..1", b=2048, k=2048, n=2048)
+    capture = captured(text, "f")
+    modes = {precision(action) for action in planned(capture, text, strict=True)}
+    assert modes and not modes & set(HALVES)
+
+
+SIGNS = {
+    "torch.relu(x) @ y": True,
+    "x @ y": False,
+    "torch.softmax(x, -1) @ y": True,
+    "torch.sigmoid(x * 3 - 1).exp() @ y.t().contiguous().t()": True,
+    "(x * x - 1) @ y": False,
+    "torch.cat((x.abs(), y), 0) @ y": True,
+    "x.square().sum(-1, keepdim=True).expand(40, 40) @ y": True,
+    "-torch.relu(x) @ y": False,
+    "F.gelu(x.abs()) @ y": False,
+}
+
+
+@pytest.mark.parametrize("text", SIGNS)
+def test_signs_follow_from_what_operations_do(text: str, captured) -> None:
+    """``y`` is asked for from 0 on; what is not known to keep signs is not said to."""
+    source = f"""import torch
+import torch.nn.functional as F
+# mtmc: x=f32[40,40] y=f32[40,40]@0..1
+def f(x, y):
+    return {text}
+"""
+    capture = captured(source, "f")
+    program = lower(capture.graph)
+    product = next(prim for prim in program.prims.values() if prim.op.value == "matmul")
+    known = nonnegative_inputs(capture)
+    assert all(is_nonnegative(program, name, known) for name in product.inputs) is SIGNS[text]
