@@ -123,7 +123,14 @@ class AxisTable:
             self._product(prim)
 
     def _product(self, prim: Prim) -> None:
-        a, b = (self._dims[name] for name in prim.inputs)
+        first, dims = self._dims[prim.inputs[0]], ProductDims.of(prim)
+        for left, right in zip(prim.inputs[::2], prim.inputs[1::2], strict=True):
+            self._factors(prim, self._dims[left], self._dims[right])
+            for i in range(dims.batch + dims.rows, len(first)):
+                # Low halves are summed over along with high ones.
+                self._same(self._dims[left][i], first[i])
+
+    def _factors(self, prim: Prim, a: list[_Class | None], b: list[_Class | None]) -> None:
         out, dims = self._dims[prim.name], ProductDims.of(prim)
         for own in (a, b):
             for i in range(dims.batch):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.prims import PrimOp, ProductDims, ProductSizes, Program
+from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region, RegionKind
 
 Config = dict[str, "int | str | bool"]
@@ -158,14 +158,12 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
     graph, taps = program.graph, ProductDims.of(prim).taps
     own = graph.fp32_convolution if prim.attrs.get("convolution") else graph.fp32_matmul
-    if taps and precision in HALVES:
-        # Halves of every window would be many times the input.
+    if precision in HALVES and not can_split(program, prim):
         precision = "ieee"
     mode = "native" if half else (precision if precision and operand == "float32" else own)
+    mode = PROMOTED if is_of_halves(prim) else mode
     sized = ProductSizes.of(program.prims, prim)
     m, n, batch = (size.value(program.graph.sizes) for size in (sized.m, sized.n, sized.batch))
-    if mode in HALVES and m < LEAST_SPLIT_ROWS:
-        mode = "ieee"
     if half or mode in HALVES:
         most = PROMOTED_ELEMENTS if mode == PROMOTED else CORE_TILES[0][0] * CORE_TILES[0][1]
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most)
@@ -174,9 +172,21 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
     tile: Config = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "group_m": 8}
     config: Config = {**tile, "warps": warps, "stages": 3, "precision": mode}
-    if taps and sized.channels.value(graph.sizes) >= LEAST_CHANNELS:
+    channels = sized.channels.value(graph.sizes)
+    if taps and channels >= LEAST_CHANNELS:
         config["taps"] = True
+        if is_of_halves(prim):
+            config["block_k"] = min(block_k, next_power_of_two(channels))
     return {**config, **split_product_parts(program, region, config)}
+
+
+def can_split(program: Program, prim: Prim) -> bool:
+    """Whether a product's own kernel may split its operands, and it is large enough for that.
+
+    Of windows, halves would be many times the input: there the input itself is split before, by a rewrite.
+    """
+    few = ProductSizes.of(program.prims, prim).m.value(program.graph.sizes) < LEAST_SPLIT_ROWS
+    return not ProductDims.of(prim).taps and not few
 
 
 def _tensor_core_tile(m: int, n: int, batch: int, most: int) -> tuple[int, int, int, int]:

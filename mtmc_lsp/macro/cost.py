@@ -10,7 +10,7 @@ from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.bands import attention_band
-from mtmc_lsp.macro.configs import PROMOTED, SPLIT
+from mtmc_lsp.macro.configs import HALVES, SPLIT
 from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
@@ -30,6 +30,8 @@ GATHERED, SCATTERED = 0.5, 0.25
 """Shares of the peak that a product of windows reaches whose channels lie densest, or do not: guesses, not measured yet."""
 TRANSPOSED_VOLUMES = 0.1
 """Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
+NO_CALL = 10.0
+"""How many times as long as fp32 units would take what cannot be a call is said to take, so that it becomes a kernel."""
 L1_BYTES = 64 * 1.7e9
 """Bytes per second that one multiprocessor is expected to read from its own cache."""
 
@@ -73,10 +75,12 @@ def matmul_flops(program: Program, node: str) -> float:
 
 def peak(device: Device, dtype: str, mode: str) -> float:
     """Operations per second for products of ``dtype`` in precision ``mode``."""
+    if mode in HALVES:
+        return device.flops.get(SPLIT, 1.5e14)
     if dtype in ("float16", "bfloat16"):
         return device.flops.get("bf16" if dtype == "bfloat16" else "fp16", 5e14)
     if dtype == "float32":
-        return device.flops.get({"ieee": "fp32", PROMOTED: SPLIT}.get(mode, mode), 5e13)
+        return device.flops.get({"ieee": "fp32", "tf32": "tf32"}.get(mode, mode), 5e13)
     return device.flops.get("fp64", 2e13)
 
 
@@ -96,6 +100,9 @@ def torch_cost(program: Program, node: Node, device: Device) -> Cost:
     flops = matmul_flops(program, node.name)
     moved = read * max(1, _passes(graph, node) - 1) + written
     launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
+    if not node.op.startswith("aten."):
+        # The library has no such operation: a kernel of ours must run it.
+        return Cost(moved, flops, _time(moved, flops, device, peak(device, "float32", "ieee"), 1.0) * NO_CALL)
     if "conv" in name:
         return _convolution_cost(program, node, device, read, written, flops)
     rate = peak(device, node.outputs[0].dtype, graph.fp32_matmul)

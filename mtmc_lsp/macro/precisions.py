@@ -8,13 +8,15 @@ otherwise (too slow, or not written) is held against those nodes in that mode al
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
-from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT
+from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT, can_split
+from mtmc_lsp.macro.lower import GraphBox
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.schedule import Schedule
 from mtmc_lsp.macro.signs import is_nonnegative
@@ -24,6 +26,8 @@ MODES = (*HALVES, "ieee")
 LONG_SUM = 1024
 """Terms from which on a sum without cancellation is promoted at once. On an H200 tensor cores' rounding cost 3.4 times the
 allowed error over 4096 of them, and it grows with their number."""
+FULL = 2e-5
+"""Relative errors below this are no TF32 product's, whose operands are rounded to 11 bits (about 3e-4 on an H200)."""
 INEXACT = 1e-2
 """Relative errors below this come from rounding; a wrong kernel's are far larger."""
 
@@ -73,6 +77,8 @@ class Precisions:
             return (own,)
         if self.strict:
             return ("ieee",)
+        if not can_split(self.program, prim):
+            return ("ieee",)
         left = tuple(mode for mode in MODES if mode == "ieee" or not self.is_inexact(prim.origin, mode))
         return left[1:] if left[0] == SPLIT and self._is_long(prim) else left
 
@@ -114,6 +120,25 @@ class Precisions:
         return all(is_nonnegative(self.program, name, self.nonnegative) for name in prim.inputs)
 
 
+@lru_cache(maxsize=8)
+def _in_full(box: GraphBox) -> Graph:
+    return replace(box.graph, fp32_convolution="ieee", fp32_matmul="ieee")
+
+
+def as_run(graph: Graph, schedule: Schedule, history: Sequence[Step]) -> Graph:
+    """The graph with what is known of the precision that the user's own products really run in.
+
+    Libraries that are allowed TF32 need not use it. Where a step was refused beside results of the user's own that are far more
+    exact than TF32 makes them, all of these are full float32, and take its time.
+    """
+    if "tf32" not in (graph.fp32_convolution, graph.fp32_matmul) or any(
+        rewrite.rule == "half-operands" for rewrite in schedule.rewrites
+    ):
+        return graph
+    full = any(is_inexact(step) and step.verdict and step.verdict.reference_error < FULL for step in history)
+    return _in_full(GraphBox(graph)) if full else graph
+
+
 def is_inexact(step: Step) -> bool:
     """Whether a step failed for the error of its results, as rounding makes it."""
     verdict = step.verdict
@@ -125,8 +150,9 @@ def is_inexact(step: Step) -> bool:
 def _tried(action: MacroAction) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The modes of a step's new kernels, with the nodes of each."""
     if action.kind is ActionKind.HALF_OPERANDS:
-        # Scaled float16 operands keep as many bits as TF32.
-        yield "tf32", (str(action.params.get("node", "")),)
+        # One float16 number keeps as many bits as TF32.
+        whole = action.params.get("rule") == "half-operands"
+        yield "tf32" if whole else PROMOTED, (str(action.params.get("node", "")),)
         return
     config = action.params.get("config")
     if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):

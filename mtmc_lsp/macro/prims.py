@@ -60,7 +60,9 @@ class PrimOp(Enum):
     SCAN = "scan"
     """``attrs``: ``fn`` and ``dim``: inclusive, along one dimension; from its end where ``reverse`` is set."""
     MATMUL = "matmul"
-    """``[batch, rows, summed] @ [batch, summed, columns]``; ``attrs["dims"]`` where any of these are several dimensions."""
+    """``[batch, rows, summed] @ [batch, summed, columns]``; ``attrs["dims"]`` where any of these are several dimensions.
+
+    With four inputs the first two are high halves and the others the low ones: the products of low halves are left out."""
 
 
 VIEW_OPS = frozenset(
@@ -135,6 +137,11 @@ class ProductSizes:
 def is_zero_padding(prim: Prim) -> bool:
     """Whether the primitive puts zeros around its input."""
     return prim.op is PrimOp.PAD and prim.attrs["value"] == 0
+
+
+def is_of_halves(prim: Prim) -> bool:
+    """Whether it is a product of operands that were split into halves before."""
+    return prim.op is PrimOp.MATMUL and len(prim.inputs) > 2
 
 
 class CannotLower(Exception):

@@ -7,6 +7,7 @@ from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.macro.actions.base import Situation
 from mtmc_lsp.macro.catalogue import proposals
+from mtmc_lsp.macro.precisions import as_run
 from mtmc_lsp.macro.schedule import Schedule
 from mtmc_lsp.macro.signs import nonnegative_inputs
 
@@ -24,9 +25,10 @@ class RooflinePlanner:
 
     def ranked(self, state: State) -> list[MacroAction]:
         """Every legal action worth trying, best first."""
+        schedule = from_json(Schedule, state.candidate.schedule)
         situation = Situation(
-            state.capture.graph,
-            from_json(Schedule, state.candidate.schedule),
+            as_run(state.capture.graph, schedule, state.history),
+            schedule,
             state.device,
             measured=state.measured,
             strict=self._strict,

@@ -35,6 +35,10 @@ class Algebra:
     same = "the result is the same by algebra"
     changes_rounding = False
 
+    def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
+        """Whether a rule is worth weighing for a node, whatever it looks like."""
+        return True
+
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         """The schedule on the rewritten graph."""
         rewrite = Rewrite(str(action.params.get("rule", "")), str(action.params.get("node", "")))
@@ -53,7 +57,12 @@ class Algebra:
             # Without a GPU the user's own code is not rounded as it will be there, so nothing could be verified.
             return
         heaviest = sorted(graph.nodes, key=lambda node: -matmul_flops(situation.program, node.name))
-        found = ((rule.name, edit) for node in heaviest for rule in self.rules if (edit := rule.match(graph, node)))
+        found = (
+            (rule.name, edit)
+            for node in heaviest
+            for rule in self.rules
+            if self.suits(situation, rule, node) and (edit := rule.match(graph, node))
+        )
         matches = list(islice(found, self.most))
         if not matches:
             return

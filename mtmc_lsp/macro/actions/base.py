@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
@@ -49,7 +50,7 @@ class Situation:
         """The graph as the schedule's kernels speak of it."""
         return program_of(self.graph, self.schedule)
 
-    @property
+    @cached_property
     def precisions(self) -> Precisions:
         """The precision modes that the history leaves for each product."""
         return self.precisions_of(self.program)

@@ -8,15 +8,20 @@ become part of its neighbours' kernels. Each element keeps its value.
 what float16 lacks is range, so each sample and each output channel's weights are first scaled by a power of two, and the result
 is scaled back in float32. The scales are chosen so that no sum of products reaches float16's largest number (nor with up to
 sixteen times the workload's channels, where those are not constant).
+
+``split_operands`` keeps all bits: each scaled operand is packed as the sum of two float16 tensors, which are as large as the
+float32 tensor together, and one kernel sums three products of them: high * high, low * high and high * low.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.lower.convolutions import LOW_HALF, SPLIT
 from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, dense, made, uses_other_outputs
 
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
@@ -27,6 +32,8 @@ SPARE = 4
 """Powers of two left for more channels than the workload has."""
 LEAST_ROOM = -6
 """With less room than this, much of what is small would be rounded to float16's subnormal numbers."""
+SPLIT_EXPONENT = 12
+"""Split operands stay below two to this: sums are float32, and low halves of all but tiny elements are no subnormal numbers."""
 ONE = Size.of(1)
 
 
@@ -40,7 +47,8 @@ class _Chain:
 
     def add(self, op: str, args: tuple[Argument, ...], kind: TensorType, **kwargs: Argument) -> Ref:
         """An operation of PyTorch's with a result of that type."""
-        node = made(self.like, f"packed{len(self.nodes)}", f"aten.{op}", args, kind)
+        qualified = op if op.startswith("mtmc.") else f"aten.{op}"
+        node = made(self.like, f"packed{len(self.nodes)}", qualified, args, kind)
         self.nodes.append(replace(node, kwargs=kwargs))
         return Ref(node.name)
 
@@ -52,17 +60,17 @@ def channels_last(shape: tuple[Size, ...], dtype: str) -> TensorType:
     return TensorType(shape, dtype, tuple(steps[order.index(d)] for d in range(len(shape))))
 
 
-def _convolution(graph: Graph, node: Node) -> tuple[TensorType, TensorType] | None:
+def _convolution(graph: Graph, node: Node, ranks: Collection[int] = FORMATS) -> tuple[TensorType, TensorType] | None:
     """The types of the operands of a convolution that tensor cores compute, dense in one of the two layouts."""
     name = base_name(node)
-    if name not in ("conv2d", "conv3d", "conv_transpose2d", "conv_transpose3d") or node.kwargs:
+    if name not in {f"{kind}{rank - 2}d" for kind in ("conv", "conv_transpose") for rank in ranks} or node.kwargs:
         return None
     x, weight = node.args[:2]
     if not isinstance(x, Ref) or not isinstance(weight, Ref) or uses_other_outputs(graph, node):
         return None
     kind, own = graph.type_of(x), graph.type_of(weight)
     per_channel = own.shape[1] == ONE and _groups(node) != 1
-    if len(kind.shape) not in FORMATS or len(kind.shape) != len(own.shape) or per_channel:
+    if len(kind.shape) not in ranks or len(kind.shape) != len(own.shape) or per_channel:
         return None
     # One channel, or one place, lies the same either way.
     places = product(kind.shape[2:])
@@ -131,14 +139,7 @@ def with_half_operands(graph: Graph, node: Node) -> Edit | None:
     )
     order = layout if kind.is_channels_last else "torch.contiguous_format"
     wide = chain.add("_to_copy.default", (result,), kind, dtype="float32", memory_format=order)
-    value = chain.add("div.Tensor", (wide, factors[0]), kind)
-    per_channel = tuple(size if d == 1 else ONE for d, size in enumerate(kind.shape))
-    shaped = chain.add("reshape.default", (factors[1], _numbers(per_channel)), dense(per_channel, "float32"))
-    value = chain.add("div.Tensor", (value, shaped), kind)
-    bias = node.args[2] if len(node.args) > 2 else None
-    if isinstance(bias, Ref):
-        spread = chain.add("reshape.default", (bias, _numbers(per_channel)), dense(per_channel, "float32"))
-        value = chain.add("add.Tensor", (value, spread), kind)
+    value = _unscaled(chain, wide, factors)
     return _finished(
         chain,
         value,
@@ -146,6 +147,64 @@ def with_half_operands(graph: Graph, node: Node) -> Edit | None:
         "memory and run at twice the rate",
         f"run the {base_name(node)} on scaled float16 operands with channels last",
     )
+
+
+def with_split_operands(graph: Graph, node: Node) -> Edit | None:
+    """Scaled operands as sums of two float16 tensors, and three products of these."""
+    kinds = _convolution(graph, node, (3, *FORMATS))
+    if kinds is None or any(kind.dtype != "float32" for kind in (*kinds, node.type)):
+        return None
+    transposed = "transpose" in base_name(node)
+    if transposed and _groups(node) != 1:
+        return None
+    chain, kind = _Chain(node, graph), node.type
+    halves: list[tuple[Ref, Ref]] = []
+    factors: list[Ref] = []
+    for ref, own, kept, name in zip(
+        node.args[:2], kinds, (0, 1 if transposed else 0), ("input", "weight"), strict=True
+    ):
+        assert isinstance(ref, Ref)
+        factors.append(_factor(chain, ref, own, SPLIT_EXPONENT, kept))
+        halves.append(_high_and_low(chain, chain.add("mul.Tensor", (ref, factors[-1]), own), own, name))
+    (x, x_low), (weight, weight_low) = halves
+    args = (x, weight, None, *node.args[3:])
+    product_of_halves = chain.add(
+        f"{SPLIT}{node.op.removeprefix('aten.')}", args, kind, x_low=x_low, weight_low=weight_low
+    )
+    value = _unscaled(chain, product_of_halves, factors)
+    return _finished(
+        chain,
+        value,
+        "tensor cores take scaled operands as sums of two float16 tensors, which keep 22 of 24 bits in as much memory; three "
+        "products of halves are summed, each block of channels by itself and the blocks by fp32 units",
+        f"run the {base_name(node)} on operands split into float16 halves",
+    )
+
+
+def _high_and_low(chain: _Chain, scaled: Ref, kind: TensorType, name: str) -> tuple[Ref, Ref]:
+    """Two float16 tensors whose sum is ``scaled`` but for the last two of its 24 bits, with channels densest."""
+    layout = FORMATS.get(len(kind.shape), "torch.contiguous_format")
+    packed = channels_last(kind.shape, "float16") if len(kind.shape) in FORMATS else dense(kind.shape, "float16")
+    rest = chain.add(LOW_HALF, (scaled,), kind)
+    found: list[Ref] = []
+    for value, part in ((scaled, "high"), (rest, "low")):
+        found.append(chain.add("_to_copy.default", (value,), packed, dtype="float16", memory_format=layout))
+        chain.nodes[-1] = replace(chain.nodes[-1], variable=f"{name}_{part}")
+    return found[0], found[1]
+
+
+def _unscaled(chain: _Chain, value: Ref, factors: Sequence[Ref]) -> Ref:
+    """A convolution's result divided by its operands' factors, and with the bias, which no factor is for."""
+    node, kind = chain.like, chain.like.type
+    per_channel = tuple(size if d == 1 else ONE for d, size in enumerate(kind.shape))
+    value = chain.add("div.Tensor", (value, factors[0]), kind)
+    shaped = chain.add("reshape.default", (factors[1], _numbers(per_channel)), dense(per_channel, "float32"))
+    value = chain.add("div.Tensor", (value, shaped), kind)
+    bias = node.args[2] if len(node.args) > 2 else None
+    if isinstance(bias, Ref):
+        spread = chain.add("reshape.default", (bias, _numbers(per_channel)), dense(per_channel, "float32"))
+        value = chain.add("add.Tensor", (value, spread), kind)
+    return value
 
 
 def _numbers(shape: tuple[Size, ...]) -> tuple[Argument, ...]:
@@ -185,5 +244,11 @@ NARROW = (
         with_half_operands,
         "Scaling by powers of two is exact, and a convolution is linear in each sample and in each output channel's weights; "
         "float16 rounds what is scaled to as many bits as TF32 does.",
+    ),
+    AlgebraRule(
+        "split-operands",
+        with_split_operands,
+        "Scaling by powers of two is exact, and a convolution is linear in each operand: (h + l) * (h' + l') is the sum of four "
+        "products, of which l * l' alone, at most 2 ** -22 of a term, is left out, as are the last bits of l and l'.",
     ),
 )

@@ -70,6 +70,8 @@ class Launcher:
 
     def torch_call(self, node: Node) -> None:
         """Emit an ATen node as a torch call."""
+        if not node.op.startswith("aten."):
+            raise CannotCode(f"{node.op.split('.')[1]} is no operation of PyTorch's; it must be part of a kernel")
         for ref in node.inputs():
             if ref not in self.variables:
                 raise CannotCode(f"{node.op} reads a value that no kernel writes")

@@ -137,9 +137,10 @@ def operand_accesses(
     """How an operand is read, with every axis apart: shows which axes run as one.
 
     Args:
+        side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves where they are split.
         taps: those of the contracted axes that one index at a time is walked along.
     """
-    rows, columns = (axes.m, axes.n)[side], axes.k[len(taps) :]
+    rows, columns = (axes.m, axes.n)[side % 2], axes.k[len(taps) :]
     parameters = Parameters(axes.program, buffers, PRODUCT_NAMES)
     probe = Tile(axes, parameters, (rows, "r"), (columns, "k"), [], [], scalar=(taps, "tap"), apart=True)
     probe.value(axes.prim.inputs[side])

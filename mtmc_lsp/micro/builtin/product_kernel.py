@@ -14,7 +14,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.configs import HALVES, LEAST_SPLIT_ROWS, PROMOTED
-from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program
+from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions
@@ -25,7 +25,7 @@ from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.persistence import one_tile_after_another, parted
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses
-from mtmc_lsp.micro.builtin.split_operands import Halves, walk_halves, walk_promoted, write_split
+from mtmc_lsp.micro.builtin.split_operands import Halves, promoted_sum, walk_halves, walk_promoted, write_split
 
 Config = Mapping[str, "int | str | bool"]
 Finish = Callable[
@@ -53,7 +53,7 @@ def write_product_kernels(
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(program, region)
-    if config.get("precision") not in HALVES:
+    if config.get("precision") not in HALVES or is_of_halves(axes.prim):
         return finished(axes, buffers, config, None, name, docstring)
     names = [_operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
@@ -239,12 +239,19 @@ class ProductWriter:
         if masked:
             masks_a = [*masks_a, Mask(f"({k_row} < {k_size})", False, True)]
             masks_b = [Mask(f"({k_column} < {k_size})", True, False), *masks_b]
-        a = self._operand(0, (self.axes.m, "m"), (axes, k_row), masks_a, body, taps)
-        b = self._operand(1, (axes, k_column), (self.axes.n, "n"), masks_b, body, taps)
-        if is_half(operand.dtype) or operand.dtype == "float64":
-            dot = f"acc = tl.dot({a}, {b}, acc)"
+        operands = [
+            self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, taps)
+            if side % 2
+            else self._operand(side, (self.axes.m, "m"), (axes, k_row), masks_a, body, taps)
+            for side in range(len(self.axes.prim.inputs))
+        ]
+        a, b = operands[:2]
+        if is_of_halves(self.axes.prim):
+            dots = promoted_sum((operands[2], a), (operands[3], b))
+        elif is_half(operand.dtype) or operand.dtype == "float64":
+            dots = [f"acc = tl.dot({a}, {b}, acc)"]
         else:
-            dot = f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config["precision"]}")'
+            dots = [f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config["precision"]}")']
         if taps:
             n_taps = self.parameters.size(product([axis.size for axis in taps])).text
             self.lines += [
@@ -256,7 +263,7 @@ class ProductWriter:
         else:
             head = f"for start in range(0, {k_size}, BLOCK_K):"
             first = ["k = start + tl.arange(0, BLOCK_K)"]
-        before, inside = parted([*body, dot], {"tap", "k"})
+        before, inside = parted([*body, *dots], {"tap", "k"})
         self.lines += [*before, head, *(f"    {line}" for line in [*first, *inside])]
 
     def _operand(
