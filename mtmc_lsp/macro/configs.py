@@ -164,19 +164,24 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
     mode = PROMOTED if is_of_halves(prim) else mode
     sized = ProductSizes.of(program.prims, prim)
     m, n, batch = (size.value(program.graph.sizes) for size in (sized.m, sized.n, sized.batch))
+    channels = sized.channels.value(graph.sizes)
+    walks_taps = bool(taps) and channels >= LEAST_CHANNELS
     if half or mode in HALVES:
         most = PROMOTED_ELEMENTS if mode == PROMOTED else CORE_TILES[0][0] * CORE_TILES[0][1]
-        block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most)
+        gathered = is_of_halves(prim) and taps and not walks_taps
+        # Addresses that mix places and channels take many registers, for both halves.
+        block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most)
+        if gathered:
+            block_k, warps = 32, 8 if block_m * block_n > 64 * 64 else 4
+        elif is_of_halves(prim) and taps:
+            block_k = min(block_k, next_power_of_two(channels))
     else:
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
     tile: Config = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "group_m": 8}
     config: Config = {**tile, "warps": warps, "stages": 3, "precision": mode}
-    channels = sized.channels.value(graph.sizes)
-    if taps and channels >= LEAST_CHANNELS:
+    if walks_taps:
         config["taps"] = True
-        if is_of_halves(prim):
-            config["block_k"] = min(block_k, next_power_of_two(channels))
     return {**config, **split_product_parts(program, region, config)}
 
 

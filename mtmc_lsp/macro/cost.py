@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.results import Device
-from mtmc_lsp.core.sizes import product
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.configs import HALVES, SPLIT
 from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
@@ -163,7 +163,9 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     share = 0.5 if region.kind is RegionKind.ATTENTION else 0.8
     if any(program.prims[name].op is PrimOp.WINDOW for name in region.prims):
         types = [graph.type_of(values[name]) for name in region.inputs if name in values]
-        share = GATHERED if all(kind.is_channels_last for kind in types if len(kind.shape) > 3) else SCATTERED
+        # A factor per sample or channel lies the same either way.
+        walked = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
+        share = GATHERED if all(kind.is_channels_last for kind in walked) else SCATTERED
     busy = _parallelism(program, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
     launches = 1
