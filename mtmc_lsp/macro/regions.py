@@ -13,7 +13,8 @@ from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, ProductDims, Program, i
 
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
-    "_unsafe_view narrow".split()
+    "_unsafe_view narrow diagonal unfold unsafe_split unsafe_split_with_sizes "
+    "atleast_1d atleast_2d atleast_3d".split()
 )
 """ATen operations that only make another view of a tensor (a reshape may copy; the model neglects it)."""
 

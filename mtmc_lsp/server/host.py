@@ -86,9 +86,7 @@ class SearchEngine:
         consented: bool,
     ) -> RunResult:
         makers = self._makers(opened, consented=consented)
-        return session.optimize(
-            opened, capture, store, events, resumed=resumed, makers=makers, template=self._template
-        )
+        return session.optimize(opened, capture, store, events, resumed=resumed, makers=makers, template=self._template)
 
     def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
         makers = self._makers(opened, consented=consented)
