@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -48,8 +49,7 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
     while True:
         ready, _, _ = select.select([line.fileno(), woken], [], [], 0.0 if later else None)
         if not ready:
-            with contextlib.suppress(Exception):
-                importlib.import_module(later.pop(0))
+            _import_ahead(later.pop(0))
             continue
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -81,6 +81,38 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
 
 def _later() -> Sequence[str]:
     return AHEAD if os.environ.get("TRITON_INTERPRET") == "1" else AHEAD + AHEAD_TO_COMPILE
+
+
+def _import_ahead(name: str) -> None:
+    """Import without asking CUDA anything, which no copy could ask again; what cannot be is left to the copies.
+
+    With a GPU, imports that ask whether there is one and whether kernels can be compiled are told that it is so.
+    """
+    with contextlib.suppress(Exception):
+        import torch
+        from torch.utils import _triton
+
+        can = os.environ.get("TRITON_INTERPRET") != "1"
+        answers: list[tuple[Any, str, Any]] = [
+            (_triton, "has_triton", functools.cache(lambda: True)),
+            (torch.cuda, "is_available", lambda: True),
+        ]
+        changes = [(torch.cuda, "_lazy_init", _refuse), (torch._C, "_cuda_getDeviceCount", _refuse)]
+        kept = [(place, key, getattr(place, key, None)) for place, key, _ in answers + changes]
+        for place, key, value in (answers if can else []) + changes:
+            setattr(place, key, value)
+        try:
+            importlib.import_module(name)
+        finally:
+            for place, key, value in kept:
+                if value is None:
+                    delattr(place, key)
+                else:
+                    setattr(place, key, value)
+
+
+def _refuse(*_: object) -> None:
+    raise RuntimeError("CUDA must not be started here")
 
 
 def _import() -> None:

@@ -41,7 +41,7 @@ def default_config(program: Program, region: Region) -> Config:
     sizes = program.graph.sizes
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
-        block = min(1024, next_power_of_two(columns)) if len(region.kept) > 1 else 1024
+        block = _column_block(columns) if len(region.kept) > 1 else 1024
         return {"rows": max(1, 1024 // block), "block": block, "warps": 4, "stages": 2}
     columns = region.columns.value(sizes)
     if _strided_columns(program, region):
@@ -55,6 +55,16 @@ def default_config(program: Program, region: Region) -> Config:
         return _shared_out(program, region, {"rows": 1, "block": block, "loop": True, "warps": warps, "stages": 2})
     rows = max(1, min(16, 1024 // whole))
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
+
+
+SHORT = 16
+"""Columns whose transactions cost as much again as what they bring: shorter tiles waste memory's width."""
+
+
+def _column_block(columns: int) -> int:
+    """The tile of columns that reads least: little beyond the last column, and not much less than memory brings at once."""
+    choices = [1 << power for power in range(min(10, next_power_of_two(columns).bit_length() - 1) + 1)]
+    return min(choices, key=lambda block: (-(-columns // block) * (block + SHORT), -block))
 
 
 FEW_PROGRAMS, FEW_TILES = 256, 128

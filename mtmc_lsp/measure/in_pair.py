@@ -21,7 +21,7 @@ from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure.comparing import Comparison, compare_files
-from mtmc_lsp.measure.in_worker import plain, said
+from mtmc_lsp.measure.in_worker import said
 from mtmc_lsp.measure.inputs import EXACT
 from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
 from mtmc_lsp.measure.running import (
@@ -32,9 +32,12 @@ from mtmc_lsp.measure.running import (
     mend_interpreter,
     module_of,
     own_text,
+    plain,
     poison_new_memory,
     run_case,
     same_bits,
+    settled,
+    snapshot,
 )
 
 DRIFT_CALLS = 24
@@ -85,14 +88,13 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         found = run_case(
             module, capture, tensors, device, contextlib.nullcontext(), case["seed"], case["kind"], prepare
         )
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return found
+        return settled(found, device)
 
     try:
         with launches.counting():
             first = run(_pooled(inputs))
-            kept = {**first, "results": [_copy(result) for result in first["results"]]}
+            # Memory of a later call must not stand in for it.
+            kept = {**first, "results": [snapshot(result) for result in first["results"]]}
             again = [run(copies(inputs)) for _ in range(DRIFT_CALLS if request["drift"] else int(request["repeats"]))]
         used = True
         if request["decoy"] and launches.count:
@@ -133,15 +135,6 @@ def _pooled(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             found[place] = _pool[key] if 0 in value.stride() else _pool[key].copy_(value)
         inputs = {**inputs, name: found[place]}
     return dict(inputs)
-
-
-def _copy(result: Any) -> Any:
-    """The result as it was right after its call: memory of a later call must not stand in for it."""
-    bare = plain(result)
-    if not isinstance(bare, torch.Tensor):
-        return bare
-    fresh = torch.empty_strided(bare.shape, bare.stride(), dtype=bare.dtype, device=bare.device)
-    return fresh.copy_(bare.detach())
 
 
 def _same_without_kernels(run: Any, kept: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> bool:
@@ -295,7 +288,6 @@ def _mean(result: torch.Tensor) -> torch.Tensor:
 def _passes(answer: list[torch.Tensor], want: Mapping[str, Any], precision: str) -> bool:
     comparison = Comparison(precision)
     for i, own in enumerate(r for r in want["results"] if isinstance(r, torch.Tensor)):
-        near = want["near"][i] if want["near"] else None
         mine = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device).copy_(answer[i])
-        comparison.tensor("", mine, own, want["oracle"][i], near, want["ties"].get(i))
+        comparison.tensor("", mine, own, want["oracle"][i], want["near"].get(i, 0.0), want["ties"].get(i))
     return all(check["status"] != "failed" for check in comparison.checks)
