@@ -91,6 +91,9 @@ def _answer(message: dict[str, Any]) -> dict[str, Any]:
         text = f"the file's code ends the process (SystemExit: {error})"
         return {"error": TargetRaises(text, remedy="Put it under `if __name__ == '__main__':`.").to_json()}
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
+            text = "the GPU's memory does not hold what this needs, or other programs take it"
+            return {"error": OutOfMemory(text, remedy="Make the sizes in the workload smaller.").to_json()}
         # A bug of ours: the whole trace goes to the log, its end to the user.
         traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]

@@ -92,23 +92,20 @@ def _import_ahead(name: str) -> None:
         import torch
         from torch.utils import _triton
 
-        can = os.environ.get("TRITON_INTERPRET") != "1"
-        answers: list[tuple[Any, str, Any]] = [
-            (_triton, "has_triton", functools.cache(lambda: True)),
-            (torch.cuda, "is_available", lambda: True),
-        ]
-        changes = [(torch.cuda, "_lazy_init", _refuse), (torch._C, "_cuda_getDeviceCount", _refuse)]
-        kept = [(place, key, getattr(place, key, None)) for place, key, _ in answers + changes]
-        for place, key, value in (answers if can else []) + changes:
+        changes: list[tuple[Any, str, Any]] = [(torch.cuda, "_lazy_init", _refuse)]
+        if hasattr(torch._C, "_cuda_getDeviceCount"):
+            changes += [(torch._C, "_cuda_getDeviceCount", _refuse)]
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            changes += [(_triton, "has_triton", functools.cache(lambda: True))]
+            changes += [(torch.cuda, "is_available", lambda: True)]
+        kept = [(place, key, getattr(place, key)) for place, key, _ in changes]
+        for place, key, value in changes:
             setattr(place, key, value)
         try:
             importlib.import_module(name)
         finally:
             for place, key, value in kept:
-                if value is None:
-                    delattr(place, key)
-                else:
-                    setattr(place, key, value)
+                setattr(place, key, value)
 
 
 def _refuse(*_: object) -> None:

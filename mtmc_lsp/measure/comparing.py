@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
-from mtmc_lsp.measure.running import is_interpreted
 
 FACTORS = {"budget": 8.0, "strict": 2.0}
 """A candidate's error may be this many times the user's own code's error on the same inputs."""
@@ -82,14 +81,18 @@ class Comparison:
         self.check(f"input {name} unchanged", wrong)
 
 
-def compare_files(before: str, expected: str, results: str, precision: str, *, exact: bool = False) -> dict[str, Any]:
-    """Every check of one case from the three files, and the worst relative errors.
+def compare_case(
+    inputs: Mapping[str, torch.Tensor],
+    want: Mapping[str, Any],
+    seen: Mapping[str, Any],
+    precision: str,
+    *,
+    exact: bool = False,
+) -> dict[str, Any]:
+    """Every check of one case, and the worst relative errors.
 
     With ``exact``, results that the reference gives without any error must be given without any.
     """
-    device = "cuda" if torch.cuda.is_available() and not is_interpreted() else "cpu"
-    files = (before, expected, results)
-    inputs, want, seen = (torch.load(file, weights_only=True, map_location=device) for file in files)
     comparison = Comparison(precision)
     count, wanted = len(seen["results"]), len(want["results"])
     comparison.check("number of results", f"{count} instead of {wanted}" if count != wanted else "")

@@ -123,6 +123,7 @@ class LocalMeasurer:
         )
         self._background = ThreadPoolExecutor(4)
         self._prepared: Future[list[Case]] | None = None
+        self._coarse = 0
         self._baseline: Future[None] | None = None
         self._device: Device | None = None
         self._timekeeper: Timekeeper | None = None
@@ -238,7 +239,7 @@ class LocalMeasurer:
             if case.is_kernels_ground and not seen["launches"] and self._capture.uses_random:
                 # The user's own code ran, with torch's own random numbers: there is nothing to compare.
                 continue
-            compared = self._compare(number)
+            compared = self._compare(number, case)
             checks += checks_of(case, seen, compared)
             if compared["error"] > worst[0]:
                 worst = (compared["error"], compared["reference_error"])
@@ -278,7 +279,8 @@ class LocalMeasurer:
         for case in verification_cases(self._capture, interpreted=not self.measured, seed=self._seed):
             request = {**self._request(case, len(prepared)), "expected": str(self._expected(len(prepared)))}
             try:
-                self._call(self._reference, "measure.reference", request, self._run_seconds)
+                made = self._call(self._reference, "measure.reference", request, self._run_seconds)
+                self._coarse += bool(made["coarse"])
             except MtmcError as error:
                 # The user's own code does not take these sizes; the first case is the workload itself.
                 if not prepared or (isinstance(error, WorkerFailed) and error.kind in ("cancelled", "expired")):
@@ -318,9 +320,9 @@ class LocalMeasurer:
     def _results(self) -> Path:
         return self._secret / "results.pt"
 
-    def _compare(self, number: int) -> dict[str, Any]:
+    def _compare(self, number: int, case: Case) -> dict[str, Any]:
         request = {
-            "inputs": str(self._inputs / f"inputs-{number}.pt"),
+            **self._request(case, number),
             "expected": str(self._expected(number)),
             "results": str(self._results),
             "precision": self._precision,
@@ -340,6 +342,10 @@ class LocalMeasurer:
                 notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
         if not self._runner.isolation.is_full:
             notes.append(f"isolation of the candidate: {self._runner.isolation.text}")
+        if self._coarse:
+            notes.append(
+                f"float64 did not fit into memory in {self._coarse} of the cases: compared with your own code's"
+            )
         if fallbacks:
             notes.append(f"the guard chose the original code in {fallbacks} of the cases")
         return tuple(notes)

@@ -115,6 +115,25 @@ def test_nothing_that_is_imported_ahead_asks_cuda_which_could_not_be_asked_again
     assert done.stdout.split("\n") == [*["True"] * 5, "CUDA was asked", ""], done.stderr
 
 
+AS_FOR_THE_INTERPRETER = """
+import sys
+from mtmc_lsp.core.template_in_worker import _import, _import_ahead, _later
+_import()
+for name in _later():
+    _import_ahead(name)
+    print(name in sys.modules)
+"""
+
+
+def test_what_the_interpreter_needs_is_imported_ahead_as_it_would_be_later() -> None:
+    """torch's modules import each other: only some orders work."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", AS_FOR_THE_INTERPRETER], capture_output=True, env=environment, text=True
+    )
+    assert done.stdout.split() == ["True"] * 3, done.stderr
+
+
 def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(template: Template, tmp_path: Path) -> None:
     with Worker(sys.executable, cwd=str(tmp_path), template=template) as worker:
         body = (
