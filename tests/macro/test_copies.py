@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.macro.situations import fused_as_far_as_it_goes, operations, schedule_of, start
+from tests.macro.situations import operations, schedule_of
 from tests.micro.families import source
-from tests.micro.harness import verified
+from tests.micro.harness import fused, verified
 
 CASES = {
     "space to depth": "x=F[B,3,4,6]: x.view(x.shape[0], 3, 2, 2, 3, 2).permute(0, 3, 5, 1, 2, 4).reshape(x.shape[0], 12, 2, 3)",
@@ -19,7 +19,7 @@ CASES = {
 def test_a_copy_becomes_a_kernel(name: str, captured) -> None:
     text = source(CASES[name], "f32")
     capture = captured(text, "f")
-    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    candidate = fused(capture, text)
     copies = [node.name for node in capture.graph.nodes if "clone" in node.op]
     assert copies and "clone" in operations(capture, candidate)
     assert all(schedule_of(candidate).kernel_of(copy) for copy in copies)
