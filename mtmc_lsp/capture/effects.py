@@ -155,7 +155,7 @@ def _watching_class(kind: type, access: str, watched: Watched, path: str) -> typ
     def __setattr__(self: Any, name: str, value: Any) -> None:
         # `self.mean += x` assigns the tensor that it changed in place, which tracing follows; `__class__` is put back by us.
         same = isinstance(value, torch.Tensor) and value is getattr(self, name, None)
-        if not same and not name.startswith("__"):
+        if not same and not name.startswith("__") and not _is_of_torch(kind, name):
             watched.writes.setdefault(f"{access}.{name}", _line_in(path))
         super(type(self), self).__setattr__(name, value)
 
@@ -167,6 +167,11 @@ def _watching_class(kind: type, access: str, watched: Watched, path: str) -> typ
     }
     recorder: type = type(kind.__name__, (kind,), own)
     return recorder
+
+
+def _is_of_torch(kind: type, name: str) -> bool:
+    """Whether an attribute is PyTorch's own note, as the list of a recurrent net's weights, which follows its parameters."""
+    return name.startswith("_") and kind.__module__.startswith("torch.nn.modules.")
 
 
 def _line_in(path: str) -> int:
@@ -182,8 +187,10 @@ class Snapshot:
 
     def __init__(self, module: ModuleType, instance: torch.nn.Module | None) -> None:
         self._holders = {"": module.__dict__}
+        self._kinds: dict[str, type] = {"": ModuleType}
         for name, item in instance.named_modules() if instance is not None else ():
-            self._holders[f"self.{name}." if name else "self."] = item.__dict__
+            holder = f"self.{name}." if name else "self."
+            self._holders[holder], self._kinds[holder] = item.__dict__, type(item)
         self._before = {name: _marks(values) for name, values in self._holders.items()}
         self._random = _random_states()
 
@@ -208,7 +215,7 @@ class Snapshot:
         for holder, values in self._holders.items():
             before, now = self._before[holder], _marks(values)
             for name in now.keys() | before.keys():
-                if now.get(name) != before.get(name):
+                if now.get(name) != before.get(name) and not _is_of_torch(self._kinds[holder], name):
                     return f"changes {holder}{name}"
         return ""
 

@@ -18,7 +18,9 @@ BY_TORCH = frozenset(
     "broadcast_tensors tile repeat_interleave meshgrid pixel_shuffle pixel_unshuffle channel_shuffle rot90 diff take_along_dim "
     "hstack vstack dstack column_stack fliplr flipud one_hot "
     "nansum count_nonzero std_mean isclose prelu glu logit frac logaddexp logaddexp2 heaviside xlogy deg2rad rad2deg sinc "
-    "special_entr special_xlog1py linspace eye".split()
+    "special_entr special_xlog1py linspace eye "
+    "trapezoid cumulative_trapezoid linalg_norm linalg_matrix_norm nanmean aminmax block_diag "
+    "gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell multi_margin_loss".split()
 )
 """Operations that PyTorch itself knows how to take apart."""
 
@@ -34,7 +36,29 @@ def expansions() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     table[aten.cross_entropy_loss.default] = _cross_entropy
     table[aten.nll_loss_nd.default] = _nll
+    table[aten.dist.default] = _dist
+    table[aten.addmv.default] = _addmv
+    table[aten.addbmm.default] = _addbmm
     return table
+
+
+def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
+    return torch.linalg.vector_norm(x - y, p)
+
+
+def _addmv(addend: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _with_addend(addend, matrix @ vector, beta, alpha)
+
+
+def _addbmm(addend: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """The products of a batch added up are one product over the batch and what each sums over."""
+    rows, columns = left.shape[1], right.shape[2]
+    return _with_addend(addend, left.permute(1, 0, 2).reshape(rows, -1) @ right.reshape(-1, columns), beta, alpha)
+
+
+def _with_addend(addend: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    """``beta * addend + alpha * product``; what is in an addend that counts 0 times is not looked at."""
+    return alpha * product if beta == 0 else beta * addend + alpha * product
 
 
 def _cross_entropy(

@@ -12,6 +12,9 @@ from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse
 from mtmc_lsp.macro.schedule import Schedule
 
+COPIES = frozenset({"clone", "contiguous"})
+"""Operations that bring the elements of a view into an order of their own."""
+
 
 @dataclass(frozen=True)
 class Fusion:
@@ -78,7 +81,9 @@ class FusionSearch:
         taken = {name for seed in seeds for name in seed}
         for name, node in self._nodes.items():
             if name not in taken and name not in self.program.opaque and node.op.split(".")[1] not in VIEWS:
-                seeds.append(frozenset({name}))
+                # A copy computes nothing; a kernel of it is one that reads the tensor as the views before it do.
+                views = self._views_of([name]) - taken if node.op.split(".")[1] in COPIES else frozenset()
+                seeds.append(frozenset({name}) | views)
         return seeds
 
     def _unit_of(self, name: str) -> frozenset[str]:

@@ -9,11 +9,12 @@ from enum import Enum
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
-from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
+from mtmc_lsp.macro.prims import ONE, VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
 
 VIEWS = frozenset(
     "view reshape permute transpose t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk alias detach "
-    "_unsafe_view narrow".split()
+    "_unsafe_view narrow diagonal unfold unsafe_split unsafe_split_with_sizes "
+    "atleast_1d atleast_2d atleast_3d".split()
 )
 """ATen operations that only make another view of a tensor (a reshape may copy; the model neglects it)."""
 
@@ -140,6 +141,7 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
     reduced = _reduced_axes(members, table)
     kept = _kept_axes(program, outputs, table, reduced, members)
     _check_members(members, table, kept, reduced)
+    _check_single_places(members)
     _check_repetition(program, members, results, table, kept)
     for ref in outputs:
         axes = set(table.all_axes(program.of(ref).name))
@@ -262,6 +264,20 @@ def _check_read_in_place(members: list[Prim]) -> None:
         moved = prim.op in (PrimOp.SLICE, PrimOp.FLIP, PrimOp.CAT, PrimOp.PAD, PrimOp.GATHER, PrimOp.WINDOW)
         if moved and later & set(prim.inputs):
             raise CannotFuse("a scan's result is read at another place than its own")
+
+
+def _check_single_places(members: list[Prim]) -> None:
+    """What has been reduced is known at its own place, not as one of several that are put side by side."""
+    shapes = {prim.name: prim.shape for prim in members}
+    later: set[str] = set()
+    for prim in members:
+        if prim.op in (PrimOp.CAT, PrimOp.PAD, PrimOp.GATHER, PrimOp.WINDOW):
+            moved = prim.inputs if prim.op is PrimOp.CAT else prim.inputs[:1]
+            for name in later & set(moved):
+                if any(own == ONE != made for own, made in zip(shapes[name], prim.shape, strict=False)):
+                    raise CannotFuse("a reduction's result becomes one of several side by side")
+        if prim.op is PrimOp.REDUCE or later & set(prim.inputs):
+            later.add(prim.name)
 
 
 @dataclass(frozen=True)

@@ -229,13 +229,13 @@ def _moved(inputs: dict[str, torch.Tensor], seed: int, epsilon: float) -> dict[s
 
     On a GPU subnormal numbers become 0, as its rounding functions take them (``floor``, ``ceil`` in PTX's ``.ftz``).
     """
-    generator = torch.Generator().manual_seed(seed + 1)
     result = {}
-    for name, tensor in inputs.items():
+    for number, (name, tensor) in enumerate(inputs.items()):
         if not tensor.is_floating_point():
             result[name] = tensor.clone()
             continue
-        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device) - 0.5
+        generator = torch.Generator(tensor.device).manual_seed(seed + 1 + 1000 * number)
+        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device=tensor.device) - 0.5
         moved = tensor.double() * (1.0 + epsilon * noise)
         tiny = tensor.abs() < torch.finfo(tensor.dtype).tiny
         result[name] = torch.where(tiny, 0.0, moved) if tensor.is_cuda else moved

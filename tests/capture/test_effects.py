@@ -62,8 +62,11 @@ def test_is_refused(captured, text: str, words: str, line: int) -> None:
         module("self.mean.mul_(0.9).add_(x.mean(0))"),
         module("self.mean += x.mean(0)"),
         module("y = self.mean * 2"),
+        # PyTorch's recurrent nets keep a list of their own weights.
+        "class f(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.net = nn.GRU(48, 4)\n\n"
+        "    def forward(self, x):\n        return self.net(x)[0] * 2\n",
     ],
-    ids=["cache", "generator put back", "in place", "in place by an operator", "reading"],
+    ids=["cache", "generator put back", "in place", "in place by an operator", "reading", "recurrent"],
 )
 def test_is_not_refused(captured, text: str) -> None:
     assert captured(HEAD + text, "f").graph.nodes

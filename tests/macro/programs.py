@@ -9,6 +9,13 @@ def f(x, w, b):
     m = torch.max(s, dim=1, keepdim=True)[0]
     return torch.logsumexp(m, dim=1, keepdim=True) * 1.5
 """
+LINEAR_TERMS = """import torch
+import torch.nn.functional as F
+# mtmc: x=f32[M,K] w=f32[N,K] b=f32[N] c=f32[N] M=48 K=40 N=64
+def f(x, w, b, c):
+    y = ((F.linear(x, w, b) - c) * 3.0 + b) / 2.0
+    return F.gelu(torch.mean(y, dim=1, keepdim=True)) + x
+"""
 LINEAR_ROWS = """import torch
 import torch.nn.functional as F
 # mtmc: x=f32[B,S,K] w=f32[N,K] b=f32[N] B=4 S=24 K=40 N=32

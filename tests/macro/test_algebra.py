@@ -21,6 +21,7 @@ from tests.micro.harness import verified
 
 CASES = {
     "sum over features": (programs.LINEAR_SUM, "sum-before-features", {"linear"}),
+    "mean over features, seen through vectors": (programs.LINEAR_TERMS, "sum-before-features", {"linear", "sub"}),
     "mean over rows": (programs.LINEAR_ROWS, "sum-before-rows", set()),
     "constants in a row": (programs.CONSTANTS, "fold", {"div", "sub"}),
     "negations and transposes": (programs.CONSTANTS, "undone", {"neg", "t"}),
@@ -88,6 +89,14 @@ NOT = {
         "sum-before-features",
     ),
     "a sum over features and rows": ("return torch.nn.functional.linear(x, w).sum((0, 1))", "sum-before-features"),
+    "a sum over rows with a vector between": (
+        "return (torch.nn.functional.linear(x, w) + w[:, 0]).sum(0)",
+        "sum-before-rows",
+    ),
+    "a sum over features with a column between": (
+        "return (torch.nn.functional.linear(x, w) + x[:, :1]).sum(-1)",
+        "sum-before-features",
+    ),
     "a factor of zero": ("return (x * 0.0) * 2.0", "fold"),
     "integers": ("return (x.long() * 3) * 2", "fold"),
     "constants that would overflow": ("return (x * 1e30) * 1e30", "fold"),

@@ -20,6 +20,9 @@ POINTWISE = {
     "integers": "i=i64[B,6]@-9..9, j=i32[6]@1..5: (i // j + i % j) ^ (i << 2) & ~j",
     "clamped and masked": "x, y=F[7]: torch.clamp(x, max=y).masked_fill(x < 0, -1.0).nan_to_num()",
     "dropout by seed": "x: F.dropout(x, 0.3) * 2",
+    "angles": "x, y: torch.atan2(x, y) * torch.asin(torch.tanh(x)) + torch.acos(torch.tanh(y))",
+    "signs": "x, y: torch.copysign(x, y) * torch.sgn(y) + torch.frac(x) + torch.logit(torch.sigmoid(x))",
+    "decimals": "x: torch.round(x * 2, decimals=2)",
     "positions": "x: x + torch.arange(7, device=x.device) * torch.linspace(0, 1, 7, device=x.device)",
 }
 VIEWS = {
@@ -33,6 +36,16 @@ VIEWS = {
     "shuffled": "x=F[B,8,3,5]: F.pixel_shuffle(x * 2, 2)",
     "triangles": "x: torch.tril(x) + torch.triu(x, 1) * 2",
     "split": "x: x.chunk(2, 1)[0] * x.chunk(2, 1)[1]",
+    "mirrored": "x=F[B,3,5,4]: F.pad(x * 2, (2, 3, 1, 0), mode='reflect')",
+    "continued": "x=F[B,3,5,4]: F.pad(x, (2, 1, 0, 3), mode='replicate').exp()",
+    "round in circles": "x: F.pad(x * 2, (3, 2), mode='circular')",
+    "cut by padding": "x: F.pad(x.exp(), (-2, 1, 1, -3), value=0.5)",
+    "diagonals": "x=F[B,5,7]: torch.diagonal(x * 2, 1, -2, -1) + torch.diagonal(x.exp(), -1, 1, 2)[:, :1]",
+    "on a diagonal": "x: torch.diag_embed(x * 2, -1) + torch.diag_embed(x, 1, 1, -1).transpose(1, 2)",
+    "trace": "x=F[6,6]: torch.trace(x * 2) + torch.diag(x).sum()",
+    "cross": "x=F[B,3], y=F[B,3]: torch.linalg.cross(x * 2, y)",
+    "blocks": "x, y=F[2,3]: torch.block_diag(x[0] * 2, y)",
+    "columns": "x: torch.column_stack((x[:, 0] * 2, x[:, 1, 0]))",
     "outer": "a=F[B], b=F[9]: torch.outer(a, b) + 1",
 }
 REDUCTIONS = {
@@ -54,6 +67,9 @@ REDUCTIONS = {
     "log softmax": "x: torch.log_softmax(x, -1) * 2",
     "masked softmax": "x, m=bool[6,7]: torch.softmax(x.masked_fill(m, -1e4), -1)",
     "count and NaN": "x: x.nansum(-1) + torch.count_nonzero(x, -1)",
+    "matrix norm": "x: torch.linalg.matrix_norm(x) + torch.linalg.norm(x, dim=(1, 2)) + torch.dist(x, x * 2)",
+    "mean without NaN": "x: torch.nanmean(x, -1) + torch.aminmax(x, dim=-1)[0]",
+    "trapezoid": "x: torch.trapezoid(x, dim=-1) * 2",
     "similarity": "x, y: F.cosine_similarity(x, y, dim=-1)",
 }
 NORMS = {
@@ -62,6 +78,9 @@ NORMS = {
     "root mean square": "x, w=F[7]: F.rms_norm(x, (7,), w)",
     "group": "x, w=F[6], b=F[6]: F.silu(F.group_norm(x, 2, w, b))",
     "instance": "x: F.instance_norm(x)",
+    "layer, alone": "x, w=F[7], b=F[7]: torch.native_layer_norm(x, (7,), w, b, 1e-5)[0]",
+    "instance, evaluation": "x, m=F[6], v=F[6]@0.1..2: F.instance_norm(x, m, v, use_input_stats=False)",
+    "weights": "v=F[6,4,3], g=F[6,1,1]: torch._weight_norm(v, g, 0) * 2",
     "batch, evaluation": "x, m=F[6], v=F[6]@0.1..2, w=F[6], b=F[6]: F.relu(F.batch_norm(x, m, v, w, b))",
     "batch, training": "x, w=F[6], b=F[6]: F.batch_norm(x, None, None, w, b, training=True)",
     "batch, running": "x, m=F[6], v=F[6]@0.1..2: F.batch_norm(x, m, v, training=True)",
@@ -80,6 +99,11 @@ PRODUCTS = {
     "one column": "a=F[B,9], b=F[9,1], w=F[1,9]: a @ b + F.linear(a, w)",
     "row vector": "a=F[9], b=F[9,B]: a @ b",
     "two vectors": "a=F[B], b=F[B]: a @ b",
+    "vector with addend": "c=F[B], a=F[B,9], b=F[9]: torch.addmv(c, a, b, beta=0.5)",
+    "sum of products": "c=F[6,8], a=F[B,6,9], b=F[B,9,8]: torch.addbmm(c, a, b, alpha=2)",
+    "recurrent step": "x=F[B,6], h=F[B,4], w=F[4,6], u=F[4,4], b=F[4], d=F[4]: torch.rnn_tanh_cell(x, h, w, u, b, d)",
+    "gated step": "x=F[B,6], h=F[B,4], w=F[12,6], u=F[12,4], b=F[12], d=F[12]: torch.gru_cell(x, h, w, u, b, d)",
+    "step with memory": "x=F[B,6], h=F[B,4], c=F[B,4], w=F[16,6], u=F[16,4]: torch.lstm_cell(x, (h, c), w, u)[1]",
 }
 SCANS = {
     "sums": "x: torch.cumsum(x * 2, -1)",
@@ -114,6 +138,9 @@ LOOK_UPS = {
     "gather": "x, i=i64[B,6,3]@0..6: torch.gather(x, 2, i) * 2",
     "embedding": "i=i64[B,6]@0..10, w=F[11,8]: F.embedding(i, w) * 2",
     "rows": "w=F[11,8], i=i64[B,3]@-11..10: w[i]",
+    "several indices": "x, i=i64[B,1]@-6..5, j=i64[3]@0..6: x[:, i, j] * 2",
+    "indices apart": "x, i=i64[4]@0..B-1, j=i64[4]@-7..6: x[i, :, j].exp()",
+    "own row": "x, i=i64[B]@0..5: x[torch.arange(x.shape[0], device=x.device), i] * 2",
     "columns": "x, i=i64[4]@0..5: torch.index_select(x, 1, i).exp()",
     "along": "x, i=i64[B,6,1]@0..6: torch.take_along_dim(x, i, 2)",
     "one hot": "i=i64[B]@0..4, w=F[5]: F.one_hot(i, 5) * w",
@@ -153,8 +180,26 @@ POOLING = {
     "means of volumes": "x=F[B,2,5,4,3]: F.avg_pool3d(x.float(), 2, 1) + 1",
     "mean of everything": "x=F[B,2,5,6]: F.adaptive_avg_pool2d(x.exp(), 1)",
     "as many as asked for": "x=F[B,2,4,6]: F.adaptive_avg_pool2d(x.exp(), (2, 3))",
+    "of different sizes": "x=F[B,2,7,5]: F.adaptive_avg_pool2d(x.exp(), (4, 3))",
+    "largest of different sizes": "x=F[B,2,7,5]: F.adaptive_max_pool2d(x * 2, (3, 5))",
+    "largest of equal sizes": "x=F[B,2,8]: F.adaptive_max_pool1d(x * 2, 4) + 1",
+    "largest of all": "x=F[B,2,5,6]: F.adaptive_max_pool2d(x.exp(), 1)",
+    "largest, its place unread": "x=F[B,3,6,5]: F.max_pool2d(x, 2, return_indices=True)[0] * 2",
     "sum of means": "x=F[B,2,6,4]: F.avg_pool2d(x, 2).sum((1, 2, 3))",
     "windows": "x: x.unfold(2, 3, 2) * 2",
+    "windows as columns": "x=F[B,3,5,6]: F.unfold(x * 2, (2, 3), dilation=(2, 1), padding=1, stride=2)",
+}
+RESAMPLING = {
+    "nearest, doubled": "x=F[B,3,4,5]: F.interpolate(x * 2, scale_factor=2)",
+    "nearest, to sizes": "x=F[B,3,8,6]: F.interpolate(x, size=(5, 13)).exp()",
+    "nearest of lines and volumes": "x=F[B,3,4,5,2]: F.interpolate(x, size=(6, 10, 3)) + F.interpolate(x[..., 0, 0], size=6)[..., None, None]",
+    "nearest to the middle": "x=F[B,3,8,6]: F.interpolate(x * 2, scale_factor=0.5, mode='nearest-exact')",
+    "bilinear": "x=F[B,3,4,6]: F.interpolate(x, scale_factor=2, mode='bilinear') + 1",
+    "bilinear, by corners": "x=F[B,3,8,6]: F.interpolate(x, size=(5, 11), mode='bilinear', align_corners=True).exp()",
+    "linear": "x=F[B,3,8]: F.interpolate(x * 2, size=13, mode='linear')",
+    "trilinear": "x=F[B,2,3,4,5]: F.interpolate(x, size=(5, 4, 7), mode='trilinear') * 2",
+    "bicubic": "x=F[B,2,5,4]: F.interpolate(x, size=(7, 9), mode='bicubic') * 2",
+    "named sizes": "x=F[B,3,B,7]: F.interpolate(x * 2, size=(x.shape[2], 10), mode='bilinear')",
 }
 FAMILIES = {
     f"{family}: {name}": text
@@ -170,6 +215,7 @@ FAMILIES = {
         ("attention", ATTENTION),
         ("convolutions", CONVOLUTIONS),
         ("pooling", POOLING),
+        ("resampling", RESAMPLING),
     )
     for name, text in table.items()
 }
@@ -177,13 +223,15 @@ FAMILIES = {
 
 LEFT_TO_TORCH = {
     "convolution of integers": ("i=i64[B,2,5], w=i64[3,2,2]: F.conv1d(i * 2, w)", "conv1d"),
-    "windows of different sizes": ("x: F.adaptive_avg_pool1d(x * 2, 4)", "adaptive_avg_pool1d"),
+    "places of the largest": (
+        "x=F[B,3,6,5]: F.max_pool2d(x * 2, 2, return_indices=True)[1]",
+        "max_pool2d_with_indices",
+    ),
     "largest k": ("x: torch.topk(x * 2, 2)[0]", "topk"),
     "sorting": ("x: torch.sort(x * 2)[0]", "sort"),
     "scan with indices": ("x: torch.cummax(x * 2, -1)[0]", "cummax"),
     "scatter": ("x, i=i64[B,6,7]@0..6: torch.zeros_like(x).scatter(2, i, x * 2)", "scatter"),
     "rare functions": ("x: torch.lgamma(x.abs() + 1) * 2", "lgamma"),
-    "decimals": ("x: torch.round(x * 2, decimals=2)", "round"),
 }
 """Operations that stay torch calls, what is around them being fused: library calls that are good as they are, and rare ones."""
 

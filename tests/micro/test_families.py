@@ -17,7 +17,7 @@ from tests.micro.checker import Checker, greedy, start, with_kernel
 from tests.micro.families import ATTENTION, FAMILIES, LEFT_TO_TORCH, source
 
 LOOPED: dict[str, object] = {"rows": 2, "block": 4, "loop": True, "warps": 4, "stages": 2}
-WITHOUT_LOOPS = ("products", "attention", "convolutions", "pooling")
+WITHOUT_LOOPS = ("products", "attention", "convolutions", "pooling", "resampling")
 BFLOAT16 = (
     "pointwise: chain", "pointwise: functions", "views: halves put together", "reductions: softmax", "reductions: variance",
     "norms: layer", "norms: batch, training", "products: linear with work around", "scans: log of sums",

@@ -106,6 +106,23 @@ class Call:
         result = tuple(int(n) % rank for n in numbers if isinstance(n, int))
         return tuple(sorted(result)) if result else tuple(range(rank))
 
+    def refuse_other_results(self, what: str) -> None:
+        """Refuse a call of which more than the first result is wanted.
+
+        Raises:
+            CannotLower: it is; ``what`` says what the others are.
+        """
+        graph = self.b.graph
+        read = [ref for node in graph.nodes for ref in node.inputs()]
+        read += [ref for ref in graph.outputs if ref is not None] + [m.value for m in graph.mutations]
+        if any(ref.name == self.node.name and ref.index for ref in read):
+            raise self.fail(f"{what} are wanted")
+
+    def alone(self, value: str) -> str | tuple[str, ...]:
+        """The first result, where nobody wants the others."""
+        unread = [self.b.expand(self.b.constant(0, kind.dtype), kind.shape) for kind in self.node.outputs[1:]]
+        return (value, *unread) if unread else value
+
     def fail(self, why: str) -> CannotLower:
         """An exception to raise."""
         return CannotLower(f"{self.node.op}: {why}")
@@ -168,6 +185,7 @@ def lower(graph: Graph) -> Program:
         pooling,
         products,
         reductions,
+        resampling,
         views,
     )
 

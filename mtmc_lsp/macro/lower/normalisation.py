@@ -34,17 +34,25 @@ def per_channel(b: Builder, name: str | None, rank: int, channel: int = 1) -> st
     return b.reshape(name, [b.shape(name)[0] if i == channel else 1 for i in range(rank)])
 
 
+def standardised(b: Builder, x: str, mean: str, var: str, eps: float) -> str:
+    """``(x - mean) * rsqrt(var + eps)`` by statistics per channel that are given."""
+    d, rank = b.dtype(x), len(b.shape(x))
+    shape = [b.shape(mean)[0] if i == 1 else 1 for i in range(rank)]
+    inverse = b.pointwise("rsqrt", b.pointwise("add", b.reshape(var, shape), eps, dtype=d), dtype=d)
+    return b.pointwise("mul", b.pointwise("sub", x, b.reshape(mean, shape), dtype=d), inverse, dtype=d)
+
+
 @rule("layer_norm", "native_layer_norm")
-def layer_norm(c: Call) -> str:
+def layer_norm(c: Call) -> str | tuple[str, ...]:
     if c.op == "native_layer_norm":
-        raise c.fail("with its statistics")
+        c.refuse_other_results("its statistics")
     x, width = c.tensor(0), c.raw(1, "normalized_shape")
     assert isinstance(width, tuple)
     rank = len(c.b.shape(x))
     dims = tuple(range(rank - len(width), rank))
     wide = c.b.cast(x, compute_dtype(c.out.dtype))
     value = normalise(c.b, wide, dims, c.number(4, "eps", 1e-5))
-    return affine(c.b, value, c.optional(2, "weight"), c.optional(3, "bias"), c.out.dtype)
+    return c.alone(affine(c.b, value, c.optional(2, "weight"), c.optional(3, "bias"), c.out.dtype))
 
 
 @rule("rms_norm")
@@ -79,11 +87,12 @@ def group_norm(c: Call) -> str:
 @rule("instance_norm")
 def instance_norm(c: Call) -> str:
     x = c.tensor(0)
-    if not c.flag(5, "use_input_stats", True):
-        raise c.fail("with running statistics")
     shape = c.b.shape(x)
     wide = c.b.cast(x, compute_dtype(c.out.dtype))
-    value = normalise(c.b, wide, tuple(range(2, len(shape))), c.number(7, "eps", 1e-5))
+    if c.flag(5, "use_input_stats", True):
+        value = normalise(c.b, wide, tuple(range(2, len(shape))), c.number(7, "eps", 1e-5))
+    else:
+        value = standardised(c.b, wide, c.tensor(3), c.tensor(4), c.number(7, "eps", 1e-5))
     weight = per_channel(c.b, c.optional(1, "weight"), len(shape))
     bias = per_channel(c.b, c.optional(2, "bias"), len(shape))
     return affine(c.b, value, weight, bias, c.out.dtype)
@@ -95,12 +104,9 @@ def batch_norm(c: Call) -> str | tuple[str, ...]:
     if c.op == "batch_norm" and (c.flag(5, "training") or not c.has(3)):
         raise c.fail("with batch statistics")
     x = c.tensor(0)
-    rank, d = len(c.b.shape(x)), compute_dtype(c.out.dtype)
-    mean, var = per_channel(c.b, c.tensor(3), rank), per_channel(c.b, c.tensor(4), rank)
-    assert mean is not None and var is not None
+    rank = len(c.b.shape(x))
     eps = c.number(7 if c.op == "batch_norm" else 6, "eps", 1e-5)
-    inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", var, eps, dtype=d), dtype=d)
-    value = c.b.pointwise("mul", c.b.pointwise("sub", c.b.cast(x, d), mean, dtype=d), inverse, dtype=d)
+    value = standardised(c.b, c.b.cast(x, compute_dtype(c.out.dtype)), c.tensor(3), c.tensor(4), eps)
     weight, bias = per_channel(c.b, c.optional(1), rank), per_channel(c.b, c.optional(2), rank)
     value = affine(c.b, value, weight, bias, c.out.dtype)
     # What training would save for its backward pass is empty here.
@@ -137,3 +143,15 @@ def batch_norm_training(c: Call) -> tuple[str, ...]:
         return c.b.cast(c.b.pointwise("add", old, new, dtype=d), c.b.dtype(running))
 
     return (result, *saved, moved(c.tensor(3), mean), moved(c.tensor(4), unbiased))
+
+
+@rule("_weight_norm")
+def weight_norm(c: Call) -> str:
+    """``v * (g / norm(v))``, the norm over all dimensions but one."""
+    v, g = c.tensor(0), c.tensor(1)
+    d, rank = compute_dtype(c.out.dtype), len(c.b.shape(v))
+    kept = c.dim(2, "dim", rank)
+    wide = c.b.cast(v, d)
+    others = tuple(i for i in range(rank) if i != kept)
+    norm = c.b.pointwise("sqrt", c.b.reduce("sum", c.b.pointwise("square", wide, dtype=d), others, d), dtype=d)
+    return c.b.cast(c.b.pointwise("mul", wide, c.b.pointwise("div", g, norm, dtype=d), dtype=d), c.out.dtype)

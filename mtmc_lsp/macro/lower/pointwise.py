@@ -11,11 +11,11 @@ from mtmc_lsp.macro.prims import PrimOp
 UNARY = (
     "exp log sqrt rsqrt sin cos tan tanh sigmoid erf log1p expm1 abs neg floor ceil trunc round sign reciprocal relu silu "
     "exp2 log2 log10 isnan isinf isfinite logical_not bitwise_not mish hardswish hardsigmoid log_sigmoid relu6 square "
-    "atan sinh cosh erfc softsign asinh acosh atanh"
+    "atan sinh cosh erfc softsign asinh acosh atanh asin acos sgn"
 ).split()
 BINARY = (
     "mul maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor fmod "
-    "remainder hypot fmax fmin pow __lshift__ __rshift__ __and__ __or__ __xor__"
+    "remainder hypot fmax fmin pow copysign atan2 __lshift__ __rshift__ __and__ __or__ __xor__"
 ).split()
 SPELT = {
     "__lshift__": "shift_left",
@@ -23,8 +23,9 @@ SPELT = {
     "__and__": "bitwise_and",
     "__or__": "bitwise_or",
     "__xor__": "bitwise_xor",
+    "sgn": "sign",
 }
-"""Python's operators by the names of the functions that they are."""
+"""Operations by the names of the functions that they are: Python's operators, and the sign of a real number."""
 ON_BOOLS = {"add": "logical_or", "maximum": "logical_or", "mul": "logical_and", "minimum": "logical_and"}
 """What arithmetic on truth values is."""
 COMPARISONS = frozenset("eq ne lt le gt ge".split())
@@ -33,11 +34,21 @@ COMPARISONS = frozenset("eq ne lt le gt ge".split())
 @rule(*UNARY)
 def unary(c: Call) -> str:
     x = c.tensor(0)
-    if c.op == "round" and c.overload == "decimals":
-        raise c.fail("rounding to decimals")
     if is_float(c.out.dtype):
         x = c.b.cast(x, c.out.dtype) if not is_float(c.b.dtype(x)) else x
-    return c.b.pointwise(c.op, x, dtype=c.out.dtype)
+    if c.op == "round" and c.overload == "decimals":
+        return _round_to(c, x, c.integer(1, "decimals"))
+    return c.b.pointwise(SPELT.get(c.op, c.op), x, dtype=c.out.dtype)
+
+
+def _round_to(c: Call, x: str, decimals: int) -> str:
+    """``x`` scaled so that the last decimal is the last whole digit, rounded and scaled back."""
+    d, power = c.out.dtype, float(10 ** abs(decimals))
+    if not is_float(d):
+        raise c.fail("integers")
+    there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    whole = c.b.pointwise("round", c.b.pointwise(there, x, power, dtype=d), dtype=d)
+    return c.b.pointwise(back, whole, power, dtype=d)
 
 
 @rule(*BINARY)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.core.sizes import Size, SizeLike, product
 from mtmc_lsp.macro.lower import Call, rule
+from mtmc_lsp.macro.lower.resampling import PAD_MODES, looked_up, padded_from_inside, positions
 from mtmc_lsp.macro.prims import ONE, PrimOp
 
 
 @rule("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as")
-def reshape(c: Call) -> str:
+@rule("atleast_1d", "atleast_2d", "atleast_3d")
+def reshape(c: Call) -> str | tuple[str, ...]:
+    several = c.raw(0)
+    if isinstance(several, tuple):
+        names = [c.b.values[item.name, item.index] for item in several if isinstance(item, Ref)]
+        return tuple(c.b.reshape(name, kind.shape) for name, kind in zip(names, c.node.outputs, strict=True))
     return c.b.reshape(c.tensor(0), c.out.shape)
 
 
@@ -84,7 +90,7 @@ def select(c: Call) -> str:
     return c.b.reshape(c.b.slice(x, dim, index, 1), c.out.shape)
 
 
-@rule("split", "split_with_sizes", "chunk", "tensor_split", "unbind")
+@rule("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_split_with_sizes")
 def split(c: Call) -> tuple[str, ...]:
     x = c.tensor(0)
     dim = c.dim(1 if c.op == "unbind" else 2, "dim", len(c.b.shape(x)))
@@ -126,17 +132,22 @@ def _shifted_scan(c: Call, names: list[str], dim: int) -> str | None:
 
 @rule("constant_pad_nd", "pad")
 def pad(c: Call) -> str:
-    amounts = _ints(c, 1)
-    if c.op == "pad" and c.raw(2, "mode", "constant") != "constant":
-        raise c.fail("padding that is not constant")
+    x, amounts, mode = c.tensor(0), _ints(c, 1), c.raw(2, "mode", "constant") if c.op == "pad" else "constant"
+    if mode in PAD_MODES:
+        return padded_from_inside(c, x, amounts, str(mode))
+    if mode != "constant":
+        raise c.fail(f"padding by {mode}")
     rank = len(c.out.shape)
     before = [0] * rank
     for i in range(len(amounts) // 2):
-        before[rank - 1 - i] = amounts[2 * i]
-        if min(amounts[2 * i : 2 * i + 2]) < 0:
-            raise c.fail("negative padding")
+        dim, (front, back) = rank - 1 - i, amounts[2 * i : 2 * i + 2]
+        before[dim] = max(front, 0)
+        # Negative padding cuts.
+        x = c.b.slice(x, dim, max(-front, 0), c.b.shape(x)[dim] + min(front, 0) + min(back, 0))
+    if c.b.shape(x) == c.out.shape:
+        return x
     value = c.number(2 if c.op == "constant_pad_nd" else 3, "value", 0.0) or 0.0
-    return c.b.add(PrimOp.PAD, (c.tensor(0),), c.out.shape, c.out.dtype, before=tuple(before), value=value)
+    return c.b.add(PrimOp.PAD, (x,), c.out.shape, c.out.dtype, before=tuple(before), value=value)
 
 
 @rule("flip")
@@ -215,23 +226,45 @@ def gather(c: Call) -> str:
     return c.b.add(PrimOp.GATHER, (x, index), c.out.shape, c.out.dtype, dim=dim)
 
 
-@rule("index")
+@rule("index", "_unsafe_index")
 def index(c: Call) -> str:
-    """``x[i]`` or ``x[:, i]`` with one integer index tensor."""
-    x = c.tensor(0)
-    items = c.raw(1)
+    """``x[i]``, ``x[:, i]`` or ``x[i, :, j]`` with integer index tensors.
+
+    Several of them look up one element each together: the dimensions that they stand in are walked as one.
+    """
+    x, items = c.tensor(0), c.raw(1)
     assert isinstance(items, tuple)
-    used = [(dim, item) for dim, item in enumerate(items) if isinstance(item, Ref)]
-    if len(used) != 1:
-        raise c.fail("several index tensors")
-    dim, ref = used[0]
-    name = c.b.values[ref.name, ref.index]
+    used = [dim for dim, item in enumerate(items) if isinstance(item, Ref)]
+    indices = [_wrapped(c, c.b.values[ref.name, ref.index], c.b.shape(x)[dim]) for dim, ref in _refs(items)]
+    if len(used) == 1:
+        return _take(c, x, used[0], indices[0])
+    shape, rank = c.b.shape(x), len(c.b.shape(x))
+    side_by_side = used == list(range(used[0], used[-1] + 1))
+    # What is looked up in dimensions that lie apart comes first in the result.
+    first = used[0] if side_by_side else 0
+    others = [dim for dim in range(rank) if dim not in used]
+    x = c.b.permute(x, (*others[:first], *used, *others[first:]))
+    joined = [shape[dim] for dim in used]
+    x = c.b.reshape(x, [*(shape[d] for d in others[:first]), product(joined), *(shape[d] for d in others[first:])])
+    flat = indices[0]
+    for size, following in zip(joined[1:], indices[1:], strict=True):
+        scaled = c.b.pointwise("mul", flat, c.b.size(size, "int64"), dtype="int64")
+        flat = c.b.pointwise("add", scaled, following, dtype="int64")
+    return _take(c, x, first, flat)
+
+
+def _refs(items: tuple[object, ...]) -> list[tuple[int, Ref]]:
+    return [(dim, item) for dim, item in enumerate(items) if isinstance(item, Ref)]
+
+
+def _wrapped(c: Call, name: str, size: Size) -> str:
+    """An index tensor with what is negative counted from the end."""
     if c.b.dtype(name) not in ("int64", "int32"):
         raise c.fail("a mask as index")
-    size = c.b.shape(x)[dim]
+    name = c.b.cast(name, "int64")
     negative = c.b.pointwise("lt", name, 0, dtype="bool", operand_dtype="int64")
-    wrapped = c.b.pointwise("add", name, c.b.size(size, c.b.dtype(name)), dtype=c.b.dtype(name))
-    return _take(c, x, dim, c.b.pointwise("where", negative, wrapped, name, dtype=c.b.dtype(name)))
+    wrapped = c.b.pointwise("add", name, c.b.size(size, "int64"), dtype="int64")
+    return c.b.pointwise("where", negative, wrapped, name, dtype="int64")
 
 
 @rule("tril", "triu")
@@ -247,6 +280,69 @@ def triangle(c: Call) -> str:
     assert rank >= 2
     zero: bool | float = False if c.out.dtype == "bool" else 0.0
     return c.b.pointwise("where", keep, x, zero, dtype=c.out.dtype)
+
+
+@rule("diagonal", "diag")
+def diagonal(c: Call) -> str:
+    """Element i of row i, ``offset`` columns further on; of a vector, ``diag`` makes a matrix instead."""
+    x = c.tensor(0)
+    rank, offset = len(c.b.shape(x)), c.integer(1, "diagonal" if c.op == "diag" else "offset")
+    if rank == 1:
+        return _on_diagonal(c, x, offset)
+    i, j = (0, 1) if c.op == "diag" else (c.dim(2, "dim1", rank, 0), c.dim(3, "dim2", rank, 1))
+    x = c.b.permute(x, (*(d for d in range(rank) if d not in (i, j)), i, j))
+    length = c.out.shape[-1]
+    rows = c.b.slice(x, rank - 2, max(-offset, 0), length)
+    across: list[SizeLike] = [*[1] * (rank - 2), length, 1]
+    columns = c.b.reshape(positions(c.b, length, max(offset, 0)), across)
+    shape: list[SizeLike] = [*c.b.shape(rows)[:-1], 1]
+    return c.b.reshape(c.b.add(PrimOp.GATHER, (rows, columns), shape, c.b.dtype(x), dim=rank - 1), c.out.shape)
+
+
+@rule("diag_embed")
+def diag_embed(c: Call) -> str:
+    """The last dimension along the diagonal of two, all else 0."""
+    rank = len(c.out.shape)
+    i, j = c.dim(2, "dim1", rank, -2), c.dim(3, "dim2", rank, -1)
+    made = _on_diagonal(c, c.tensor(0), c.integer(1, "offset"))
+    others = iter(range(rank - 2))
+    return c.b.permute(made, [rank - 2 if d == i else (rank - 1 if d == j else next(others)) for d in range(rank)])
+
+
+def _on_diagonal(c: Call, x: str, offset: int) -> str:
+    """Matrices with the last dimension of ``x`` on a diagonal of theirs."""
+    shape = c.b.shape(x)
+    size = shape[-1] + abs(offset)
+    if offset < 0:
+        before = (*[0] * (len(shape) - 1), -offset)
+        x = c.b.add(PrimOp.PAD, (x,), [*shape[:-1], size], c.b.dtype(x), before=before, value=0.0)
+    elif offset:
+        none = (0,) * len(shape)
+        x = c.b.add(PrimOp.PAD, (x,), [*shape[:-1], size], c.b.dtype(x), before=none, value=0.0)
+    rows = c.b.add(PrimOp.IOTA, (), [size, 1], "int64", dim=0, start=0, step=1)
+    columns = c.b.add(PrimOp.IOTA, (), [1, size], "int64", dim=1, start=0, step=1)
+    distance = c.b.pointwise("sub", columns, rows, dtype="int64")
+    there = c.b.pointwise("eq", distance, offset, dtype="bool", operand_dtype="int64")
+    zero: bool | float = False if c.out.dtype == "bool" else 0.0
+    return c.b.pointwise("where", there, c.b.reshape(x, [*shape[:-1], size, 1]), zero, dtype=c.out.dtype)
+
+
+@rule("linalg_cross", "cross")
+def cross(c: Call) -> str:
+    """Component i is ``x[i+1] * y[i+2] - x[i+2] * y[i+1]``, counted round the three."""
+    rank, three = len(c.out.shape), Size.of(3)
+    if c.has(2, "dim") or c.op == "linalg_cross":
+        dim = c.dim(2, "dim", rank, -1)
+    else:
+        dim = next(d for d, size in enumerate(c.out.shape) if size == three)
+    turned = []
+    for step in (1, 2):
+        index = c.b.pointwise("remainder", positions(c.b, three, step), 3, dtype="int64")
+        sides = (c.b.expand(c.tensor(i), c.out.shape) for i in (0, 1))
+        turned.append([looked_up(c.b, side, dim, index) for side in sides])
+    (x1, y1), (x2, y2) = turned
+    products = [c.b.pointwise("mul", a, b, dtype=c.out.dtype) for a, b in ((x1, y2), (x2, y1))]
+    return c.b.pointwise("sub", *products, dtype=c.out.dtype)
 
 
 @rule("select_scatter", "slice_scatter")

@@ -16,7 +16,7 @@ ONE = Size.of(1)
 
 @dataclass(frozen=True)
 class _Linear:
-    """``x @ weight + bias``, times ``factor``."""
+    """``x @ weight + bias``, times ``factor``, plus ``terms``."""
 
     node: Node
     x: Ref
@@ -25,6 +25,8 @@ class _Linear:
     features: int
     """The dimension of ``weight`` that the output features run along."""
     factor: float
+    terms: tuple[tuple[Ref, float], ...] = ()
+    """Vectors along the features that are added to it, with a factor each."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +44,47 @@ def _reduction(node: Node, rank: int) -> _Reduction | None:
     return _Reduction(node, name == "mean", tuple(sorted(dims))) if dims else None
 
 
-def _linear(graph: Graph, value: Argument, reader: Node) -> _Linear | None:
-    """The linear map that a value is, seen through multiplications by constants; nobody else may read what is between."""
-    factor = 1.0
+def through_factors(graph: Graph, value: Argument, reader: Node) -> tuple[Node, float] | None:
+    """What a value is multiplied from, and the factor; nobody but ``reader`` may read it or what is between."""
+    found = _through(graph, value, reader, features=False)
+    return (found[0], found[1]) if found is not None else None
+
+
+def _through(
+    graph: Graph, value: Argument, reader: Node, *, features: bool
+) -> tuple[Node, float, tuple[tuple[Ref, float], ...]] | None:
+    """A value as ``node * factor + sum(vector * its factor)``.
+
+    The vectors have one number per element of the last dimension, and are seen through where ``features`` is set.
+    """
+    factor, terms = 1.0, list[tuple[Ref, float]]()
     node = made_by(graph, value)
-    while node is not None and is_only_for(graph, node.name, reader.name) and base_name(node) in ("mul", "div"):
-        number = node.args[1]
-        if not isinstance(number, (int, float)) or isinstance(number, bool) or node.kwargs or number == 0:
-            return None
-        factor = factor * number if base_name(node) == "mul" else factor / number
+    while node is not None and is_only_for(graph, node.name, reader.name):
+        name, other = base_name(node), node.args[1] if len(node.args) == 2 and not node.kwargs else None
+        if name in ("mul", "div") and isinstance(other, (int, float)) and not isinstance(other, bool) and other != 0:
+            factor = factor * other if name == "mul" else factor / other
+        elif features and name in ("add", "sub") and isinstance(other, Ref) and _is_vector_for(graph, other, node):
+            terms.append((other, factor if name == "add" else -factor))
+        else:
+            return node, factor, tuple(terms)
         reader, node = node, made_by(graph, node.args[0])
-    if node is None or not is_only_for(graph, node.name, reader.name):
+    return None
+
+
+def _is_vector_for(graph: Graph, other: Ref, node: Node) -> bool:
+    """Whether it has one number for each element of the last dimension, and the other operand the result's shape."""
+    kind, source = graph.type_of(other), node.args[0]
+    whole = isinstance(source, Ref) and graph.type_of(source).shape == node.type.shape
+    return whole and kind.shape == node.type.shape[-1:] and kind.dtype == node.type.dtype
+
+
+def _linear(graph: Graph, value: Argument, reader: Node) -> _Linear | None:
+    """The linear map that a value is, seen through factors and vectors; nobody else may read what is between."""
+    found = _through(graph, value, reader, features=True)
+    if found is None or found[0].type.dtype not in ("float32", "float64") or found[0].kwargs:
         return None
-    if node.type.dtype not in ("float32", "float64") or node.kwargs:
-        return None
-    return _operands(graph, node, factor)
+    linear = _operands(graph, found[0], found[1])
+    return replace(linear, terms=found[2]) if linear is not None else None
 
 
 def _operands(graph: Graph, node: Node, factor: float) -> _Linear | None:
@@ -91,7 +119,14 @@ def over_features(graph: Graph, node: Node) -> Edit | None:
         added.append(made(node, "bias", f"aten.{word}.default", (linear.bias,), dense((), dtype)))
         args = (Ref(added[-2].name), Ref(added[-1].name))
         added.append(made(node, "shifted", "aten.add.Tensor", args, dense(x.shape[:-1], dtype)))
-    added += _shaped(node, Ref(added[-1].name), x.shape[:-1], linear.factor)
+    added += _scaled(node, Ref(added[-1].name), x.shape[:-1], linear.factor)
+    for i, (term, factor) in enumerate(linear.terms):
+        before = Ref(added[-1].name)
+        added.append(made(node, f"term{i}", f"aten.{word}.default", (term,), dense((), dtype)))
+        added += _scaled(node, Ref(added[-1].name), (), factor, f"factor{i}")
+        args = (before, Ref(added[-1].name))
+        added.append(made(node, f"with_term{i}", "aten.add.Tensor", args, dense(x.shape[:-1], dtype)))
+    added += _shaped(node, Ref(added[-1].name), x.shape[:-1])
     n = weight.shape[linear.features]
     why = (
         f"the {word} over {n} outputs is one product with the {word} of the weights, "
@@ -104,7 +139,7 @@ def over_rows(graph: Graph, node: Node) -> Edit | None:
     """A sum or mean over rows: the map of the rows' sum."""
     reduction = _reduction(node, _rank(graph, node))
     linear = _linear(graph, node.args[0], node) if reduction is not None else None
-    if reduction is None or linear is None or len(linear.node.type.shape) - 1 in reduction.dims:
+    if reduction is None or linear is None or linear.terms or len(linear.node.type.shape) - 1 in reduction.dims:
         return None
     x = graph.type_of(linear.x)
     rows = product([x.shape[d] for d in reduction.dims])
@@ -130,7 +165,8 @@ def over_rows(graph: Graph, node: Node) -> Edit | None:
             added.append(times)
             bias = Ref(times.name)
         added.append(made(node, "shifted", "aten.add.Tensor", (Ref(f"{node.name}_mapped"), bias), kind))
-    added += _shaped(node, Ref(added[-1].name), kind.shape, linear.factor)
+    added += _scaled(node, Ref(added[-1].name), kind.shape, linear.factor)
+    added += _shaped(node, Ref(added[-1].name), kind.shape)
     why = (
         f"the {word} of {rows} mapped rows is the map of their {word}, so {_count(graph, linear)} operations become few"
     )
@@ -156,18 +192,19 @@ def _reduced(
     return made(node, suffix, op, (source, dims, keep), dense(shape, node.type.dtype))
 
 
-def _shaped(node: Node, value: Ref, shape: tuple[Size, ...], factor: float) -> list[Node]:
-    """The factor that was seen through, and the shape that readers expect."""
-    added: list[Node] = []
-    if factor != 1.0:
-        added.append(made(node, "scaled", "aten.mul.Tensor", (value, factor), dense(shape, node.type.dtype)))
-        value = Ref(added[-1].name)
-    if shape != node.type.shape:
-        wanted = tuple(size.constant if size.is_constant else size for size in node.type.shape)
-        added.append(
-            made(node, "shaped", "aten.reshape.default", (value, wanted), dense(node.type.shape, node.type.dtype))
-        )
-    return added
+def _scaled(node: Node, value: Ref, shape: tuple[Size, ...], factor: float, suffix: str = "scaled") -> list[Node]:
+    """The multiplication by a factor that was seen through, where there is one."""
+    if factor == 1.0:
+        return []
+    return [made(node, suffix, "aten.mul.Tensor", (value, factor), dense(shape, node.type.dtype))]
+
+
+def _shaped(node: Node, value: Ref, shape: tuple[Size, ...]) -> list[Node]:
+    """The reshape to what readers expect, where it is needed."""
+    if shape == node.type.shape:
+        return []
+    wanted = tuple(size.constant if size.is_constant else size for size in node.type.shape)
+    return [made(node, "shaped", "aten.reshape.default", (value, wanted), dense(node.type.shape, node.type.dtype))]
 
 
 def _finish(node: Node, added: list[Node], why: str, text: str) -> Edit:

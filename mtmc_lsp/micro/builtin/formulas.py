@@ -61,6 +61,18 @@ def _atan(x):
     angle = p + tl.where(steep, 1.5707963267948966, tl.where(middle, 0.7853981633974483, 0.0))
     return tl.where(x < 0.0, -angle, angle)
 ''',
+    "_atan2": '''@triton.jit
+def _atan2(y, x):
+    """The angle of (x, y): atan of the smaller over the larger, mirrored into its octant; signs of zeros count."""
+    a, b = tl.abs(x), tl.abs(y)
+    small, large = tl.minimum(a, b), tl.maximum(a, b)
+    ratio = tl.where(small == large, tl.where(large == 0.0, 0.0, 1.0), small / large)
+    angle = _atan(ratio)
+    angle = tl.where(b > a, 1.5707963267948966 - angle, angle)
+    angle = tl.where((x < 0.0) | (1.0 / x < 0.0), 3.141592653589793 - angle, angle)
+    angle = tl.where((y < 0.0) | (1.0 / y < 0.0), -angle, angle)
+    return tl.where((x != x) | (y != y), float("nan"), angle)
+''',
     "_round_half_even": '''@triton.jit
 def _round_half_even(x):
     """Round to the nearest integer, halves to even, as torch.round does."""
@@ -286,6 +298,10 @@ FORMULAS: dict[str, Formula] = {
     "sinh": _text("0.5 * (_expm1({0}) - _expm1(-{0}))", PRODUCT),
     "cosh": _text("0.5 * (tl.exp({0}) + tl.exp(-{0}))", PRODUCT),
     "atan": _call("_atan"),
+    "asin": _text("_atan({0} / tl.sqrt((1.0 - {0}) * (1.0 + {0})))"),
+    "acos": _text("2.0 * _atan(tl.sqrt((1.0 - {0}) / (1.0 + {0})))", PRODUCT),
+    "atan2": _call("_atan2"),
+    "copysign": _text("tl.where(({1} < 0) | (1.0 / {1} < 0), -tl.abs({0}), tl.abs({0}))"),
     "asinh": _text(
         "tl.where({0} < 0, -1.0, 1.0) * _log1p(tl.abs({0}) + {0} * {0} / (1.0 + tl.sqrt({0} * {0} + 1.0)))", PRODUCT
     ),
@@ -348,7 +364,7 @@ FORMULAS: dict[str, Formula] = {
 REPEATS_OPERAND = frozenset(
     "square rounded silu gelu gelu_tanh mish hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign "
     "tan sinh cosh hardshrink softshrink smooth_l1_loss huber_loss kl_div kl_div_log bce_logits remainder floor_div fmod pow "
-    "trunc_div asinh atanh acosh hypot".split()
+    "trunc_div asinh atanh acosh hypot asin acos copysign".split()
 )
 """Functions whose formula names an operand more than once, so it should be a variable."""
 
@@ -367,7 +383,7 @@ def render(fn: str, operands: Operands, attrs: Attrs, dtype: str) -> tuple[str, 
     if dtype == "float64":
         for narrow, wide in IN_DOUBLE.items():
             text = text.replace(narrow, wide)
-        if "_atan(" in text:
+        if "_atan(" in text or "_atan2(" in text:
             raise KeyError(f"{fn} in float64")
     return text, precedence
 
