@@ -7,6 +7,7 @@ import { failure, installTarget, type Candidate } from "./core/interpreters";
 import { readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
 import { readPage, type ReportPage, type Shown } from "./core/panel";
 import { chosenPython, findServer, install, installSpec } from "./python";
+import { tracing } from "./tracing";
 
 /** Commands that run code of the workspace. */
 const RUNNING = new Set(["optimize", "plan", "measure", "verify", "resume", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
@@ -27,6 +28,7 @@ export type CommandHandler = (command: string, args: unknown[], next: ExecuteCom
 /** The one language server of this window. */
 export class Server implements vscode.Disposable {
   readonly log = vscode.window.createOutputChannel("MTMC", { log: true });
+  private readonly traced = tracing(this.log);
   private client: LanguageClient | undefined;
   private current: ServerState = "stopped";
   private interpreter: Candidate | undefined;
@@ -109,6 +111,7 @@ export class Server implements vscode.Disposable {
     const options: LanguageClientOptions = {
       documentSelector: [{ scheme: "file", language: "python" }],
       outputChannel: this.log,
+      traceOutputChannel: this.traced.channel,
       initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true },
       errorHandler: this.errorHandler(protocol),
       middleware: {
@@ -252,6 +255,7 @@ export class Server implements vscode.Disposable {
 
   async dispose(): Promise<void> {
     await this.stop();
+    this.traced.watch.dispose();
     this.log.dispose();
   }
 }
