@@ -36,6 +36,9 @@ export async function run(scenario) {
       // Where others keep the cores busy it says nothing of the extension: then it is told, and not judged.
       if (load <= 2 * cpus().length) assert.ok(Math.min(...seen) < MOST_ACTIVATION, `${seen.join(", ")} ms`);
     });
+    await scenario(w, "the talk with the server is in the log, as the setting says", async () => {
+      await until("a request and its answer are there", async () => /Sending request 'textDocument[\s\S]*Received response 'textDocument/.test(editor.log()));
+    });
     await scenario(w, "a step of a short run waits", async () => {
       await w.lightbulb("softmax", "Optimize to Triton kernel");
       await w.thread("Step 1 of 1").waitFor({ timeout: LONG });

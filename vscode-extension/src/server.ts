@@ -119,7 +119,8 @@ export class Server implements vscode.Disposable {
         workspace: {
           configuration: async (params, token, next) => {
             const answers: unknown = await next(params, token);
-            return Array.isArray(answers) ? Promise.all(answers.map((answer: unknown) => withPython(answer))) : [];
+            if (!Array.isArray(answers)) return [];
+            return Promise.all(answers.map((answer: unknown, place) => withPython(answer, params.items[place]?.scopeUri)));
           },
         },
       },
@@ -260,11 +261,12 @@ export class Server implements vscode.Disposable {
   }
 }
 
-/** Settings as the server gets them: where no interpreter is set for the user's code, the Python extension's. */
-async function withPython(answer: unknown): Promise<unknown> {
+/** Settings as the server gets them: where no interpreter is set for the user's code, the Python extension's for the file or folder. */
+async function withPython(answer: unknown, scope: string | undefined): Promise<unknown> {
   if (typeof answer !== "object" || answer === null || !("python" in answer)) return answer;
   const settings = Object.fromEntries(Object.entries(answer).filter(([, value]) => !isEmpty(value)));
-  const python = settings["python"] ?? (await chosenPython(vscode.workspace.workspaceFolders?.[0]?.uri));
+  const resource = scope === undefined ? vscode.workspace.workspaceFolders?.[0]?.uri : vscode.Uri.parse(scope);
+  const python = settings["python"] ?? (await chosenPython(resource));
   return python === undefined ? settings : { ...settings, python };
 }
 

@@ -94,20 +94,20 @@ async def start(
     **request: Any,
 ) -> dict[str, Any] | None:
     """Put a job into the queue, once the folder is trusted; gives its number, None where the user said no."""
-    busy = ls.jobs.of(document.path, target)
-    if busy is not None:
-        text = f"{target} is being worked on already: {busy.title}."
-        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))
-        return {"job": busy.id}
     if not document.path or not Path(document.path).is_file():
         text = f"{document.uri} is not on disk yet; save it first."
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, text))
         return None
     if not await ls.trust.ensure(ls, ls.root_of(document.path)):
         return None
-    await ls.configured()
-    root, of_run = ls.root_of(document.path), ls.settings.of_run()
+    root, of_run = ls.root_of(document.path), (await ls.settings_of(document.uri)).of_run()
     consented = kind in ASKING and await ls.model_consent.ensure(ls, root, Path(document.path), of_run)
+    # After all that is waited for: another command may have come meanwhile.
+    busy = ls.jobs.of(document.path, target)
+    if busy is not None:
+        text = f"{target} is being worked on already: {busy.title}."
+        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))
+        return {"job": busy.id}
     # A search starts from the user's own text; what the file holds of an earlier one is measured and verified as it is.
     text_now = document.text.data if kind in ("measure", "verify") else strip_generated(document.text.data, target)
     request = {
