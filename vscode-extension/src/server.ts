@@ -3,6 +3,7 @@
 import { mkdirSync } from "node:fs";
 import * as vscode from "vscode";
 import type { ErrorHandler, ExecuteCommandSignature, LanguageClient, LanguageClientOptions } from "vscode-languageclient/node";
+import { has } from "./core/fields";
 import { failure, installTarget, type Candidate } from "./core/interpreters";
 import { readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
 import { readPage, type ReportPage, type Shown } from "./core/panel";
@@ -243,6 +244,13 @@ export class Server implements vscode.Disposable {
   async report(of: Shown): Promise<ReportPage | undefined> {
     if (this.client === undefined || this.current !== "ready") return undefined;
     return readPage(await this.client.sendRequest("mtmc/report", of));
+  }
+
+  /** Inputs that a function could have, as a directive says them; undefined where it is gone. */
+  async proposedWorkload(of: Argument): Promise<string | undefined> {
+    if (this.client === undefined || this.current !== "ready") return undefined;
+    const answer: unknown = await this.client.sendRequest("mtmc/proposedWorkload", of);
+    return has(answer, { inputs: "string" }) ? String(answer["inputs"]) : undefined;
   }
 
   /** The file before and after a step; undefined where there is none any more. */
