@@ -52,10 +52,16 @@ class Extension implements vscode.Disposable {
 
   async start(): Promise<void> {
     const restart = (): void => void this.server.restart();
+    const serverPython = (): string => vscode.workspace.getConfiguration("mtmc").get("serverPython", "");
+    let named = serverPython();
     this.subscriptions.push(
       vscode.workspace.onDidGrantWorkspaceTrust(restart),
-      vscode.workspace.onDidChangeConfiguration((event) => {
-        if (event.affectsConfiguration("mtmc.serverPython")) restart();
+      vscode.workspace.onDidChangeConfiguration(() => {
+        // The event tells of settings that were loaded late, too; a restart ends the run that goes on.
+        if (serverPython() !== named) {
+          named = serverPython();
+          restart();
+        }
       }),
     );
     this.subscriptions.push(
