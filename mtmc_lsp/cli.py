@@ -196,9 +196,9 @@ def optimize(
         opened, record = _opened_run(spec, resume, open_spec)
         wanted = Makers.of(opened.request.settings)
         makers = consented(opened, wanted, explicit="llm" in (planner, coder), may_ask=not as_json)
-    with session.open_store(opened.request.path) as store:
+    with session.open_store(opened.request.path) as store, session.warmed(opened) as template:
         with out.status("capturing the target") as status:
-            capture = session.capture_target(opened)
+            capture = session.capture_target(opened, template)
             text.show_head(out, capture)
             events = Events(
                 on_action=lambda index, action: text.show_action(out, index, action),
@@ -216,6 +216,7 @@ def optimize(
                 model=model,
                 fresh=fresh,
                 needs_sandbox=require_sandbox,
+                template=template,
             )
         text.show_result(out, result)
     backup = session.apply(opened, result) if apply else None

@@ -91,6 +91,9 @@ def _answer(message: dict[str, Any]) -> dict[str, Any]:
         text = f"the file's code ends the process (SystemExit: {error})"
         return {"error": TargetRaises(text, remedy="Put it under `if __name__ == '__main__':`.").to_json()}
     except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
+            text = "the GPU's memory does not hold what this needs, or other programs take it"
+            return {"error": OutOfMemory(text, remedy="Make the sizes in the workload smaller.").to_json()}
         # A bug of ours: the whole trace goes to the log, its end to the user.
         traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -104,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int)
     parser.add_argument("--template", type=int)
+    parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--memory", type=int)
     parser.add_argument("--sandbox", type=json.loads)
     return parser
@@ -121,7 +125,7 @@ def main() -> None:
         return
     from mtmc_lsp.core.template_in_worker import serve_copies
 
-    arguments, answers = serve_copies(options.template)
+    arguments, answers = serve_copies(options.template, ahead=options.ahead)
     code = 0
     try:
         _serve(_parser().parse_args(arguments), answers)

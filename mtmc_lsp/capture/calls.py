@@ -64,16 +64,19 @@ def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: i
 def random_values(
     shape: Sequence[int], dtype: str, generator: torch.Generator, low: float | None, high: float | None
 ) -> torch.Tensor:
-    """Normal floats (uniform where a range is given), integers of the range (0 or 1 without one), random bools."""
-    kind = getattr(torch, dtype)
+    """Normal floats (uniform where a range is given), integers of the range (0 or 1 without one), random bools.
+
+    They are made on the generator's device.
+    """
+    kind, device = getattr(torch, dtype), generator.device
     if kind.is_floating_point:
         if low is not None and high is not None:
-            return (torch.rand(shape, generator=generator) * (high - low) + low).to(kind)
-        return torch.randn(shape, generator=generator).to(kind)
+            return (torch.rand(shape, generator=generator, device=device) * (high - low) + low).to(kind)
+        return torch.randn(shape, generator=generator, device=device).to(kind)
     if kind is torch.bool:
-        return torch.rand(shape, generator=generator) < 0.5
+        return torch.rand(shape, generator=generator, device=device) < 0.5
     first, last = int(low or 0), int(high if high is not None else 1)
-    return torch.randint(first, last + 1, shape, generator=generator).to(kind)
+    return torch.randint(first, last + 1, shape, generator=generator, device=device).to(kind)
 
 
 def build_call(

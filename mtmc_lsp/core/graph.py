@@ -109,6 +109,10 @@ INPUT_DEVICE = "input.device"
 """The argument that stands for the device that the target's inputs are on, whichever that is."""
 
 
+PRODUCTS = frozenset("mm bmm matmul linear addmm baddbmm einsum mv dot scaled_dot_product_attention".split())
+"""Operations that are or hold matrix products, beside convolutions."""
+
+
 @dataclass(frozen=True)
 class GraphInput:
     """A tensor that the graph reads from outside."""
@@ -230,6 +234,16 @@ class Graph:
     """How the user's own fp32 matrix products run: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"
     """How the user's own fp32 convolutions run on a GPU, likewise; PyTorch's default there is ``tf32``."""
+
+    @property
+    def runs_tf32(self) -> bool:
+        """Whether some of its float32 products may run in TF32."""
+        for node in self.nodes:
+            mode = self.fp32_convolution if "conv" in node.op else self.fp32_matmul
+            is_product = "conv" in node.op or node.op.split(".")[1] in PRODUCTS
+            if is_product and mode == "tf32" and any(kind.dtype == "float32" for kind in node.outputs):
+                return True
+        return False
 
     def type_of(self, ref: Ref) -> TensorType:
         """The type of what ``ref`` names."""

@@ -83,14 +83,16 @@ def likely_variables() -> dict[str, str]:
 class Template:
     """The waiting process, started when first copied. May be shared by threads."""
 
-    def __init__(self, python: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, python: str, env: Mapping[str, str] | None = None, *, ahead: bool = False) -> None:
         """Describe it; nothing is started yet.
 
         Args:
             python: the user's interpreter.
             env: variables that its imports depend on, such as ``TRITON_INTERPRET``.
+            ahead: whether it also imports, while nothing is asked of it, what capturing and compiling need.
         """
         self.python = python
+        self._options = ("--ahead",) if ahead else ()
         self.env: Mapping[str, str] = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -175,7 +177,7 @@ class Template:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST)
         try:
             self._process = subprocess.Popen(
-                [self.python, str(ENTRY), "--template", str(theirs.fileno())],
+                [self.python, str(ENTRY), "--template", str(theirs.fileno()), *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import importlib
 import json
 import os
 import select
@@ -17,10 +19,18 @@ from typing import Any
 
 MESSAGE = 1 << 17
 SET_CHILD_SUBREAPER = 36
+AHEAD = ("torch._higher_order_ops.triton_kernel_wrap", "torch._dynamo", "torch.export")
+"""What a captured function and the operator around a kernel need: seconds of importing, without which torch is usable."""
+AHEAD_TO_COMPILE = ("torch._inductor.compile_fx", "triton.compiler")
+"""What a GPU's baselines and kernels need."""
 
 
-def serve_copies(number: int) -> tuple[Sequence[str], int]:
+def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], int]:
     """Make copies until the other side is gone; returns in each copy, never in the template itself.
+
+    Args:
+        number: the descriptor that requests come on.
+        ahead: whether to go on importing, while nobody asks for a copy, what optimising needs beside torch.
 
     Returns:
         The copy's options, and the descriptor of its answers.
@@ -35,8 +45,12 @@ def serve_copies(number: int) -> tuple[Sequence[str], int]:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
     children: set[int] = set()
+    later = list(_later() if ahead else ())
     while True:
-        ready, _, _ = select.select([line.fileno(), woken], [], [])
+        ready, _, _ = select.select([line.fileno(), woken], [], [], 0.0 if later else None)
+        if not ready:
+            _import_ahead(later.pop(0))
+            continue
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 1 << 12)
@@ -63,6 +77,39 @@ def serve_copies(number: int) -> tuple[Sequence[str], int]:
             os.close(file)
         children.add(pid)
         _say(line, {"pid": pid})
+
+
+def _later() -> Sequence[str]:
+    return AHEAD if os.environ.get("TRITON_INTERPRET") == "1" else AHEAD + AHEAD_TO_COMPILE
+
+
+def _import_ahead(name: str) -> None:
+    """Import without asking CUDA anything, which no copy could ask again; what cannot be is left to the copies.
+
+    With a GPU, imports that ask whether there is one and whether kernels can be compiled are told that it is so.
+    """
+    with contextlib.suppress(Exception):
+        import torch
+        from torch.utils import _triton
+
+        changes: list[tuple[Any, str, Any]] = [(torch.cuda, "_lazy_init", _refuse)]
+        if hasattr(torch._C, "_cuda_getDeviceCount"):
+            changes += [(torch._C, "_cuda_getDeviceCount", _refuse)]
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            changes += [(_triton, "has_triton", functools.cache(lambda: True))]
+            changes += [(torch.cuda, "is_available", lambda: True)]
+        kept = [(place, key, getattr(place, key)) for place, key, _ in changes]
+        for place, key, value in changes:
+            setattr(place, key, value)
+        try:
+            importlib.import_module(name)
+        finally:
+            for place, key, value in kept:
+                setattr(place, key, value)
+
+
+def _refuse(*_: object) -> None:
+    raise RuntimeError("CUDA must not be started here")
 
 
 def _import() -> None:

@@ -41,7 +41,9 @@ def default_config(program: Program, region: Region) -> Config:
     sizes = program.graph.sizes
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
-        block = min(1024, next_power_of_two(columns)) if len(region.kept) > 1 else 1024
+        if _is_turned(program, region):
+            return {"rows": 64, "block": 64, "warps": 8, "stages": 2}
+        block = _column_block(columns) if len(region.kept) > 1 else 1024
         return {"rows": max(1, 1024 // block), "block": block, "warps": 4, "stages": 2}
     columns = region.columns.value(sizes)
     if _strided_columns(program, region):
@@ -55,6 +57,16 @@ def default_config(program: Program, region: Region) -> Config:
         return _shared_out(program, region, {"rows": 1, "block": block, "loop": True, "warps": warps, "stages": 2})
     rows = max(1, min(16, 1024 // whole))
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
+
+
+SHORT = 16
+"""Columns whose transactions cost as much again as what they bring: shorter tiles waste memory's width."""
+
+
+def _column_block(columns: int) -> int:
+    """The tile of columns that reads least: little beyond the last column, and not much less than memory brings at once."""
+    choices = [1 << power for power in range(min(10, next_power_of_two(columns).bit_length() - 1) + 1)]
+    return min(choices, key=lambda block: (-(-columns // block) * (block + SHORT), -block))
 
 
 FEW_PROGRAMS, FEW_TILES = 256, 128
@@ -203,6 +215,25 @@ def _strided_columns(program: Program, region: Region) -> bool:
         and not (dense & set(region.reduced))
         and bool(dense & set(region.kept))
     )
+
+
+def _is_turned(program: Program, region: Region) -> bool:
+    """Whether a large tensor is dense along the rows' innermost axis instead of the columns: square tiles read both ways well."""
+    if len(region.kept) < 2:
+        return False
+    dense = {axes[-1] for axes in _dense_dimensions(program, region) if axes}
+    return region.kept[-2] in dense and region.kept[-1].size.value(program.graph.sizes) >= 64
+
+
+def _dense_dimensions(program: Program, region: Region) -> list[tuple[Axis, ...]]:
+    """The axes of the innermost dimension of every tensor that the region reads along all its axes."""
+    found = []
+    for (name, index), prim in program.values.items():
+        kind = program.graph.type_of(Ref(name, index))
+        if prim in region.inputs and set(region.kept) <= set(region.table.all_axes(prim)):
+            inner = [dim for dim, stride in enumerate(kind.stride) if stride.is_constant and stride.constant == 1]
+            found += [region.table.axes(prim, dim) for dim in inner]
+    return found
 
 
 def _dense_axes(program: Program, region: Region) -> set[Axis]:

@@ -9,6 +9,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import product
+from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
@@ -31,6 +32,10 @@ TRANSPOSED_VOLUMES = 0.1
 """Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
 L1_BYTES = 64 * 1.7e9
 """Bytes per second that one multiprocessor is expected to read from its own cache."""
+
+SECTOR_BYTES = 32
+L2_SPEED = 2.5
+"""The L2 cache's bandwidth, in that of the memory."""
 
 TRITON_EFFICIENCY = 0.9
 """Share of the copy bandwidth that a fused kernel is expected to reach."""
@@ -142,7 +147,8 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
         passes = 2 if again and not _fits_in_l2(region, graph, device) else 1
     for prim in region.inputs:
         if prim in values:
-            reads += tensor_bytes(graph.type_of(values[prim]), graph.sizes)
+            kind = graph.type_of(values[prim])
+            reads += tensor_bytes(kind, graph.sizes) * _sectors(region, prim, kind, config, graph, device)
     if parts > 1 and _varies_along_columns(program, region) and reads > 0.5 * device.l2_bytes:
         passes = 2
     written = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in region.outputs)
@@ -171,6 +177,32 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
     time = max(time, _folded_bytes(program, region) / (L1_BYTES * device.sm_count) * 1e6)
     return Cost(moved, flops, time + device.launch_us * launches)
+
+
+def _sectors(
+    region: Region, prim: str, kind: TensorType, config: Mapping[str, object], graph: Graph, device: Device
+) -> float:
+    """How many times over a tensor is read whose elements lie apart along the columns of a tile.
+
+    Memory gives whole sectors of 32 bytes (CUDA C++ Best Practices Guide, 10.2.1); a tile uses of each what its rows reach.
+    """
+    if region.kind not in (RegionKind.REDUCE, RegionKind.MAP):
+        return 1.0
+    along = set(region.reduced) if region.reduced else set(region.kept[-1:])
+    dense: set[Axis] = set()
+    for dim, stride in enumerate(kind.stride):
+        if stride.is_constant and stride.constant == 1 and kind.shape[dim].value(graph.sizes) > 1:
+            dense |= set(region.table.axes(prim, dim)[-1:])
+    own = set(region.table.all_axes(prim))
+    if not dense or dense & along or not own & along:
+        return 1.0
+    neighbours = region.kept[-1:] if region.reduced else region.kept[-2:-1]
+    reached = int(str(config.get("rows", 1))) if dense & set(neighbours) else 1
+    times = max(1.0, SECTOR_BYTES / ITEMSIZE[kind.dtype] / max(1, reached))
+    if tensor_bytes(kind, graph.sizes) < 0.5 * device.l2_bytes:
+        # The other programs that need the rest of a sector find it in the L2 cache.
+        times = 1.0 + (times - 1.0) / L2_SPEED
+    return times
 
 
 def _folded_bytes(program: Program, region: Region) -> float:

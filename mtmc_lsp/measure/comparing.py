@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
-from mtmc_lsp.measure.running import is_interpreted
 
 FACTORS = {"budget": 8.0, "strict": 2.0}
 """A candidate's error may be this many times the user's own code's error on the same inputs."""
@@ -44,7 +44,7 @@ class Comparison:
             differs = mine.get(fact) != own[fact]
             self.check(f"{name} {fact}", f"{mine.get(fact)} instead of {own[fact]}" if differs else "")
 
-    def tensor(self, name: str, mine: Any, own: Any, oracle: Any, near: Any, ties: Any) -> None:
+    def tensor(self, name: str, mine: Any, own: Any, oracle: Any, near: float, ties: Any) -> None:
         """One result against the reference's and the oracle's."""
         if not isinstance(mine, torch.Tensor) or not isinstance(own, torch.Tensor):
             self.check(f"{name} value", "" if mine is own or mine == own else f"{mine!r} instead of {own!r}")
@@ -81,14 +81,18 @@ class Comparison:
         self.check(f"input {name} unchanged", wrong)
 
 
-def compare_files(before: str, expected: str, results: str, precision: str, *, exact: bool = False) -> dict[str, Any]:
-    """Every check of one case from the three files, and the worst relative errors.
+def compare_case(
+    inputs: Mapping[str, torch.Tensor],
+    want: Mapping[str, Any],
+    seen: Mapping[str, Any],
+    precision: str,
+    *,
+    exact: bool = False,
+) -> dict[str, Any]:
+    """Every check of one case, and the worst relative errors.
 
     With ``exact``, results that the reference gives without any error must be given without any.
     """
-    device = "cuda" if torch.cuda.is_available() and not is_interpreted() else "cpu"
-    files = (before, expected, results)
-    inputs, want, seen = (torch.load(file, weights_only=True, map_location=device) for file in files)
     comparison = Comparison(precision)
     count, wanted = len(seen["results"]), len(want["results"])
     comparison.check("number of results", f"{count} instead of {wanted}" if count != wanted else "")
@@ -97,8 +101,7 @@ def compare_files(before: str, expected: str, results: str, precision: str, *, e
     outputs = len(want["facts"])
     for i, (mine, own) in enumerate(zip(seen["results"], want["results"], strict=False)):
         name = f"result {i}" if i < outputs else f"gradient {i - outputs}"
-        near = want["near"][i] if want["near"] else None
-        comparison.tensor(name, mine, own, want["oracle"][i], near, want["ties"].get(i))
+        comparison.tensor(name, mine, own, want["oracle"][i], want["near"].get(i, 0.0), want["ties"].get(i))
         if exact:
             comparison.exact(name, mine, own, want["oracle"][i])
     for name, held in inputs.items():
@@ -107,7 +110,7 @@ def compare_files(before: str, expected: str, results: str, precision: str, *, e
             comparison.untouched(name, held, mine)
         else:
             oracle = want["oracle_after"].get(name, own)
-            comparison.tensor(f"input {name} afterwards", held if mine is None else mine, own, oracle, None, None)
+            comparison.tensor(f"input {name} afterwards", held if mine is None else mine, own, oracle, 0.0, None)
     return {"checks": comparison.checks, "error": comparison.worst[0], "reference_error": comparison.worst[1]}
 
 
@@ -139,16 +142,21 @@ NOISE = 0.01
 """Where rounding of the inputs alone moves the oracle by this much, the result is rounding noise and says nothing."""
 
 
-def agreement(
-    mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near: torch.Tensor | None, factor: float
-) -> Agreement:
+def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near: float, factor: float) -> Agreement:
     """Whether a floating point result is within its budget.
 
-    ``near`` is the oracle on inputs that differ by rounding alone: where the problem itself magnifies rounding (a
-    constant row, normalised), the user's own error is partly luck, and this is the least error that can be asked for.
+    Args:
+        mine: the candidate's result.
+        own: that of the user's own code.
+        oracle: the float64 oracle's.
+        near: how far the oracle moves where the inputs move by rounding alone, as a relative L2 distance. Where the
+            problem itself magnifies rounding (a constant row, normalised; one sum that cancels), the user's own error is
+            partly luck, and this is the least error that can be asked for.
+        factor: how many times the user's own error is allowed.
     """
-    # What is beyond the dtype's range has no right answer in it: the largest number, as nan_to_num gives it, is another one.
-    finite = torch.isfinite(own) & torch.isfinite(oracle) & torch.isfinite(oracle.to(own.dtype))
+    if near > NOISE:
+        return Agreement("", 0.0, 0.0)
+    finite = comparable(own, oracle)
     broken = finite & ~torch.isfinite(mine)
     if bool(broken.any()):
         return Agreement(f"{int(broken.sum())} elements are NaN or infinite, or were never written", float("inf"))
@@ -159,22 +167,40 @@ def agreement(
     infinite = torch.isinf(own) & torch.isinf(oracle) & (own.double() == oracle.double()) & (mine != own)
     if bool(infinite.any()):
         return Agreement(f"{int(infinite.sum())} elements should be infinite", float("inf"))
-    truth = oracle.double()[finite]
-    scale = float(torch.linalg.vector_norm(truth)) + 1e-300
-
-    def distance(other: torch.Tensor) -> float:
-        return float(torch.linalg.vector_norm(other.double()[finite] - truth)) / scale
-
-    error, own_error = distance(mine), distance(own)
-    if near is not None:
-        own_error = max(own_error, distance(near))
-        if distance(near) > NOISE:
-            return Agreement("", 0.0, 0.0)
+    count = int(finite.sum())
+    if not count:
+        return Agreement("")
+    error = distance(mine, oracle, finite)
+    own_error = max(distance(own, oracle, finite), near)
     dtype = str(own.dtype).removeprefix("torch.")
     floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype]
-    budget = min(max(factor * own_error, floor), max(TOLERANCE[dtype], 2 * own_error))
+    # Beyond the tolerance twice the user's own error is the limit; of few elements its size is luck, of one wholly.
+    luck = 2.0 + (factor - 2.0) / math.sqrt(count)
+    budget = min(max(factor * own_error, floor), max(TOLERANCE[dtype], luck * own_error))
     detail = f"relative L2 error {error:.2e}, the user's own code has {own_error:.2e}, allowed is {budget:.2e}"
     return Agreement("" if error <= budget else detail, error, own_error)
+
+
+def comparable(own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
+    """Where values can be compared.
+
+    What is beyond the dtype's range has no right answer in it: the largest number, as ``nan_to_num`` gives it, is another one.
+    """
+    return torch.isfinite(own) & torch.isfinite(oracle) & torch.isfinite(oracle.to(own.dtype))
+
+
+def distance(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> float:
+    """The relative L2 distance of a result from the oracle's, over the elements ``where`` is true."""
+    truth = oracle.double()[where]
+    scale = float(torch.linalg.vector_norm(truth)) + 1e-300
+    return float(torch.linalg.vector_norm(result.double()[where] - truth)) / scale
+
+
+def sensitivity(moved: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> float:
+    """How far the oracle is from itself on inputs that are moved a little: a relative L2 distance."""
+    if not (own.is_floating_point() and moved.shape == own.shape == oracle.shape):
+        return 0.0
+    return distance(moved, oracle, comparable(own, oracle) & torch.isfinite(moved))
 
 
 def _text(value: Any) -> str:

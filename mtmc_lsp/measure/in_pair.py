@@ -8,7 +8,7 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
-from mtmc_lsp.measure.comparing import Comparison, compare_files
-from mtmc_lsp.measure.in_worker import plain, said
+from mtmc_lsp.measure.comparing import Comparison, compare_case
+from mtmc_lsp.measure.in_worker import compared, said
 from mtmc_lsp.measure.inputs import EXACT
+from mtmc_lsp.measure.keeping import is_there, kept, own_device
 from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
 from mtmc_lsp.measure.running import (
     LaunchCount,
@@ -32,9 +33,12 @@ from mtmc_lsp.measure.running import (
     mend_interpreter,
     module_of,
     own_text,
+    plain,
     poison_new_memory,
     run_case,
     same_bits,
+    settled,
+    snapshot,
 )
 
 DRIFT_CALLS = 24
@@ -85,14 +89,13 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         found = run_case(
             module, capture, tensors, device, contextlib.nullcontext(), case["seed"], case["kind"], prepare
         )
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return found
+        return settled(found, device)
 
     try:
         with launches.counting():
             first = run(_pooled(inputs))
-            kept = {**first, "results": [_copy(result) for result in first["results"]]}
+            # Memory of a later call must not stand in for it.
+            kept = {**first, "results": [snapshot(result) for result in first["results"]]}
             again = [run(copies(inputs)) for _ in range(DRIFT_CALLS if request["drift"] else int(request["repeats"]))]
         used = True
         if request["decoy"] and launches.count:
@@ -133,15 +136,6 @@ def _pooled(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             found[place] = _pool[key] if 0 in value.stride() else _pool[key].copy_(value)
         inputs = {**inputs, name: found[place]}
     return dict(inputs)
-
-
-def _copy(result: Any) -> Any:
-    """The result as it was right after its call: memory of a later call must not stand in for it."""
-    bare = plain(result)
-    if not isinstance(bare, torch.Tensor):
-        return bare
-    fresh = torch.empty_strided(bare.shape, bare.stride(), dtype=bare.dtype, device=bare.device)
-    return fresh.copy_(bare.detach())
 
 
 def _same_without_kernels(run: Any, kept: Mapping[str, Any], inputs: Mapping[str, torch.Tensor]) -> bool:
@@ -254,22 +248,26 @@ def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, 
 
 def compare(request: dict[str, Any]) -> dict[str, Any]:
     """The checks of one case, and which answers without any work would have passed them; in the reference's process."""
-    case, files = request["case"], (request["inputs"], request["expected"])
+    case = request["case"]
     exact = case["distribution"] in EXACT and bool(request["exact"])
-    found = compare_files(*files, request["results"], request["precision"], exact=exact)
+    inputs, want, seen = compared(request)
+    found = compare_case(inputs, want, seen, request["precision"], exact=exact)
     for check in found["checks"]:
         if case["layout"] and check["name"].endswith(" stride") and check["status"] == "failed":
             # The workload has another layout; only there is the layout of results part of the contract.
             check["status"] = "skipped"
-    return {**found, "trivial": trivial_answers(*files, request["precision"], request["other"])}
+    known = request["other"] and is_there(request["other"])
+    other = kept(request["other"], own_device())["results"] if known else []
+    return {**found, "trivial": trivial_answers(inputs, want, request["precision"], other)}
 
 
-def trivial_answers(before: str, expected: str, precision: str, other: str = "") -> list[str]:
+def trivial_answers(
+    inputs: Mapping[str, torch.Tensor], want: Mapping[str, Any], precision: str, other: Sequence[Any] = ()
+) -> list[str]:
     """Which of zeros, the mean, copies of the inputs and another case's answer agree with the reference.
 
     Empty results say nothing, and neither does the mean of a single number.
     """
-    inputs, want = torch.load(before, weights_only=True), torch.load(expected, weights_only=True)
     results = [r for r in want["results"] if isinstance(r, torch.Tensor)]
     answers: dict[str, list[torch.Tensor]] = {"zeros": [torch.zeros_like(r) for r in results]}
     if any(r.numel() > 1 for r in results):
@@ -278,10 +276,9 @@ def trivial_answers(before: str, expected: str, precision: str, other: str = "")
         fitting = [value.shape == r.shape and value.dtype == r.dtype for r in results]
         if fitting and all(fitting):
             answers[f"a copy of {name}"] = [value] * len(results)
-    if other:
-        then = [r for r in torch.load(other, weights_only=True)["results"] if isinstance(r, torch.Tensor)]
-        if [r.shape for r in then] == [r.shape for r in results]:
-            answers["the answer for other inputs"] = then
+    then = [r for r in other if isinstance(r, torch.Tensor)]
+    if then and [r.shape for r in then] == [r.shape for r in results]:
+        answers["the answer for other inputs"] = then
     if want["after"]:
         # A reference that changes its inputs asks for more than any returned tensor.
         return []
@@ -295,7 +292,6 @@ def _mean(result: torch.Tensor) -> torch.Tensor:
 def _passes(answer: list[torch.Tensor], want: Mapping[str, Any], precision: str) -> bool:
     comparison = Comparison(precision)
     for i, own in enumerate(r for r in want["results"] if isinstance(r, torch.Tensor)):
-        near = want["near"][i] if want["near"] else None
         mine = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device).copy_(answer[i])
-        comparison.tensor("", mine, own, want["oracle"][i], near, want["ties"].get(i))
+        comparison.tensor("", mine, own, want["oracle"][i], want["near"].get(i, 0.0), want["ties"].get(i))
     return all(check["status"] != "failed" for check in comparison.checks)

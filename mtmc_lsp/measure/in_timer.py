@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._inductor.async_compile import shutdown_compile_workers
 
 from mtmc_lsp.capture.calls import Call, build_call
 from mtmc_lsp.core.jsonable import from_json, to_json
@@ -16,6 +17,7 @@ from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.measure.clock import Clock, CudaClock, Run
 from mtmc_lsp.measure.contest import Compiled, Contest, hold
 from mtmc_lsp.measure.in_pair import module_of_candidate, prepared_candidate
+from mtmc_lsp.measure.in_worker import release
 from mtmc_lsp.measure.inputs import make_inputs, prepared_call
 from mtmc_lsp.measure.running import module_of, own_text
 
@@ -94,6 +96,8 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
                 run()
             if _device() == "cuda":
                 torch.cuda.synchronize()
+            # Its idle processes would compute, and its threads start, while candidates are timed.
+            shutdown_compile_workers()
             known[name] = Compiled(run, "", time.perf_counter() - began)
         except (
             Exception
@@ -135,9 +139,11 @@ def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
             compiled=compiled,
             previous=candidate_of(capture, own, request["previous"]) if request.get("previous") else None,
             random=capture.uses_random,
+            narrow=capture.graph.runs_tf32,
             bound_us=float(request["bound_us"]),
             least_us=float(request["least_us"]),
         )
         began = time.monotonic()
         timing = hold(contest, clock_of(), float(request.get("seconds", TIME_BUDGET_SECONDS)))
+    release()
     return {"timing": to_json(timing), "window": [began, time.monotonic()]}

@@ -5,19 +5,21 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from mtmc_lsp.capture.calls import build_call, user_error
 from mtmc_lsp.core import sandbox
-from mtmc_lsp.core.dtypes import EPSILON
+from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
-from mtmc_lsp.measure.comparing import compare_files
+from mtmc_lsp.measure.comparing import FACTORS, compare_case, sensitivity
 from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout
+from mtmc_lsp.measure.keeping import is_there, keep, kept, own_device
 from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds
 from mtmc_lsp.measure.running import (
     LaunchCount,
@@ -27,11 +29,19 @@ from mtmc_lsp.measure.running import (
     mend_interpreter,
     module_of,
     own_text,
+    plain,
     poison_new_memory,
     run_case,
     same_bits,
+    settled,
 )
 
+FEW, FEW_DRAWS = 64, 3
+"""Elements of a result whose rounding is so much luck that it is asked for more than once."""
+TF32_ERROR = 2.0**-11
+"""Of one rounding to TF32's ten bits, as a part."""
+MUCH_RESERVED = 1 << 30
+"""Bytes that a process may hold back for its next case."""
 GPU_MEMORY_PART = 0.85
 """The part of a GPU's memory that a candidate may take: the reference's process needs some too."""
 
@@ -61,7 +71,13 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:
-    """Make a case's inputs, run the user's code and its float64 oracle on them; the tensors go to files."""
+    """Make a case's inputs, run the user's code and its float64 oracle on them.
+
+    The inputs go to a file, from where the candidate's process takes them; what is expected stays here.
+
+    Returns:
+        ``device``, and ``coarse``: whether float64 did not fit beside the rest, so that the user's own results are all there is.
+    """
     capture = from_json(Capture, request["capture"])
     widened, case = bool(request["widened"]), request["case"]
     device = device_for(capture, case["kind"])
@@ -76,12 +92,20 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
     if case.get("layout"):
         inputs = other_layout(inputs, [a.input for a in capture.arguments if a.input in inputs], case["layout"])
     torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, request["inputs"])
+    keep(request["inputs"], inputs)
     try:
         expected = _expected(module, capture, inputs, device, case)
     except Exception as error:
         raise user_error(error, capture.workload.target, f"on {case['label']}") from error
-    torch.save(expected, request["expected"])
-    return {"device": device}
+    keep(request["expected"], expected)
+    release()
+    return {"device": device, "coarse": expected["coarse"]}
+
+
+def release() -> None:
+    """Give memory that nothing holds any more back to the GPU: other processes need it."""
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > MUCH_RESERVED:
+        torch.cuda.empty_cache()
 
 
 def _construct_with(module: Any, init: str) -> None:
@@ -106,25 +130,58 @@ def _expected(
         return mode
 
     own = run_case(module, capture, copies(inputs), device, random_mode(), seed, kind)
-    if kind == VALUES or (kind == AUTOGRAD and not capture.uses_random):
-        recorder = IndexRecorder()
-        with _float64_default(), recorder, Float64Mode():
-            wide = {name: _wide(tensor) for name, tensor in inputs.items()}
-            oracle = run_case(module, capture, wide, device, random_mode(), seed, kind)
-            near = None
-            if case["distribution"] == "constant":
-                near = run_case(module, capture, _moved(inputs, seed), device, random_mode(), seed, kind)["results"]
-        ties = _ties(recorder, oracle["results"], inputs)
-    else:
-        # The same code must run: its own result is all there is to compare with.
-        oracle, near, ties = own, None, {}
-    return {
-        **own,
-        "oracle": oracle["results"],
-        "oracle_after": oracle["after"],
-        "near": near,
-        "ties": ties,
+    # The same code must run where nothing better is said: its own result is all there is to compare with.
+    same: dict[str, Any] = {
+        "oracle": own["results"],
+        "oracle_after": own["after"],
+        "near": {},
+        "ties": {},
+        "coarse": False,
     }
+    if kind != VALUES and (kind != AUTOGRAD or capture.uses_random):
+        return {**own, **same}
+    try:
+        return {**own, **same, **_in_float64(module, capture, inputs, device, case, own["results"], random_mode)}
+    except torch.OutOfMemoryError:
+        return {**own, **same, "near": _tolerated(capture, own["results"]), "coarse": True}
+
+
+def _in_float64(
+    module: Any,
+    capture: Capture,
+    inputs: dict[str, torch.Tensor],
+    device: str,
+    case: dict[str, Any],
+    own: list[Any],
+    random_mode: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> dict[str, Any]:
+    """The oracle's results, and how far they move with rounding of the inputs."""
+    kind, seed = case["kind"], case["seed"]
+    recorder = IndexRecorder()
+    with _float64_default(), recorder, Float64Mode():
+        wide = {name: _wide(tensor) for name, tensor in inputs.items()}
+        oracle = run_case(module, capture, wide, device, random_mode(), seed, kind)
+        del wide
+        near: dict[int, float] = {}
+        for draw in range(FEW_DRAWS if _has_few(own) else 1):
+            moved = _moved(inputs, seed + draw, _finest(own))
+            there = run_case(module, capture, moved, device, random_mode(), seed, kind)["results"]
+            for i, (result, mine) in enumerate(zip(there, own, strict=False)):
+                if isinstance(result, torch.Tensor) and isinstance(mine, torch.Tensor):
+                    near[i] = max(near.get(i, 0.0), sensitivity(result, mine, oracle["results"][i]))
+    ties = _ties(recorder, oracle["results"], inputs)
+    return {"oracle": oracle["results"], "oracle_after": oracle["after"], "near": near, "ties": ties}
+
+
+def _tolerated(capture: Capture, results: list[Any]) -> dict[int, float]:
+    """Without an oracle: an error that, eight times, is the dtype's published tolerance, or what TF32 costs."""
+    found = {}
+    for i, result in enumerate(results):
+        dtype = str(result.dtype).removeprefix("torch.") if isinstance(result, torch.Tensor) else ""
+        if dtype in TOLERANCE:
+            narrow = dtype == "float32" and capture.graph.runs_tf32
+            found[i] = max(TOLERANCE[dtype] / FACTORS["budget"], TF32_ERROR if narrow else 0.0)
+    return found
 
 
 @contextlib.contextmanager
@@ -157,17 +214,31 @@ def _ties(recorder: IndexRecorder, results: list[Any], inputs: dict[str, torch.T
     return found
 
 
-def _moved(inputs: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """The inputs in float64, each element moved by up to half a unit in the last place of its own dtype."""
-    generator = torch.Generator().manual_seed(seed + 1)
+def _has_few(results: list[Any]) -> bool:
+    return any(isinstance(result, torch.Tensor) and 0 < result.numel() <= FEW for result in results)
+
+
+def _finest(results: list[Any]) -> float:
+    """The least machine epsilon of the results: about how precisely the user's own code computes."""
+    dtypes = [str(r.dtype).removeprefix("torch.") for r in results if isinstance(r, torch.Tensor)]
+    return min((EPSILON[dtype] for dtype in dtypes if dtype in EPSILON), default=EPSILON["float32"])
+
+
+def _moved(inputs: dict[str, torch.Tensor], seed: int, epsilon: float) -> dict[str, torch.Tensor]:
+    """The inputs in float64, each element moved by up to half of ``epsilon``, as a part of it.
+
+    On a GPU subnormal numbers become 0, as its rounding functions take them (``floor``, ``ceil`` in PTX's ``.ftz``).
+    """
     result = {}
-    for name, tensor in inputs.items():
+    for number, (name, tensor) in enumerate(inputs.items()):
         if not tensor.is_floating_point():
             result[name] = tensor.clone()
             continue
-        epsilon = EPSILON[str(tensor.dtype).removeprefix("torch.")]
-        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device) - 0.5
-        result[name] = tensor.double() * (1.0 + epsilon * noise)
+        generator = torch.Generator(tensor.device).manual_seed(seed + 1 + 1000 * number)
+        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device=tensor.device) - 0.5
+        moved = tensor.double() * (1.0 + epsilon * noise)
+        tiny = tensor.abs() < torch.finfo(tensor.dtype).tiny
+        result[name] = torch.where(tiny, 0.0, moved) if tensor.is_cuda else moved
     return result
 
 
@@ -192,25 +263,29 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         module = module_of(capture, own_text(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:
         return {"status": "compile_error", "reason": said(error)}
-    loaded = {name: tensor.to(device) for name, tensor in torch.load(request["inputs"], weights_only=True).items()}
+    loaded = torch.load(request["inputs"], weights_only=True, map_location=device)
     inputs = {name: _with_layout_of(tensor, capture, name, case["sizes"]) for name, tensor in loaded.items()}
-    runs = []
+    first: dict[str, Any] | None = None
+    repeats, calls = True, int(request["repeats"])
     launches = LaunchCount()
     with launches.counting():
-        for _ in range(int(request["repeats"])):
+        for _ in range(calls):
             try:
                 run = run_case(
                     module, capture, copies(inputs), device, contextlib.nullcontext(), case["seed"], case["kind"]
                 )
-                if device == "cuda":
-                    torch.cuda.synchronize()
+                run = settled(run, device)
             except Exception as error:
                 return {"status": "runtime_error", "reason": said(error)}
-            runs.append(run)
-    repeats = all(_same(first, second) for run in runs[1:] for first, second in _pairs(runs[0], run))
-    kept = {**runs[0], "results": [plain(result) for result in runs[0]["results"]]}
-    torch.save(kept, left)
-    return {"status": "ran", "launches": launches.count // len(runs), "repeats": repeats}
+            if first is None:
+                first = run
+            else:
+                repeats &= all(_same(one, other) for one, other in zip(first["results"], run["results"], strict=True))
+    assert first is not None
+    torch.save({**first, "results": [plain(result) for result in first["results"]]}, left)
+    del first, run, inputs, loaded
+    release()
+    return {"status": "ran", "launches": launches.count // calls, "repeats": repeats}
 
 
 def said(error: Exception) -> str:
@@ -221,17 +296,6 @@ def said(error: Exception) -> str:
     if isinstance(error, PermissionError) and sandbox.active != sandbox.Isolation():
         return f"{text}; candidates may write to no files, open no sockets and start no processes"
     return text
-
-
-def plain(result: Any) -> Any:
-    """A result as the comparing process can load it: a tensor without its subclass, or a constant; else its name."""
-    if isinstance(result, torch.Tensor):
-        return result.as_subclass(torch.Tensor) if type(result) is not torch.Tensor else result
-    return result if result is None or isinstance(result, (bool, int, float, str)) else type(result).__name__
-
-
-def _pairs(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[Any, Any]]:
-    return list(zip(first["results"], second["results"], strict=True))
 
 
 def _same(first: Any, second: Any) -> bool:
@@ -248,4 +312,19 @@ def _with_layout_of(tensor: torch.Tensor, capture: Capture, name: str, sizes: di
 
 def compare(request: dict[str, Any]) -> dict[str, Any]:
     """Compare a candidate's results with the reference's and the oracle's; in the reference's process."""
-    return compare_files(request["inputs"], request["expected"], request["results"], request["precision"])
+    inputs, want, seen = compared(request)
+    found = compare_case(inputs, want, seen, request["precision"])
+    release()
+    return found
+
+
+def compared(request: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
+    """A case's inputs, what is expected and what a candidate gave; a process that was started anew computes it again."""
+    if not is_there(request["expected"]) or not is_there(request["inputs"]):
+        reference(request)
+    want = kept(request["expected"], own_device())
+    # What was computed on the CPU is compared there.
+    devices = {t.device.type for t in want["results"] if isinstance(t, torch.Tensor)}
+    device = devices.pop() if devices else own_device()
+    inputs = {name: tensor.to(device) for name, tensor in kept(request["inputs"], device).items()}
+    return inputs, want, torch.load(request["results"], weights_only=True, map_location=device)

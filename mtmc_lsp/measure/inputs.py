@@ -30,7 +30,8 @@ def make_inputs(
         call: the user's own, whose parameters are the starting point.
         widened: whether bfloat16 is replaced by float32 (the interpreter computes bfloat16 wrongly).
     """
-    generator = torch.Generator().manual_seed(seed)
+    # Made where they are used: a CPU takes seconds for what a GPU makes at once.
+    generator = torch.Generator(device).manual_seed(seed)
     ranges = {a.input: (a.low, a.high) for a in capture.arguments if a.input}
     specs = {s.name: s.tensor for s in capture.workload.arguments if s.tensor is not None}
     by_name = dict(zip(call.names, call.values, strict=True))
@@ -41,9 +42,9 @@ def make_inputs(
             shape = [size.value(sizes) for size in item.type.shape]
             held = _read(call.instance, item.access)
             if distribution in EXACT and held.is_floating_point():
-                result[item.name] = _whole(shape, distribution, generator).to(held.dtype).to(device)
+                result[item.name] = _whole(shape, distribution, generator).to(held.dtype)
             else:
-                result[item.name] = _varied(held, shape, generator).to(device)
+                result[item.name] = _varied(held, shape, generator)
             continue
         if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
             result[item.name] = given[item.name].detach().clone()
@@ -54,8 +55,7 @@ def make_inputs(
             low, high = spec.low, spec.high
             if spec.high_size is not None:
                 high = float(spec.high_size.value({**capture.workload.sizes, **sizes}))
-        value = _values(item, sizes, distribution, generator, low, high, widened)
-        result[item.name] = value.to(device) if value.device.type != device else value
+        result[item.name] = _values(item, sizes, distribution, generator, low, high, widened)
     return result
 
 
@@ -73,19 +73,19 @@ def _values(
     value = random_values(shape, dtype, generator, low, high)
     if value.is_floating_point() and low is None:
         if distribution == "uniform":
-            value = torch.rand(shape, generator=generator).to(value.dtype)
+            value = torch.rand(shape, generator=generator, device=generator.device).to(value.dtype)
         elif distribution == "constant":
-            value = torch.full(shape, 0.5 + torch.rand((), generator=generator).item(), dtype=value.dtype)
+            value = torch.full_like(value, 0.5 + torch.rand((), generator=generator, device=generator.device).item())
         elif distribution in EXACT:
             value = _whole(shape, distribution, generator).to(value.dtype)
         elif distribution == "denormal":
             least = torch.finfo(value.dtype).tiny
-            below = torch.rand(shape, generator=generator) < 0.25
+            below = torch.rand(shape, generator=generator, device=generator.device) < 0.25
             value = torch.where(below, (value.double() * least / 16).to(value.dtype), value)
         elif distribution in SPECIAL:
             value = _with_special(value, SPECIAL[distribution], generator)
         elif distribution == "mixed":
-            exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator) - 1.0)
+            exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator, device=generator.device) - 1.0)
             value = (value * torch.pow(10.0, exponents)).to(value.dtype)
         else:
             value = value * SCALES.get(distribution, 1.0)
@@ -94,7 +94,7 @@ def _values(
 
 
 def _whole(shape: Sequence[int], distribution: str, generator: torch.Generator) -> torch.Tensor:
-    return torch.randint(*EXACT[distribution], tuple(shape), generator=generator)
+    return torch.randint(*EXACT[distribution], tuple(shape), generator=generator, device=generator.device)
 
 
 def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torch.Generator) -> torch.Tensor:
@@ -102,7 +102,7 @@ def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torc
     if flat.numel():
         count = max(1, int(SPECIAL_PART * flat.numel()))
         for kind in kinds:
-            flat[torch.randint(0, flat.numel(), (count,), generator=generator)] = kind
+            flat[torch.randint(0, flat.numel(), (count,), generator=generator, device=flat.device)] = kind
     return flat.view(value.shape)
 
 
@@ -136,15 +136,18 @@ def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -
 
     Where the case gives it another shape, it is drawn anew with the same spread.
     """
-    value = value.detach().cpu()
+    place = generator.device
+    value = value.detach().to(place)
     if not value.is_floating_point():
         return value.clone() if list(value.shape) == shape else value.flatten()[:1].expand(shape).clone()
     positive = bool((value >= 0).all())
     if list(value.shape) != shape:
         spread = float(value.float().std()) if value.numel() > 1 else 0.1
-        value = (float(value.float().mean()) + spread * torch.randn(shape, generator=generator)).to(value.dtype)
+        value = (float(value.float().mean()) + spread * torch.randn(shape, generator=generator, device=place)).to(
+            value.dtype
+        )
         value = value.abs() if positive else value
-    noise = torch.rand(shape, generator=generator)
+    noise = torch.rand(shape, generator=generator, device=place)
     if positive:
         return (value * (0.75 + 0.5 * noise) + 0.05 * noise).to(value.dtype)
     return (value + 0.1 * value.abs().mean() * (noise - 0.5)).to(value.dtype)

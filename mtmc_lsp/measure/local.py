@@ -61,6 +61,7 @@ class LocalMeasurer:
         baselines: tuple[str, ...] = ("compile",),
         fresh: bool = False,
         needs_sandbox: bool = False,
+        template: Template | None = None,
     ) -> None:
         """Prepare the workers; they start when first used.
 
@@ -78,6 +79,7 @@ class LocalMeasurer:
             baselines: what is timed beside eager: ``compile``, ``max-autotune``.
             fresh: whether what was timed before is timed again.
             needs_sandbox: whether to refuse to run candidates that cannot be locked in completely.
+            template: what the workers become copies of, where its variables are theirs; the caller closes it.
         """
         self._capture = capture
         self._own = source
@@ -92,12 +94,15 @@ class LocalMeasurer:
         self._widened = not self.measured
         cwd = str(project_root(Path(capture.workload.target.path)))
         environment = {} if self.measured else {"TRITON_INTERPRET": "1"}
-        self._template = Template(python, environment)
+        usable = template is not None and dict(template.env) == environment
+        # Closed at the end where it is ours.
+        self._template = None if usable else Template(python, environment, ahead=True)
+        template = template if usable else self._template
         # Two folders: the candidate's process may read inputs, never what is expected, and writes to neither.
         self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
         self._inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
         self._kernels = tempfile.mkdtemp(prefix="mtmc-kernels-")
-        self._reference = Worker(python, cwd=cwd, env=environment, template=self._template)
+        self._reference = Worker(python, cwd=cwd, env=environment, template=template)
         # Whatever runs a candidate's code is locked in.
         self._runner, self._timer = (
             CandidateProcess(
@@ -106,7 +111,7 @@ class LocalMeasurer:
                 capture.environment,
                 measured=self.measured,
                 hidden=str(self._secret),
-                template=self._template,
+                template=template,
                 needs_sandbox=needs_sandbox,
                 kernels=self._kernels,
             )
@@ -114,10 +119,11 @@ class LocalMeasurer:
         )
         locked = Sandbox((self._kernels,), str(self._secret), programs=True)
         self._compiler = Worker(
-            python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=self._template
+            python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=template
         )
         self._background = ThreadPoolExecutor(4)
         self._prepared: Future[list[Case]] | None = None
+        self._coarse = 0
         self._baseline: Future[None] | None = None
         self._device: Device | None = None
         self._timekeeper: Timekeeper | None = None
@@ -192,7 +198,8 @@ class LocalMeasurer:
         for worker in (self._reference, self._runner, self._compiler, self._timer):
             worker.kill()
             worker.close()
-        self._template.close()
+        if self._template is not None:
+            self._template.close()
         for folder in (self._secret, self._inputs, Path(self._kernels)):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -232,7 +239,7 @@ class LocalMeasurer:
             if case.is_kernels_ground and not seen["launches"] and self._capture.uses_random:
                 # The user's own code ran, with torch's own random numbers: there is nothing to compare.
                 continue
-            compared = self._compare(number)
+            compared = self._compare(number, case)
             checks += checks_of(case, seen, compared)
             if compared["error"] > worst[0]:
                 worst = (compared["error"], compared["reference_error"])
@@ -272,7 +279,8 @@ class LocalMeasurer:
         for case in verification_cases(self._capture, interpreted=not self.measured, seed=self._seed):
             request = {**self._request(case, len(prepared)), "expected": str(self._expected(len(prepared)))}
             try:
-                self._call(self._reference, "measure.reference", request, self._run_seconds)
+                made = self._call(self._reference, "measure.reference", request, self._run_seconds)
+                self._coarse += bool(made["coarse"])
             except MtmcError as error:
                 # The user's own code does not take these sizes; the first case is the workload itself.
                 if not prepared or (isinstance(error, WorkerFailed) and error.kind in ("cancelled", "expired")):
@@ -312,9 +320,9 @@ class LocalMeasurer:
     def _results(self) -> Path:
         return self._secret / "results.pt"
 
-    def _compare(self, number: int) -> dict[str, Any]:
+    def _compare(self, number: int, case: Case) -> dict[str, Any]:
         request = {
-            "inputs": str(self._inputs / f"inputs-{number}.pt"),
+            **self._request(case, number),
             "expected": str(self._expected(number)),
             "results": str(self._results),
             "precision": self._precision,
@@ -334,6 +342,10 @@ class LocalMeasurer:
                 notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
         if not self._runner.isolation.is_full:
             notes.append(f"isolation of the candidate: {self._runner.isolation.text}")
+        if self._coarse:
+            notes.append(
+                f"float64 did not fit into memory in {self._coarse} of the cases: compared with your own code's"
+            )
         if fallbacks:
             notes.append(f"the guard chose the original code in {fallbacks} of the cases")
         return tuple(notes)

@@ -307,6 +307,9 @@ class PairVerifier:
                 raise
             return Outcome(case, VerdictStatus.RUNTIME_ERROR, reason=error.message)
         if seen["status"] != "ran":
+            if self.measured and "CUDA" in seen["reason"]:
+                # A failed kernel leaves the process's GPU context unusable.
+                self._runner.next()
             return Outcome(case, VerdictStatus(seen["status"]), reason=seen["reason"])
         if first and self._needs_kernel and not seen["launches"]:
             return Outcome(case, VerdictStatus.RUNTIME_ERROR, reason="no Triton kernel was launched")

@@ -88,6 +88,34 @@ def run_case(
     return {"results": results, "after": after, "facts": facts}
 
 
+def settled(run: dict[str, Any], device: str) -> dict[str, Any]:
+    """What :func:`run_case` gave, its results as the caller's stream sees them when the call returns.
+
+    Work that a candidate left to another stream, without making the caller's wait for it, is missing in them.
+    """
+    if device != "cuda":
+        return run
+    seen = [snapshot(result) for result in run["results"]]
+    torch.cuda.synchronize()
+    return {**run, "results": seen}
+
+
+def snapshot(result: Any) -> Any:
+    """A copy of a tensor in its own layout, without its subclass and its history; all else as :func:`plain` has it."""
+    bare = plain(result)
+    if not isinstance(bare, torch.Tensor):
+        return bare
+    fresh = torch.empty_strided(bare.shape, bare.stride(), dtype=bare.dtype, device=bare.device)
+    return fresh.copy_(bare.detach())
+
+
+def plain(result: Any) -> Any:
+    """A result as the comparing process can load it: a tensor without its subclass, or a constant; else its name."""
+    if isinstance(result, torch.Tensor):
+        return result.as_subclass(torch.Tensor) if type(result) is not torch.Tensor else result
+    return result if result is None or isinstance(result, (bool, int, float, str)) else type(result).__name__
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are equal, NaN being equal to NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp import __version__
-from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
+from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, RequestError
 from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
@@ -299,12 +299,21 @@ class Bench:
         with ThreadPoolExecutor(self._jobs) as pool:
             try:
                 pending = {pool.submit(self._one, problem, on_start): problem for problem in todo}
+                short = []
                 while pending:
                     for future in wait(pending, return_when=FIRST_COMPLETED).done:
                         problem = pending.pop(future)
                         record = future.result()
+                        if self._jobs > 1 and self._has_devices and lacked_memory(record):
+                            short.append(problem)
+                            continue
                         append_result(self._out, record)
                         yield problem, record, False
+                for problem in short:
+                    # Beside others there was no room for it on the GPU; alone there may be.
+                    record = self._one(problem, on_start)
+                    append_result(self._out, record)
+                    yield problem, record, False
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in list(self._running):
@@ -355,6 +364,13 @@ class Bench:
                 text = f"its process ended with code {process.returncode}: {last or 'it said nothing'}"
                 return failed("crashed", text)
             return found
+
+
+def lacked_memory(record: Mapping[str, Any]) -> bool:
+    """Whether a problem, or a step of it, did not fit into the GPU's memory."""
+    reasons = [step["reason"] for step in record.get("steps") or () if step["status"] == "failed"]
+    error = record.get("error") or {}
+    return error.get("code") == OutOfMemory.code or any("memory" in reason for reason in reasons)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -51,10 +51,10 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
     """
     deadline = time.monotonic() + request.seconds
     opened = session.open_target(session.Request(Path(request.path), request.target, request.settings, request.python))
-    capture = session.capture_target(opened, seconds=request.seconds)
     quiet = Events(on_action=lambda index, action: None, on_stage=lambda stage: None, on_step=lambda step: None)
-    with Store(Path(request.store)) as store:
-        result = session.optimize(opened, capture, store, quiet, deadline=deadline)
+    with session.warmed(opened) as template, Store(Path(request.store)) as store:
+        capture = session.capture_target(opened, template, seconds=request.seconds)
+        result = session.optimize(opened, capture, store, quiet, deadline=deadline, template=template)
     document = _document(result)
     if time.monotonic() >= deadline and not any(step.status is StepStatus.ACCEPTED for step in result.steps):
         # What was not tried to its end says nothing about whether there is something to gain.

@@ -16,7 +16,7 @@ from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
 from mtmc_lsp.core.settings import Settings, read_settings
-from mtmc_lsp.core.template import Template
+from mtmc_lsp.core.template import Template, likely_variables
 from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.macro.roofline import RooflinePlanner
@@ -103,6 +103,13 @@ def open_target(request: Request, text: bytes | None = None) -> Opened:
     return Opened(request, text, find_target(text, str(request.path), request.name))
 
 
+def warmed(opened: Opened) -> Template:
+    """What the target's workers can become copies of; it imports what they need while other things are done."""
+    template = Template(opened.request.python, likely_variables(), ahead=True)
+    template.start()
+    return template
+
+
 def capture_target(opened: Opened, template: Template | None = None, *, seconds: float = CAPTURE_SECONDS) -> Capture:
     """The target's graph for its workload; runs the user's file as it is without our own code in it.
 
@@ -127,6 +134,7 @@ def open_measurer(
     deadline: float | None = None,
     fresh: bool = False,
     needs_sandbox: bool = False,
+    template: Template | None = None,
 ) -> LocalMeasurer:
     """What checks and times candidates of the target; to be closed.
 
@@ -136,6 +144,7 @@ def open_measurer(
         deadline: of the monotonic clock, after which nothing goes on.
         fresh: whether what was timed before is timed again.
         needs_sandbox: whether to refuse where candidates cannot be locked in.
+        template: what the workers become copies of; to be closed after the measurer.
     """
     settings = opened.request.settings
     return LocalMeasurer(
@@ -148,6 +157,7 @@ def open_measurer(
         baselines=settings.compiled_baselines,
         fresh=fresh,
         needs_sandbox=needs_sandbox,
+        template=template,
     )
 
 
@@ -251,6 +261,7 @@ def optimize(
     deadline: float | None = None,
     fresh: bool = False,
     needs_sandbox: bool = False,
+    template: Template | None = None,
 ) -> RunResult:
     """One run, stored step by step; ``resumed`` is one to go on with.
 
@@ -265,6 +276,7 @@ def optimize(
         deadline: of the monotonic clock, when even a step that is under way is ended; by default it is finished.
         fresh: whether what was timed before is timed again.
         needs_sandbox: whether to refuse where candidates cannot be locked in.
+        template: what the workers become copies of; to be closed afterwards.
 
     Raises:
         EnvironmentNotAble: candidates cannot be locked in, and that is asked for.
@@ -278,7 +290,9 @@ def optimize(
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
         run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = open_measurer(opened, capture, deadline=deadline, fresh=fresh, needs_sandbox=needs_sandbox)
+    measurer = open_measurer(
+        opened, capture, deadline=deadline, fresh=fresh, needs_sandbox=needs_sandbox, template=template
+    )
     tools = open_tools(opened, capture, makers, model=model, steps=done, measurer=measurer)
     try:
         if needs_sandbox:

@@ -15,6 +15,7 @@ from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.results import Device, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.settings import changed, read_settings
+from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search import review, session
 from mtmc_lsp.search.greedy import Events
@@ -54,17 +55,22 @@ class Engine(Protocol):
 
 
 class SearchEngine:
-    """The search as the command line does it."""
+    """The search as the command line does it; it serves one job, and its template ends with the process."""
+
+    def __init__(self) -> None:
+        self._template: Template | None = None
 
     def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> Opened:
         archs = settings.pop("archs", None)
         python = settings.pop("python", None) or ""
         chosen = changed(read_settings(path.parent), archs=tuple(archs) if archs else None, **settings)
         request = session.parse_request(f"{path}::{qualname}", chosen, python)
-        return session.open_target(request, text)
+        opened = session.open_target(request, text)
+        self._template = session.warmed(opened)
+        return opened
 
     def capture(self, opened: Opened) -> Capture:
-        return session.capture_target(opened)
+        return session.capture_target(opened, self._template)
 
     def plan(self, opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
         return session.plan(opened, capture)
@@ -80,10 +86,12 @@ class SearchEngine:
         consented: bool,
     ) -> RunResult:
         makers = self._makers(opened, consented=consented)
-        return session.optimize(opened, capture, store, events, resumed=resumed, makers=makers)
+        return session.optimize(opened, capture, store, events, resumed=resumed, makers=makers, template=self._template)
 
     def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
-        return session.open_tools(opened, capture, self._makers(opened, consented=consented), steps=steps)
+        makers = self._makers(opened, consented=consented)
+        measurer = session.open_measurer(opened, capture, template=self._template)
+        return session.open_tools(opened, capture, makers, steps=steps, measurer=measurer)
 
     @staticmethod
     def _makers(opened: Opened, *, consented: bool) -> Makers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -87,6 +88,50 @@ def test_without_the_template_its_copies_end_and_others_start_by_themselves(tmp_
         os.kill(lost._process.pid, signal.SIGKILL)
         assert gone(pid)
         assert "again" in said(worker, tmp_path / "m.py", "raise RuntimeError('again')")
+
+
+AS_WITH_A_GPU = """
+import torch
+from mtmc_lsp.core.template_in_worker import _import_ahead, _later
+
+def asked(*_):
+    print("CUDA was asked")
+    return 1
+
+for name in ("_cuda_getDeviceCount", "_cuda_init", "_cuda_getArchFlags", "_cuda_getDevice", "_cuda_getCurrentRawStream"):
+    setattr(torch._C, name, asked)
+torch.cuda._is_compiled = lambda: True
+import sys
+for name in _later():
+    _import_ahead(name)
+    print(name in sys.modules)
+torch._C._cuda_getDeviceCount()
+"""
+
+
+def test_nothing_that_is_imported_ahead_asks_cuda_which_could_not_be_asked_again_after_a_fork() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", AS_WITH_A_GPU], capture_output=True, env=environment, text=True)
+    assert done.stdout.split("\n") == [*["True"] * 5, "CUDA was asked", ""], done.stderr
+
+
+AS_FOR_THE_INTERPRETER = """
+import sys
+from mtmc_lsp.core.template_in_worker import _import, _import_ahead, _later
+_import()
+for name in _later():
+    _import_ahead(name)
+    print(name in sys.modules)
+"""
+
+
+def test_what_the_interpreter_needs_is_imported_ahead_as_it_would_be_later() -> None:
+    """torch's modules import each other: only some orders work."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", AS_FOR_THE_INTERPRETER], capture_output=True, env=environment, text=True
+    )
+    assert done.stdout.split() == ["True"] * 3, done.stderr
 
 
 def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(template: Template, tmp_path: Path) -> None:

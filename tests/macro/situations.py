@@ -11,6 +11,8 @@ from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.actions.base import Situation
 from mtmc_lsp.macro.catalogue import proposals
+from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.regions import Region, analyse
 from mtmc_lsp.macro.rewrites import ALGEBRA, program_of
 from mtmc_lsp.macro.schedule import Schedule
 from mtmc_lsp.measure.devices import data_sheet
@@ -40,6 +42,12 @@ def proposed(capture: Capture, candidate: Candidate, kind: ActionKind, *, device
 def act(capture: Capture, candidate: Candidate, kind: ActionKind, *region: str, **params: object) -> Candidate:
     """``candidate`` after one action, as a run would write it."""
     return BuiltinCoder().write(capture, candidate, MacroAction(kind, region, (0, 0), params))
+
+
+def region_and_program(capture: Capture) -> tuple[Program, Region]:
+    """All nodes of a graph as one kernel."""
+    program = program_of(capture.graph, Schedule())
+    return program, analyse(program, tuple(node.name for node in program.graph.nodes))
 
 
 def start(capture: Capture, text: str) -> Candidate:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmc_lsp.measure.comparing import FACTORS, agreement, exact_difference
+from mtmc_lsp.measure.comparing import FACTORS, agreement, exact_difference, sensitivity
 
 
-def judged(mine, own, oracle, near=None, precision="budget"):
+def judged(mine, own, oracle, near=0.0, precision="budget"):
     return agreement(mine, own, oracle, near, FACTORS[precision]).wrong
 
 
@@ -58,7 +58,7 @@ def test_a_problem_that_magnifies_rounding_is_given_that_much() -> None:
     _, oracle = sample()
     own, mine = oracle.float(), moved(oracle, 3e-5).float()
     assert judged(mine, own, oracle)
-    assert judged(mine, own, oracle, near=moved(oracle, 1e-5)) == ""
+    assert judged(mine, own, oracle, near=sensitivity(moved(oracle, 1e-5), own, oracle)) == ""
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,13 @@ def test_another_index_is_right_only_where_the_values_tie() -> None:
     assert exact_difference(torch.tensor([2, 7]), own, ties), "an index out of range is wrong, not an error"
     flat = {"values": values, "dim": None, "epsilon": 1e-6}
     assert exact_difference(torch.tensor(3), torch.tensor(4), flat)
+
+
+def test_of_one_number_twice_the_users_own_error_is_luck_and_eight_times_is_not() -> None:
+    """Beyond the tolerance: a scalar's error may by chance be small where that of many elements is what it always is."""
+    oracle = torch.tensor(3.0, dtype=torch.float64)
+    own = oracle * (1 + 1e-3)
+    assert judged((oracle * (1 + 6e-3)).float(), own.float(), oracle) == ""
+    assert judged((oracle * (1 + 9e-3)).float(), own.float(), oracle)
+    _, many = sample()
+    assert judged(moved(many, 6e-3).float(), moved(many, 1e-3).float(), many)

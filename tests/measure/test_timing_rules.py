@@ -118,6 +118,15 @@ def test_an_honest_candidate_withstands_a_second_look() -> None:
     retested(torch.tanh)
 
 
+def test_products_in_tf32_may_differ_by_what_their_operands_lose() -> None:
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) * (1 + 5e-4)
+
+    retested(rounded, narrow=True)
+    with pytest.raises(MeasurementRejected, match="before timing"):
+        retested(rounded)
+
+
 def test_a_result_that_is_kept_from_the_first_call_is_noticed() -> None:
     """The same tensor with new contents must give a new result."""
     known: dict[int, torch.Tensor] = {}

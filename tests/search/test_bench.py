@@ -159,6 +159,24 @@ def test_each_problem_runs_on_one_gpu_of_those_that_are_there(folder: Path) -> N
     assert set(found) == {"3", "5"}
 
 
+SHORT = """
+tried = pathlib.Path(request['path']).with_suffix('.tried')
+alone = tried.exists()
+tried.touch()
+reason = '' if alone or name != '1_c' else 'Model does not fit in memory on this workload'
+step = {'status': 'failed' if reason else 'accepted', 'reason': reason}
+pathlib.Path(sys.argv[1]).write_text(json.dumps({'status': 'no_gain' if reason else 'improved', 'steps': [step]}))
+"""
+
+
+def test_what_lacked_memory_beside_others_is_run_again_alone_at_the_end(folder: Path) -> None:
+    command = (sys.executable, "-c", ANSWER + SHORT)
+    bench = Bench(PLAN, folder / "results.jsonl", jobs=2, devices=["0"], command=command)
+    found = [(problem.name, record["status"]) for problem, record, _ in bench.run(find_problems(folder))]
+    assert found[-1] == ("level2/1_c", "improved")
+    assert len(found) == len(read_results(folder / "results.jsonl")) == 5
+
+
 def test_a_line_that_was_cut_off_is_left_out_and_the_next_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     append_result(path, {"problem": "a", "key": "1"})

@@ -1,0 +1,79 @@
+"""What the reference's process keeps of its cases, and what it says where float64 does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.measure import in_worker, keeping
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_kept", {})
+
+
+def test_what_has_room_is_kept_in_memory_and_the_rest_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "HOST_BYTES", 1000)
+    small, large = ({"results": [torch.arange(count)]} for count in (10, 1000))
+    for name, value in (("small", small), ("large", large)):
+        keeping.keep(str(tmp_path / name), value)
+        assert keeping.is_there(str(tmp_path / name))
+        assert torch.equal(keeping.kept(str(tmp_path / name), "cpu")["results"][0], value["results"][0])
+    assert [path.name for path in tmp_path.iterdir()] == ["large"]
+    assert not keeping.is_there(str(tmp_path / "other"))
+
+
+def test_what_is_kept_anew_takes_the_old_ones_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "HOST_BYTES", 1000)
+    for _ in range(3):
+        keeping.keep(str(tmp_path / "case"), [torch.zeros(200)])
+    assert not list(tmp_path.iterdir())
+
+
+SOURCE = "# mtmc: x=f32[N,D] N=64 D=32\ndef f(x):\n    return x.exp().sum(-1)\n"
+
+
+def test_where_float64_does_not_fit_the_users_own_results_are_compared_with(
+    captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(in_worker, "_in_float64", no_room)
+    capture = captured(SOURCE, "f")
+    case = {
+        "sizes": {"N": 64, "D": 32},
+        "distribution": "normal",
+        "seed": 1,
+        "kind": "values",
+        "layout": "",
+        "label": "",
+    }
+    files = {name: str(tmp_path / name) for name in ("inputs", "expected", "results")}
+    request = {"capture": to_json(capture), "own": None, "widened": False, "case": case, "precision": "budget", **files}
+    assert in_worker.reference(request)["coarse"]
+    x = torch.load(files["inputs"])["x"]
+    for factor, passes in ((1 + 5e-5, True), (1 + 5e-4, False)):
+        result = (x.exp().sum(-1).double() * factor).float()
+        facts = [{"type": "Tensor", "device": "cpu", "requires_grad": False, "shares memory with": "no input"}]
+        torch.save({"results": [result], "after": {}, "facts": facts}, files["results"])
+        found = in_worker.compare(request)
+        assert [check["name"] for check in found["checks"] if check["status"] == "failed"] == ["result 0 values"] * (
+            not passes
+        )
+
+
+def test_a_process_that_was_started_anew_computes_again_what_it_had_kept(captured, tmp_path: Path) -> None:
+    capture = captured(SOURCE, "f")
+    case = {"sizes": {"N": 8, "D": 4}, "distribution": "normal", "seed": 1, "kind": "values", "layout": "", "label": ""}
+    files = {name: str(tmp_path / name) for name in ("inputs", "expected", "results")}
+    request = {"capture": to_json(capture), "own": None, "widened": False, "case": case, "precision": "budget", **files}
+    assert not in_worker.reference(request)["coarse"]
+    first = keeping.kept(files["expected"], "cpu")
+    keeping._kept.clear()
+    torch.save(first, files["results"])
+    assert all(check["status"] == "passed" for check in in_worker.compare(request)["checks"])
