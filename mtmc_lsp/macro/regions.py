@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
+from mtmc_lsp.core.graph import Graph, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis, AxisTable
 from mtmc_lsp.macro.prims import ONE, VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
@@ -453,8 +453,3 @@ def lines_of(program: Program, nodes: Iterable[str]) -> tuple[int, int]:
     wanted = set(nodes)
     lines = [node.line for node in program.graph.nodes if node.name in wanted and node.line]
     return (min(lines), max(lines)) if lines else (0, 0)
-
-
-def nodes_by_name(program: Program) -> dict[str, Node]:
-    """Every ATen node by its name."""
-    return {node.name: node for node in program.graph.nodes}

@@ -36,10 +36,6 @@ class KernelPlan:
         """Names the kernel among the others: its last node."""
         return self.nodes[-1]
 
-    def with_config(self, **changes: int | str | bool) -> KernelPlan:
-        """The same kernel run otherwise."""
-        return replace(self, config={**self.config, **changes})
-
 
 @dataclass(frozen=True)
 class Schedule:

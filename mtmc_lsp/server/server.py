@@ -22,7 +22,7 @@ from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.model_consent import ModelConsent
-from mtmc_lsp.server.options import ClientSettings, Options
+from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_settings
 from mtmc_lsp.server.progress import Reporter
 from mtmc_lsp.server.protocol import Protocol
 from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, steps_from_json, stored_reviews
@@ -34,6 +34,8 @@ from mtmc_lsp.source.outline import Outline, Outliner
 
 log = logging.getLogger(__name__)
 CONFIGURATION_SECONDS = 2.0
+FOLDER_SECONDS = 30.0
+"""How long the settings of a folder are waited for: an editor may first have to find the folder's interpreter."""
 RUNS = ("optimize", "resume", "undo", "another")
 """Kinds of jobs that find steps."""
 GROWING = ("optimize", "resume")
@@ -161,6 +163,20 @@ class Server(LanguageServer):
         """Wait for the client's settings; one that never answers gets the defaults."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.is_configured.wait(), CONFIGURATION_SECONDS)
+
+    async def settings_of(self, uri: str) -> ClientSettings:
+        """The client's settings for a file: in an editor with several folders each may have its own."""
+        workspace = self.client_capabilities.workspace
+        if workspace is None or not workspace.configuration:
+            await self.configured()
+            return self.settings
+        asked = lsp.ConfigurationParams([lsp.ConfigurationItem(scope_uri=uri, section=SECTION)])
+        try:
+            answers = await asyncio.wait_for(self.workspace_configuration_async(asked), FOLDER_SECONDS)
+        except asyncio.TimeoutError:
+            return self.settings
+        # What does not fit was told of when the window's settings were read.
+        return read_settings(answers[0] if answers else None)[0]
 
     def background(self, work: Coroutine[Any, Any, Any]) -> None:
         """Do something that no answer waits for."""

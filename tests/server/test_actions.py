@@ -92,6 +92,16 @@ async def test_only_the_kinds_asked_for_come_back(ide: Editor) -> None:
     assert "optimize" in await ide.actions(uri, "torch.relu", only="refactor")
 
 
+async def test_inputs_are_proposed_and_those_that_are_given_are_written(ide: Editor) -> None:
+    uri = ide.open("import torch\n\n\ndef f(x, n: int):\n    return torch.relu(x) * n\n")
+    proposed = await ide.client.protocol.send_request_async("mtmc/proposedWorkload", {"uri": uri, "target": "f"})
+    action = await ide.client.code_action_resolve_async((await ide.actions(uri, "torch.relu"))["addWorkload"])
+    assert action.edit.document_changes[0].edits[0].new_text == f"# mtmc: {proposed.inputs}\n"
+    await ide.command("addWorkload", uri, "f", inputs="x=f32[8,48]\n n=3")
+    assert "\n# mtmc: x=f32[8,48] n=3\ndef f(x" in ide.texts[uri]
+    assert await ide.client.protocol.send_request_async("mtmc/proposedWorkload", {"uri": uri, "target": "g"}) is None
+
+
 async def test_a_client_that_resolves_nothing_gets_whole_actions(tmp_path) -> None:
     from editor import capabilities, editor
 

@@ -98,6 +98,21 @@ async def test_settings_of_the_client_are_those_of_the_run(ide: Editor) -> None:
     assert any("mtmc.maxSteps cannot be 'many'" in m.message for m in ide.client.messages)
 
 
+async def test_a_folder_of_several_has_its_own_settings(ide: Editor) -> None:
+    (ide.root / "inner").mkdir()
+    inner, outer = ide.open(MODEL, "inner/model.py"), ide.open(MODEL, "outer.py")
+    ide.client.set_configuration({"precision": "exact"}, section="mtmc", scope_uri=ide.uri("inner"))
+    assert "precision: 'exact' is neither budget nor strict" in await ide.optimized(inner, "f")
+    assert "improved" in await ide.optimized(outer, "f")
+
+
+async def test_two_commands_at_once_are_one_job(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    first, second = await asyncio.gather(ide.command("optimize", uri, "g"), ide.command("optimize", uri, "g"))
+    assert first == second
+    await ide.command("cancel")
+
+
 async def test_a_plan_shows_what_could_come_first(ide: Editor) -> None:
     uri = ide.open(MODEL)
     job = await ide.command("plan", uri, "f")

@@ -4,7 +4,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { cpus, loadavg } from "node:os";
 import { join } from "node:path";
 import { Editor, LONG, PYTHON, until } from "./editor.mjs";
-import { BLOCK, SMALL } from "./samples.mjs";
+import { BLOCK, SMALL, UNKNOWN } from "./samples.mjs";
 
 /** Milliseconds that VS Code's own record may show for the extension. */
 const MOST_ACTIVATION = 150;
@@ -13,7 +13,7 @@ export async function run(scenario) {
   const machine = { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"] };
   const editor = await Editor.start({ machine, flags: ["--disable-workspace-trust"] });
   try {
-    const one = editor.folder("one", { "pyproject.toml": "", "small.py": SMALL, "block.py": BLOCK });
+    const one = editor.folder("one", { "pyproject.toml": "", "small.py": SMALL, "block.py": BLOCK, "unknown.py": UNKNOWN });
     const w = await editor.open(one, join(one, "small.py"));
     const { page } = w;
     const spinning = w.status.locator(".codicon-sync");
@@ -36,17 +36,28 @@ export async function run(scenario) {
       // Where others keep the cores busy it says nothing of the extension: then it is told, and not judged.
       if (load <= 2 * cpus().length) assert.ok(Math.min(...seen) < MOST_ACTIVATION, `${seen.join(", ")} ms`);
     });
+    await scenario(w, "the talk with the server is in the log, as the setting says", async () => {
+      await until("a request and its answer are there", async () => /Sending request 'textDocument[\s\S]*Received response 'textDocument/.test(editor.log()));
+    });
     await scenario(w, "a step of a short run waits", async () => {
       await w.lightbulb("softmax", "Optimize to Triton kernel");
       await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
       await w.status.filter({ hasText: "CPU: verified" }).waitFor({ timeout: LONG });
     });
-    await scenario(w, "a function without a workload gets a directive at one click", async () => {
+    await scenario(w, "a function without a workload gets the inputs that are proposed for it, once changed, and the run goes on", async () => {
+      await w.file(join(one, "unknown.py"));
       await w.lightbulb("sigmoid", "Optimize to Triton kernel");
-      await w.message("Nothing says what the inputs", "Add a workload directive").waitFor({ timeout: LONG });
+      await w.message("Nothing says what the inputs", "Record them from a command").waitFor({ timeout: LONG });
       await w.shot("workload");
-      await w.message("Nothing says what the inputs", "Add a workload directive").click();
-      await until("the directive is above it", async () => /\n# mtmc: y=.*\ndef unknown\(y\)/.test(readFileSync(join(one, "small.py"), "utf8")));
+      await w.message("Nothing says what the inputs", "Describe the inputs").click();
+      const input = page.locator(".quick-input-widget:visible input").first();
+      await until("the code's proposal is there", async () => /^y=f32\[.*\]$/.test(await input.inputValue()));
+      await w.shot("inputs");
+      // Its sizes are selected: typing takes their place.
+      await page.keyboard.type("4,96");
+      await page.keyboard.press("Enter");
+      await until("the directive is above it", async () => readFileSync(join(one, "unknown.py"), "utf8").includes("\n# mtmc: y=f32[4,96]\ndef unknown(y)"));
+      await w.thread("Step 1 of 1 · fuse sigmoid").waitFor({ timeout: LONG });
     });
     await scenario(w, "a run is cancelled from the status bar, and leaves the file alone", async () => {
       await w.file(join(one, "block.py"));

@@ -20,6 +20,7 @@ async function scenario(window, name, body) {
   } catch (error) {
     await window.page.screenshot({ path: join(SHOTS, "failure.png") }).catch(() => undefined);
     console.log(`not ok ${count + 1} - ${name}\n${window.editor.log()}`);
+    console.log(`messages: ${JSON.stringify(await window.messages().catch(String))}`);
     throw error;
   }
   console.log(`ok ${++count} - ${name} (${((Date.now() - start) / 1000).toFixed(1)} s)`);

@@ -17,13 +17,17 @@ def block(x):
     return torch.exp(-mixed) / (1.0 + mixed)
 `;
 
-/** One step, and a function that nothing is known about. */
+/** One step. */
 export const SMALL = `import torch
 
 
 # mtmc: x=f32[8,48]
 def small(x):
     return torch.softmax(torch.relu(x) + 1, -1)
+`;
+
+/** A function that nothing is known about. */
+export const UNKNOWN = `import torch
 
 
 def unknown(y):

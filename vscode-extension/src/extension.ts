@@ -52,15 +52,21 @@ class Extension implements vscode.Disposable {
 
   async start(): Promise<void> {
     const restart = (): void => void this.server.restart();
+    const serverPython = (): string => vscode.workspace.getConfiguration("mtmc").get("serverPython", "");
+    let named = serverPython();
     this.subscriptions.push(
       vscode.workspace.onDidGrantWorkspaceTrust(restart),
-      vscode.workspace.onDidChangeConfiguration((event) => {
-        if (event.affectsConfiguration("mtmc.serverPython")) restart();
+      vscode.workspace.onDidChangeConfiguration(() => {
+        // The event tells of settings that were loaded late, too; a restart ends the run that goes on.
+        if (serverPython() !== named) {
+          named = serverPython();
+          restart();
+        }
       }),
     );
     this.subscriptions.push(
       this.server.onJob((job) => {
-        if (lacksWorkload(job)) void this.offerWorkload({ uri: job.uri, target: job.target });
+        if (lacksWorkload(job)) void this.offerWorkload({ uri: job.uri, target: job.target }, job.kind);
         if (planOf(job) !== undefined) void vscode.commands.executeCommand("mtmc.runs.focus");
       }),
       this.server.onEnd((again) => void this.tellOfEnd(again, this.runs.present)),
@@ -154,14 +160,29 @@ class Extension implements vscode.Disposable {
     return action;
   }
 
-  /** The server has said what is missing; this writes it, as far as the code tells. */
-  private async offerWorkload(argument: Argument): Promise<void> {
-    const add = "Add a workload directive";
-    const words = `Nothing says what the inputs of ${argument.target} look like. A directive above it does; its sizes are yours to change.`;
-    if ((await vscode.window.showInformationMessage(words, add)) === add) {
-      await this.reveal(argument);
-      await vscode.commands.executeCommand("mtmc.addWorkload", argument);
-    }
+  /** The server has said what is missing: it is proposed from the code, to be changed or taken, and what was asked for goes on. */
+  private async offerWorkload(argument: Argument, kind: string): Promise<void> {
+    const [add, record] = ["Describe the inputs", "Record them from a command"];
+    const words = `Nothing says what the inputs of ${argument.target} look like. A comment above it does; one is proposed from its code.`;
+    const answer = await vscode.window.showInformationMessage(words, add, record);
+    if (answer === record) await vscode.commands.executeCommand("mtmc.record", argument);
+    if (answer !== add) return;
+    await this.reveal(argument);
+    const value = await this.server.proposedWorkload(argument);
+    if (value === undefined) return;
+    const first = /\[(.*?)\]/.exec(value);
+    const inputs = await vscode.window.showInputBox({
+      title: `Inputs of ${argument.target}`,
+      prompt: "Each tensor's dtype and sizes, and the value of anything else. Enter writes it above the function, and goes on.",
+      value,
+      // The sizes are what the code tells least of.
+      ...(first === null ? {} : { valueSelection: [first.index + 1, first.index + first[0].length - 1] as [number, number] }),
+      ignoreFocusOut: true,
+      validateInput: (text) => (text.trim() === "" ? "Write the inputs as in x=f32[64,128] n=3." : undefined),
+    });
+    if (inputs === undefined) return;
+    await vscode.commands.executeCommand("mtmc.addWorkload", { ...argument, inputs });
+    await vscode.commands.executeCommand(`mtmc.${kind}`, argument);
   }
 
   /** The whole way at one click: the example is opened, and optimised as soon as the server can. */

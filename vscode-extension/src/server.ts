@@ -3,10 +3,12 @@
 import { mkdirSync } from "node:fs";
 import * as vscode from "vscode";
 import type { ErrorHandler, ExecuteCommandSignature, LanguageClient, LanguageClientOptions } from "vscode-languageclient/node";
+import { has } from "./core/fields";
 import { failure, installTarget, type Candidate } from "./core/interpreters";
 import { readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
 import { readPage, type ReportPage, type Shown } from "./core/panel";
 import { chosenPython, findServer, install, installSpec } from "./python";
+import { tracing } from "./tracing";
 
 /** Commands that run code of the workspace. */
 const RUNNING = new Set(["optimize", "plan", "measure", "verify", "resume", "undo", "tryAnother"].map((name) => `mtmc.${name}`));
@@ -27,6 +29,7 @@ export type CommandHandler = (command: string, args: unknown[], next: ExecuteCom
 /** The one language server of this window. */
 export class Server implements vscode.Disposable {
   readonly log = vscode.window.createOutputChannel("MTMC", { log: true });
+  private readonly traced = tracing(this.log);
   private client: LanguageClient | undefined;
   private current: ServerState = "stopped";
   private interpreter: Candidate | undefined;
@@ -109,6 +112,7 @@ export class Server implements vscode.Disposable {
     const options: LanguageClientOptions = {
       documentSelector: [{ scheme: "file", language: "python" }],
       outputChannel: this.log,
+      traceOutputChannel: this.traced.channel,
       initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true },
       errorHandler: this.errorHandler(protocol),
       middleware: {
@@ -116,7 +120,8 @@ export class Server implements vscode.Disposable {
         workspace: {
           configuration: async (params, token, next) => {
             const answers: unknown = await next(params, token);
-            return Array.isArray(answers) ? Promise.all(answers.map((answer: unknown) => withPython(answer))) : [];
+            if (!Array.isArray(answers)) return [];
+            return Promise.all(answers.map((answer: unknown, place) => withPython(answer, params.items[place]?.scopeUri)));
           },
         },
       },
@@ -241,6 +246,13 @@ export class Server implements vscode.Disposable {
     return readPage(await this.client.sendRequest("mtmc/report", of));
   }
 
+  /** Inputs that a function could have, as a directive says them; undefined where it is gone. */
+  async proposedWorkload(of: Argument): Promise<string | undefined> {
+    if (this.client === undefined || this.current !== "ready") return undefined;
+    const answer: unknown = await this.client.sendRequest("mtmc/proposedWorkload", of);
+    return has(answer, { inputs: "string" }) ? String(answer["inputs"]) : undefined;
+  }
+
   /** The file before and after a step; undefined where there is none any more. */
   async step(argument: Argument): Promise<{ before: string; after: string } | undefined> {
     if (this.client === undefined || this.current !== "ready") return undefined;
@@ -252,15 +264,17 @@ export class Server implements vscode.Disposable {
 
   async dispose(): Promise<void> {
     await this.stop();
+    this.traced.watch.dispose();
     this.log.dispose();
   }
 }
 
-/** Settings as the server gets them: where no interpreter is set for the user's code, the Python extension's. */
-async function withPython(answer: unknown): Promise<unknown> {
+/** Settings as the server gets them: where no interpreter is set for the user's code, the Python extension's for the file or folder. */
+async function withPython(answer: unknown, scope: string | undefined): Promise<unknown> {
   if (typeof answer !== "object" || answer === null || !("python" in answer)) return answer;
   const settings = Object.fromEntries(Object.entries(answer).filter(([, value]) => !isEmpty(value)));
-  const python = settings["python"] ?? (await chosenPython(vscode.workspace.workspaceFolders?.[0]?.uri));
+  const resource = scope === undefined ? vscode.workspace.workspaceFolders?.[0]?.uri : vscode.Uri.parse(scope);
+  const python = settings["python"] ?? (await chosenPython(resource));
   return python === undefined ? settings : { ...settings, python };
 }
 

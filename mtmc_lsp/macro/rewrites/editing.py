@@ -50,11 +50,6 @@ def base_name(node: Node) -> str:
     return node.op.split(".")[1]
 
 
-def nodes_of(graph: Graph) -> dict[str, Node]:
-    """Every node by its name."""
-    return {node.name: node for node in graph.nodes}
-
-
 def made_by(graph: Graph, value: Argument) -> Node | None:
     """The node that makes a value; None for inputs and numbers."""
     if not isinstance(value, Ref):

@@ -207,6 +207,11 @@ def _enough(text: bytes, found: Outlined) -> bytes:
     return part if known else text
 
 
+def proposed_directive(document: Document, found: Outlined) -> str:
+    """The directive that a target could have, filled in as far as its code tells: one line."""
+    return suggest_directive(_enough(document.text.data, found), found.target)
+
+
 def directive_edit(ls: Server, uri: str, qualname: str, words: str = "") -> lsp.WorkspaceEdit | None:
     """The directive (by default a suggested one) as a comment above the target; None where the target is gone."""
     document = ls.document(uri)
@@ -217,7 +222,7 @@ def directive_edit(ls: Server, uri: str, qualname: str, words: str = "") -> lsp.
     line = document.text.line(found.first_line - 1)
     indent = line[: len(line) - len(line.lstrip())].decode()
     newline = "\r\n" if b"\r\n" in text else "\n"
-    words = words or suggest_directive(_enough(text, found), found.target)
+    words = words or proposed_directive(document, found)
     at = document.text.position(line_start(text, document.text.offset(lsp.Position(found.first_line - 1, 0))))
     edit = lsp.TextEdit(lsp.Range(at, at), f"{indent}{words}{newline}")
     return edits_of(ls, document, [edit])

@@ -12,7 +12,7 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams
 
-from mtmc_lsp.server.features.code_actions import directive_edit
+from mtmc_lsp.server.features.code_actions import directive_edit, proposed_directive
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.model_consent import ASKING
 from mtmc_lsp.server.server import Document, Server
@@ -20,6 +20,8 @@ from mtmc_lsp.server.text import ERRORS
 from mtmc_lsp.source.compose import strip_generated
 from mtmc_lsp.source.outline import Outlined
 
+PROPOSED = "mtmc/proposedWorkload"
+DIRECTIVE = "# mtmc: "
 TITLES = {
     "optimize": "Optimizing {}",
     "plan": "Planning {}",
@@ -37,6 +39,7 @@ def register(server: Server) -> None:
     server.command("mtmc.addWorkload")(add_workload)
     server.command("mtmc.cancel")(cancel)
     server.command("mtmc.jobs")(jobs)
+    server.feature(PROPOSED)(proposed_workload)
     server.feature(lsp.WINDOW_WORK_DONE_PROGRESS_CANCEL)(progress_cancelled)
 
 
@@ -94,20 +97,20 @@ async def start(
     **request: Any,
 ) -> dict[str, Any] | None:
     """Put a job into the queue, once the folder is trusted; gives its number, None where the user said no."""
-    busy = ls.jobs.of(document.path, target)
-    if busy is not None:
-        text = f"{target} is being worked on already: {busy.title}."
-        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))
-        return {"job": busy.id}
     if not document.path or not Path(document.path).is_file():
         text = f"{document.uri} is not on disk yet; save it first."
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, text))
         return None
     if not await ls.trust.ensure(ls, ls.root_of(document.path)):
         return None
-    await ls.configured()
-    root, of_run = ls.root_of(document.path), ls.settings.of_run()
+    root, of_run = ls.root_of(document.path), (await ls.settings_of(document.uri)).of_run()
     consented = kind in ASKING and await ls.model_consent.ensure(ls, root, Path(document.path), of_run)
+    # After all that is waited for: another command may have come meanwhile.
+    busy = ls.jobs.of(document.path, target)
+    if busy is not None:
+        text = f"{target} is being worked on already: {busy.title}."
+        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))
+        return {"job": busy.id}
     # A search starts from the user's own text; what the file holds of an earlier one is measured and verified as it is.
     text_now = document.text.data if kind in ("measure", "verify") else strip_generated(document.text.data, target)
     request = {
@@ -126,11 +129,21 @@ async def start(
 
 
 async def add_workload(ls: Server, *arguments: Any) -> None:
-    """Put the directive above the target."""
-    document, found, _ = place(ls, arguments)
-    edit = directive_edit(ls, document.uri, found.target.qualname)
+    """Put the directive above the target: the ``inputs`` that are given (``x=f32[8,48]``), else those that are proposed."""
+    document, found, given = place(ls, arguments)
+    inputs = " ".join(str(given.get("inputs") or "").split())
+    edit = directive_edit(ls, document.uri, found.target.qualname, f"{DIRECTIVE}{inputs}" if inputs else "")
     if edit is not None:
         await ls.workspace_apply_edit_async(lsp.ApplyWorkspaceEditParams(edit, "Add a workload directive"))
+
+
+def proposed_workload(ls: Server, params: Any) -> dict[str, str] | None:
+    """``mtmc/proposedWorkload``: inputs that a target (``uri``, ``target``) could have, to be changed before they are written."""
+    document = ls.document(str(getattr(params, "uri", "")))
+    found = document.outline.find(str(getattr(params, "target", ""))) if document is not None else None
+    if document is None or found is None:
+        return None
+    return {"inputs": proposed_directive(document, found).removeprefix(DIRECTIVE)}
 
 
 async def cancel(ls: Server, *arguments: Any) -> bool:

@@ -67,15 +67,15 @@ class CompileChecks:
 
     async def _check(self, document: Document) -> None:
         text = document.text.data
-        await self._server.configured()
+        own = await self._server.settings_of(document.uri)
         forms = launch_forms(document.outline, document.path)
         try:
             settings = read_settings(Path(document.path).parent)
-            archs = [arch for arch in self._server.settings.archs or settings.archs if arch in SHARED_LIMIT]
+            archs = [arch for arch in own.archs or settings.archs if arch in SHARED_LIMIT]
             kernels = kernels_alone(document.outline)
             async with self._lock:
                 if forms and document.text.data is text:
-                    await self._compile(document, kernels, forms, archs)
+                    await self._compile(document, kernels, forms, archs, own.python)
         except MtmcError as error:
             # A run says it to the user; nobody asked for this one.
             log.info("%s was not compiled: %s", document.path, error)
@@ -90,7 +90,12 @@ class CompileChecks:
             self._server.refresh(document.uri)
 
     async def _compile(
-        self, document: Document, kernels: str, forms: Sequence[LaunchForm], archs: Sequence[str]
+        self,
+        document: Document,
+        kernels: str,
+        forms: Sequence[LaunchForm],
+        archs: Sequence[str],
+        python: str | None,
     ) -> None:
         """Compile what is not known yet."""
         launches = {repr(form.launch): form.launch for form in forms}
@@ -99,7 +104,7 @@ class CompileChecks:
         ]
         if not missing:
             return
-        worker = await asyncio.to_thread(self._started, document.path)
+        worker = await asyncio.to_thread(self._started, document.path, python)
         request = {
             "path": document.path,
             "name": f"{Path(document.path).stem}__saved",
@@ -120,13 +125,13 @@ class CompileChecks:
         if len(reports) == len(jobs):
             self._known |= {(kernels, repr(job), arch): r for (job, arch), r in zip(jobs, reports, strict=True)}
 
-    def _started(self, path: str) -> Worker:
+    def _started(self, path: str, python: str | None) -> Worker:
         # Only here: the server has little time to be ready.
         from mtmc_lsp.search.interpreter import checked_python, find_python
 
         if self._idle is not None:
             self._idle.cancel()
-        python = self._server.settings.python or find_python(Path(path), read_settings(Path(path).parent))
+        python = python or find_python(Path(path), read_settings(Path(path).parent))
         wanted = (python, self._server.root_of(path))
         if self._worker is None or self._made_for != wanted:
             if self._worker is not None:

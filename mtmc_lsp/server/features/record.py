@@ -32,8 +32,8 @@ async def record(ls: Server, *arguments: Any) -> dict[str, Any] | None:
     """Run the command that is named, else the one of the settings, else the one that the user chooses."""
     document, found, given = place(ls, arguments)
     name, folder = found.target.qualname, ls.root_of(document.path)
-    await ls.configured()
-    command = str(given.get("command") or "") or ls.settings.record_command or await _chosen(ls, document.path, name)
+    settings = await ls.settings_of(document.uri)
+    command = str(given.get("command") or "") or settings.record_command or await _chosen(ls, document.path, name)
     if not command:
         return None
     more = {"command": command, "folder": str(folder)}
