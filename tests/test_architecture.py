@@ -39,6 +39,7 @@ IN_WORKER = {
     "capture/structure.py",
     "measure/in_worker.py",
     "measure/inputs.py",
+    "measure/keeping.py",
     "measure/oracle.py",
     "measure/retesting.py",
     "measure/running.py",
