@@ -89,7 +89,7 @@ class Template:
         Args:
             python: the user's interpreter.
             env: variables that its imports depend on, such as ``TRITON_INTERPRET``.
-            ahead: whether it also imports, while nothing is asked of it, what capturing and compiling need.
+            ahead: whether it also imports what capturing needs, and, while nothing is asked of it, what compiling needs.
         """
         self.python = python
         self._options = ("--ahead",) if ahead else ()

@@ -30,7 +30,7 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
 
     Args:
         number: the descriptor that requests come on.
-        ahead: whether to go on importing, while nobody asks for a copy, what optimising needs beside torch.
+        ahead: whether copies also have what capturing needs, and, as far as nobody asks for a copy meanwhile, compiling.
 
     Returns:
         The copy's options, and the descriptor of its answers.
@@ -39,13 +39,16 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
     line.set_inheritable(False)
     _adopt_orphans()
     _import()
+    for name in AHEAD if ahead else ():
+        _import_ahead(name)
     woken, waker = os.pipe()
     for end in (woken, waker):
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
     children: set[int] = set()
-    later = list(_later() if ahead else ())
+    # Compilers are of no use to the interpreter.
+    later = list(AHEAD_TO_COMPILE if ahead and os.environ.get("TRITON_INTERPRET") != "1" else ())
     while True:
         ready, _, _ = select.select([line.fileno(), woken], [], [], 0.0 if later else None)
         if not ready:
@@ -77,10 +80,6 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
             os.close(file)
         children.add(pid)
         _say(line, {"pid": pid})
-
-
-def _later() -> Sequence[str]:
-    return AHEAD if os.environ.get("TRITON_INTERPRET") == "1" else AHEAD + AHEAD_TO_COMPILE
 
 
 def _import_ahead(name: str) -> None:

@@ -92,7 +92,7 @@ def test_without_the_template_its_copies_end_and_others_start_by_themselves(tmp_
 
 AS_WITH_A_GPU = """
 import torch
-from mtmc_lsp.core.template_in_worker import _import_ahead, _later
+from mtmc_lsp.core.template_in_worker import AHEAD, AHEAD_TO_COMPILE, _import_ahead
 
 def asked(*_):
     print("CUDA was asked")
@@ -102,7 +102,7 @@ for name in ("_cuda_getDeviceCount", "_cuda_init", "_cuda_getArchFlags", "_cuda_
     setattr(torch._C, name, asked)
 torch.cuda._is_compiled = lambda: True
 import sys
-for name in _later():
+for name in AHEAD + AHEAD_TO_COMPILE:
     _import_ahead(name)
     print(name in sys.modules)
 torch._C._cuda_getDeviceCount()
@@ -117,9 +117,9 @@ def test_nothing_that_is_imported_ahead_asks_cuda_which_could_not_be_asked_again
 
 AS_FOR_THE_INTERPRETER = """
 import sys
-from mtmc_lsp.core.template_in_worker import _import, _import_ahead, _later
+from mtmc_lsp.core.template_in_worker import AHEAD, _import, _import_ahead
 _import()
-for name in _later():
+for name in AHEAD:
     _import_ahead(name)
     print(name in sys.modules)
 """
