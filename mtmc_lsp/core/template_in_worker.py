@@ -48,7 +48,7 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
     signal.set_wakeup_fd(waker)
     children: set[int] = set()
     # Compilers are of no use to the interpreter.
-    later = list(AHEAD_TO_COMPILE if ahead and os.environ.get("TRITON_INTERPRET") != "1" else ())
+    later = list(AHEAD_TO_COMPILE if ahead and not _interprets() else ())
     while True:
         ready, _, _ = select.select([line.fileno(), woken], [], [], 0.0 if later else None)
         if not ready:
@@ -82,6 +82,10 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
         _say(line, {"pid": pid})
 
 
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def _import_ahead(name: str) -> None:
     """Import without asking CUDA anything, which no copy could ask again; what cannot be is left to the copies.
 
@@ -94,7 +98,7 @@ def _import_ahead(name: str) -> None:
         changes: list[tuple[Any, str, Any]] = [(torch.cuda, "_lazy_init", _refuse)]
         if hasattr(torch._C, "_cuda_getDeviceCount"):
             changes += [(torch._C, "_cuda_getDeviceCount", _refuse)]
-        if os.environ.get("TRITON_INTERPRET") != "1":
+        if not _interprets():
             changes += [(_triton, "has_triton", functools.cache(lambda: True))]
             changes += [(torch.cuda, "is_available", lambda: True)]
         kept = [(place, key, getattr(place, key)) for place, key, _ in changes]
@@ -115,7 +119,7 @@ def _import() -> None:
     """What every worker needs; what is missing is said by the first request of a copy."""
     with contextlib.suppress(Exception):
         import torch  # noqa: F401
-    if os.environ.get("TRITON_INTERPRET") == "1":
+    if _interprets():
         with contextlib.suppress(Exception):
             import triton.runtime.interpreter  # noqa: F401
 

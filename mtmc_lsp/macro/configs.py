@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
-from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region, RegionKind
@@ -216,12 +216,19 @@ def fitted(config: Config, shared_bytes: int) -> Config:
         return config
     if "block_k" not in config:
         return {**config, "stages": 2} if shared_bytes < LARGE_SHARED_BYTES else config
-    # Both halves of both operands of a block of K lie there at once.
-    rows = (int(config["block_m"]) + int(config["block_n"])) * (2 if config.get("precision") == PROMOTED else 1)
     for deep, stages in ((64, int(config["stages"])), (64, 2), (32, 3), (32, 2)):
-        if 2 * deep * rows * stages <= shared_bytes:
+        if stage_bytes({**config, "block_k": deep}) * stages <= shared_bytes:
             return {**config, "block_k": min(deep, int(config["block_k"])), "stages": stages}
     return {**config, "block_k": 32, "stages": 1}
+
+
+def stage_bytes(config: Mapping[str, int | str | bool]) -> int:
+    """Shared memory of one stage of a product, at two bytes an element (what tensor cores are fed); 0 for what is none."""
+    if "block_k" not in config:
+        return 0
+    # Promoted, both halves of both operands of a block of K lie there at once.
+    tiles = 2 if config.get("precision") == PROMOTED else 1
+    return 2 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"])) * tiles
 
 
 def _attention_config(program: Program, region: Region) -> Config:
@@ -247,19 +254,17 @@ def _is_turned(program: Program, region: Region) -> bool:
     """Whether a large tensor is dense along the rows' innermost axis instead of the columns: square tiles read both ways well."""
     if len(region.kept) < 2:
         return False
-    dense = {axes[-1] for axes in _dense_dimensions(program, region) if axes}
+    dense: set[Axis] = set()
+    for (name, index), prim in program.values.items():
+        if prim in region.inputs and set(region.kept) <= set(region.table.all_axes(prim)):
+            dense |= set(dense_axes(region, prim, program.graph.type_of(Ref(name, index))).values())
     return region.kept[-2] in dense and region.kept[-1].size.value(program.graph.sizes) >= 64
 
 
-def _dense_dimensions(program: Program, region: Region) -> list[tuple[Axis, ...]]:
-    """The axes of the innermost dimension of every tensor that the region reads along all its axes."""
-    found = []
-    for (name, index), prim in program.values.items():
-        kind = program.graph.type_of(Ref(name, index))
-        if prim in region.inputs and set(region.kept) <= set(region.table.all_axes(prim)):
-            inner = [dim for dim, stride in enumerate(kind.stride) if stride.is_constant and stride.constant == 1]
-            found += [region.table.axes(prim, dim) for dim in inner]
-    return found
+def dense_axes(region: Region, prim: str, kind: TensorType) -> dict[int, Axis]:
+    """The dimensions of a tensor whose elements lie side by side, each with its innermost axis."""
+    inner = [dim for dim, stride in enumerate(kind.stride) if stride.is_constant and stride.constant == 1]
+    return {dim: axes[-1] for dim in inner if (axes := region.table.axes(prim, dim))}
 
 
 def _dense_axes(program: Program, region: Region) -> set[Axis]:
@@ -276,11 +281,7 @@ def _dense_axes(program: Program, region: Region) -> set[Axis]:
             continue
         if numel > largest:
             found, largest = set(), numel
-        for dim, stride in enumerate(kind.stride):
-            if stride.is_constant and stride.constant == 1:
-                axes = region.table.axes(prim, dim)
-                if axes:
-                    found.add(axes[-1])
+        found |= set(dense_axes(region, prim, kind).values())
     return found
 
 

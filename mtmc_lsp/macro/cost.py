@@ -9,9 +9,8 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
-from mtmc_lsp.macro.configs import HALVES, SPLIT
+from mtmc_lsp.macro.configs import HALVES, SPLIT, dense_axes
 from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
@@ -199,10 +198,8 @@ def _sectors(
     if region.kind not in (RegionKind.REDUCE, RegionKind.MAP):
         return 1.0
     along = set(region.reduced) if region.reduced else set(region.kept[-1:])
-    dense: set[Axis] = set()
-    for dim, stride in enumerate(kind.stride):
-        if stride.is_constant and stride.constant == 1 and kind.shape[dim].value(graph.sizes) > 1:
-            dense |= set(region.table.axes(prim, dim)[-1:])
+    inner = dense_axes(region, prim, kind)
+    dense = {axis for dim, axis in inner.items() if kind.shape[dim].value(graph.sizes) > 1}
     own = set(region.table.all_axes(prim))
     if not dense or dense & along or not own & along:
         return 1.0

@@ -154,8 +154,6 @@ def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near:
             partly luck, and this is the least error that can be asked for.
         factor: how many times the user's own error is allowed.
     """
-    if near > NOISE:
-        return Agreement("", 0.0, 0.0)
     finite = comparable(own, oracle)
     broken = finite & ~torch.isfinite(mine)
     if bool(broken.any()):
@@ -168,7 +166,7 @@ def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near:
     if bool(infinite.any()):
         return Agreement(f"{int(infinite.sum())} elements should be infinite", float("inf"))
     count = int(finite.sum())
-    if not count:
+    if not count or near > NOISE:
         return Agreement("")
     error = distance(mine, oracle, finite)
     own_error = max(distance(own, oracle, finite), near)

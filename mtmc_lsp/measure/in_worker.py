@@ -92,7 +92,7 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
     if case.get("layout"):
         inputs = other_layout(inputs, [a.input for a in capture.arguments if a.input in inputs], case["layout"])
     torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, request["inputs"])
-    keep(request["inputs"], inputs)
+    keep(request["inputs"], inputs, in_file=True)
     try:
         expected = _expected(module, capture, inputs, device, case)
     except Exception as error:

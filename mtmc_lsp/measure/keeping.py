@@ -16,17 +16,23 @@ HOST_BYTES = 1 << 30
 _kept: dict[str, Any] = {}
 
 
-def keep(path: str, value: Any) -> None:
-    """Keep tensors for this process, in whatever mappings and lists; in the file only where there is no room."""
+def keep(path: str, value: Any, *, in_file: bool = False) -> None:
+    """Keep tensors for this process, in whatever mappings and lists; in the file only where there is no room.
+
+    Args:
+        path: the file, and the name that they are found by.
+        value: what holds the tensors.
+        in_file: whether the file holds them already.
+    """
     _kept.pop(path, None)
     held: dict[str, int] = {}
     for other in _kept.values():
         _count(other, held)
     _count(value, held)
-    if any(size > _room(device) for device, size in held.items()):
-        torch.save(value, path)
-    else:
+    if all(size <= _room(device) for device, size in held.items()):
         _kept[path] = value
+    elif not in_file:
+        torch.save(value, path)
 
 
 def is_there(path: str) -> bool:

@@ -161,10 +161,16 @@ def open_measurer(
     )
 
 
-def plan(opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
-    """The first step's choices, best first, and the device they are estimated for; nothing is written."""
+def plan(opened: Opened, capture: Capture, template: Template | None = None) -> tuple[list[MacroAction], Device]:
+    """The first step's choices, best first, and the device they are estimated for; nothing is written.
+
+    Args:
+        opened: the file and the target.
+        capture: what is optimised.
+        template: what the workers become copies of, where there is one.
+    """
     settings = opened.request.settings
-    measurer = open_measurer(opened, capture)
+    measurer = open_measurer(opened, capture, template=template)
     try:
         root = BuiltinCoder().start(capture, opened.plain.decode())
         state = State(capture, root, (), measurer.device(), measurer.measured)

@@ -73,7 +73,7 @@ class SearchEngine:
         return session.capture_target(opened, self._template)
 
     def plan(self, opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
-        return session.plan(opened, capture)
+        return session.plan(opened, capture, self._template)
 
     def optimize(
         self,

@@ -112,3 +112,10 @@ def test_of_one_number_twice_the_users_own_error_is_luck_and_eight_times_is_not(
     assert judged((oracle * (1 + 9e-3)).float(), own.float(), oracle)
     _, many = sample()
     assert judged(moved(many, 6e-3).float(), moved(many, 1e-3).float(), many)
+
+
+def test_what_is_noise_must_still_be_written() -> None:
+    own, oracle = sample()
+    unwritten = own.index_fill(0, torch.tensor([3]), float("nan"))
+    assert judged(own * 2, own, oracle, near=0.02) == ""
+    assert "never written" in judged(unwritten, own, oracle, near=0.02)

@@ -25,7 +25,7 @@ from mtmc_lsp.macro.actions.base import (
     where,
     whole_numbers,
 )
-from mtmc_lsp.macro.configs import MOST_ELEMENTS, PROMOTED, variants
+from mtmc_lsp.macro.configs import MOST_ELEMENTS, stage_bytes, variants
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
@@ -204,21 +204,13 @@ class Pipeline(_Tuning):
         stages = int(config["stages"])
         numbers = [number for number in (stages - 1, stages + 1, stages + 2) if 1 <= number <= 6]
         return [
-            {"stages": n} for n in numbers if n < stages or _stage_bytes(config) * n <= situation.device.shared_bytes
+            {"stages": n} for n in numbers if n < stages or stage_bytes(config) * n <= situation.device.shared_bytes
         ]
 
     def words(self, name: str, choices: list[Config], config: Config) -> tuple[str, str]:
         numbers = " and ".join(str(choice["stages"]) for choice in choices)
         why = f"Loads run {config['stages']} blocks ahead of the arithmetic now; {numbers} are measured."
         return f"pipeline {name}", why
-
-
-def _stage_bytes(config: Mapping[str, int | str | bool]) -> int:
-    """Shared memory of one stage of a product, at two bytes an element (what tensor cores are fed)."""
-    if "block_k" not in config:
-        return 0
-    tiles = 2 if config.get("precision") == PROMOTED else 1
-    return 2 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"])) * tiles
 
 
 class Reorder(_Tuning):
