@@ -20,14 +20,23 @@ same code differs by about this much, through where its memory lies and how the 
 SAME_WITHIN = 0.03
 WARM_CALLS, WARM_BATCHES = 20, 5
 GRAPH_SECONDS = 0.2
+DEVICE_BOUND = 2.0
+"""A call whose time on the device is this many times the host's to launch it is bound by the device."""
+HOST_SLACK, MOST_AHEAD_US = 3.0, 1000.0
+"""How late, as a multiple of its usual time, a host may be without being timed: seen on a busy machine at 5 % of a call."""
 
 
 def interleaved(clock: Clock, runs: Mapping[str, Run], seconds: float) -> dict[str, list[tuple[float, float]]]:
-    """Rounds of one sample of each contender, in random order within a round."""
+    """Rounds of one sample of each contender, in random order within a round.
+
+    Of calls whose time is the device's, the host's is kept out altogether: in a program it runs ahead, and here it would only
+    add its noise. Calls that the host has to launch piece by piece while the device waits are timed as they come.
+    """
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for run in runs.values():
-        for _ in range(3):
-            clock.cold(run)
+    ahead = {}
+    for name, run in runs.items():
+        device, host = (statistics.median(values) for values in zip(*(clock.cold(run) for _ in range(3)), strict=True))
+        ahead[name] = min(HOST_SLACK * host, MOST_AHEAD_US) if device > DEVICE_BOUND * host else 0.0
     order = list(runs)
     # A generator of its own: what user code does to the shared one does not make the order foreseeable.
     shuffle = random.Random()
@@ -35,7 +44,7 @@ def interleaved(clock: Clock, runs: Mapping[str, Run], seconds: float) -> dict[s
     while True:
         shuffle.shuffle(order)
         for name in order:
-            samples[name].append(clock.cold(runs[name]))
+            samples[name].append(clock.cold(runs[name], ahead[name]))
         count = len(samples[order[0]])
         if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and time.perf_counter() > deadline):
             return samples
