@@ -112,6 +112,7 @@ def baseline(request: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         for name in request["baselines"]:
             _compiled(capture, own_text(request, capture), name)
+    release()
     return {}
 
 
