@@ -18,7 +18,8 @@ from mtmc_lsp.measure.in_timer import candidate_of, clock_of
 from mtmc_lsp.measure.in_worker import release
 from mtmc_lsp.measure.running import own_text
 
-RANKING_SAMPLES, FINAL_SAMPLES, FINALISTS = 9, 25, 4
+ROUNDS = ((3, 100, 1.5), (9, 4, 1.2), (25, 1, 1.0))
+"""How often each that is left is run, how many of them go on at most, and how much slower than the best they may be."""
 SIDE_BY_SIDE = 16
 MEMORY_PART = 0.5
 """The part of a GPU's free memory that first calls may take together."""
@@ -36,15 +37,16 @@ def quick(request: dict[str, Any]) -> dict[str, Any]:
             works = list(pool.map(_first_call, loaded))
         torch.cuda.synchronize()
         runs = [run if works[i] else None for i, run in enumerate(loaded)]
-        medians: list[float | None] = []
-        for run in runs:
-            late = time.monotonic() > deadline
-            medians.append(None if run is None or late else _median(run, RANKING_SAMPLES))
-        # The best few are told apart by more samples.
-        for _, i in sorted((m, i) for i, m in enumerate(medians) if m is not None)[:FINALISTS]:
-            chosen = runs[i]
-            assert chosen is not None
-            medians[i] = _median(chosen, FINAL_SAMPLES)
+        medians: list[float | None] = [None] * len(runs)
+        left = [i for i, run in enumerate(runs) if run is not None]
+        # Successive halving: the few that may be the best are told apart by more samples.
+        for count, most, within in ROUNDS:
+            for i in left:
+                chosen = runs[i]
+                if chosen is not None and time.monotonic() < deadline:
+                    medians[i] = _median(chosen, count)
+            timed = sorted((median, i) for i in left if (median := medians[i]) is not None)
+            left = [i for median, i in timed[:most] if median <= within * timed[0][0]]
     release()
     return {"medians": medians}
 
