@@ -161,7 +161,8 @@ def _storage(tensor: torch.Tensor) -> int:
 def poison_new_memory() -> None:
     """From now on this process's new tensors hold NaN (or the largest integer) until they are written."""
     if not torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # What torch.use_deterministic_algorithms does for eager code; it also imports the whole compiler, which takes seconds.
+        torch._C._set_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True
 
 

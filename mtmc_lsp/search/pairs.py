@@ -9,6 +9,7 @@ from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.template import Template, likely_variables
 from mtmc_lsp.measure.cases import Case
 from mtmc_lsp.measure.pair import Pair, PairVerdict, PairVerifier
+from mtmc_lsp.measure.pair_reference import Reference
 from mtmc_lsp.measure.pair_timing import with_timing
 from mtmc_lsp.search.session import Opened, capture_target, open_target, parse_request
 
@@ -57,23 +58,17 @@ def verify_pair(
     if reproduction is None:
         stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
         reproduction = reference.root / ".mtmc" / "failures" / f"{stem}.py"
-    with Template(python, likely_variables()) as template:
+    with Template(python, likely_variables(), ahead=True) as template:
         template.start()
         capture = capture_target(reference, template)
         # The candidate is judged as its file has it, also where that is our own code in the reference's place.
         pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
-        verifier = PairVerifier(
-            pair,
-            python,
-            seed=seed,
-            precision=settings.precision,
-            needs_kernel=needs_kernel,
-            needs_sandbox=needs_sandbox,
-            template=template,
-        )
+        own_side = Reference(capture, pair.own, python, seed=seed, precision=settings.precision, template=template)
+        verifier = PairVerifier(pair, own_side, needs_kernel=needs_kernel, needs_sandbox=needs_sandbox)
         try:
             found = verifier.verify(reproduction.absolute(), on_case)
             init = verifier.constructor_arguments
             return with_timing(found, pair, init, python, baselines=settings.compiled_baselines, fresh=fresh)
         finally:
             verifier.close()
+            own_side.close()
