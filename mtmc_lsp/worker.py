@@ -116,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Serve requests until standard input ends."""
     options = _parser().parse_args()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        # Numpy multiplies the interpreter's tiles, for which more threads take longer than one. It reads this when imported.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The folder of this file is first on the path of a script; the user's own modules must not find ours there.
     if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
         sys.path.pop(0)

@@ -21,6 +21,7 @@ from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure.comparing import Comparison, compare_case
+from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.in_worker import compared, said
 from mtmc_lsp.measure.inputs import EXACT
 from mtmc_lsp.measure.keeping import is_there, kept, own_device
@@ -39,6 +40,7 @@ from mtmc_lsp.measure.running import (
     same_bits,
     settled,
     snapshot,
+    use_one_thread,
 )
 
 DRIFT_CALLS = 24
@@ -74,7 +76,9 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     left = os.path.join(os.environ[SCRATCH], RESULTS)
     poison_new_memory()
     if is_interpreted():
+        use_one_thread()
         mend_interpreter()
+        hasten_interpreter()
     try:
         module = module_of_candidate(target, request["source"], bool(request["widened"]))
     except Exception as error:

@@ -18,6 +18,7 @@ from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
 from mtmc_lsp.measure.comparing import FACTORS, compare_case, sensitivity
+from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout
 from mtmc_lsp.measure.keeping import is_there, keep, kept, own_device
 from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds
@@ -34,6 +35,7 @@ from mtmc_lsp.measure.running import (
     run_case,
     same_bits,
     settled,
+    use_one_thread,
 )
 
 FEW, FEW_DRAWS = 64, 3
@@ -78,6 +80,7 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
     Returns:
         ``device``, and ``coarse``: whether float64 did not fit beside the rest, so that the user's own results are all there is.
     """
+    use_one_thread()
     capture = from_json(Capture, request["capture"])
     widened, case = bool(request["widened"]), request["case"]
     device = device_for(capture, case["kind"])
@@ -258,7 +261,9 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     left = os.path.join(os.environ[SCRATCH], RESULTS)
     poison_new_memory()
     if is_interpreted():
+        use_one_thread()
         mend_interpreter()
+        hasten_interpreter()
     try:
         module = module_of(capture, own_text(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:

@@ -26,7 +26,7 @@ EXACT_OPERATIONS = frozenset(
 LINEAR_OPERATIONS = frozenset("mm bmm matmul linear addmm baddbmm convolution conv1d conv2d conv3d".split())
 FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
 """Multiply-adds that one interpreted run at the parameters' full sizes may have."""
-PART = 0.4
+PART = 0.2
 """Of what the interpreter runs for a step of ours in one case: there are more cases, and the user waits for them."""
 VALUE_CASES = ("denormal", "infinite", "nan")
 

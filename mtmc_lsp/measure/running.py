@@ -166,6 +166,12 @@ def poison_new_memory() -> None:
         torch.utils.deterministic.fill_uninitialized_memory = True
 
 
+def use_one_thread() -> None:
+    """The interpreter's cases are small: more threads of torch only wait for each other, and for the candidate's process."""
+    if is_interpreted():
+        torch.set_num_threads(1)
+
+
 def mend_interpreter() -> None:
     """Make Triton's interpreter spread the truth of a scalar comparison over a tile as truth values.
 
