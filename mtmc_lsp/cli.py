@@ -374,6 +374,10 @@ def verify(
     allow_no_kernel: Annotated[
         bool, typer.Option("--allow-no-kernel", help="Accept a candidate that launches no Triton kernel.")
     ] = False,
+    never_empty: Annotated[
+        bool,
+        typer.Option("--never-empty", help="Inputs have at least one element: the candidate need not take empty ones."),
+    ] = False,
     require_sandbox: RequireSandbox = False,
     max_autotune: MaxAutotune = None,
     fresh: Fresh = False,
@@ -395,6 +399,7 @@ def verify(
             seed=seed,
             needs_kernel=not allow_no_kernel,
             needs_sandbox=require_sandbox,
+            takes_empty=not never_empty,
             on_case=lambda case: status.update(case.label),
             fresh=fresh,
         )

@@ -25,13 +25,13 @@ from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.in_worker import compared, said
 from mtmc_lsp.measure.inputs import EXACT
 from mtmc_lsp.measure.keeping import is_there, kept, own_device
+from mtmc_lsp.measure.mending import mend_interpreter
 from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
 from mtmc_lsp.measure.running import (
     LaunchCount,
     copies,
     device_for,
     is_interpreted,
-    mend_interpreter,
     module_of,
     own_text,
     plain,

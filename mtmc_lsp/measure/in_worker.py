@@ -21,13 +21,13 @@ from mtmc_lsp.measure.comparing import FACTORS, compare_case, sensitivity
 from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout
 from mtmc_lsp.measure.keeping import is_there, keep, kept, own_device
+from mtmc_lsp.measure.mending import mend_interpreter
 from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds
 from mtmc_lsp.measure.running import (
     LaunchCount,
     copies,
     device_for,
     is_interpreted,
-    mend_interpreter,
     module_of,
     own_text,
     plain,

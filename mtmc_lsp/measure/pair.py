@@ -74,6 +74,7 @@ class PairVerifier:
         *,
         needs_kernel: bool = True,
         needs_sandbox: bool = False,
+        takes_empty: bool = True,
         runner: CandidateProcess | None = None,
     ) -> None:
         """Prepare the candidate's process; it starts when first used.
@@ -83,9 +84,11 @@ class PairVerifier:
             reference: the side of ``pair.capture``, which several candidates may be judged against.
             needs_kernel: whether a candidate that launches no Triton kernel is refused.
             needs_sandbox: whether to refuse where the candidate's process cannot be locked in completely.
+            takes_empty: whether it must take inputs without elements as the reference does.
             runner: the caller's process for the candidate, where it is to have other limits.
         """
         self._pair, self._reference, self._needs_kernel = pair, reference, needs_kernel
+        self._takes_empty = takes_empty
         self.measured = reference.measured
         self._own_runner = runner is None
         self._runner = runner or CandidateProcess(
@@ -166,7 +169,13 @@ class PairVerifier:
         failed: Outcome | None = None
         self._answers.clear()
         seed = self._reference.seed
-        cases = pair_cases(self._trial.capture, interpreted=not self.measured, seed=seed, few=self._trial.few)
+        cases = pair_cases(
+            self._trial.capture,
+            interpreted=not self.measured,
+            seed=seed,
+            few=self._trial.few,
+            empty=self._takes_empty,
+        )
         last = min((c for c in cases if all(c.sizes.values())), key=self._elements, default=cases[0])
         drift = replace(last, seed=seed + len(cases) + 100)
         waiting = [*cases, drift]
@@ -322,6 +331,8 @@ class PairVerifier:
             notes.append("the workload names no sizes that vary, so only its own shapes were tried")
         if not any(a.tensor is not None and a.tensor.requires_grad for a in capture.workload.arguments):
             notes.append("the workload asks for no gradients, so none were compared")
+        if not self._takes_empty:
+            notes.append("inputs without elements were left out, as asked for")
         without = sum(o.case.is_kernels_ground and not o.launches and bool(o.checks) for o in outcomes)
         if without and self._needs_kernel:
             notes.append(f"no kernel was launched in {without} of the cases")

@@ -172,27 +172,6 @@ def use_one_thread() -> None:
         torch.set_num_threads(1)
 
 
-def mend_interpreter() -> None:
-    """Make Triton's interpreter spread the truth of a scalar comparison over a tile as truth values.
-
-    It notes the operands' type for the result, so ``(loaded_float != 0) & mask`` would be an operation on floats.
-    """
-    import numpy
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    original = InterpreterBuilder.create_splat
-    if original.__module__ == __name__:
-        return
-
-    def create_splat(self: Any, kind: Any, value: Any) -> Any:
-        if value.data.dtype == numpy.bool_:
-            return TensorHandle(numpy.full(kind.shape, value.data, dtype=numpy.bool_), tl.int1)
-        return original(self, kind, value)
-
-    InterpreterBuilder.create_splat = create_splat
-
-
 class LaunchCount:
     """Counts kernel launches, compiled and interpreted ones."""
 

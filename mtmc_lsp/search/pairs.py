@@ -39,6 +39,7 @@ def verify_pair(
     seed: int | None = None,
     needs_kernel: bool = True,
     needs_sandbox: bool = False,
+    takes_empty: bool = True,
     on_case: Callable[[Case], None] = lambda _: None,
     fresh: bool = False,
 ) -> PairVerdict:
@@ -51,6 +52,7 @@ def verify_pair(
         seed: of the inputs.
         needs_kernel: whether a candidate that launches no Triton kernel is refused.
         needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
+        takes_empty: whether it must take inputs without elements as the reference does.
         on_case: told of each case before it runs.
         fresh: whether what was timed before is timed again.
     """
@@ -64,7 +66,9 @@ def verify_pair(
         # The candidate is judged as its file has it, also where that is our own code in the reference's place.
         pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
         own_side = Reference(capture, pair.own, python, seed=seed, precision=settings.precision, template=template)
-        verifier = PairVerifier(pair, own_side, needs_kernel=needs_kernel, needs_sandbox=needs_sandbox)
+        verifier = PairVerifier(
+            pair, own_side, needs_kernel=needs_kernel, needs_sandbox=needs_sandbox, takes_empty=takes_empty
+        )
         try:
             found = verifier.verify(reproduction.absolute(), on_case)
             init = verifier.constructor_arguments
