@@ -378,6 +378,9 @@ def verify(
         bool,
         typer.Option("--never-empty", help="Inputs have at least one element: the candidate need not take empty ones."),
     ] = False,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="On a GPU, run it under NVIDIA's compute-sanitizer as well.")
+    ] = False,
     require_sandbox: RequireSandbox = False,
     max_autotune: MaxAutotune = None,
     fresh: Fresh = False,
@@ -400,6 +403,7 @@ def verify(
             needs_kernel=not allow_no_kernel,
             needs_sandbox=require_sandbox,
             takes_empty=not never_empty,
+            sanitize=sanitize,
             on_case=lambda case: status.update(case.label),
             fresh=fresh,
         )

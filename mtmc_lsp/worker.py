@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int)
     parser.add_argument("--template", type=int)
+    parser.add_argument("--once", type=Path)
     parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--memory", type=int)
     parser.add_argument("--sandbox", type=json.loads)
@@ -123,6 +124,8 @@ def main() -> None:
     if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
         sys.path.pop(0)
     _register_package()
+    if options.once is not None:
+        sys.exit(_run_once(options))
     if options.template is None:
         _serve(options, options.answers)
         return
@@ -159,6 +162,15 @@ def _serve(options: argparse.Namespace, number: int) -> None:
         message = json.loads(line)
         answers.write(json.dumps({**_answer(message), "token": message["token"]}) + "\n")
         answers.flush()
+
+
+def _run_once(options: argparse.Namespace) -> int:
+    """Run a file's requests, one on each line; the exit code is 0 where all of them ran."""
+    messages = [json.loads(line) for line in options.once.read_text(encoding="utf-8").splitlines()]
+    if options.sandbox:
+        _lock_in(options.sandbox)
+    answers = [_answer(message) for message in messages]
+    return 0 if all(answer.get("result", {}).get("status") == "ran" for answer in answers) else 1
 
 
 if __name__ == "__main__":

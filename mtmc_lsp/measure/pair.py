@@ -20,6 +20,7 @@ from mtmc_lsp.measure.pair_cases import VALUE_CASES, is_exact, pair_cases
 from mtmc_lsp.measure.pair_outcomes import Outcome, seen_checks
 from mtmc_lsp.measure.pair_reference import NO_ARGUMENTS, Prepared, Reference, on_gpu
 from mtmc_lsp.measure.pair_sizes import Trial, trials
+from mtmc_lsp.measure.sanitizer import Sanitizer
 from mtmc_lsp.measure.scanning import scan
 
 SHRINK_TRIES = 8
@@ -75,6 +76,7 @@ class PairVerifier:
         needs_kernel: bool = True,
         needs_sandbox: bool = False,
         takes_empty: bool = True,
+        sanitizer: Sanitizer | None = None,
         runner: CandidateProcess | None = None,
     ) -> None:
         """Prepare the candidate's process; it starts when first used.
@@ -85,10 +87,11 @@ class PairVerifier:
             needs_kernel: whether a candidate that launches no Triton kernel is refused.
             needs_sandbox: whether to refuse where the candidate's process cannot be locked in completely.
             takes_empty: whether it must take inputs without elements as the reference does.
+            sanitizer: what a candidate that is correct is run under as well.
             runner: the caller's process for the candidate, where it is to have other limits.
         """
         self._pair, self._reference, self._needs_kernel = pair, reference, needs_kernel
-        self._takes_empty = takes_empty
+        self._takes_empty, self._sanitizer = takes_empty, sanitizer
         self.measured = reference.measured
         self._own_runner = runner is None
         self._runner = runner or CandidateProcess(
@@ -134,6 +137,9 @@ class PairVerifier:
             outcomes, failed = self._run_all(on_case)
             if failed is None:
                 status, reason = self._conclusion(outcomes)
+                if status is VerdictStatus.CORRECT and self._sanitizer is not None:
+                    outcomes.append(self._sanitized(self._sanitizer, outcomes))
+                    status, reason = outcomes[-1].status, outcomes[-1].reason
                 return PairVerdict(self._verdict(outcomes, status, reason, text_checks))
             given_up = given_up or failed.reason
             if self._trial.is_full:
@@ -215,6 +221,19 @@ class PairVerifier:
             return VerdictStatus.UNCERTIFIABLE, reason
         return VerdictStatus.CORRECT, ""
 
+    def _sanitized(self, sanitizer: Sanitizer, outcomes: list[Outcome]) -> Outcome:
+        """The smallest case, and one of values, without poisoned memory: what is filled is no uninitialised memory."""
+        full = [o.case for o in outcomes if all(o.case.sizes.values()) and o.case.kind == VALUES and not o.case.layout]
+        chosen = [min(full, key=self._elements), next((c for c in full if c.distribution == "uniform"), full[0])]
+        cases = list(dict.fromkeys(repr(case) for case in chosen))
+        requests = [self._asked(self._prepared(case)) for case in chosen[: len(cases)]]
+        with on_gpu(self._reference.gpu):
+            checks = tuple(sanitizer.checks(requests, chosen[-1].label, self._reference.hidden))
+        wrong = next((check for check in checks if check.status is CheckStatus.FAILED), None)
+        if wrong is None:
+            return Outcome(chosen[-1], VerdictStatus.CORRECT, checks, launches=1)
+        return Outcome(chosen[-1], VerdictStatus.INCORRECT, checks, f"{wrong.name}: {wrong.detail}", launches=1)
+
     def _shrunk(self, failed: Outcome) -> Outcome:
         """The same failure on smaller sizes, the largest halved first, as long as something fails."""
         variable = [n for n in self._trial.capture.variable_sizes if n in failed.case.sizes]
@@ -249,14 +268,7 @@ class PairVerifier:
             return None
         # The interpreter runs one program after the other: a repeat shows only what is kept between calls.
         repeats = int(first or self.measured or self._elements(case) <= REPEATED_ELEMENTS)
-        request = {
-            **prepared.request,
-            "target": to_json(self._pair.target),
-            "source": self._pair.source,
-            "decoy": first,
-            "drift": drift,
-            "repeats": repeats,
-        }
+        request = self._asked(prepared, decoy=first, drift=drift, repeats=repeats)
         results = self._reference.place_for_results()
         self._calls += 1 + max(repeats, MOST_CALLS * drift)
         try:
@@ -282,6 +294,13 @@ class PairVerifier:
             skipped = Check("values", CheckStatus.SKIPPED, case.label, "torch's own random numbers were drawn")
             return Outcome(case, VerdictStatus.CORRECT, (skipped,))
         return self._judged(prepared, seen, results, first=first, drift=drift)
+
+    def _asked(
+        self, prepared: Prepared, *, decoy: bool = False, drift: bool = False, repeats: int = 0
+    ) -> dict[str, object]:
+        """What the candidate's process is asked."""
+        pair = {"target": to_json(self._pair.target), "source": self._pair.source}
+        return {**prepared.request, **pair, "decoy": decoy, "drift": drift, "repeats": repeats}
 
     @property
     def _limit(self) -> float:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.template import Template, likely_variables
 from mtmc_lsp.measure.cases import Case
 from mtmc_lsp.measure.pair import Pair, PairVerdict, PairVerifier
 from mtmc_lsp.measure.pair_reference import Reference
 from mtmc_lsp.measure.pair_timing import with_timing
+from mtmc_lsp.measure.sanitizer import Sanitizer, find_sanitizer
 from mtmc_lsp.search.session import Opened, capture_target, open_target, parse_request
 
 REFERENCE, CANDIDATE = "Model", "ModelNew"
@@ -40,6 +42,7 @@ def verify_pair(
     needs_kernel: bool = True,
     needs_sandbox: bool = False,
     takes_empty: bool = True,
+    sanitize: bool = False,
     on_case: Callable[[Case], None] = lambda _: None,
     fresh: bool = False,
 ) -> PairVerdict:
@@ -53,10 +56,16 @@ def verify_pair(
         needs_kernel: whether a candidate that launches no Triton kernel is refused.
         needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
         takes_empty: whether it must take inputs without elements as the reference does.
+        sanitize: whether a correct candidate is also run under ``compute-sanitizer``.
         on_case: told of each case before it runs.
         fresh: whether what was timed before is timed again.
+
+    Raises:
+        EnvironmentNotAble: with ``sanitize``, where there is no GPU, or no such program.
     """
     python, settings = reference.request.python, reference.request.settings
+    # Before anything else is done: it may be missing.
+    program = find_sanitizer() if sanitize else ""
     if reproduction is None:
         stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
         reproduction = reference.root / ".mtmc" / "failures" / f"{stem}.py"
@@ -65,9 +74,19 @@ def verify_pair(
         capture = capture_target(reference, template)
         # The candidate is judged as its file has it, also where that is our own code in the reference's place.
         pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
+        if program and not (capture.environment.gpu and capture.workload.device == "cuda"):
+            raise EnvironmentNotAble(
+                "--sanitize looks at kernels on a CUDA GPU, and this workload runs on none",
+                remedy="Run it where there is one, or leave out --sanitize.",
+            )
         own_side = Reference(capture, pair.own, python, seed=seed, precision=settings.precision, template=template)
         verifier = PairVerifier(
-            pair, own_side, needs_kernel=needs_kernel, needs_sandbox=needs_sandbox, takes_empty=takes_empty
+            pair,
+            own_side,
+            needs_kernel=needs_kernel,
+            needs_sandbox=needs_sandbox,
+            takes_empty=takes_empty,
+            sanitizer=Sanitizer(program, python, str(candidate.root), gpu=True) if program else None,
         )
         try:
             found = verifier.verify(reproduction.absolute(), on_case)

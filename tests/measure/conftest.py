@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from handwritten import Handwritten
@@ -102,6 +103,7 @@ class PairJudge:
         its_name: str,
         memory_bytes: int = 8 << 30,
         run_seconds: float = 30.0,
+        **more: Any,
     ) -> Verdict:
         """The verdict on a candidate's text."""
         reference = self.reference(text, name, run_seconds)
@@ -120,7 +122,7 @@ class PairJudge:
             memory_bytes=memory_bytes,
         )
         try:
-            return PairVerifier(pair, reference, runner=runner).verify().verdict
+            return PairVerifier(pair, reference, runner=runner, **more).verify().verdict
         finally:
             runner.close()
 
