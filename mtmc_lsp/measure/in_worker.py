@@ -54,12 +54,14 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     With ``probe``, Triton's driver is started too, and the GPU's memory is limited.
 
     Returns:
-        How the process is locked in, the GPU's UUID where a GPU was asked for, and why CUDA does not start.
+        How the process is locked in, the GPU's UUID and free memory where a GPU was asked for, and why CUDA does not start.
     """
     gpu = failed = ""
+    free_bytes = 0
     if request["gpu"]:
         try:
             torch.zeros(1, device="cuda")
+            free_bytes = torch.cuda.mem_get_info()[0]
             gpu = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
             if request.get("probe"):
                 import triton
@@ -69,7 +71,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
                 torch.cuda.set_per_process_memory_fraction(GPU_MEMORY_PART)
         except Exception as error:
             failed = said(error)
-    return {"isolation": to_json(sandbox.active), "gpu": gpu, "failed": failed}
+    return {"isolation": to_json(sandbox.active), "gpu": gpu, "free_bytes": free_bytes, "failed": failed}
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictSt
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import VALUES, Case
+from mtmc_lsp.measure.far_offsets import far_sizes
 from mtmc_lsp.measure.pair_cases import VALUE_CASES, is_exact, pair_cases
 from mtmc_lsp.measure.pair_outcomes import Outcome, seen_checks
 from mtmc_lsp.measure.pair_reference import NO_ARGUMENTS, Prepared, Reference, on_gpu
@@ -29,6 +30,8 @@ REPEATED_ELEMENTS = 512
 """Cases with at most this many elements of arguments are run twice under the interpreter, too."""
 FULL_FACTOR = 4.0
 """How much longer a case may take where parameters have their full size."""
+FAR_CHECK = "offsets beyond 2^31"
+FAR_SEED = 1000
 MOST_CALLS = 30
 """At least how many calls of one case the candidate's process makes to see whether they stay alike."""
 TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
@@ -76,6 +79,7 @@ class PairVerifier:
         needs_kernel: bool = True,
         needs_sandbox: bool = False,
         takes_empty: bool = True,
+        far: bool = False,
         sanitizer: Sanitizer | None = None,
         runner: CandidateProcess | None = None,
     ) -> None:
@@ -87,11 +91,12 @@ class PairVerifier:
             needs_kernel: whether a candidate that launches no Triton kernel is refused.
             needs_sandbox: whether to refuse where the candidate's process cannot be locked in completely.
             takes_empty: whether it must take inputs without elements as the reference does.
+            far: whether, on a GPU that has the memory, a case is run whose offsets of elements pass 2^31.
             sanitizer: what a candidate that is correct is run under as well.
             runner: the caller's process for the candidate, where it is to have other limits.
         """
         self._pair, self._reference, self._needs_kernel = pair, reference, needs_kernel
-        self._takes_empty, self._sanitizer = takes_empty, sanitizer
+        self._takes_empty, self._far, self._sanitizer = takes_empty, far, sanitizer
         self.measured = reference.measured
         self._own_runner = runner is None
         self._runner = runner or CandidateProcess(
@@ -137,8 +142,8 @@ class PairVerifier:
             outcomes, failed = self._run_all(on_case)
             if failed is None:
                 status, reason = self._conclusion(outcomes)
-                if status is VerdictStatus.CORRECT and self._sanitizer is not None:
-                    outcomes.append(self._sanitized(self._sanitizer, outcomes))
+                if status is VerdictStatus.CORRECT:
+                    outcomes += self._asked_for(outcomes, on_case)
                     status, reason = outcomes[-1].status, outcomes[-1].reason
                 return PairVerdict(self._verdict(outcomes, status, reason, text_checks))
             given_up = given_up or failed.reason
@@ -221,6 +226,29 @@ class PairVerifier:
             return VerdictStatus.UNCERTIFIABLE, reason
         return VerdictStatus.CORRECT, ""
 
+    def _asked_for(self, outcomes: list[Outcome], on_case: Callable[[Case], None]) -> list[Outcome]:
+        """What only runs where it is asked for, up to the first that fails."""
+        found = [self._far_away(on_case)] if self._far else []
+        if self._sanitizer is not None and all(outcome.status is VerdictStatus.CORRECT for outcome in found):
+            found.append(self._sanitized(self._sanitizer, outcomes))
+        return found
+
+    def _far_away(self, on_case: Callable[[Case], None]) -> Outcome:
+        """A case whose offsets pass 2^31; skipped, with the reason, where it cannot be run."""
+        capture = self._trial.capture
+        sizes, why = far_sizes(capture, self._runner.free_bytes) if self.measured else ({}, "there is no GPU")
+        case = Case(sizes or dict(capture.graph.sizes), "normal", self._reference.seed + FAR_SEED)
+        if not why:
+            on_case(case)
+            try:
+                outcome = self._outcome(self._prepared(case), once=True)
+                if outcome is not None:
+                    return outcome
+                why = "the reference does not take it"
+            except MtmcError as error:
+                why = error.message
+        return Outcome(case, VerdictStatus.CORRECT, (Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, why),))
+
     def _sanitized(self, sanitizer: Sanitizer, outcomes: list[Outcome]) -> Outcome:
         """The smallest case, and one of values, without poisoned memory: what is filled is no uninitialised memory."""
         full = [o.case for o in outcomes if all(o.case.sizes.values()) and o.case.kind == VALUES and not o.case.layout]
@@ -257,7 +285,9 @@ class PairVerifier:
     def _prepared(self, case: Case) -> Prepared:
         return self._reference.prepared(self._trial, case)
 
-    def _outcome(self, prepared: Prepared, *, first: bool = False, drift: bool = False) -> Outcome | None:
+    def _outcome(
+        self, prepared: Prepared, *, first: bool = False, drift: bool = False, once: bool = False
+    ) -> Outcome | None:
         """What comes of a case; None where the reference does not take it (the workload itself it must)."""
         case = prepared.case
         try:
@@ -267,7 +297,7 @@ class PairVerifier:
                 raise
             return None
         # The interpreter runs one program after the other: a repeat shows only what is kept between calls.
-        repeats = int(first or self.measured or self._elements(case) <= REPEATED_ELEMENTS)
+        repeats = int(not once and (first or self.measured or self._elements(case) <= REPEATED_ELEMENTS))
         request = self._asked(prepared, decoy=first, drift=drift, repeats=repeats)
         results = self._reference.place_for_results()
         self._calls += 1 + max(repeats, MOST_CALLS * drift)
@@ -352,7 +382,8 @@ class PairVerifier:
             notes.append("the workload asks for no gradients, so none were compared")
         if not self._takes_empty:
             notes.append("inputs without elements were left out, as asked for")
-        without = sum(o.case.is_kernels_ground and not o.launches and bool(o.checks) for o in outcomes)
+        ran = [o for o in outcomes if any(check.status is not CheckStatus.SKIPPED for check in o.checks)]
+        without = sum(o.case.is_kernels_ground and not o.launches for o in ran)
         if without and self._needs_kernel:
             notes.append(f"no kernel was launched in {without} of the cases")
         if outcomes:

@@ -42,6 +42,7 @@ def verify_pair(
     needs_kernel: bool = True,
     needs_sandbox: bool = False,
     takes_empty: bool = True,
+    far: bool = False,
     sanitize: bool = False,
     on_case: Callable[[Case], None] = lambda _: None,
     fresh: bool = False,
@@ -56,6 +57,7 @@ def verify_pair(
         needs_kernel: whether a candidate that launches no Triton kernel is refused.
         needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
         takes_empty: whether it must take inputs without elements as the reference does.
+        far: whether, on a GPU that has the memory, a case is run whose offsets of elements pass 2^31.
         sanitize: whether a correct candidate is also run under ``compute-sanitizer``.
         on_case: told of each case before it runs.
         fresh: whether what was timed before is timed again.
@@ -86,6 +88,7 @@ def verify_pair(
             needs_kernel=needs_kernel,
             needs_sandbox=needs_sandbox,
             takes_empty=takes_empty,
+            far=far,
             sanitizer=Sanitizer(program, python, str(candidate.root), gpu=True) if program else None,
         )
         try:
