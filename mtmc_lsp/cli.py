@@ -374,6 +374,17 @@ def verify(
     allow_no_kernel: Annotated[
         bool, typer.Option("--allow-no-kernel", help="Accept a candidate that launches no Triton kernel.")
     ] = False,
+    never_empty: Annotated[
+        bool,
+        typer.Option("--never-empty", help="Inputs have at least one element: the candidate need not take empty ones."),
+    ] = False,
+    far: Annotated[
+        bool,
+        typer.Option("--far", help="On a GPU, also try sizes at which offsets of elements pass 2^31, if they fit."),
+    ] = False,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="On a GPU, run it under NVIDIA's compute-sanitizer as well.")
+    ] = False,
     require_sandbox: RequireSandbox = False,
     max_autotune: MaxAutotune = None,
     fresh: Fresh = False,
@@ -395,6 +406,9 @@ def verify(
             seed=seed,
             needs_kernel=not allow_no_kernel,
             needs_sandbox=require_sandbox,
+            takes_empty=not never_empty,
+            far=far,
+            sanitize=sanitize,
             on_case=lambda case: status.update(case.label),
             fresh=fresh,
         )

@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int)
     parser.add_argument("--template", type=int)
+    parser.add_argument("--once", type=Path)
     parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--memory", type=int)
     parser.add_argument("--sandbox", type=json.loads)
@@ -118,10 +119,15 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Serve requests until standard input ends."""
     options = _parser().parse_args()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        # Numpy multiplies the interpreter's tiles, for which more threads take longer than one. It reads this when imported.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The folder of this file is first on the path of a script; the user's own modules must not find ours there.
     if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
         sys.path.pop(0)
     _register_package()
+    if options.once is not None:
+        sys.exit(_run_once(options))
     if options.template is None:
         _serve(options, options.answers)
         return
@@ -158,6 +164,15 @@ def _serve(options: argparse.Namespace, number: int) -> None:
         message = json.loads(line)
         answers.write(json.dumps({**_answer(message), "token": message["token"]}) + "\n")
         answers.flush()
+
+
+def _run_once(options: argparse.Namespace) -> int:
+    """Run a file's requests, one on each line; the exit code is 0 where all of them ran."""
+    messages = [json.loads(line) for line in options.once.read_text(encoding="utf-8").splitlines()]
+    if options.sandbox:
+        _lock_in(options.sandbox)
+    answers = [_answer(message) for message in messages]
+    return 0 if all(answer.get("result", {}).get("status") == "ran" for answer in answers) else 1
 
 
 if __name__ == "__main__":

@@ -123,8 +123,8 @@ def _on_gpu(evaluator: Any, reference: str, candidate: str) -> dict[str, Any]:
 def _on_cpu(evaluator: Any, reference: str, candidate: str) -> dict[str, Any]:
     import torch
 
+    from mtmc_lsp.measure.mending import mend_interpreter
     from mtmc_lsp.measure.rewriting import on_cpu
-    from mtmc_lsp.measure.running import mend_interpreter
 
     mend_interpreter()
     torch.cuda.synchronize = lambda device=None: None

@@ -62,6 +62,8 @@ class CandidateProcess:
         self._isolation: Isolation | None = None
         self.gpu = ""
         """The GPU's UUID, once it was started."""
+        self.free_bytes = 0
+        """The GPU's free memory then."""
 
         def worker(locked: Sandbox | None) -> Worker:
             # CUDA reserves far more data memory than it uses, so only the interpreter's can be limited this way.
@@ -78,12 +80,12 @@ class CandidateProcess:
             EnvironmentNotAble: it cannot be locked in, and that is asked for.
         """
         seen = self._worker.call("measure.start", {"gpu": self._measured, "probe": True}, START_SECONDS)
-        self.gpu = str(seen["gpu"])
+        self.gpu, self.free_bytes = str(seen["gpu"]), int(seen["free_bytes"])
         if seen["failed"] and not self._reason and self._measured:
             # Better a run that is not locked in, and says so, than none.
             free = self._unlocked.call("measure.start", {"gpu": True, "probe": True}, START_SECONDS)
             if not free["failed"]:
-                self.gpu = str(free["gpu"])
+                self.gpu, self.free_bytes = str(free["gpu"]), int(free["free_bytes"])
                 self._reason = str(seen["failed"])
                 with contextlib.suppress(OSError):
                     file = cache_file(self._environment, "unlocked")

@@ -21,16 +21,17 @@ from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure.comparing import Comparison, compare_case
+from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.in_worker import compared, said
 from mtmc_lsp.measure.inputs import EXACT
 from mtmc_lsp.measure.keeping import is_there, kept, own_device
+from mtmc_lsp.measure.mending import mend_interpreter
 from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
 from mtmc_lsp.measure.running import (
     LaunchCount,
     copies,
     device_for,
     is_interpreted,
-    mend_interpreter,
     module_of,
     own_text,
     plain,
@@ -39,6 +40,7 @@ from mtmc_lsp.measure.running import (
     same_bits,
     settled,
     snapshot,
+    use_one_thread,
 )
 
 DRIFT_CALLS = 24
@@ -72,9 +74,13 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     case = request["case"]
     device = device_for(capture, case["kind"])
     left = os.path.join(os.environ[SCRATCH], RESULTS)
-    poison_new_memory()
+    if not request.get("sanitized"):
+        # What is filled is initialised, and a read of it no error.
+        poison_new_memory()
     if is_interpreted():
+        use_one_thread()
         mend_interpreter()
+        hasten_interpreter()
     try:
         module = module_of_candidate(target, request["source"], bool(request["widened"]))
     except Exception as error:

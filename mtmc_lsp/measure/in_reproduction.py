@@ -11,10 +11,11 @@ import torch
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.workload import Capture, Target
+from mtmc_lsp.measure import mending
 from mtmc_lsp.measure.cases import AUTOGRAD
 from mtmc_lsp.measure.comparing import FACTORS
 from mtmc_lsp.measure.rewriting import BFLOAT16_TO_FLOAT32, GPU_TO_CPU
-from mtmc_lsp.measure.running import is_interpreted, mend_interpreter
+from mtmc_lsp.measure.running import is_interpreted
 
 MOST_IN_TEXT = 4096
 """Elements that are written as text; more go to a file beside."""
@@ -60,7 +61,7 @@ def reproduce(request: dict[str, Any]) -> dict[str, Any]:
         "ARGUMENTS": "{\n" + "".join(arguments) + "}",
         "HELD": "{\n" + "".join(held) + "}",
         "INIT": f"{request['init']}[0], {{**{request['init']}[1], **{init!r}}}",
-        "MEND": f"\n{inspect.getsource(mend_interpreter)}\n\nmend_interpreter()\n" if is_interpreted() else "",
+        "MEND": _mended() if is_interpreted() else "",
         "CALLS": str(request["calls"]),
         "GRADIENTS": str(request["case"]["kind"] == AUTOGRAD),
         "SEED": str(request["case"]["seed"]),
@@ -72,6 +73,12 @@ def reproduce(request: dict[str, Any]) -> dict[str, Any]:
         text = text.replace(f"@{name}@", value)
     path.write_text(text, encoding="utf-8")
     return {"path": str(path)}
+
+
+def _mended() -> str:
+    """Our own mending of the interpreter, without what stands above its code."""
+    text = inspect.getsource(mending)
+    return f"\nimport contextlib\nimport importlib\n\n{text[text.index('SAME_NAME') :]}\n\nmend_interpreter()\n"
 
 
 def _tensor(value: torch.Tensor) -> str:

@@ -17,14 +17,15 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.comparing import compare_case
 from mtmc_lsp.measure.expecting import expected_of, in_float64
 from mtmc_lsp.measure.handover import give, is_large, take, withdraw
+from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout, reusing
 from mtmc_lsp.measure.keeping import in_memory, is_there, keep, kept, own_device
+from mtmc_lsp.measure.mending import mend_interpreter
 from mtmc_lsp.measure.running import (
     LaunchCount,
     copies,
     device_for,
     is_interpreted,
-    mend_interpreter,
     module_of,
     own_text,
     plain,
@@ -32,6 +33,7 @@ from mtmc_lsp.measure.running import (
     run_case,
     same_bits,
     settled,
+    use_one_thread,
 )
 
 MUCH_RESERVED = 1 << 30
@@ -46,12 +48,14 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     With ``probe``, Triton's driver is started too, and the GPU's memory is limited.
 
     Returns:
-        How the process is locked in, the GPU's UUID where a GPU was asked for, and why CUDA does not start.
+        How the process is locked in, the GPU's UUID and free memory where a GPU was asked for, and why CUDA does not start.
     """
     gpu = failed = ""
+    free_bytes = 0
     if request["gpu"]:
         try:
             torch.zeros(1, device="cuda")
+            free_bytes = torch.cuda.mem_get_info()[0]
             gpu = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
             if request.get("probe"):
                 import triton
@@ -61,7 +65,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
                 torch.cuda.set_per_process_memory_fraction(GPU_MEMORY_PART)
         except Exception as error:
             failed = said(error)
-    return {"isolation": to_json(sandbox.active), "gpu": gpu, "failed": failed}
+    return {"isolation": to_json(sandbox.active), "gpu": gpu, "free_bytes": free_bytes, "failed": failed}
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +78,7 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
         ``coarse``: whether float64 did not fit beside the rest, so that the user's own results are all there is.
         ``large``: whether :func:`offer` gives the inputs.
     """
+    use_one_thread()
     inputs, expected = _referred(request)
     large = bool(request.get("handed")) and is_large(inputs)
     if not large:
@@ -158,7 +163,9 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     left = os.path.join(os.environ[SCRATCH], RESULTS)
     poison_new_memory()
     if is_interpreted():
+        use_one_thread()
         mend_interpreter()
+        hasten_interpreter()
     try:
         module = module_of(capture, own_text(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:

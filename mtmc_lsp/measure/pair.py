@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,15 +13,15 @@ from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
-from mtmc_lsp.core.template import Template
-from mtmc_lsp.core.worker import Worker
-from mtmc_lsp.core.workload import Capture, Target, WorkloadSource
+from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import VALUES, Case
-from mtmc_lsp.measure.local import RUN_SECONDS
+from mtmc_lsp.measure.far_offsets import far_sizes
 from mtmc_lsp.measure.pair_cases import VALUE_CASES, is_exact, pair_cases
-from mtmc_lsp.measure.pair_outcomes import Outcome, Prepared, seen_checks
+from mtmc_lsp.measure.pair_outcomes import Outcome, seen_checks
+from mtmc_lsp.measure.pair_reference import NO_ARGUMENTS, Prepared, Reference, on_gpu
 from mtmc_lsp.measure.pair_sizes import Trial, trials
+from mtmc_lsp.measure.sanitizer import Sanitizer
 from mtmc_lsp.measure.scanning import scan
 
 SHRINK_TRIES = 8
@@ -33,9 +30,10 @@ REPEATED_ELEMENTS = 512
 """Cases with at most this many elements of arguments are run twice under the interpreter, too."""
 FULL_FACTOR = 4.0
 """How much longer a case may take where parameters have their full size."""
+FAR_CHECK = "offsets beyond 2^31"
+FAR_SEED = 1000
 MOST_CALLS = 30
 """At least how many calls of one case the candidate's process makes to see whether they stay alike."""
-NO_ARGUMENTS = "[[], {}]"
 TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
 OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
 
@@ -76,55 +74,42 @@ class PairVerifier:
     def __init__(
         self,
         pair: Pair,
-        python: str,
+        reference: Reference,
         *,
-        seed: int | None = None,
-        precision: str = "budget",
         needs_kernel: bool = True,
         needs_sandbox: bool = False,
-        run_seconds: float = RUN_SECONDS,
-        workers: tuple[Worker, CandidateProcess] | None = None,
-        template: Template | None = None,
+        takes_empty: bool = True,
+        far: bool = False,
+        sanitizer: Sanitizer | None = None,
+        runner: CandidateProcess | None = None,
     ) -> None:
-        """Prepare the processes; they start when first used.
+        """Prepare the candidate's process; it starts when first used.
 
         Args:
             pair: what is compared.
-            python: the user's interpreter.
-            seed: of the inputs; by default one that no candidate can know.
-            precision: ``budget`` or ``strict``, as in the settings.
+            reference: the side of ``pair.capture``, which several candidates may be judged against.
             needs_kernel: whether a candidate that launches no Triton kernel is refused.
             needs_sandbox: whether to refuse where the candidate's process cannot be locked in completely.
-            run_seconds: limit for one case.
-            workers: of the caller, where several pairs share them: the reference's process, and the candidates'.
-            template: what the processes become copies of, where there is one.
+            takes_empty: whether it must take inputs without elements as the reference does.
+            far: whether, on a GPU that has the memory, a case is run whose offsets of elements pass 2^31.
+            sanitizer: what a candidate that is correct is run under as well.
+            runner: the caller's process for the candidate, where it is to have other limits.
         """
-        self._pair, self._precision, self._needs_kernel = pair, precision, needs_kernel
-        self._run_seconds = run_seconds
-        self._seed = secrets.randbelow(2**31) if seed is None else seed
-        workload, environment = pair.capture.workload, pair.capture.environment
-        self.measured = bool(environment.gpu) and workload.device == "cuda"
-        variables = {} if self.measured else {"TRITON_INTERPRET": "1"}
-        self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
-        self._inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
-        root, there = (str(project_root(Path(path))) for path in (workload.target.path, pair.target.path))
-        self._own_workers = workers is None
-        self._reference, self._runner = workers or (
-            Worker(python, cwd=root, env=variables, template=template),
-            CandidateProcess(
-                python,
-                there,
-                environment,
-                measured=self.measured,
-                # The expected results are out of reach too, not only unnamed.
-                hidden=str(self._secret),
-                template=template,
-                needs_sandbox=needs_sandbox,
-            ),
+        self._pair, self._reference, self._needs_kernel = pair, reference, needs_kernel
+        self._takes_empty, self._far, self._sanitizer = takes_empty, far, sanitizer
+        self.measured = reference.measured
+        self._own_runner = runner is None
+        self._runner = runner or CandidateProcess(
+            reference.python,
+            str(project_root(Path(pair.target.path))),
+            pair.capture.environment,
+            measured=self.measured,
+            # The expected results are out of reach too, not only unnamed.
+            hidden=reference.hidden,
+            template=reference.template,
+            needs_sandbox=needs_sandbox,
         )
-        # The reference of the next case is computed while the candidate runs.
-        self._ahead = ThreadPoolExecutor(1)
-        self._number = self._calls = 0
+        self._calls = 0
         self._answers: dict[tuple[tuple[str, int], ...], str] = {}
         self._trial = Trial(pair.capture, NO_ARGUMENTS)
 
@@ -134,14 +119,9 @@ class PairVerifier:
         return self._trial.init
 
     def close(self) -> None:
-        """End the processes and remove their files."""
-        self._ahead.shutdown(wait=False, cancel_futures=True)
-        if self._own_workers:
-            self._reference.kill()
-            self._reference.close()
+        """End the candidate's process; the reference's is its owner's to close."""
+        if self._own_runner:
             self._runner.close()
-        for folder in (self._secret, self._inputs):
-            shutil.rmtree(folder, ignore_errors=True)
 
     def verify(self, reproduction: Path | None = None, on_case: Callable[[Case], None] = lambda _: None) -> PairVerdict:
         """Run every case, until one ends the candidate's process; of those that fail the smallest is kept.
@@ -162,6 +142,9 @@ class PairVerifier:
             outcomes, failed = self._run_all(on_case)
             if failed is None:
                 status, reason = self._conclusion(outcomes)
+                if status is VerdictStatus.CORRECT:
+                    outcomes += self._asked_for(outcomes, on_case)
+                    status, reason = outcomes[-1].status, outcomes[-1].reason
                 return PairVerdict(self._verdict(outcomes, status, reason, text_checks))
             given_up = given_up or failed.reason
             if self._trial.is_full:
@@ -186,11 +169,9 @@ class PairVerifier:
         """Both processes start at once; gives the reference's constructor arguments."""
         with ThreadPoolExecutor(1) as background:
             other = background.submit(self._runner.start)
-            init = NO_ARGUMENTS
-            if self._pair.capture.workload.source is WorkloadSource.GET_INPUTS:
-                request = {**self._request(), "init": ""}
-                init = self._reference.call("measure.constructor", request, self._run_seconds)["init"]
+            init = self._reference.constructor()
             other.result()
+        self._reference.gpu = self._runner.gpu
         return init
 
     def _run_all(self, on_case: Callable[[Case], None]) -> tuple[list[Outcome], Outcome | None]:
@@ -198,15 +179,22 @@ class PairVerifier:
         outcomes: list[Outcome] = []
         failed: Outcome | None = None
         self._answers.clear()
-        cases = pair_cases(self._trial.capture, interpreted=not self.measured, seed=self._seed, few=self._trial.few)
+        seed = self._reference.seed
+        cases = pair_cases(
+            self._trial.capture,
+            interpreted=not self.measured,
+            seed=seed,
+            few=self._trial.few,
+            empty=self._takes_empty,
+        )
         last = min((c for c in cases if all(c.sizes.values())), key=self._elements, default=cases[0])
-        drift = replace(last, seed=self._seed + len(cases) + 100)
+        drift = replace(last, seed=seed + len(cases) + 100)
         waiting = [*cases, drift]
         ahead: Prepared | None = self._prepared(waiting.pop(0))
         while ahead is not None:
             present, ahead = ahead, self._prepared(waiting.pop(0)) if waiting else None
             on_case(present.case)
-            outcome = self._outcome(present, first=not outcomes, drift=present.case is drift)
+            outcome = self._outcome(present, first=not outcomes, drift=present.case == drift)
             if outcome is None:
                 skipped = Check(
                     "reference", CheckStatus.SKIPPED, present.case.label, "the reference does not take this"
@@ -238,6 +226,42 @@ class PairVerifier:
             return VerdictStatus.UNCERTIFIABLE, reason
         return VerdictStatus.CORRECT, ""
 
+    def _asked_for(self, outcomes: list[Outcome], on_case: Callable[[Case], None]) -> list[Outcome]:
+        """What only runs where it is asked for, up to the first that fails."""
+        found = [self._far_away(on_case)] if self._far else []
+        if self._sanitizer is not None and all(outcome.status is VerdictStatus.CORRECT for outcome in found):
+            found.append(self._sanitized(self._sanitizer, outcomes))
+        return found
+
+    def _far_away(self, on_case: Callable[[Case], None]) -> Outcome:
+        """A case whose offsets pass 2^31; skipped, with the reason, where it cannot be run."""
+        capture = self._trial.capture
+        sizes, why = far_sizes(capture, self._runner.free_bytes) if self.measured else ({}, "there is no GPU")
+        case = Case(sizes or dict(capture.graph.sizes), "normal", self._reference.seed + FAR_SEED)
+        if not why:
+            on_case(case)
+            try:
+                outcome = self._outcome(self._prepared(case), once=True)
+                if outcome is not None:
+                    return outcome
+                why = "the reference does not take it"
+            except MtmcError as error:
+                why = error.message
+        return Outcome(case, VerdictStatus.CORRECT, (Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, why),))
+
+    def _sanitized(self, sanitizer: Sanitizer, outcomes: list[Outcome]) -> Outcome:
+        """The smallest case, and one of values, without poisoned memory: what is filled is no uninitialised memory."""
+        full = [o.case for o in outcomes if all(o.case.sizes.values()) and o.case.kind == VALUES and not o.case.layout]
+        chosen = [min(full, key=self._elements), next((c for c in full if c.distribution == "uniform"), full[0])]
+        cases = list(dict.fromkeys(repr(case) for case in chosen))
+        requests = [self._asked(self._prepared(case)) for case in chosen[: len(cases)]]
+        with on_gpu(self._reference.gpu):
+            checks = tuple(sanitizer.checks(requests, chosen[-1].label, self._reference.hidden))
+        wrong = next((check for check in checks if check.status is CheckStatus.FAILED), None)
+        if wrong is None:
+            return Outcome(chosen[-1], VerdictStatus.CORRECT, checks, launches=1)
+        return Outcome(chosen[-1], VerdictStatus.INCORRECT, checks, f"{wrong.name}: {wrong.detail}", launches=1)
+
     def _shrunk(self, failed: Outcome) -> Outcome:
         """The same failure on smaller sizes, the largest halved first, as long as something fails."""
         variable = [n for n in self._trial.capture.variable_sizes if n in failed.case.sizes]
@@ -258,32 +282,14 @@ class PairVerifier:
                 failed = outcome
         return failed
 
-    def _request(self, case: Case | None = None) -> dict[str, object]:
-        common: dict[str, object] = {
-            "capture": to_json(self._trial.capture),
-            "own": self._pair.own,
-            "widened": not self.measured,
-            "target": to_json(self._pair.target),
-            "init": self._trial.init,
-            "precision": self._precision,
-        }
-        if case is not None:
-            common["case"] = {**to_json(case), "label": case.label}
-            common["inputs"] = str(self._inputs / f"inputs-{self._number}.pt")
-        return common
-
     def _prepared(self, case: Case) -> Prepared:
-        """Have the reference computed."""
-        self._number += 1
-        request = self._request(case)
-        expected = str(self._secret / f"expected-{self._number}.pt")
-        asked = {**request, "expected": expected}
-        done = self._ahead.submit(self._reference.call, "measure.reference", asked, self._run_seconds)
-        return Prepared(case, request, expected, done)
+        return self._reference.prepared(self._trial, case)
 
-    def _outcome(self, prepared: Prepared, *, first: bool = False, drift: bool = False) -> Outcome | None:
+    def _outcome(
+        self, prepared: Prepared, *, first: bool = False, drift: bool = False, once: bool = False
+    ) -> Outcome | None:
         """What comes of a case; None where the reference does not take it (the workload itself it must)."""
-        case, request = prepared.case, prepared.request
+        case = prepared.case
         try:
             prepared.done.result()
         except MtmcError as error:
@@ -291,12 +297,13 @@ class PairVerifier:
                 raise
             return None
         # The interpreter runs one program after the other: a repeat shows only what is kept between calls.
-        repeats = int(first or self.measured or self._elements(case) <= REPEATED_ELEMENTS)
-        more = {"source": self._pair.source, "decoy": first, "drift": drift, "repeats": repeats}
-        results = self._secret / "results.pt"
+        repeats = int(not once and (first or self.measured or self._elements(case) <= REPEATED_ELEMENTS))
+        request = self._asked(prepared, decoy=first, drift=drift, repeats=repeats)
+        results = self._reference.place_for_results()
         self._calls += 1 + max(repeats, MOST_CALLS * drift)
         try:
-            seen = self._runner.call("measure.pair", {**request, **more}, self._limit)
+            with on_gpu(self._reference.gpu):
+                seen = self._runner.call("measure.pair", request, self._limit)
             if seen["status"] == "ran":
                 self._runner.take_results(results)
         except WorkerFailed as error:
@@ -316,13 +323,20 @@ class PairVerifier:
         if self._pair.capture.uses_random and case.is_kernels_ground and not seen["launches"]:
             skipped = Check("values", CheckStatus.SKIPPED, case.label, "torch's own random numbers were drawn")
             return Outcome(case, VerdictStatus.CORRECT, (skipped,))
-        return self._judged(prepared, seen, str(results), first=first, drift=drift)
+        return self._judged(prepared, seen, results, first=first, drift=drift)
+
+    def _asked(
+        self, prepared: Prepared, *, decoy: bool = False, drift: bool = False, repeats: int = 0
+    ) -> dict[str, object]:
+        """What the candidate's process is asked."""
+        pair = {"target": to_json(self._pair.target), "source": self._pair.source}
+        return {**prepared.request, **pair, "decoy": decoy, "drift": drift, "repeats": repeats}
 
     @property
     def _limit(self) -> float:
-        return self._run_seconds * (FULL_FACTOR if self._trial.few else 1)
+        return self._reference.run_seconds * (FULL_FACTOR if self._trial.few else 1)
 
-    def _judged(self, prepared: Prepared, seen: dict[str, Any], results: str, *, first: bool, drift: bool) -> Outcome:
+    def _judged(self, prepared: Prepared, seen: dict[str, Any], results: Path, *, first: bool, drift: bool) -> Outcome:
         case = prepared.case
         # A NaN or an infinity alone tells a constant answer apart, though nothing was computed.
         tells = case.kind == VALUES and all(case.sizes.values()) and case.distribution not in VALUE_CASES
@@ -331,8 +345,7 @@ class PairVerifier:
         if tells and not other:
             self._answers[shape] = prepared.expected
         exact = is_exact(self._trial.capture)
-        files = {"expected": prepared.expected, "results": results, "exact": exact, "other": other}
-        judged = self._reference.call("measure.judge", {**prepared.request, **files}, self._run_seconds)
+        judged = self._reference.judged(prepared, results, exact=exact, other=other)
         checks = [Check(c["name"], CheckStatus(c["status"]), case.label, c["detail"]) for c in judged["checks"]]
         checks += seen_checks(seen, case, decoy=first, drift=drift)
         wrong = next((check for check in checks if check.status is CheckStatus.FAILED), None)
@@ -344,11 +357,8 @@ class PairVerifier:
 
     def _reproduce(self, outcome: Outcome, reason: str, path: Path) -> str:
         # What the first call does not show may need as many as were made.
-        request = {**self._request(outcome.case), "path": str(path), "reason": reason, "calls": self._calls}
-        # The inputs of the smallest case may have been followed by those of others.
-        again = {**request, "expected": str(self._secret / "last.pt")}
-        self._reference.call("measure.reference", again, self._run_seconds)
-        return str(self._reference.call("measure.reproduce", request, self._run_seconds)["path"])
+        request = {"target": to_json(self._pair.target), "path": str(path), "reason": reason, "calls": self._calls}
+        return self._reference.reproduced(self._prepared(outcome.case), request)
 
     def _verdict(
         self, outcomes: list[Outcome], status: VerdictStatus, reason: str, text_checks: tuple[Check, ...] = ()
@@ -370,7 +380,10 @@ class PairVerifier:
             notes.append("the workload names no sizes that vary, so only its own shapes were tried")
         if not any(a.tensor is not None and a.tensor.requires_grad for a in capture.workload.arguments):
             notes.append("the workload asks for no gradients, so none were compared")
-        without = sum(o.case.is_kernels_ground and not o.launches and bool(o.checks) for o in outcomes)
+        if not self._takes_empty:
+            notes.append("inputs without elements were left out, as asked for")
+        ran = [o for o in outcomes if any(check.status is not CheckStatus.SKIPPED for check in o.checks)]
+        without = sum(o.case.is_kernels_ground and not o.launches for o in ran)
         if without and self._needs_kernel:
             notes.append(f"no kernel was launched in {without} of the cases")
         if outcomes:

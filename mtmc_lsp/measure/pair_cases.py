@@ -26,7 +26,7 @@ EXACT_OPERATIONS = frozenset(
 LINEAR_OPERATIONS = frozenset("mm bmm matmul linear addmm baddbmm convolution conv1d conv2d conv3d".split())
 FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
 """Multiply-adds that one interpreted run at the parameters' full sizes may have."""
-PART = 0.4
+PART = 0.2
 """Of what the interpreter runs for a step of ours in one case: there are more cases, and the user waits for them."""
 VALUE_CASES = ("denormal", "infinite", "nan")
 
@@ -45,11 +45,13 @@ def least_that_runs(capture: Capture) -> int:
     return 0
 
 
-def pair_cases(capture: Capture, *, interpreted: bool, seed: int, few: bool = False) -> tuple[Case, ...]:
+def pair_cases(
+    capture: Capture, *, interpreted: bool, seed: int, few: bool = False, empty: bool = True
+) -> tuple[Case, ...]:
     """The cases of a pair; the first is the workload, the last are unusual values and layouts.
 
     With ``few``, each takes long: the least sizes, and what tells most. Calls outside the workload's own dtype and
-    device are left out: a candidate of somebody else has no guard to test.
+    device are left out: a candidate of somebody else has no guard to test. Without ``empty`` every size is at least 1.
     """
     if few:
         least = reduced_sizes(capture, least=least_that_runs(capture))
@@ -59,6 +61,7 @@ def pair_cases(capture: Capture, *, interpreted: bool, seed: int, few: bool = Fa
     if interpreted:
         # The workload itself is as large as can be: a guard may refuse the least.
         usual = (replace(usual[0], sizes=reduced_sizes(capture)), *usual[1:])
+    usual = tuple(case for case in usual if empty or all(case.sizes.values()))
     cases = [case for case in usual if case.kind == VALUES]
     asks_gradients = any(a.tensor is not None and a.tensor.requires_grad for a in capture.workload.arguments)
     if asks_gradients:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 from mtmc_lsp.core.results import Check, CheckStatus, VerdictStatus
 from mtmc_lsp.measure.cases import Case
@@ -28,17 +26,6 @@ class Outcome:
     def may_be_smaller(self) -> bool:
         """Whether it failed in a way that other sizes may show as well: not by ending its process."""
         return self.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A case whose reference is computed, or will be."""
-
-    case: Case
-    request: dict[str, object]
-    expected: str
-    """The file with the reference's and the oracle's results."""
-    done: Future[Any]
 
 
 def seen_checks(seen: dict[str, object], case: Case, *, decoy: bool, drift: bool) -> list[Check]:

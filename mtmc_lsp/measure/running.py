@@ -165,29 +165,15 @@ def _storage(tensor: torch.Tensor) -> int:
 def poison_new_memory() -> None:
     """From now on this process's new tensors hold NaN (or the largest integer) until they are written."""
     if not torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # What torch.use_deterministic_algorithms does for eager code; it also imports the whole compiler, which takes seconds.
+        torch._C._set_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True
 
 
-def mend_interpreter() -> None:
-    """Make Triton's interpreter spread the truth of a scalar comparison over a tile as truth values.
-
-    It notes the operands' type for the result, so ``(loaded_float != 0) & mask`` would be an operation on floats.
-    """
-    import numpy
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    original = InterpreterBuilder.create_splat
-    if original.__module__ == __name__:
-        return
-
-    def create_splat(self: Any, kind: Any, value: Any) -> Any:
-        if value.data.dtype == numpy.bool_:
-            return TensorHandle(numpy.full(kind.shape, value.data, dtype=numpy.bool_), tl.int1)
-        return original(self, kind, value)
-
-    InterpreterBuilder.create_splat = create_splat
+def use_one_thread() -> None:
+    """The interpreter's cases are small: more threads of torch only wait for each other, and for the candidate's process."""
+    if is_interpreted():
+        torch.set_num_threads(1)
 
 
 class LaunchCount:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.template import Template, likely_variables
 from mtmc_lsp.measure.cases import Case
 from mtmc_lsp.measure.pair import Pair, PairVerdict, PairVerifier
+from mtmc_lsp.measure.pair_reference import Reference
 from mtmc_lsp.measure.pair_timing import with_timing
+from mtmc_lsp.measure.sanitizer import Sanitizer, find_sanitizer
 from mtmc_lsp.search.session import Opened, capture_target, open_target, parse_request
 
 REFERENCE, CANDIDATE = "Model", "ModelNew"
@@ -38,6 +41,9 @@ def verify_pair(
     seed: int | None = None,
     needs_kernel: bool = True,
     needs_sandbox: bool = False,
+    takes_empty: bool = True,
+    far: bool = False,
+    sanitize: bool = False,
     on_case: Callable[[Case], None] = lambda _: None,
     fresh: bool = False,
 ) -> PairVerdict:
@@ -50,26 +56,40 @@ def verify_pair(
         seed: of the inputs.
         needs_kernel: whether a candidate that launches no Triton kernel is refused.
         needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
+        takes_empty: whether it must take inputs without elements as the reference does.
+        far: whether, on a GPU that has the memory, a case is run whose offsets of elements pass 2^31.
+        sanitize: whether a correct candidate is also run under ``compute-sanitizer``.
         on_case: told of each case before it runs.
         fresh: whether what was timed before is timed again.
+
+    Raises:
+        EnvironmentNotAble: with ``sanitize``, where there is no GPU, or no such program.
     """
     python, settings = reference.request.python, reference.request.settings
+    # Before anything else is done: it may be missing.
+    program = find_sanitizer() if sanitize else ""
     if reproduction is None:
         stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
         reproduction = reference.root / ".mtmc" / "failures" / f"{stem}.py"
-    with Template(python, likely_variables()) as template:
+    with Template(python, likely_variables(), ahead=True) as template:
         template.start()
         capture = capture_target(reference, template)
         # The candidate is judged as its file has it, also where that is our own code in the reference's place.
         pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
+        if program and not (capture.environment.gpu and capture.workload.device == "cuda"):
+            raise EnvironmentNotAble(
+                "--sanitize looks at kernels on a CUDA GPU, and this workload runs on none",
+                remedy="Run it where there is one, or leave out --sanitize.",
+            )
+        own_side = Reference(capture, pair.own, python, seed=seed, precision=settings.precision, template=template)
         verifier = PairVerifier(
             pair,
-            python,
-            seed=seed,
-            precision=settings.precision,
+            own_side,
             needs_kernel=needs_kernel,
             needs_sandbox=needs_sandbox,
-            template=template,
+            takes_empty=takes_empty,
+            far=far,
+            sanitizer=Sanitizer(program, python, str(candidate.root), gpu=True) if program else None,
         )
         try:
             found = verifier.verify(reproduction.absolute(), on_case)
@@ -77,3 +97,4 @@ def verify_pair(
             return with_timing(found, pair, init, python, baselines=settings.compiled_baselines, fresh=fresh)
         finally:
             verifier.close()
+            own_side.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.local import LocalMeasurer
 from mtmc_lsp.measure.pair import Pair, PairVerifier
+from mtmc_lsp.measure.pair_reference import Reference
 from mtmc_lsp.source.targets import find_target
 
 RUN_SECONDS = 20.0
@@ -64,9 +66,11 @@ def measurer_of(capture_of: Callable[[Handwritten], Capture]) -> Iterator[Callab
 class PairJudge:
     """Judges candidates against references, each candidate in a process of its own that is locked in as for users."""
 
-    def __init__(self, reference: Worker, template: Template, folder: Path, *, measured: bool = False) -> None:
-        self._reference, self._template, self._folder, self._measured = reference, template, folder, measured
+    def __init__(self, worker: Worker, template: Template, folder: Path, *, measured: bool = False) -> None:
+        self._worker, self._template, self._folder, self._measured = worker, template, folder, measured
         self._captures: dict[str, Capture] = {}
+        self._references: dict[tuple[str, float], Reference] = {}
+        self._lock = threading.Lock()
         self._judged = 0
         (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
 
@@ -77,55 +81,83 @@ class PairJudge:
             path.write_text(text)
             target = find_target(text.encode(), str(path), name)
             workload = find_workload(str(path), text.encode(), target)
-            self._captures[text] = run_capture(workload, text.encode(), self._reference, 120)
+            self._captures[text] = run_capture(workload, text.encode(), self._worker, 120)
         return self._captures[text]
 
+    def reference(self, text: str, name: str, run_seconds: float) -> Reference:
+        """The reference's side, made once for all its candidates."""
+        with self._lock:
+            key = (text, run_seconds)
+            if key not in self._references:
+                capture = self.capture(text, name)
+                self._references[key] = Reference(
+                    capture, text, sys.executable, seed=5, run_seconds=run_seconds, worker=self._worker
+                )
+            return self._references[key]
+
     def __call__(
-        self, text: str, name: str, candidate: str, its_name: str, memory_bytes: int = 8 << 30, **more: Any
+        self,
+        text: str,
+        name: str,
+        candidate: str,
+        its_name: str,
+        memory_bytes: int = 8 << 30,
+        run_seconds: float = 30.0,
+        **more: Any,
     ) -> Verdict:
         """The verdict on a candidate's text."""
-        capture = self.capture(text, name)
-        self._judged += 1
-        file = self._folder / f"candidate{self._judged}.py"
+        reference = self.reference(text, name, run_seconds)
+        with self._lock:
+            self._judged += 1
+            file = self._folder / f"candidate{self._judged}.py"
         file.write_text(candidate)
-        pair = Pair(capture, text, find_target(candidate.encode(), str(file), its_name), candidate)
+        pair = Pair(reference.capture, text, find_target(candidate.encode(), str(file), its_name), candidate)
         runner = CandidateProcess(
             sys.executable,
             str(self._folder),
-            capture.environment,
+            reference.capture.environment,
             measured=self._measured,
+            hidden=reference.hidden,
             template=self._template,
             memory_bytes=memory_bytes,
         )
-        more = {"seed": 5, "run_seconds": 30, **more}
-        verifier = PairVerifier(pair, sys.executable, workers=(self._reference, runner), **more)
         try:
-            return verifier.verify().verdict
+            return PairVerifier(pair, reference, runner=runner, **more).verify().verdict
         finally:
-            verifier.close()
             runner.close()
+
+    def close(self) -> None:
+        """Remove what the references keep."""
+        for reference in self._references.values():
+            reference.close()
 
 
 @pytest.fixture(scope="session")
 def template() -> Iterator[Template]:
     """What every locked-in process of the tests is a copy of."""
-    with Template(sys.executable, {"TRITON_INTERPRET": "1"}) as one:
+    with Template(sys.executable, {"TRITON_INTERPRET": "1"}, ahead=True) as one:
         one.start()
         yield one
 
 
 @pytest.fixture(scope="session")
-def judge(interpreter_worker: Worker, template: Template, tmp_path_factory: pytest.TempPathFactory) -> PairJudge:
+def judge(
+    interpreter_worker: Worker, template: Template, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PairJudge]:
     """Judges any pair of texts."""
-    return PairJudge(interpreter_worker, template, tmp_path_factory.mktemp("pairs"))
+    one = PairJudge(interpreter_worker, template, tmp_path_factory.mktemp("pairs"))
+    yield one
+    one.close()
 
 
 @pytest.fixture(scope="session")
 def gpu_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PairJudge]:
     """The same on a CUDA GPU."""
     folder = tmp_path_factory.mktemp("gpu-pairs")
-    with Template(sys.executable) as template, Worker(sys.executable, cwd=str(folder), template=template) as reference:
-        yield PairJudge(reference, template, folder, measured=True)
+    with Template(sys.executable) as template, Worker(sys.executable, cwd=str(folder), template=template) as worker:
+        one = PairJudge(worker, template, folder, measured=True)
+        yield one
+        one.close()
 
 
 @pytest.fixture
