@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.core.action import REMARK, MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.prompting import recent
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Author, Candidate
 from mtmc_lsp.core.workload import Capture
@@ -28,8 +29,6 @@ from mtmc_lsp.micro.llm.rules import ALLOCATION, check_rules
 from mtmc_lsp.micro.llm.sheet import Sheet, put_together, taken_apart
 from mtmc_lsp.source.compose import compose, strip_generated
 
-CUT = "The answer was cut off where it reached the most tokens it may have: be brief."
-
 
 class LlmCoder:
     """Writes one action by a model's answer; unlike the built-in coder's, its answers need not repeat.
@@ -41,6 +40,7 @@ class LlmCoder:
         self,
         model: ChatModel,
         *,
+        context_tokens: int,
         repairs: int = 3,
         samples: int = 1,
         archs: Sequence[str] = (),
@@ -50,12 +50,14 @@ class LlmCoder:
 
         Args:
             model: who is asked.
+            context_tokens: of a prompt at most; notes and old tries are left out where it would be longer.
             repairs: how often it may mend one step, whatever is wrong with it.
             samples: how many versions of a step it is asked for at once.
             archs: what kernels are compiled for where there is no GPU.
             known: edits of an earlier run by the key of their action, which are taken before the model is asked.
         """
         self._model = model
+        self._context_tokens = context_tokens
         self._repairs = repairs
         self._samples = samples
         self._archs = archs
@@ -84,7 +86,15 @@ class LlmCoder:
         self._left = self._repairs
         known = self._known.get(_without_remark(action).key, "")
         unwanted = known if REMARK in action.params else ""
-        talk = coding_messages(capture, candidate, action, sheet_of(capture, candidate), unwanted, self._archs)
+        talk = coding_messages(
+            capture,
+            candidate,
+            action,
+            sheet_of(capture, candidate),
+            most_tokens=self._context_tokens,
+            unwanted=unwanted,
+            archs=self._archs,
+        )
         if known and not unwanted:
             with contextlib.suppress(BadAnswer):
                 return [self._read(capture, candidate, action, known, [*talk, Message("assistant", known)])]
@@ -101,7 +111,7 @@ class LlmCoder:
         if self._left <= 0:
             raise CannotCode(f"{failure} (after {self._repairs} repairs)" if self._repairs else failure)
         self._left -= 1
-        return [*talk, repair_message(failure, from_scratch=from_scratch)]
+        return recent([*talk, repair_message(failure, from_scratch=from_scratch)], self._context_tokens)
 
     def _asked(
         self,
@@ -125,7 +135,7 @@ class LlmCoder:
                     version = self._read(capture, candidate, action, reply.text, said)
                     made.setdefault(_form(version), version)
                 except BadAnswer as wrong:
-                    bad.append((said, f"{wrong} {CUT}" if reply.is_cut else str(wrong)))
+                    bad.append((said, f"{wrong} {shortfall(reply)}".strip()))
             for form in made:
                 self._seen[form] = "It was tried already."
             if made:

@@ -40,7 +40,7 @@ TYPES = frozenset(
 OF_TENSORS = frozenset("shape stride size numel dtype device ndim element_size is_contiguous dim new_empty".split())
 VIEWING = frozenset("view reshape expand unsqueeze squeeze as_strided flatten transpose permute t mT T detach".split())
 OF_TRITON = frozenset("jit cdiv next_power_of_2".split())
-NESTED = frozenset("math extra cuda libdevice dtype".split())
+NESTED = frozenset("math extra cuda libdevice dtype PropagateNan".split())
 """What may stand between ``tl`` and the name that is used."""
 
 
