@@ -11,6 +11,7 @@ from searching import Agreeing
 
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.run import StepStatus
+from mtmc_lsp.micro.llm.hunks import FORM
 from mtmc_lsp.search.makers import Makers
 
 
@@ -93,6 +94,9 @@ FAILURES = {
 }
 
 
+SHAPELESS = ("prose only", "goes in circles", "unfinished hunk", "hunk without middle")
+
+
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_bad_answer_is_refused_unrun_with_its_reason_and_mended(run, name: str) -> None:
     answer, reason = FAILURES[name]
@@ -100,7 +104,9 @@ def test_a_bad_answer_is_refused_unrun_with_its_reason_and_mended(run, name: str
     result = run(endpoint, measurer=measurer, context_tokens=100_000, answer_tokens=50_000)
     assert result.steps[0].status is StepStatus.ACCEPTED, result.steps[0].reason
     assert len(measurer.seen) == 1, "what breaks a rule is never run"
-    assert reason in str(endpoint.requests[1]["messages"][-1]["content"])
+    told = str(endpoint.requests[1]["messages"][-1]["content"])
+    assert reason in told
+    assert (FORM in told) == (name in SHAPELESS), "a model that wrote no hunk is shown one"
 
 
 def test_what_a_measurement_finds_goes_back_to_the_model(run) -> None:

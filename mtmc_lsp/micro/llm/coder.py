@@ -107,11 +107,12 @@ class LlmCoder:
         talk = self._next_try(self._talks[failed.id], failure, from_scratch=False)
         return self._asked("repair", capture, candidate, failed.action, talk, 1)[0]
 
-    def _next_try(self, talk: list[Message], failure: str, *, from_scratch: bool) -> list[Message]:
+    def _next_try(self, talk: list[Message], failure: str, hint: str = "", *, from_scratch: bool) -> list[Message]:
         if self._left <= 0:
             raise CannotCode(f"{failure} (after {self._repairs} repairs)" if self._repairs else failure)
         self._left -= 1
-        return recent([*talk, repair_message(failure, from_scratch=from_scratch)], self._context_tokens)
+        told = repair_message(f"{failure}\n{hint}".strip(), from_scratch=from_scratch)
+        return recent([*talk, told], self._context_tokens)
 
     def _asked(
         self,
@@ -128,14 +129,14 @@ class LlmCoder:
             except (BudgetSpent, ModelFailed) as failure:
                 raise CannotCode(failure.message) from None
             made: dict[str, Candidate] = {}
-            bad: list[tuple[list[Message], str]] = []
+            bad: list[tuple[list[Message], str, str]] = []
             for reply in replies:
                 said = [*talk, Message("assistant", clipped(reply.text))]
                 try:
                     version = self._read(capture, candidate, action, reply.text, said)
                     made.setdefault(_form(version), version)
                 except BadAnswer as wrong:
-                    bad.append((said, f"{wrong} {shortfall(reply)}".strip()))
+                    bad.append((said, f"{wrong} {shortfall(reply)}".strip(), wrong.hint))
             for form in made:
                 self._seen[form] = "It was tried already."
             if made:

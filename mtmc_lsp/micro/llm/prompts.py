@@ -12,6 +12,7 @@ from mtmc_lsp.core.prompting import Part, fitted
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.llm import graph_text, target_text
+from mtmc_lsp.micro.llm.hunks import FORM
 from mtmc_lsp.micro.llm.sheet import Sheet
 
 KNOWLEDGE = Path(__file__).with_name("knowledge")
@@ -27,17 +28,13 @@ OPERATIONS = {
     r".*attention.*": "op-attention",
 }
 """The names of ATen's operations, and the note on them."""
-SYSTEM = """\
+SYSTEM = f"""\
 You write Triton. You are given a short Python text: Triton kernels (perhaps none yet) and one launcher that calls them.
 Carry out exactly one optimisation on it, in the region that is named, and change nothing else.
 
 Rules:
 - Answer with search/replace hunks, and nothing but hunks:
-<<<<<<< SEARCH
-lines exactly as they stand in the text now
-=======
-the lines that take their place
->>>>>>> REPLACE
+{FORM}
 - SEARCH lines must occur exactly once. An empty SEARCH puts the lines above the launcher: use that for new kernels.
 - A kernel is a function under @triton.jit, with full type-free parameters and tl.constexpr for block sizes. torch, triton and
   triton.language as tl are imported. No other imports, no autotune, no classes, no try, no global state.
