@@ -37,6 +37,8 @@ IN_WORKER = {
     "measure/in_timer.py",
     "capture/settling.py",
     "capture/structure.py",
+    "measure/handover.py",
+    "measure/instances.py",
     "measure/in_worker.py",
     "measure/inputs.py",
     "measure/keeping.py",

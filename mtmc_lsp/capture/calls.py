@@ -79,6 +79,12 @@ def random_values(
     return torch.randint(first, last + 1, shape, generator=generator, device=device).to(kind)
 
 
+def constructed(kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str) -> torch.nn.Module:
+    """A new instance on the device."""
+    made: torch.nn.Module = kind(*positional, **named).to(device)
+    return made
+
+
 def build_call(
     module: ModuleType,
     workload: Workload,
@@ -87,11 +93,12 @@ def build_call(
     seed: int = 0,
     *,
     values: bool = True,
+    construct: Callable[..., torch.nn.Module] = constructed,
 ) -> Call:
     """The target of ``module`` with the workload's arguments, made with ``sizes``.
 
     Without ``values`` the tensors of ``get_inputs`` have their shapes alone: making gigabytes of random numbers that
-    others replace takes longer than all else.
+    others replace takes longer than all else. ``construct`` makes the instance, as :func:`constructed` does.
     """
     target = workload.target
     torch.manual_seed(seed)
@@ -110,7 +117,7 @@ def build_call(
     instance = None
     function = resolve(module, target.qualname)
     if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
-        instance = resolve(module, target.class_name)(*init_positional, **init_named).to(device)
+        instance = construct(resolve(module, target.class_name), init_positional, init_named, device)
         instance.eval()
         function = (
             instance.forward

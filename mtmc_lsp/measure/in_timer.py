@@ -18,7 +18,7 @@ from mtmc_lsp.measure.clock import Clock, CudaClock, Run
 from mtmc_lsp.measure.contest import Compiled, Contest, hold
 from mtmc_lsp.measure.in_pair import module_of_candidate, prepared_candidate
 from mtmc_lsp.measure.in_worker import release
-from mtmc_lsp.measure.inputs import make_inputs, prepared_call
+from mtmc_lsp.measure.inputs import make_inputs, prepared_call, reusing
 from mtmc_lsp.measure.running import module_of, own_text
 
 TIME_BUDGET_SECONDS = 2.0
@@ -47,7 +47,7 @@ def _inputs(capture: Capture, own: str) -> tuple[Any, dict[str, torch.Tensor]]:
     clock_of()
     if "module" not in _state:
         module = module_of(capture, own, None, False)
-        call = build_call(module, capture.workload, _device(), capture.workload.sizes)
+        call = build_call(module, capture.workload, _device(), capture.workload.sizes, construct=reusing(capture))
         distribution = "given" if capture.workload.source.value == "get_inputs" else "normal"
         _state["inputs"] = make_inputs(capture, call, capture.graph.sizes, distribution, 0, _device(), False)
         _state["module"] = module
@@ -112,6 +112,7 @@ def baseline(request: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         for name in request["baselines"]:
             _compiled(capture, own_text(request, capture), name)
+    release()
     return {}
 
 

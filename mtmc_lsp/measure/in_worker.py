@@ -18,8 +18,9 @@ from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
 from mtmc_lsp.measure.comparing import FACTORS, compare_case, sensitivity
-from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout
-from mtmc_lsp.measure.keeping import is_there, keep, kept, own_device
+from mtmc_lsp.measure.handover import give, is_large, take, withdraw
+from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout, reusing
+from mtmc_lsp.measure.keeping import in_memory, is_there, keep, kept, own_device
 from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds
 from mtmc_lsp.measure.running import (
     LaunchCount,
@@ -73,11 +74,34 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 def reference(request: dict[str, Any]) -> dict[str, Any]:
     """Make a case's inputs, run the user's code and its float64 oracle on them.
 
-    The inputs go to a file, from where the candidate's process takes them; what is expected stays here.
+    The inputs go to a file, from where the candidate's process takes them; what is expected stays here. With
+    ``handed``, large inputs are not written but offered when they are asked for, and what has no room is computed again.
 
     Returns:
-        ``device``, and ``coarse``: whether float64 did not fit beside the rest, so that the user's own results are all there is.
+        ``coarse``: whether float64 did not fit beside the rest, so that the user's own results are all there is.
+        ``large``: whether :func:`offer` gives the inputs.
     """
+    inputs, expected = _referred(request)
+    large = bool(request.get("handed")) and is_large(inputs)
+    if not large:
+        torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, request["inputs"])
+    keep(request["inputs"], inputs, or_file=False)
+    keep(request["expected"], expected, or_file=not large)
+    coarse = expected["coarse"]
+    del inputs, expected
+    release()
+    return {"coarse": coarse, "large": large}
+
+
+def offer(request: dict[str, Any]) -> dict[str, Any]:
+    """Offer a case's large inputs to the candidate's process, until its results were compared."""
+    path = request["inputs"]
+    give(kept(path, own_device()) if in_memory(path) else _inputs(request)[2], path, in_memory=True)
+    return {}
+
+
+def _inputs(request: dict[str, Any]) -> tuple[Any, Capture, dict[str, torch.Tensor]]:
+    """The user's module, what was captured of it, and a case's inputs."""
     capture = from_json(Capture, request["capture"])
     widened, case = bool(request["widened"]), request["case"]
     device = device_for(capture, case["kind"])
@@ -85,21 +109,25 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("init"):
         _construct_with(module, request["init"])
     given = case["distribution"] == "given"
-    start = build_call(module, capture.workload, device, _case_sizes(capture, case), values=given)
+    start = build_call(
+        module, capture.workload, device, _case_sizes(capture, case), values=given, construct=reusing(capture)
+    )
     inputs = make_inputs(capture, start, case["sizes"], case["distribution"], case["seed"], device, widened)
     if case["kind"] == "float64":
         inputs = {name: _wide(tensor) for name, tensor in inputs.items()}
     if case.get("layout"):
         inputs = other_layout(inputs, [a.input for a in capture.arguments if a.input in inputs], case["layout"])
-    torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, request["inputs"])
-    keep(request["inputs"], inputs, in_file=True)
+    return module, capture, inputs
+
+
+def _referred(request: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """A case's inputs and what is expected of them."""
+    module, capture, inputs = _inputs(request)
+    case = request["case"]
     try:
-        expected = _expected(module, capture, inputs, device, case)
+        return inputs, _expected(module, capture, inputs, device_for(capture, case["kind"]), case)
     except Exception as error:
         raise user_error(error, capture.workload.target, f"on {case['label']}") from error
-    keep(request["expected"], expected)
-    release()
-    return {"device": device, "coarse": expected["coarse"]}
 
 
 def release() -> None:
@@ -129,7 +157,7 @@ def _expected(
         )
         return mode
 
-    own = run_case(module, capture, copies(inputs), device, random_mode(), seed, kind)
+    own = run_case(module, capture, copies(inputs), device, random_mode(), seed, kind, before=inputs)
     # The same code must run where nothing better is said: its own result is all there is to compare with.
     same: dict[str, Any] = {
         "oracle": own["results"],
@@ -141,7 +169,7 @@ def _expected(
     if kind != VALUES and (kind != AUTOGRAD or capture.uses_random):
         return {**own, **same}
     try:
-        return {**own, **same, **_in_float64(module, capture, inputs, device, case, own["results"], random_mode)}
+        return {**own, **same, **_in_float64(module, capture, inputs, device, case, own, random_mode)}
     except torch.OutOfMemoryError:
         return {**own, **same, "near": _tolerated(capture, own["results"]), "coarse": True}
 
@@ -152,20 +180,23 @@ def _in_float64(
     inputs: dict[str, torch.Tensor],
     device: str,
     case: dict[str, Any],
-    own: list[Any],
+    ran: dict[str, Any],
     random_mode: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> dict[str, Any]:
-    """The oracle's results, and how far they move with rounding of the inputs."""
-    kind, seed = case["kind"], case["seed"]
+    """The oracle's results, and how far they move with rounding of the inputs; ``ran`` is the user's own code on them."""
+    kind, seed, own = case["kind"], case["seed"], ran["results"]
+    # Inputs that the code leaves alone in its own precision need not be copied to see whether it does in another.
+    untouched: dict[str, torch.Tensor] | None = None if ran["after"] else {}
     recorder = IndexRecorder()
     with _float64_default(), recorder, Float64Mode():
         wide = {name: _wide(tensor) for name, tensor in inputs.items()}
-        oracle = run_case(module, capture, wide, device, random_mode(), seed, kind)
+        oracle = run_case(module, capture, wide, device, random_mode(), seed, kind, before=untouched)
         del wide
         near: dict[int, float] = {}
         for draw in range(FEW_DRAWS if _has_few(own) else 1):
             moved = _moved(inputs, seed + draw, _finest(own))
-            there = run_case(module, capture, moved, device, random_mode(), seed, kind)["results"]
+            there = run_case(module, capture, moved, device, random_mode(), seed, kind, before={})["results"]
+            del moved
             for i, (result, mine) in enumerate(zip(there, own, strict=False)):
                 if isinstance(result, torch.Tensor) and isinstance(mine, torch.Tensor):
                     near[i] = max(near.get(i, 0.0), sensitivity(result, mine, oracle["results"][i]))
@@ -199,7 +230,7 @@ def _random_count(capture: Capture) -> int:
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return laid_out(tensor.double() if tensor.is_floating_point() else tensor, tensor.stride())
+    return laid_out(tensor, tensor.stride(), torch.float64 if tensor.is_floating_point() else None)
 
 
 def _ties(recorder: IndexRecorder, results: list[Any], inputs: dict[str, torch.Tensor]) -> dict[int, dict[str, Any]]:
@@ -235,10 +266,12 @@ def _moved(inputs: dict[str, torch.Tensor], seed: int, epsilon: float) -> dict[s
             result[name] = tensor.clone()
             continue
         generator = torch.Generator(tensor.device).manual_seed(seed + 1 + 1000 * number)
-        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device=tensor.device) - 0.5
-        moved = tensor.double() * (1.0 + epsilon * noise)
-        tiny = tensor.abs() < torch.finfo(tensor.dtype).tiny
-        result[name] = torch.where(tiny, 0.0, moved) if tensor.is_cuda else moved
+        # In place: there may be little room beside tensors of gigabytes.
+        moved = torch.empty_like(tensor, dtype=torch.float64).uniform_(generator=generator)
+        moved.sub_(0.5).mul_(epsilon).add_(1.0).mul_(tensor)
+        if tensor.is_cuda:
+            moved.masked_fill_(tensor.abs() < torch.finfo(tensor.dtype).tiny, 0.0)
+        result[name] = moved
     return result
 
 
@@ -263,7 +296,8 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         module = module_of(capture, own_text(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:
         return {"status": "compile_error", "reason": said(error)}
-    loaded = torch.load(request["inputs"], weights_only=True, map_location=device)
+    withdraw(left)
+    loaded = take(request["inputs"], device)
     inputs = {name: _with_layout_of(tensor, capture, name, case["sizes"]) for name, tensor in loaded.items()}
     first: dict[str, Any] | None = None
     repeats, calls = True, int(request["repeats"])
@@ -272,7 +306,14 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         for _ in range(calls):
             try:
                 run = run_case(
-                    module, capture, copies(inputs), device, contextlib.nullcontext(), case["seed"], case["kind"]
+                    module,
+                    capture,
+                    copies(inputs),
+                    device,
+                    contextlib.nullcontext(),
+                    case["seed"],
+                    case["kind"],
+                    before=inputs,
                 )
                 run = settled(run, device)
             except Exception as error:
@@ -282,8 +323,10 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
             else:
                 repeats &= all(_same(one, other) for one, other in zip(first["results"], run["results"], strict=True))
     assert first is not None
-    torch.save({**first, "results": [plain(result) for result in first["results"]]}, left)
-    del first, run, inputs, loaded
+    found = {**first, "results": [plain(result) for result in first["results"]]}
+    del run, inputs, loaded
+    give(found, left, in_memory=bool(request.get("handed")))
+    del first, found
     release()
     return {"status": "ran", "launches": launches.count // calls, "repeats": repeats}
 
@@ -319,12 +362,15 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(request: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
-    """A case's inputs, what is expected and what a candidate gave; a process that was started anew computes it again."""
-    if not is_there(request["expected"]) or not is_there(request["inputs"]):
-        reference(request)
-    want = kept(request["expected"], own_device())
+    """A case's inputs, what is expected and what a candidate gave; what was not kept is computed again."""
+    withdraw(request["inputs"])
+    if not is_there(request["expected"]):
+        inputs, want = _referred(request)
+    else:
+        want = kept(request["expected"], own_device())
+        inputs = kept(request["inputs"], own_device()) if is_there(request["inputs"]) else _inputs(request)[2]
     # What was computed on the CPU is compared there.
     devices = {t.device.type for t in want["results"] if isinstance(t, torch.Tensor)}
     device = devices.pop() if devices else own_device()
-    inputs = {name: tensor.to(device) for name, tensor in kept(request["inputs"], device).items()}
-    return inputs, want, torch.load(request["results"], weights_only=True, map_location=device)
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    return inputs, want, take(request["results"], device)

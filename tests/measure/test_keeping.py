@@ -20,7 +20,7 @@ def test_what_has_room_is_kept_in_memory_and_the_rest_in_files(tmp_path: Path, m
     monkeypatch.setattr(keeping, "HOST_BYTES", 1000)
     small, large = ({"results": [torch.arange(count)]} for count in (10, 1000))
     for name, value in (("small", small), ("large", large)):
-        keeping.keep(str(tmp_path / name), value)
+        keeping.keep(str(tmp_path / name), value, or_file=True)
         assert keeping.is_there(str(tmp_path / name))
         assert torch.equal(keeping.kept(str(tmp_path / name), "cpu")["results"][0], value["results"][0])
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
@@ -30,7 +30,7 @@ def test_what_has_room_is_kept_in_memory_and_the_rest_in_files(tmp_path: Path, m
 def test_what_is_kept_anew_takes_the_old_ones_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "HOST_BYTES", 1000)
     for _ in range(3):
-        keeping.keep(str(tmp_path / "case"), [torch.zeros(200)])
+        keeping.keep(str(tmp_path / "case"), [torch.zeros(200)], or_file=True)
     assert not list(tmp_path.iterdir())
 
 
