@@ -118,15 +118,10 @@ class GreedySearch:
         return State(self._capture, self._best, tuple(self._steps), self._measurer.device(), self._measured, times)
 
     def _kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
-        """What the GPU saw of a version; a planner that is told nothing goes by estimates."""
+        """What the GPU saw of a version, which is watched once."""
         if candidate.id not in self._times:
-            self._times[candidate.id] = ()
-            if self._measured and isinstance(self._measurer, Watcher):
-                self._events.on_stage("watching the kernels")
-                try:
-                    self._times[candidate.id] = self._measurer.kernel_times(candidate)
-                except MtmcError as error:
-                    _failure(error)
+            self._events.on_stage("watching the kernels")
+            self._times[candidate.id] = watched(self._measurer, candidate)
         return self._times[candidate.id]
 
     def _take(self, step: Step) -> None:
@@ -301,6 +296,17 @@ class GreedySearch:
         judged = [verdict for verdict in verdicts if verdict.status is not VerdictStatus.UNCERTIFIABLE]
         wrong = bool(judged) and not any(verdict.is_correct for verdict in judged)
         return RunStatus.INCORRECT if wrong else RunStatus.NO_GAIN
+
+
+def watched(measurer: Measurer, candidate: Candidate) -> tuple[KernelTime, ...]:
+    """The kernels of a version as the GPU runs them; none where they cannot be seen, and a planner goes by estimates."""
+    if not isinstance(measurer, Watcher):
+        return ()
+    try:
+        return measurer.kernel_times(candidate)
+    except MtmcError as error:
+        _failure(error)
+        return ()
 
 
 def _merit(step: Step) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mtmc_lsp.capture.client import find_workload, run_capture
@@ -24,7 +25,7 @@ from mtmc_lsp.measure.local import LocalMeasurer
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from mtmc_lsp.micro.llm.client import OpenAIModel
 from mtmc_lsp.micro.llm.replay import ReplayedModel
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.greedy import Events, GreedySearch, Limits, watched
 from mtmc_lsp.search.interpreter import checked_python, find_python
 from mtmc_lsp.search.makers import BUILTIN, LedgerModel, Makers, Question
 from mtmc_lsp.search.store import RunRecord, Store
@@ -226,7 +227,7 @@ def first_messages(opened: Opened, capture: Capture, makers: Makers) -> list[Que
     measurer = open_measurer(opened, capture)
     try:
         root = BuiltinCoder().start(capture, opened.plain.decode())
-        state = State(capture, root, (), measurer.device(), measurer.measured)
+        state = State(capture, root, (), measurer.device(), measurer.measured, partial(watched, measurer, root))
         return makers.first_questions(opened.request.settings, state, opened.root)
     finally:
         measurer.close()
