@@ -26,7 +26,7 @@ from mtmc_lsp.micro.builtin.coder import BuiltinCoder, render
 from mtmc_lsp.micro.llm.hunks import BadAnswer, edited
 from mtmc_lsp.micro.llm.prompts import coding_messages, repair_message
 from mtmc_lsp.micro.llm.rules import ALLOCATION, check_rules
-from mtmc_lsp.micro.llm.sheet import Sheet, put_together, taken_apart
+from mtmc_lsp.micro.llm.sheet import Sheet, functions_of, launched_kernels, put_together, taken_apart
 from mtmc_lsp.source.compose import compose, strip_generated
 
 
@@ -154,13 +154,14 @@ class LlmCoder:
         """
         sheet = sheet_of(capture, candidate)
         text = edited(sheet.text, answer, sheet.launcher)
-        check_rules(sheet, text, moved_calls=_moved_calls(capture, candidate, action))
+        after = _schedule_after(capture, candidate, action)
+        elsewhere = _elsewhere(capture, candidate, after, sheet)
+        check_rules(sheet, text, moved_calls=_moved_calls(capture, candidate, action), elsewhere=elsewhere)
         target = capture.workload.target
         plain = strip_generated(candidate.source.encode(), target.qualname)
-        code = put_together(sheet, text)
+        code = put_together(sheet, text, elsewhere)
         source = compose(plain, target, code).decode()
-        schedule = to_json(_schedule_after(capture, candidate, action))
-        made = Candidate(_key(source), candidate.id, action, source, code, schedule, author=Author.MODEL)
+        made = Candidate(_key(source), candidate.id, action, source, code, to_json(after), author=Author.MODEL)
         if made.source == candidate.source:
             raise BadAnswer("The edit changes nothing.")
         if _form(made) in self._seen:
@@ -195,6 +196,23 @@ def _schedule_after(capture: Capture, candidate: Candidate, action: MacroAction)
 
 def _without_remark(action: MacroAction) -> MacroAction:
     return replace(action, params={name: value for name, value in action.params.items() if name != REMARK})
+
+
+def _elsewhere(capture: Capture, candidate: Candidate, after: Schedule, sheet: Sheet) -> set[str]:
+    """The kernels that an action leaves as they are, by the schedule ``after`` it; as far as that is known."""
+    before = from_json(Schedule, candidate.schedule)
+    kernels = launched_kernels(functions_of(sheet.text)[sheet.launcher])
+    if before.rewrites != after.rewrites:
+        return set()
+    if all(plan in after.kernels for plan in before.kernels):
+        # It is about torch calls alone, none of which any kernel makes.
+        return kernels
+    names = [launch.kernel for launch in candidate.launches]
+    plans = [unit.plan for unit in units(program_of(capture.graph, before), before) if unit.plan is not None]
+    if len(names) != len(plans):
+        # What a model wrote is in no schedule, and some parts are several kernels.
+        return set()
+    return {name for name, plan in zip(names, plans, strict=True) if plan in after.kernels} & kernels
 
 
 def _moved_calls(capture: Capture, candidate: Candidate, action: MacroAction) -> int:
