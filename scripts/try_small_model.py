@@ -177,6 +177,8 @@ def main() -> None:
     found = []
     with serving(python, folder / "log.txt") as address:
         environ = {**os.environ, "OPENAI_BASE_URL": address, "MTMC_LLM_MODEL": "smollm2", "PYTHONPATH": str(ROOT)}
+        # The consent that is given below is for this trial alone.
+        environ["XDG_STATE_HOME"] = str(folder / "state")
         environ.pop("OPENAI_API_KEY", None)
         subprocess.run([sys.executable, "-m", "mtmc_lsp", "doctor"], cwd=folder, env=environ, check=False)
         for example in EXAMPLES if options.example is None else options.example:

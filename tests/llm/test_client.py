@@ -338,12 +338,16 @@ API_KEY = "abcd-efgh"
 token: 'not-yours'
 url = "https://ann:pass@host/x"
 key = "sk-proj-abcdefghijklmnop0123"
+headers = {{"Authorization": f"Bearer ab12.cd34-ef56"}}
+-----BEGIN RSA PRIVATE KEY-----
+MIIEow
+-----END RSA PRIVATE KEY-----
 y = a / b  # aten.add.Tensor
 """
     with endpoint.serving() as environ:
         OpenAIModel(QUICK, tmp_path, environ).ask("code", [Message("user", said)])
     sent = endpoint.prompt()
-    for secret in (str(tmp_path), "/home/ann", "abcd-efgh", "not-yours", "ann:pass", "sk-proj", KEY):
+    for secret in (str(tmp_path), "/home/ann", "abcd-efgh", "not-yours", "ann:pass", "sk-proj", "ab12", "MIIEow", KEY):
         assert secret not in sent
     assert "File pkg/model.py" in sent
     assert "y = a / b  # aten.add.Tensor" in sent

@@ -96,6 +96,8 @@ async def test_a_models_step_is_kept_hovered_and_tried_again_with_a_remark(place
             told = await hover(ide, "def top(x)")
             assert "The model: it is all of the time Written by a language model." in told
             assert "tiny: 3 requests" in told
+            (review,) = await ide.client.protocol.send_request_async("mtmc/reviews", {"uri": ide.uri()})
+            assert review["run"]["model"] == "tiny", "a client asks for a remark where there is someone to read it"
             remark = "make it readable"
             job = await ide.command("tryAnother", ide.uri(), TOP.name, step=1, remark=remark)
             await ide.until(lambda: ide._end_of(job["job"]), 200)

@@ -28,8 +28,9 @@ def test_every_kind_of_action_has_a_note_with_a_worked_example_and_its_source(ki
 
 
 def test_each_architecture_has_a_note_and_is_told_once() -> None:
-    notes = knowledge(ActionKind.TILE, ("sm_80", "sm_89", "sm_90", "gfx942"))["arch"]
-    assert [note.partition("\n")[0].split()[1] for note in notes] == ["Ampere", "Hopper", "CDNA"]
+    archs = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "gfx942", "gfx1100")
+    heads = [note.partition("\n")[0].split()[1] for note in knowledge(ActionKind.TILE, archs)["arch"]]
+    assert heads == ["Turing", "Ampere", "Hopper", "Blackwell", "CDNA", "RDNA"]
     assert "CDNA" not in str(knowledge(ActionKind.TILE, ("sm_90",)))
 
 

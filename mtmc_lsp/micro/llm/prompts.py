@@ -16,7 +16,15 @@ from mtmc_lsp.micro.llm.hunks import FORM
 from mtmc_lsp.micro.llm.sheet import Sheet
 
 KNOWLEDGE = Path(__file__).with_name("knowledge")
-TOPICS = {"sm_8": "arch-ampere", "sm_9": "arch-hopper", "gfx9": "arch-cdna"}
+TOPICS = {
+    "sm_75": "arch-turing",
+    "sm_8": "arch-ampere",
+    "sm_9": "arch-hopper",
+    "sm_10": "arch-blackwell",
+    "sm_12": "arch-blackwell",
+    "gfx9": "arch-cdna",
+    "gfx11": "arch-rdna",
+}
 """How an architecture's name begins, and the note on it."""
 OPERATIONS = {
     r".*conv.*": "op-convolution",
