@@ -200,6 +200,14 @@ def test_a_remark_is_told_with_the_version_that_was_not_wanted(staged) -> None:
     assert hunk("", SORTED) in endpoint.prompt()
 
 
+def test_a_region_that_came_to_nothing_is_not_offered_again_by_another_name(captured) -> None:
+    capture = captured(STAGED, "sharp")
+    result, _ = asked(Endpoint("no code"), capture, STAGED, Makers(coder="llm"), steps=8)
+    regions = [step.action.region for step in result.steps]
+    assert len(regions) > 1
+    assert len(set(regions)) == len(regions)
+
+
 def test_the_first_action_is_repaired_only_where_a_model_wrote_it(captured) -> None:
     capture = captured(STAGED, "sharp")
     endpoint = Endpoint(staged_answer)
