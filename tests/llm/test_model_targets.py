@@ -201,8 +201,8 @@ def test_a_remark_is_told_with_the_version_that_was_not_wanted(staged) -> None:
 
 
 def test_a_region_that_came_to_nothing_is_not_offered_again_by_another_name(captured) -> None:
-    capture = captured(STAGED, "sharp")
-    result, _ = asked(Endpoint("no code"), capture, STAGED, Makers(coder="llm"), steps=8)
+    source = "import torch\n\n\n# mtmc: x=f32[8,40]\ndef soft(x):\n    return torch.softmax(x / 2.0, -1)\n"
+    result, _ = asked(Endpoint("no code"), captured(source, "soft"), source, Makers(coder="llm"), steps=8)
     regions = [step.action.region for step in result.steps]
     assert len(regions) > 1
     assert len(set(regions)) == len(regions)
