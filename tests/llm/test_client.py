@@ -112,11 +112,11 @@ def piece(text: str) -> bytes:
         (Fault(429, "slow down"), {}, "still asked to wait after 1 tries: slow down"),
         (Fault(503, "down for repairs"), {}, "failed with status 503: down for repairs"),
         (Fault(400, "context length exceeded"), {}, "refuses the request: context length exceeded"),
-        (Fault(wait=3.0), {"timeout_seconds": 0.5}, "gave no answer within 0.5 s"),
+        (Fault(wait=5.0), {"timeout_seconds": 1.5}, "gave no answer within 1.5 s"),
         (Fault(chunks=(piece('[{"ind') + b"\n\n",)), {}, "broke off"),
         (Fault(chunks=(b'data: {"error": {"message": "out of memory"}}\n\n',)), {}, "broke off: out of memory"),
         (Fault(endless="word " * 50), {"answer_tokens": 100}, "did not end at 100 tokens"),
-        (Fault(endless=MANY), {"timeout_seconds": 0.5, **UNLIMITED}, "had not ended after 0.5 s"),
+        (Fault(endless=MANY), {"timeout_seconds": 1.5, **UNLIMITED}, "had not ended after 1.5 s"),
     ],
 )
 def test_a_request_that_fails_says_how_and_another_may_succeed(fault, settings, message) -> None:
