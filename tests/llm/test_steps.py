@@ -47,6 +47,7 @@ FAILURES = {
     "edit of the user's function": (hunk("def ranks(x):\n", "def ranks(x, y):\n"), "SEARCH lines are not in the text"),
     "unfinished hunk": (lambda r: good(r)[: -len(">>>>>>> REPLACE\n")], "A hunk is not finished"),
     "hunk without middle": ("<<<<<<< SEARCH\na\n>>>>>>> REPLACE\n", "A hunk is not finished"),
+    "block without end": (lambda r: good_whole(r).removesuffix("```"), "The block of code has no end"),
     "goes in circles": (hunk("", "a = 1\n" * 20_000), "said the same again and again"),
     "two answers": (lambda r: good_whole(r) + "\nor\n" + good_whole(r), "two versions"),
     "does not parse": (changed(STORE, "    tl.store(("), "does not parse"),
@@ -94,7 +95,7 @@ FAILURES = {
 }
 
 
-SHAPELESS = ("prose only", "goes in circles", "unfinished hunk", "hunk without middle")
+SHAPELESS = ("prose only", "block without end", "goes in circles", "unfinished hunk", "hunk without middle")
 
 
 @pytest.mark.parametrize("name", FAILURES)

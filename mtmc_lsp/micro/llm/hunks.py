@@ -106,6 +106,8 @@ def _whole(blocks: list[str], answer: str, launcher: str) -> str:
         return whole[0]
     if blocks:
         raise BadAnswer(f"The code does not define {launcher}, so it is no new version of the text. Answer with hunks.")
+    if re.search(r"^```", answer, re.MULTILINE):
+        raise BadAnswer("The block of code has no end. Answer with search/replace hunks alone.", f"As in:\n{FORM}")
     quoted = " ".join(answer.split())[:80]
     raise BadAnswer(
         f"The answer holds no code ({quoted!r}). Answer with search/replace hunks alone.", f"As in:\n{FORM}"
