@@ -37,6 +37,7 @@ IN_WORKER = {
     "measure/in_timer.py",
     "capture/settling.py",
     "capture/structure.py",
+    "measure/expecting.py",
     "measure/handover.py",
     "measure/instances.py",
     "measure/in_worker.py",

@@ -42,8 +42,8 @@ class Contest:
     previous: Run | None = None
     random: bool = False
     """Whether results are random."""
-    narrow: bool = False
-    """Whether the user's own code may run float32 products in TF32, so that two right results differ by that much."""
+    tolerance: float = 0.0
+    """How far two right results may be apart through what they are rounded to on the way: see :func:`rounded_within`."""
     bound_us: float = 0.0
     """The roofline's time."""
     least_us: float = 0.0
@@ -63,7 +63,9 @@ def hold(contest: Contest, clock: Clock, seconds: float) -> Timing:
     if contest.previous is not None:
         runs["previous"] = contest.previous
     threads = set(threading.enumerate())
-    retest = Retest(contest.candidate, contest.eager, contest.inputs, random=contest.random, narrow=contest.narrow)
+    retest = Retest(
+        contest.candidate, contest.eager, contest.inputs, random=contest.random, tolerance=contest.tolerance
+    )
     retest.before()
     samples = interleaved(clock, {**runs, "candidate": retest.kept}, seconds)
     retest.after()

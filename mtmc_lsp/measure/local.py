@@ -225,8 +225,8 @@ class LocalMeasurer:
     def _made_baseline(self) -> None:
         request = {"capture": to_json(self._capture), "own": self._own, "baselines": list(self._baselines)}
         # What fails here fails again, and is said, when a candidate is timed.
-        with contextlib.suppress(MtmcError):
-            self._call(self._timer, "measure.baseline", request, self._time_seconds)
+        with contextlib.suppress(MtmcError), self._verification.given() as given:
+            self._call(self._timer, "measure.baseline", {**request, "given": given}, self._time_seconds)
 
     # Compilation and timing --------------------------------------------------------------------------------------
 

@@ -21,6 +21,9 @@ from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
 from mtmc_lsp.measure.findings import checks_of
 
+GIVEN_BYTES = 1e9
+"""Workloads that move more take long to make once more."""
+
 Call = Callable[[Worker | CandidateProcess, str, Mapping[str, object], float], dict[str, Any]]
 
 
@@ -147,6 +150,22 @@ class Verification:
             self._begun = True
             background.submit(self._references.compute)
 
+    @contextlib.contextmanager
+    def given(self) -> Iterator[str]:
+        """Where another process finds the workload's own inputs while this lasts; empty where it makes them as fast itself."""
+        if not self._handed or self._capture.bytes < GIVEN_BYTES:
+            yield ""
+            return
+        first = next(iter(self._references))
+        request = {**self._request(first.case, first.number), "to": str(self._inputs / "given.pt")}
+        with self._references.comparing():
+            self._call(self._reference, "measure.offer", request, self._seconds)
+        try:
+            yield str(request["to"])
+        finally:
+            with self._references.comparing():
+                self._call(self._reference, "measure.take_back", request, self._seconds)
+
     def verify(self, candidate: Candidate) -> Verdict:
         """Run the candidate on every case and compare with the oracle; ends with the first case that fails."""
         if not self._measured and not is_interpretable(self._capture):
@@ -235,7 +254,7 @@ class Verification:
             "own": self._own,
             "widened": self._widened,
             "handed": self._handed,
-            "case": {**to_json(case), "label": case.label},
+            "case": {**to_json(case), "label": case.label, "first": number == 0},
             "inputs": str(self._inputs / f"inputs-{number}.pt"),
         }
 

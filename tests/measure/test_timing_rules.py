@@ -10,11 +10,12 @@ import torch
 from clocks import Costing, FakeClock
 from handwritten import RMS
 
+from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.errors import EnvironmentNotAble, MeasurementRejected, error_from_json
 from mtmc_lsp.core.results import Ratio, Speed
 from mtmc_lsp.measure.contest import Compiled, Contest, conclude, must_be_possible
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
-from mtmc_lsp.measure.retesting import Retest
+from mtmc_lsp.measure.retesting import TF32_TOLERANCE, Retest, rounded_within
 from mtmc_lsp.measure.sampling import (
     MAX_SAMPLES,
     MIN_SAMPLES,
@@ -132,9 +133,15 @@ def test_products_in_tf32_may_differ_by_what_their_operands_lose() -> None:
     def rounded(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x) * (1 + 5e-4)
 
-    retested(rounded, narrow=True)
+    retested(rounded, tolerance=TF32_TOLERANCE)
     with pytest.raises(MeasurementRejected, match="before timing"):
         retested(rounded)
+
+
+def test_what_is_rounded_on_the_way_is_no_more_exact_at_the_end(captured) -> None:
+    text = "# mtmc: x=f32[N] N=8\ndef f(x):\n    return {} * 2\n"
+    assert rounded_within(captured(text.format("x.exp()"), "f").graph) == TOLERANCE["float32"]
+    assert rounded_within(captured(text.format("x.bfloat16().float()"), "f").graph) == TOLERANCE["bfloat16"]
 
 
 def test_a_result_that_is_kept_from_the_first_call_is_noticed() -> None:
