@@ -35,6 +35,12 @@ def _expm1(x):
     small = x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666667 + x * (0.0083333333 + x * 0.0013888889)))))
     return tl.where(tl.abs(x) < 0.3, small, tl.exp(x) - 1.0)
 ''',
+    "_tf32": '''@triton.jit
+def _tf32(x):
+    """x rounded to the ten bits of TF32, as libraries do: tensor cores by themselves cut the others off, at twice the error."""
+    rounded = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
+''',
     "_mish": '''@triton.jit
 def _mish(x):
     """x * tanh(log(1 + exp(x))) without a logarithm: with e = exp(x) the tanh is (e * e + 2 * e) / (e * e + 2 * e + 2)."""
