@@ -20,6 +20,7 @@ from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult
+from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.model_consent import ModelConsent
 from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_settings
@@ -95,9 +96,11 @@ class Document:
 class Server(LanguageServer):
     """The language server for one client."""
 
+    protocol: Protocol
+
     def __init__(self, host_command: Sequence[str]) -> None:
         """Make a server whose jobs run ``host_command``: a process that speaks as ``mtmc_lsp/server/host.py`` does."""
-        super().__init__("mtmc-lsp", __version__, protocol_cls=Protocol)
+        super().__init__(NAME, __version__, protocol_cls=Protocol)
         self.documents: dict[str, Document] = {}
         self.options = Options()
         self.settings = ClientSettings()
