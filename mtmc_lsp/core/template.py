@@ -73,11 +73,15 @@ class Copy:
         self._ended.set()
 
 
+def sees_gpu() -> bool:
+    """Whether this machine seems to have a GPU for its workers, as far as can be told without torch."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return not hidden and any(os.path.exists(device) for device in GPU_DEVICES)
+
+
 def likely_variables() -> dict[str, str]:
     """Variables that the workers of this machine will have, as far as can be told without torch."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    seen = not hidden and any(os.path.exists(device) for device in GPU_DEVICES)
-    return {} if seen else {"TRITON_INTERPRET": "1"}
+    return {} if sees_gpu() else {"TRITON_INTERPRET": "1"}
 
 
 class Template:

@@ -142,7 +142,7 @@ class CompileChecks:
         if self._worker is None or self._made_for != wanted:
             if self._worker is not None:
                 self._worker.close()
-            self._worker = Worker(checked_python(python), cwd=str(wanted[1]))
+            self._worker = Worker(checked_python(python), cwd=str(wanted[1]), gives_way=True)
             self._made_for = wanted
         return self._worker
 
