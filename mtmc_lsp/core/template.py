@@ -150,11 +150,12 @@ class Template:
 
     def close(self) -> None:
         """End it and all its copies."""
+        # First: who waits for a copy, and keeps others out meanwhile, then waits for nothing.
+        self._end_process()
         with self._asking:
             self._gone = True
+            self._end_process()
             if self._process is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
             if self._line is not None:
                 # Its reader ends by itself at the end of the stream.
@@ -162,6 +163,12 @@ class Template:
                     self._line.shutdown(socket.SHUT_RDWR)
         with self._answered:
             self._end_copies()
+
+    def _end_process(self) -> None:
+        # One that was waited for has no number any more.
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _end_copies(self) -> None:
         """Nobody can tell of their end any more."""

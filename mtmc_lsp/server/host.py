@@ -5,6 +5,7 @@ How it begins and ends is in ``child.py``.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,7 +56,7 @@ class Engine(Protocol):
 
 
 class SearchEngine:
-    """The search as the command line does it; it serves one job, and its template ends with the process."""
+    """The search as the command line does it; it serves one job, and its template ends with the process, whatever it is doing."""
 
     def __init__(self) -> None:
         self._template: Template | None = None
@@ -67,6 +68,7 @@ class SearchEngine:
         request = session.parse_request(f"{path}::{qualname}", chosen, python)
         opened = session.open_target(request, text)
         self._template = session.warmed(opened)
+        atexit.register(self._template.close)
         return opened
 
     def capture(self, opened: Opened) -> Capture:
