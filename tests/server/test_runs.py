@@ -12,6 +12,9 @@ import pytest
 from editor import REAL, Editor, capabilities, editor
 from lsprotocol import types as lsp
 
+from mtmc_lsp.core.priority import NICENESS
+from mtmc_lsp.core.template import sees_gpu
+
 pytestmark = pytest.mark.asyncio
 
 MODEL = """\
@@ -45,6 +48,26 @@ async def test_a_run_reports_its_steps_and_its_outcome(ide: Editor) -> None:
     assert "step 1: action 1: verifying" in stages
     assert "step 3: action 3: timing" in stages
     assert ide.texts[uri] == MODEL, "the file changes on keep alone"
+
+
+async def test_the_client_is_asked_to_look_anew_less_often_than_a_run_has_news(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    await ide.optimized(uri, "f")
+    await asyncio.sleep(0.2)
+    told = len(ide.stages(1))
+    assert told > 10
+    assert 1 <= ide.refreshed.count("lens") < told
+
+
+@pytest.mark.skipif(sees_gpu(), reason="processes that time kernels do not give way")
+async def test_a_run_gives_way_to_the_editor(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    await ide.command("optimize", uri, "g")
+    await ide.until(lambda: "step 1: action 1: verifying" in ide.stages(1))
+    server = ide.client._server.pid
+    (host,) = children_of(server)
+    assert os.getpriority(os.PRIO_PROCESS, host) == os.getpriority(os.PRIO_PROCESS, server) + NICENESS
+    await ide.command("cancel")
 
 
 async def test_a_run_is_cancelled_within_two_seconds_and_leaves_no_process(ide: Editor) -> None:
