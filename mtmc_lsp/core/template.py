@@ -148,13 +148,20 @@ class Template:
                 # It may have ended before its number came here.
                 return self._copies.setdefault(pid, Copy(pid))
 
+    def kill(self) -> None:
+        """End it now, without waiting for anything, as a handler of signals must; who waits for a copy waits no longer."""
+        # One that was waited for has no number any more.
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End it and all its copies."""
         # First: who waits for a copy, and keeps others out meanwhile, then waits for nothing.
-        self._end_process()
+        self.kill()
         with self._asking:
             self._gone = True
-            self._end_process()
+            self.kill()
             if self._process is not None:
                 self._process.wait()
             if self._line is not None:
@@ -163,12 +170,6 @@ class Template:
                     self._line.shutdown(socket.SHUT_RDWR)
         with self._answered:
             self._end_copies()
-
-    def _end_process(self) -> None:
-        # One that was waited for has no number any more.
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _end_copies(self) -> None:
         """Nobody can tell of their end any more."""
