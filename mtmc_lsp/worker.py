@@ -23,6 +23,8 @@ COMMANDS = {
     "capture.capture": "mtmc_lsp.capture.in_worker:capture",
     "measure.compare": "mtmc_lsp.measure.in_worker:compare",
     "measure.reference": "mtmc_lsp.measure.in_worker:reference",
+    "measure.offer": "mtmc_lsp.measure.in_worker:offer",
+    "measure.take_back": "mtmc_lsp.measure.in_worker:take_back",
     "measure.candidate": "mtmc_lsp.measure.in_worker:candidate",
     "measure.constructor": "mtmc_lsp.measure.in_pair:constructor",
     "measure.pair": "mtmc_lsp.measure.in_pair:candidate",

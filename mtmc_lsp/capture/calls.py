@@ -11,12 +11,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, TargetRaises, TargetUnsupported
 from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
 
 NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
 """How torch says that there is no GPU."""
+MANY = 1 << 26
+"""Elements that take a CPU a second to draw."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,12 @@ def random_values(
     return torch.randint(first, last + 1, shape, generator=generator, device=device).to(kind)
 
 
+def constructed(kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str) -> torch.nn.Module:
+    """A new instance on the device."""
+    made: torch.nn.Module = kind(*positional, **named).to(device)
+    return made
+
+
 def build_call(
     module: ModuleType,
     workload: Workload,
@@ -87,11 +96,14 @@ def build_call(
     seed: int = 0,
     *,
     values: bool = True,
+    stand_in: bool = False,
+    construct: Callable[..., torch.nn.Module] = constructed,
 ) -> Call:
     """The target of ``module`` with the workload's arguments, made with ``sizes``.
 
     Without ``values`` the tensors of ``get_inputs`` have their shapes alone: making gigabytes of random numbers that
-    others replace takes longer than all else.
+    others replace takes longer than all else. With ``stand_in`` such gigabytes are other numbers, drawn on the device.
+    ``construct`` makes the instance, as :func:`constructed` does.
     """
     target = workload.target
     torch.manual_seed(seed)
@@ -101,7 +113,10 @@ def build_call(
     init_named: dict[str, Any] = {}
     if workload.source is WorkloadSource.GET_INPUTS:
         init_positional, init_named = init_arguments(module) or ([], {})
-        positional = list(module.get_inputs()) if values else _shapes_of(module.get_inputs, device)
+        if not values:
+            positional = _shapes_of(module.get_inputs, device)
+        else:
+            positional = (stand_in and _stand_ins(module.get_inputs, device)) or list(module.get_inputs())
         # What the module draws does not hang on what was drawn for its arguments.
         torch.manual_seed(seed)
     else:
@@ -110,7 +125,7 @@ def build_call(
     instance = None
     function = resolve(module, target.qualname)
     if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
-        instance = resolve(module, target.class_name)(*init_positional, **init_named).to(device)
+        instance = construct(resolve(module, target.class_name), init_positional, init_named, device)
         instance.eval()
         function = (
             instance.forward
@@ -126,17 +141,39 @@ def build_call(
 
 def _shapes_of(make: Callable[[], Any], device: str) -> list[Any]:
     """What ``make`` gives, each tensor as a single zero that has its shape; all of it where that cannot be known without."""
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-    try:
-        with FakeTensorMode():
-            made = list(make())
-    except Exception:  # it looks at values, or reads tensors of its own
+    made = _without_values(make)
+    if made is None:
         return list(make())
     return [
         torch.zeros((), dtype=item.dtype, device=device).expand(item.shape) if isinstance(item, FakeTensor) else item
         for item in made
     ]
+
+
+def _stand_ins(make: Callable[[], Any], device: str) -> list[Any]:
+    """What ``make`` gives with floats between 0 and 1 in the place of its own; empty where that would save nothing.
+
+    Integers are left as they are made: they may be indices.
+    """
+    made = _without_values(make) if device != "cpu" else None
+    tensors = [item for item in made or () if isinstance(item, FakeTensor)]
+    if made is None or sum(t.numel() for t in tensors) < MANY or not all(t.is_floating_point() for t in tensors):
+        return []
+    return [
+        torch.empty_strided(item.shape, item.stride(), dtype=torch.float32, device=device).uniform_().to(item.dtype)
+        if isinstance(item, FakeTensor)
+        else item
+        for item in made
+    ]
+
+
+def _without_values(make: Callable[[], Any]) -> list[Any] | None:
+    """What ``make`` gives, its tensors without memory; None where it looks at values, or reads tensors of its own."""
+    try:
+        with FakeTensorMode():
+            return list(make())
+    except Exception:
+        return None
 
 
 def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:

@@ -88,7 +88,7 @@ def _load(target: Target, source: str | None) -> Any:
 
 def _build(module: Any, workload: Workload, device: str) -> Call:
     try:
-        return build_call(module, workload, device, workload.sizes)
+        return build_call(module, workload, device, workload.sizes, stand_in=True)
     except TypeError as error:
         raise RequestError(
             f"the workload does not fit {workload.target.qualname}: {error}",

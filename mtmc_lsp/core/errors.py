@@ -121,6 +121,12 @@ class OutOfMemory(EnvironmentNotAble):
     code = "out-of-memory"
 
 
+class HandoverFailed(EnvironmentNotAble):
+    """Processes cannot open each other's GPU memory here; files do instead."""
+
+    code = "handover"
+
+
 class WorkerFailed(MtmcError):
     """A worker process hung, crashed or ran out of memory.
 

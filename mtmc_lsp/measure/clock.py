@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,6 +12,8 @@ import torch
 
 FLUSH_BYTES = 256 << 20
 """More than twice the L2 of any GPU of today; writing it also takes longer than launching most kernels."""
+FLUSH_US = FLUSH_BYTES / 8e6
+"""It takes this many microseconds at least: no memory of today takes more than 8 TB/s."""
 
 Run = Callable[[], Any]
 
@@ -21,8 +24,11 @@ class Clock(Protocol):
     method: str
     """How it measures, in words."""
 
-    def cold(self, run: Run) -> tuple[float, float]:
-        """Microseconds of one call: on the device with a cold L2, and on the host until it returned."""
+    def cold(self, run: Run, ahead_us: float = 0.0) -> tuple[float, float]:
+        """Microseconds of one call: on the device with a cold L2, and on the host until it returned.
+
+        The device is busy for at least ``ahead_us`` before, so that a host that is late by less is not timed.
+        """
 
     def batch(self, run: Run, count: int) -> tuple[float, float]:
         """Microseconds of ``count`` calls back to back, with a warm L2: by the device's events, and by the host's wall."""
@@ -53,11 +59,12 @@ class CudaClock:
         if self._reset is None:
             self.method = "CUDA events, L2 flushed before each call"
 
-    def cold(self, run: Run) -> tuple[float, float]:
+    def cold(self, run: Run, ahead_us: float = 0.0) -> tuple[float, float]:
         start, end = self._event(enable_timing=True), self._event(enable_timing=True)
         if self._reset is not None:
             self._reset()
-        self._buffer.zero_()
+        for _ in range(max(1, math.ceil(ahead_us / FLUSH_US))):
+            self._buffer.zero_()
         self._record(start, self._stream)
         began = self._now()
         run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class Comparison:
         same = mine.numel() == 0 or all(a == b or size == 1 for size, a, b in strides)
         self.check(f"{name} stride", "" if same else f"{mine.stride()} instead of {own.stride()}")
         if not own.is_floating_point():
-            self.check(f"{name} values", exact_difference(mine, own, ties))
+            self.check(f"{name} values", discrete_difference(mine, own, oracle, near, ties, self._factor))
             return
         found = agreement(mine, own, oracle, near, self._factor)
         self.check(f"{name} values", found.wrong)
@@ -114,8 +114,15 @@ def compare_case(
     return {"checks": comparison.checks, "error": comparison.worst[0], "reference_error": comparison.worst[1]}
 
 
-def exact_difference(mine: torch.Tensor, own: torch.Tensor, ties: Mapping[str, Any] | None) -> str:
-    """What is wrong with an integer or boolean result. An index may differ where the values at both places tie."""
+def discrete_difference(
+    mine: torch.Tensor, own: torch.Tensor, oracle: Any, near: float, ties: Mapping[str, Any] | None, factor: float
+) -> str:
+    """What is wrong with an integer or boolean result.
+
+    Rounding decides where a value lies on an edge (``round(x / scale)``, ``x > threshold``): as many elements may be another
+    than the oracle's as ``factor`` times those of the user's own code, or of the oracle on inputs that moved by rounding
+    (``near``, a part of all), and by no more than the own ones are. An index may differ where the values at both places tie.
+    """
     wrong = mine != own
     if ties is not None and bool(wrong.any()):
         values, dim = ties["values"], ties["dim"]
@@ -123,7 +130,24 @@ def exact_difference(mine: torch.Tensor, own: torch.Tensor, ties: Mapping[str, A
         if a is not None and b is not None:
             wrong &= ((a - b).abs() > ties["epsilon"] * b.abs()).view(wrong.shape)
     count = int(wrong.sum())
-    return f"{count} of {own.numel()} elements differ" if count else ""
+    if not count:
+        return ""
+    detail = f"{count} of {own.numel()} elements differ"
+    if ties is not None or not isinstance(oracle, torch.Tensor) or oracle.shape != own.shape:
+        return detail
+    own_wrong, moved = int((own != oracle).sum()), near * own.numel()
+    allowed = min(factor * max(own_wrong, moved), max(2.0 * own_wrong, NOISE * own.numel()))
+    if not allowed:
+        return detail
+    count = int((mine != oracle).sum())
+    if count <= allowed and _furthest(mine, oracle) <= max(1, _furthest(own, oracle)):
+        return ""
+    return f"{detail}; {count} from the oracle's, of the user's own code {own_wrong}, allowed are {int(allowed)}"
+
+
+def _furthest(result: torch.Tensor, oracle: torch.Tensor) -> int:
+    """The largest difference of two integer results."""
+    return int((result.to(torch.int64) - oracle.to(torch.int64)).abs().max())
 
 
 def _pick(values: torch.Tensor, index: torch.Tensor, dim: int | None) -> torch.Tensor | None:
@@ -138,6 +162,10 @@ def _pick(values: torch.Tensor, index: torch.Tensor, dim: int | None) -> torch.T
     return values.gather(dim, places)
 
 
+PIECE = 1 << 26
+"""Elements that are compared at a time: their float64 copies take a few gigabytes at most."""
+LEAST = 1e-300
+"""Keeps a division by a norm of 0 from failing."""
 NOISE = 0.01
 """Where rounding of the inputs alone moves the oracle by this much, the result is rounding noise and says nothing."""
 
@@ -154,22 +182,28 @@ def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near:
             partly luck, and this is the least error that can be asked for.
         factor: how many times the user's own error is allowed.
     """
-    finite = comparable(own, oracle)
-    broken = finite & ~torch.isfinite(mine)
-    if bool(broken.any()):
-        return Agreement(f"{int(broken.sum())} elements are NaN or infinite, or were never written", float("inf"))
-    # Where only one of the user's code and the oracle overflows, the range of the dtype decides, not correctness.
-    lost = torch.isnan(own) & torch.isnan(oracle) & ~torch.isnan(mine)
-    if bool(lost.any()):
-        return Agreement(f"{int(lost.sum())} elements should be NaN", float("inf"))
-    infinite = torch.isinf(own) & torch.isinf(oracle) & (own.double() == oracle.double()) & (mine != own)
-    if bool(infinite.any()):
-        return Agreement(f"{int(infinite.sum())} elements should be infinite", float("inf"))
-    count = int(finite.sum())
+    broken = lost = infinite = count = 0
+    error = own_error = scale = 0.0
+    for part, theirs, truth in pieces(mine, own, oracle):
+        finite = comparable(theirs, truth)
+        broken += int((finite & ~torch.isfinite(part)).sum())
+        # Where only one of the user's code and the oracle overflows, the range of the dtype decides, not correctness.
+        lost += int((torch.isnan(theirs) & torch.isnan(truth) & ~torch.isnan(part)).sum())
+        both = torch.isinf(theirs) & torch.isinf(truth) & (theirs.double() == truth.double())
+        infinite += int((both & (part != theirs)).sum())
+        count += int(finite.sum())
+        error = math.hypot(error, apart(part, truth, finite))
+        own_error = math.hypot(own_error, apart(theirs, truth, finite))
+        scale = math.hypot(scale, size(truth, finite))
+    if broken:
+        return Agreement(f"{broken} elements are NaN or infinite, or were never written", float("inf"))
+    if lost:
+        return Agreement(f"{lost} elements should be NaN", float("inf"))
+    if infinite:
+        return Agreement(f"{infinite} elements should be infinite", float("inf"))
     if not count or near > NOISE:
         return Agreement("")
-    error = distance(mine, oracle, finite)
-    own_error = max(distance(own, oracle, finite), near)
+    error, own_error = error / (scale + LEAST), max(own_error / (scale + LEAST), near)
     dtype = str(own.dtype).removeprefix("torch.")
     floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype]
     # Beyond the tolerance twice the user's own error is the limit; of few elements its size is luck, of one wholly.
@@ -183,22 +217,51 @@ def comparable(own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
     """Where values can be compared.
 
     What is beyond the dtype's range has no right answer in it: the largest number, as ``nan_to_num`` gives it, is another one.
+    So near its end that an error within the tolerance leads beyond it has none either.
     """
-    return torch.isfinite(own) & torch.isfinite(oracle) & torch.isfinite(oracle.to(own.dtype))
+    dtype = str(own.dtype).removeprefix("torch.")
+    end = torch.finfo(own.dtype).max * (1.0 - TOLERANCE[dtype])
+    return torch.isfinite(own) & torch.isfinite(oracle) & (oracle.double().abs() <= end)
 
 
-def distance(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> float:
-    """The relative L2 distance of a result from the oracle's, over the elements ``where`` is true."""
-    truth = oracle.double()[where]
-    scale = float(torch.linalg.vector_norm(truth)) + 1e-300
-    return float(torch.linalg.vector_norm(result.double()[where] - truth)) / scale
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same parts of tensors of one shape, each small enough that float64 copies of it take little memory."""
+    total = tensors[0].numel()
+    if total <= PIECE:
+        yield tensors
+        return
+    if all(tensor.is_contiguous() for tensor in tensors):
+        tensors = tuple(tensor.view(-1) for tensor in tensors)
+    longest = max(range(tensors[0].dim()), key=lambda dim: tensors[0].shape[dim])
+    step = max(1, PIECE * tensors[0].shape[longest] // total)
+    yield from zip(*(tensor.split(step, longest) for tensor in tensors), strict=True)
+
+
+def apart(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> float:
+    """The L2 distance of a result from the oracle's, over the elements ``where`` is true."""
+    return size(result.double() - oracle.double(), where)
+
+
+def size(values: torch.Tensor, where: torch.Tensor) -> float:
+    """The L2 norm of the elements ``where`` is true."""
+    return float(torch.linalg.vector_norm(torch.where(where, values.double(), 0.0)))
 
 
 def sensitivity(moved: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> float:
-    """How far the oracle is from itself on inputs that are moved a little: a relative L2 distance."""
-    if not (own.is_floating_point() and moved.shape == own.shape == oracle.shape):
+    """How far the oracle is from itself on inputs that are moved a little.
+
+    A relative L2 distance; of integers and truth values the part of them that are others.
+    """
+    if not moved.shape == own.shape == oracle.shape:
         return 0.0
-    return distance(moved, oracle, comparable(own, oracle) & torch.isfinite(moved))
+    if not own.is_floating_point():
+        return float((moved != oracle).double().mean()) if own.numel() and not own.is_complex() else 0.0
+    distance = scale = 0.0
+    for there, theirs, truth in pieces(moved, own, oracle):
+        finite = comparable(theirs, truth) & torch.isfinite(there)
+        distance = math.hypot(distance, apart(there, truth, finite))
+        scale = math.hypot(scale, size(truth, finite))
+    return distance / (scale + LEAST)
 
 
 def _text(value: Any) -> str:

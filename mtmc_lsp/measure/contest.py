@@ -13,7 +13,7 @@ from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.measure.clock import Clock, Run
 from mtmc_lsp.measure.retesting import Retest
-from mtmc_lsp.measure.sampling import WARM_CALLS, clocks_agree, graph_medians, interleaved, ratio_of, speed_of, warm
+from mtmc_lsp.measure.sampling import Warm, clocks_agree, graph_medians, interleaved, ratio_of, speed_of, warm
 
 SMALL_US = 20.0
 """Calls shorter than this are also timed from a CUDA graph: otherwise launching them is what is timed."""
@@ -42,8 +42,8 @@ class Contest:
     previous: Run | None = None
     random: bool = False
     """Whether results are random."""
-    narrow: bool = False
-    """Whether the user's own code may run float32 products in TF32, so that two right results differ by that much."""
+    tolerance: float = 0.0
+    """How far two right results may be apart through what they are rounded to on the way: see :func:`rounded_within`."""
     bound_us: float = 0.0
     """The roofline's time."""
     least_us: float = 0.0
@@ -63,13 +63,15 @@ def hold(contest: Contest, clock: Clock, seconds: float) -> Timing:
     if contest.previous is not None:
         runs["previous"] = contest.previous
     threads = set(threading.enumerate())
-    retest = Retest(contest.candidate, contest.eager, contest.inputs, random=contest.random, narrow=contest.narrow)
+    retest = Retest(
+        contest.candidate, contest.eager, contest.inputs, random=contest.random, tolerance=contest.tolerance
+    )
     retest.before()
     samples = interleaved(clock, {**runs, "candidate": retest.kept}, seconds)
     retest.after()
-    event_us, wall_us = warm(clock, contest.candidate)
     median = statistics.median(device for device, _ in samples["candidate"])
-    must_be_possible(median, event_us, wall_us, contest.least_us)
+    batch = warm(clock, contest.candidate, median)
+    must_be_possible(median, batch, contest.least_us)
     contenders = {name: run for name, run in runs.items() if name != "control"}
     graphs = graph_medians(clock, contenders) if median < SMALL_US else {}
     retest.restore()
@@ -79,27 +81,25 @@ def hold(contest: Contest, clock: Clock, seconds: float) -> Timing:
     if left:
         raise MeasurementRejected(f"threads that it started still run after the candidate returned: {', '.join(left)}")
     timing = conclude(samples, graphs, contest)
-    return replace(
-        timing, warm_us=event_us / WARM_CALLS, method=f"{clock.method}, contenders interleaved in random order, medians"
-    )
+    method = f"{clock.method}, contenders interleaved in random order, medians"
+    return replace(timing, warm_us=batch.event_us / batch.calls, method=method)
 
 
-def must_be_possible(median: float, event_us: float, wall_us: float, least_us: float) -> None:
+def must_be_possible(median: float, batch: Warm, least_us: float) -> None:
     """Refuse what cannot be true.
 
     Args:
         median: of single calls, with a cold L2.
-        event_us: of a batch of calls, by the device's events.
-        wall_us: of the same batch, by the host.
+        batch: calls back to back, by the device's events and by the host.
         least_us: the least that a single call can take.
 
     Raises:
         MeasurementRejected: clocks disagree, or it is faster than the memory.
     """
-    if not clocks_agree(event_us, wall_us):
+    if not clocks_agree(batch.event_us, batch.wall_us):
         raise MeasurementRejected(
-            f"the clocks disagree on {WARM_CALLS} calls: {event_us:.0f} us by the device's events, {wall_us:.0f} us by "
-            "the host; some of the work is not where it is timed"
+            f"the clocks disagree on {batch.calls} calls: {batch.event_us:.0f} us by the device's events, "
+            f"{batch.wall_us:.0f} us by the host; some of the work is not where it is timed"
         )
     if median < least_us:
         raise MeasurementRejected(

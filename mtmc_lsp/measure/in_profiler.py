@@ -15,7 +15,7 @@ import torch
 from mtmc_lsp.capture.calls import build_call
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.inputs import make_inputs, prepared_call
+from mtmc_lsp.measure.inputs import make_inputs, prepared_call, reusing
 from mtmc_lsp.measure.running import module_of, own_text
 
 WARM_CALLS = 3
@@ -78,7 +78,7 @@ def _run_of(request: dict[str, Any]) -> tuple[Callable[[], Any], str]:
     # What the file holds now, our own kernels in it included, in the module's own place.
     module = module_of(capture, own, None, False)
     sizes = {**capture.workload.sizes, **request["sizes"]}
-    start = build_call(module, capture.workload, device, sizes, values=False)
+    start = build_call(module, capture.workload, device, sizes, values=False, construct=reusing(capture))
     inputs = make_inputs(capture, start, request["sizes"], "normal", 0, device, False)
     call, values = prepared_call(module, capture, inputs, device)
 

@@ -15,9 +15,14 @@ from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.clock import Run
 from mtmc_lsp.measure.in_timer import candidate_of, clock_of
+from mtmc_lsp.measure.in_worker import release
 from mtmc_lsp.measure.running import own_text
 
-RANKING_SAMPLES, FINAL_SAMPLES, FINALISTS = 9, 25, 4
+ROUNDS = ((3, 100, 1.5), (9, 4, 1.2), (25, 1, 1.0))
+"""How often each that is left is run, how many of them go on at most, and how much slower than the best they may be."""
+SIDE_BY_SIDE = 16
+MEMORY_PART = 0.5
+"""The part of a GPU's free memory that first calls may take together."""
 
 
 def quick(request: dict[str, Any]) -> dict[str, Any]:
@@ -28,20 +33,29 @@ def quick(request: dict[str, Any]) -> dict[str, Any]:
     deadline = time.monotonic() + float(limit) if limit else float("inf")
     with torch.no_grad():
         loaded = [_loaded(capture, own, source) for source in request["sources"]]
-        with ThreadPoolExecutor(16) as pool:
+        with ThreadPoolExecutor(_side_by_side(capture)) as pool:
             works = list(pool.map(_first_call, loaded))
         torch.cuda.synchronize()
         runs = [run if works[i] else None for i, run in enumerate(loaded)]
-        medians: list[float | None] = []
-        for run in runs:
-            late = time.monotonic() > deadline
-            medians.append(None if run is None or late else _median(run, RANKING_SAMPLES))
-        # The best few are told apart by more samples.
-        for _, i in sorted((m, i) for i, m in enumerate(medians) if m is not None)[:FINALISTS]:
-            chosen = runs[i]
-            assert chosen is not None
-            medians[i] = _median(chosen, FINAL_SAMPLES)
+        medians: list[float | None] = [None] * len(runs)
+        left = [i for i, run in enumerate(runs) if run is not None]
+        # Successive halving: the few that may be the best are told apart by more samples.
+        for count, most, within in ROUNDS:
+            for i in left:
+                chosen = runs[i]
+                if chosen is not None and time.monotonic() < deadline:
+                    medians[i] = _median(chosen, count)
+            timed = sorted((median, i) for i in left if (median := medians[i]) is not None)
+            left = [i for median, i in timed[:most] if median <= within * timed[0][0]]
+    release()
     return {"medians": medians}
+
+
+def _side_by_side(capture: Capture) -> int:
+    """How many variants are compiled at once: each is run to be compiled, and its results take memory."""
+    if not torch.cuda.is_available():
+        return SIDE_BY_SIDE
+    return max(1, min(SIDE_BY_SIDE, int(MEMORY_PART * torch.cuda.mem_get_info()[0] // max(1, capture.bytes))))
 
 
 def _loaded(capture: Capture, own: str, source: str) -> Run | None:
@@ -71,6 +85,7 @@ def device(request: dict[str, Any]) -> dict[str, Any]:
     """The GPU's measured ceilings as a :class:`Device`."""
     with torch.no_grad():
         result = _measured_device()
+    release()
     data: dict[str, Any] = to_json(result)
     return data
 

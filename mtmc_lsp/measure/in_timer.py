@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -9,21 +10,28 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._inductor import config as inductor
 from torch._inductor.async_compile import shutdown_compile_workers
 
 from mtmc_lsp.capture.calls import Call, build_call
+from mtmc_lsp.core.errors import HandoverFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.measure.clock import Clock, CudaClock, Run
 from mtmc_lsp.measure.contest import Compiled, Contest, hold
+from mtmc_lsp.measure.handover import take
 from mtmc_lsp.measure.in_pair import module_of_candidate, prepared_candidate
 from mtmc_lsp.measure.in_worker import release
-from mtmc_lsp.measure.inputs import make_inputs, prepared_call
+from mtmc_lsp.measure.inputs import make_inputs, prepared_call, reusing
+from mtmc_lsp.measure.retesting import rounded_within
 from mtmc_lsp.measure.running import module_of, own_text
 
 TIME_BUDGET_SECONDS = 2.0
 MODES = {"compile": "default", "max-autotune": "max-autotune"}
 """Baselines under ``torch.compile`` and their mode."""
+
+FEW_NODES = 40
+"""Operations that a single process compiles in a few seconds."""
 
 _state: dict[str, Any] = {}
 make_clock: Callable[[], Clock] = CudaClock
@@ -42,12 +50,16 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _inputs(capture: Capture, own: str) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The user's module and the workload's inputs, made once."""
+def _inputs(capture: Capture, own: str, given: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
+    """The user's module and the workload's inputs, made once, or taken from who made them already."""
     clock_of()
     if "module" not in _state:
         module = module_of(capture, own, None, False)
-        call = build_call(module, capture.workload, _device(), capture.workload.sizes)
+        if given:
+            with contextlib.suppress(HandoverFailed):
+                _state["inputs"], _state["module"] = take(given, _device()), module
+    if "module" not in _state:
+        call = build_call(module, capture.workload, _device(), capture.workload.sizes, construct=reusing(capture))
         distribution = "given" if capture.workload.source.value == "get_inputs" else "normal"
         _state["inputs"] = make_inputs(capture, call, capture.graph.sizes, distribution, 0, _device(), False)
         _state["module"] = module
@@ -90,6 +102,9 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
         module, inputs = _inputs(capture, own)
         call, values = prepared_call(module, capture, inputs, _device())
         began = time.perf_counter()
+        if len(capture.graph.nodes) <= FEW_NODES:
+            # A pool of processes takes longer to start than it saves.
+            inductor.compile_threads = 1
         try:
             run = _bound(replace(call, function=torch.compile(call.function, mode=MODES[name])), values)
             for _ in range(3):
@@ -107,11 +122,16 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
 
 
 def baseline(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile the user's own code, so that the first timing need not wait for it."""
+    """Compile the user's own code, so that the first timing need not wait for it.
+
+    With ``given`` another process left the inputs there, by :mod:`mtmc_lsp.measure.handover`.
+    """
     capture = from_json(Capture, request["capture"])
     with torch.no_grad():
+        _inputs(capture, own_text(request, capture), request.get("given", ""))
         for name in request["baselines"]:
             _compiled(capture, own_text(request, capture), name)
+    release()
     return {}
 
 
@@ -139,7 +159,7 @@ def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
             compiled=compiled,
             previous=candidate_of(capture, own, request["previous"]) if request.get("previous") else None,
             random=capture.uses_random,
-            narrow=capture.graph.runs_tf32,
+            tolerance=rounded_within(capture.graph),
             bound_us=float(request["bound_us"]),
             least_us=float(request["least_us"]),
         )

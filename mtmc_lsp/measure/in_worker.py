@@ -5,22 +5,20 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from mtmc_lsp.capture.calls import build_call, user_error
 from mtmc_lsp.core import sandbox
-from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
-from mtmc_lsp.measure.comparing import FACTORS, compare_case, sensitivity
-from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout
-from mtmc_lsp.measure.keeping import is_there, keep, kept, own_device
-from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds
+from mtmc_lsp.measure.comparing import compare_case
+from mtmc_lsp.measure.expecting import expected_of, in_float64
+from mtmc_lsp.measure.handover import give, is_large, take, withdraw
+from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout, reusing
+from mtmc_lsp.measure.keeping import in_memory, is_there, keep, kept, own_device
 from mtmc_lsp.measure.running import (
     LaunchCount,
     copies,
@@ -36,10 +34,6 @@ from mtmc_lsp.measure.running import (
     settled,
 )
 
-FEW, FEW_DRAWS = 64, 3
-"""Elements of a result whose rounding is so much luck that it is asked for more than once."""
-TF32_ERROR = 2.0**-11
-"""Of one rounding to TF32's ten bits, as a part."""
 MUCH_RESERVED = 1 << 30
 """Bytes that a process may hold back for its next case."""
 GPU_MEMORY_PART = 0.85
@@ -73,11 +67,41 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 def reference(request: dict[str, Any]) -> dict[str, Any]:
     """Make a case's inputs, run the user's code and its float64 oracle on them.
 
-    The inputs go to a file, from where the candidate's process takes them; what is expected stays here.
+    The inputs go to a file, from where the candidate's process takes them; what is expected stays here. With
+    ``handed``, large inputs are not written but offered when they are asked for, and what has no room is computed again.
 
     Returns:
-        ``device``, and ``coarse``: whether float64 did not fit beside the rest, so that the user's own results are all there is.
+        ``coarse``: whether float64 did not fit beside the rest, so that the user's own results are all there is.
+        ``large``: whether :func:`offer` gives the inputs.
     """
+    inputs, expected = _referred(request)
+    large = bool(request.get("handed")) and is_large(inputs)
+    if not large:
+        torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, request["inputs"])
+    keep(request["inputs"], inputs, or_file=False)
+    keep(request["expected"], expected, or_file=not large)
+    coarse = expected["coarse"]
+    del inputs, expected
+    release()
+    return {"coarse": coarse, "large": large}
+
+
+def offer(request: dict[str, Any]) -> dict[str, Any]:
+    """Offer a case's large inputs to another process: under ``to``, else to the candidate's until its results were compared."""
+    path = request["inputs"]
+    inputs = kept(path, own_device()) if in_memory(path) else _inputs(request)[2]
+    give(inputs, request.get("to", path), in_memory=True)
+    return {}
+
+
+def take_back(request: dict[str, Any]) -> dict[str, Any]:
+    """End an offer."""
+    withdraw(request["to"])
+    return {}
+
+
+def _inputs(request: dict[str, Any]) -> tuple[Any, Capture, dict[str, torch.Tensor]]:
+    """The user's module, what was captured of it, and a case's inputs."""
     capture = from_json(Capture, request["capture"])
     widened, case = bool(request["widened"]), request["case"]
     device = device_for(capture, case["kind"])
@@ -85,21 +109,25 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("init"):
         _construct_with(module, request["init"])
     given = case["distribution"] == "given"
-    start = build_call(module, capture.workload, device, _case_sizes(capture, case), values=given)
+    start = build_call(
+        module, capture.workload, device, _case_sizes(capture, case), values=given, construct=reusing(capture)
+    )
     inputs = make_inputs(capture, start, case["sizes"], case["distribution"], case["seed"], device, widened)
     if case["kind"] == "float64":
-        inputs = {name: _wide(tensor) for name, tensor in inputs.items()}
+        inputs = {name: in_float64(tensor) for name, tensor in inputs.items()}
     if case.get("layout"):
         inputs = other_layout(inputs, [a.input for a in capture.arguments if a.input in inputs], case["layout"])
-    torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, request["inputs"])
-    keep(request["inputs"], inputs, in_file=True)
+    return module, capture, inputs
+
+
+def _referred(request: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """A case's inputs and what is expected of them."""
+    module, capture, inputs = _inputs(request)
+    case = request["case"]
     try:
-        expected = _expected(module, capture, inputs, device, case)
+        return inputs, expected_of(module, capture, inputs, device_for(capture, case["kind"]), case)
     except Exception as error:
         raise user_error(error, capture.workload.target, f"on {case['label']}") from error
-    keep(request["expected"], expected)
-    release()
-    return {"device": device, "coarse": expected["coarse"]}
 
 
 def release() -> None:
@@ -112,134 +140,6 @@ def _construct_with(module: Any, init: str) -> None:
     """From now on the file's own function gives these constructor arguments."""
     made = ast.literal_eval(init)
     module.get_init_inputs = lambda: made
-
-
-def _expected(
-    module: Any, capture: Capture, inputs: dict[str, torch.Tensor], device: str, case: dict[str, Any]
-) -> dict[str, Any]:
-    """What the user's own code gives, and what it gives in float64."""
-    kind, seed = case["kind"], case["seed"]
-
-    def random_mode() -> contextlib.AbstractContextManager[Any]:
-        # Outside the guard the user's own code runs, with torch's own random numbers.
-        if kind != VALUES or not capture.uses_random:
-            return contextlib.nullcontext()
-        mode: contextlib.AbstractContextManager[Any] = SharedRandomMode(
-            draw_seeds(seed, _random_count(capture), device)
-        )
-        return mode
-
-    own = run_case(module, capture, copies(inputs), device, random_mode(), seed, kind)
-    # The same code must run where nothing better is said: its own result is all there is to compare with.
-    same: dict[str, Any] = {
-        "oracle": own["results"],
-        "oracle_after": own["after"],
-        "near": {},
-        "ties": {},
-        "coarse": False,
-    }
-    if kind != VALUES and (kind != AUTOGRAD or capture.uses_random):
-        return {**own, **same}
-    try:
-        return {**own, **same, **_in_float64(module, capture, inputs, device, case, own["results"], random_mode)}
-    except torch.OutOfMemoryError:
-        return {**own, **same, "near": _tolerated(capture, own["results"]), "coarse": True}
-
-
-def _in_float64(
-    module: Any,
-    capture: Capture,
-    inputs: dict[str, torch.Tensor],
-    device: str,
-    case: dict[str, Any],
-    own: list[Any],
-    random_mode: Callable[[], contextlib.AbstractContextManager[Any]],
-) -> dict[str, Any]:
-    """The oracle's results, and how far they move with rounding of the inputs."""
-    kind, seed = case["kind"], case["seed"]
-    recorder = IndexRecorder()
-    with _float64_default(), recorder, Float64Mode():
-        wide = {name: _wide(tensor) for name, tensor in inputs.items()}
-        oracle = run_case(module, capture, wide, device, random_mode(), seed, kind)
-        del wide
-        near: dict[int, float] = {}
-        for draw in range(FEW_DRAWS if _has_few(own) else 1):
-            moved = _moved(inputs, seed + draw, _finest(own))
-            there = run_case(module, capture, moved, device, random_mode(), seed, kind)["results"]
-            for i, (result, mine) in enumerate(zip(there, own, strict=False)):
-                if isinstance(result, torch.Tensor) and isinstance(mine, torch.Tensor):
-                    near[i] = max(near.get(i, 0.0), sensitivity(result, mine, oracle["results"][i]))
-    ties = _ties(recorder, oracle["results"], inputs)
-    return {"oracle": oracle["results"], "oracle_after": oracle["after"], "near": near, "ties": ties}
-
-
-def _tolerated(capture: Capture, results: list[Any]) -> dict[int, float]:
-    """Without an oracle: an error that, eight times, is the dtype's published tolerance, or what TF32 costs."""
-    found = {}
-    for i, result in enumerate(results):
-        dtype = str(result.dtype).removeprefix("torch.") if isinstance(result, torch.Tensor) else ""
-        if dtype in TOLERANCE:
-            narrow = dtype == "float32" and capture.graph.runs_tf32
-            found[i] = max(TOLERANCE[dtype] / FACTORS["budget"], TF32_ERROR if narrow else 0.0)
-    return found
-
-
-@contextlib.contextmanager
-def _float64_default() -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _random_count(capture: Capture) -> int:
-    return sum("dropout" in node.op for node in capture.graph.nodes)
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return laid_out(tensor.double() if tensor.is_floating_point() else tensor, tensor.stride())
-
-
-def _ties(recorder: IndexRecorder, results: list[Any], inputs: dict[str, torch.Tensor]) -> dict[int, dict[str, Any]]:
-    """For each result that is an index of an extreme value: the values it was chosen from."""
-    dtypes = {str(t.dtype).removeprefix("torch.") for t in inputs.values() if t.is_floating_point()}
-    epsilon = 4 * max((EPSILON[dtype] for dtype in dtypes), default=0.0)
-    found = {}
-    for i, result in enumerate(results):
-        for values, dim, index in recorder.seen:
-            if index is result:
-                found[i] = {"values": values, "dim": dim, "epsilon": epsilon}
-    return found
-
-
-def _has_few(results: list[Any]) -> bool:
-    return any(isinstance(result, torch.Tensor) and 0 < result.numel() <= FEW for result in results)
-
-
-def _finest(results: list[Any]) -> float:
-    """The least machine epsilon of the results: about how precisely the user's own code computes."""
-    dtypes = [str(r.dtype).removeprefix("torch.") for r in results if isinstance(r, torch.Tensor)]
-    return min((EPSILON[dtype] for dtype in dtypes if dtype in EPSILON), default=EPSILON["float32"])
-
-
-def _moved(inputs: dict[str, torch.Tensor], seed: int, epsilon: float) -> dict[str, torch.Tensor]:
-    """The inputs in float64, each element moved by up to half of ``epsilon``, as a part of it.
-
-    On a GPU subnormal numbers become 0, as its rounding functions take them (``floor``, ``ceil`` in PTX's ``.ftz``).
-    """
-    result = {}
-    for number, (name, tensor) in enumerate(inputs.items()):
-        if not tensor.is_floating_point():
-            result[name] = tensor.clone()
-            continue
-        generator = torch.Generator(tensor.device).manual_seed(seed + 1 + 1000 * number)
-        noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device=tensor.device) - 0.5
-        moved = tensor.double() * (1.0 + epsilon * noise)
-        tiny = tensor.abs() < torch.finfo(tensor.dtype).tiny
-        result[name] = torch.where(tiny, 0.0, moved) if tensor.is_cuda else moved
-    return result
 
 
 def _case_sizes(capture: Capture, case: dict[str, Any]) -> dict[str, int]:
@@ -263,7 +163,8 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         module = module_of(capture, own_text(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:
         return {"status": "compile_error", "reason": said(error)}
-    loaded = torch.load(request["inputs"], weights_only=True, map_location=device)
+    withdraw(left)
+    loaded = take(request["inputs"], device)
     inputs = {name: _with_layout_of(tensor, capture, name, case["sizes"]) for name, tensor in loaded.items()}
     first: dict[str, Any] | None = None
     repeats, calls = True, int(request["repeats"])
@@ -272,7 +173,14 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         for _ in range(calls):
             try:
                 run = run_case(
-                    module, capture, copies(inputs), device, contextlib.nullcontext(), case["seed"], case["kind"]
+                    module,
+                    capture,
+                    copies(inputs),
+                    device,
+                    contextlib.nullcontext(),
+                    case["seed"],
+                    case["kind"],
+                    before=inputs,
                 )
                 run = settled(run, device)
             except Exception as error:
@@ -282,8 +190,10 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
             else:
                 repeats &= all(_same(one, other) for one, other in zip(first["results"], run["results"], strict=True))
     assert first is not None
-    torch.save({**first, "results": [plain(result) for result in first["results"]]}, left)
-    del first, run, inputs, loaded
+    found = {**first, "results": [plain(result) for result in first["results"]]}
+    del run, inputs, loaded
+    give(found, left, in_memory=bool(request.get("handed")))
+    del first, found
     release()
     return {"status": "ran", "launches": launches.count // calls, "repeats": repeats}
 
@@ -319,12 +229,15 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(request: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:
-    """A case's inputs, what is expected and what a candidate gave; a process that was started anew computes it again."""
-    if not is_there(request["expected"]) or not is_there(request["inputs"]):
-        reference(request)
-    want = kept(request["expected"], own_device())
+    """A case's inputs, what is expected and what a candidate gave; what was not kept is computed again."""
+    withdraw(request["inputs"])
+    if not is_there(request["expected"]):
+        inputs, want = _referred(request)
+    else:
+        want = kept(request["expected"], own_device())
+        inputs = kept(request["inputs"], own_device()) if is_there(request["inputs"]) else _inputs(request)[2]
     # What was computed on the CPU is compared there.
     devices = {t.device.type for t in want["results"] if isinstance(t, torch.Tensor)}
     device = devices.pop() if devices else own_device()
-    inputs = {name: tensor.to(device) for name, tensor in kept(request["inputs"], device).items()}
-    return inputs, want, torch.load(request["results"], weights_only=True, map_location=device)
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    return inputs, want, take(request["results"], device)

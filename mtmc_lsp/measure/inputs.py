@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from mtmc_lsp.capture.calls import Call, build_call, random_values
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
+from mtmc_lsp.measure.instances import instance_of
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
 EXACT = {"integers": (-4, 5), "bits": (0, 2)}
@@ -106,10 +108,10 @@ def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torc
     return flat.view(value.shape)
 
 
-def laid_out(value: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """A fresh tensor with these values and strides; dimensions of stride 0 are expanded ones."""
+def laid_out(value: torch.Tensor, strides: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A fresh tensor with these values and strides, of another dtype if asked for; dimensions of stride 0 are expanded."""
     own = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)] if value.numel() else value
-    fresh = torch.empty_strided(own.shape, tuple(strides), dtype=value.dtype, device=value.device)
+    fresh = torch.empty_strided(own.shape, tuple(strides), dtype=dtype or value.dtype, device=value.device)
     return fresh.copy_(own).as_strided(value.shape, tuple(strides))
 
 
@@ -172,7 +174,8 @@ def prepared_call(
     module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str
 ) -> tuple[Call, list[Any]]:
     """The target of ``module`` holding the case's parameters, and the arguments to call it with."""
-    call = build_call(module, capture.workload, device, _call_sizes(capture, inputs), values=False)
+    sizes = _call_sizes(capture, inputs)
+    call = build_call(module, capture.workload, device, sizes, values=False, construct=reusing(capture))
     if call.instance is not None:
         floats = [t for t in inputs.values() if t.is_floating_point()]
         if floats and any(t.dtype is torch.float64 for t in floats):
@@ -190,6 +193,13 @@ def prepared_call(
         by_name = dict(zip(call.names, call.values, strict=True))
         values = [inputs.get(name, by_name[name]) for name in call.names]
     return call, values
+
+
+def reusing(capture: Capture) -> Callable[..., torch.nn.Module]:
+    """What makes instances whose captured parameters and buffers are only read, or replaced."""
+    held = [item.access for item in capture.graph.inputs if item.kind is not InputKind.ARGUMENT]
+    names = [access.removeprefix("self.").replace("[", ".").replace("]", "") for access in held]
+    return functools.partial(instance_of, replaced=names)
 
 
 def _constant(value: object, call: Call, name: str) -> Any:

@@ -9,35 +9,42 @@ import torch
 
 from mtmc_lsp.measure.running import is_interpreted
 
-GPU_PART = 0.06
-"""The part of a GPU's memory that is kept: what is timed and verified there needs most of it."""
+GPU_PART = 0.25
+"""The part of what is free of a GPU's memory that is kept: what is timed and verified there needs most of it."""
 HOST_BYTES = 1 << 30
 
 _kept: dict[str, Any] = {}
 
 
-def keep(path: str, value: Any, *, in_file: bool = False) -> None:
-    """Keep tensors for this process, in whatever mappings and lists; in the file only where there is no room.
+def keep(path: str, value: Any, *, or_file: bool) -> None:
+    """Keep tensors for this process, in whatever mappings and lists, as far as there is room.
 
     Args:
-        path: the file, and the name that they are found by.
+        path: a file, and the name that they are found by.
         value: what holds the tensors.
-        in_file: whether the file holds them already.
+        or_file: whether they go to the file where there is no room; else they are then made again when they are needed.
     """
     _kept.pop(path, None)
     held: dict[str, int] = {}
     for other in _kept.values():
         _count(other, held)
     _count(value, held)
-    if all(size <= _room(device) for device, size in held.items()):
+    mine: dict[str, int] = {}
+    _count(value, mine)
+    if all(held[device] <= _room(device, held[device]) for device in mine):
         _kept[path] = value
-    elif not in_file:
+    elif or_file:
         torch.save(value, path)
 
 
 def is_there(path: str) -> bool:
     """Whether :func:`kept` finds it: a process that was started anew has nothing in its memory."""
     return path in _kept or Path(path).exists()
+
+
+def in_memory(path: str) -> bool:
+    """Whether this process has it in its memory."""
+    return path in _kept
 
 
 def kept(path: str, device: str) -> Any:
@@ -50,8 +57,12 @@ def own_device() -> str:
     return "cuda" if torch.cuda.is_available() and not is_interpreted() else "cpu"
 
 
-def _room(device: str) -> float:
-    return GPU_PART * torch.cuda.mem_get_info()[1] if device == "cuda" else HOST_BYTES
+def _room(device: str, held: int) -> float:
+    """Bytes that may be kept in all, of what is free but for that, and for what torch holds back."""
+    if device != "cuda":
+        return HOST_BYTES
+    idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return GPU_PART * float(torch.cuda.mem_get_info()[0] + idle + held)
 
 
 def _count(value: Any, held: dict[str, int]) -> None:

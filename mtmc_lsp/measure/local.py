@@ -15,27 +15,18 @@ from typing import Any
 from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.results import (
-    Check,
-    CheckStatus,
-    CompileReport,
-    Device,
-    KernelReport,
-    Timing,
-    Verdict,
-    VerdictStatus,
-)
+from mtmc_lsp.core.results import CompileReport, Device, KernelReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.sandbox import Isolation
 from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.worker import Sandbox, Worker
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.candidates import CandidateProcess
-from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
-from mtmc_lsp.measure.findings import checks_of, to_find_launches
+from mtmc_lsp.measure.findings import to_find_launches
 from mtmc_lsp.measure.gpu_lock import alone, shared
 from mtmc_lsp.measure.timekeeper import Timekeeper, TimingCache, cache_folder
+from mtmc_lsp.measure.verifying import Verification
 
 RUN_SECONDS = 120.0
 COMPILE_SECONDS = 180.0
@@ -85,13 +76,8 @@ class LocalMeasurer:
         self._own = source
         self._archs = archs
         self._deadline, self._baselines, self._fresh = deadline, baselines, fresh
-        self._precision = precision
         self._run_seconds, self._compile_seconds, self._time_seconds = run_seconds, compile_seconds, time_seconds
         self.measured = bool(capture.environment.gpu) and capture.workload.device == "cuda"
-        self._mode = "gpu" if self.measured else "interpreter"
-        self._seed = secrets.randbelow(2**31) if seed is None else seed
-        # bfloat16 may also occur inside kernels only, so its replacement does not depend on the inputs.
-        self._widened = not self.measured
         cwd = str(project_root(Path(capture.workload.target.path)))
         environment = {} if self.measured else {"TRITON_INTERPRET": "1"}
         usable = template is not None and dict(template.env) == environment
@@ -122,8 +108,19 @@ class LocalMeasurer:
             python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=template
         )
         self._background = ThreadPoolExecutor(4)
-        self._prepared: Future[list[Case]] | None = None
-        self._coarse = 0
+        self._verification = Verification(
+            capture,
+            self._call,
+            self._reference,
+            self._runner,
+            own=source,
+            seed=secrets.randbelow(2**31) if seed is None else seed,
+            precision=precision,
+            measured=self.measured,
+            secret=self._secret,
+            inputs=self._inputs,
+            seconds=run_seconds,
+        )
         self._baseline: Future[None] | None = None
         self._device: Device | None = None
         self._timekeeper: Timekeeper | None = None
@@ -207,148 +204,26 @@ class LocalMeasurer:
 
     def verify(self, candidate: Candidate) -> Verdict:
         """Run the candidate on every case, in a process of its own, and compare with the oracle."""
+        self._prepare()
         try:
-            return self._verified(candidate)
+            return self._verification.verify(candidate)
         finally:
             # Whatever it changed in its process goes with it, a GPU context that a kernel broke too.
             self._runner.next()
             if self.measured:
                 self._background.submit(self._runner.warm_up)
 
-    def _verified(self, candidate: Candidate) -> Verdict:
-        if not self.measured and not is_interpretable(self._capture):
-            reason = "the sizes that cannot vary are too large for Triton's interpreter; verify on a GPU"
-            return Verdict(VerdictStatus.UNCERTIFIABLE, (), self._mode, reason=reason)
-        checks: list[Check] = []
-        worst = (0.0, 0.0)
-        fallbacks = 0
-        for number, case in enumerate(self._cases()):
-            try:
-                seen = self._run_candidate(candidate, number, case)
-            except WorkerFailed as error:
-                status = VerdictStatus.TIMEOUT if error.kind in ("timeout", "expired") else VerdictStatus.CRASHED
-                return self._verdict(status, checks, worst, f"{error.message} (on {case.label})")
-            if seen["status"] != "ran":
-                return self._verdict(
-                    VerdictStatus(seen["status"]), checks, worst, f"{seen['reason']} (on {case.label})"
-                )
-            if number == 0 and not seen["launches"]:
-                reason = f"no Triton kernel was launched (on {case.label})"
-                return self._verdict(VerdictStatus.RUNTIME_ERROR, checks, worst, reason)
-            fallbacks += case.is_kernels_ground and not seen["launches"]
-            if case.is_kernels_ground and not seen["launches"] and self._capture.uses_random:
-                # The user's own code ran, with torch's own random numbers: there is nothing to compare.
-                continue
-            compared = self._compare(number, case)
-            checks += checks_of(case, seen, compared)
-            if compared["error"] > worst[0]:
-                worst = (compared["error"], compared["reference_error"])
-            failed = next((c for c in checks if c.status is CheckStatus.FAILED), None)
-            if failed is not None:
-                reason = f"{failed.name}: {failed.detail} (on {failed.case})"
-                return self._verdict(VerdictStatus.INCORRECT, checks, worst, reason)
-        return self._verdict(VerdictStatus.CORRECT, checks, worst, "", fallbacks)
-
-    def _verdict(
-        self, status: VerdictStatus, checks: list[Check], worst: tuple[float, float], reason: str, fallbacks: int = 0
-    ) -> Verdict:
-        return Verdict(status, tuple(checks), self._mode, *worst, reason, self._notes(fallbacks))
-
     def _prepare(self) -> None:
         """Let the references and, on a GPU, the compiled baseline be made while the first candidate is compiled."""
-        if self._prepared is None:
-            self._prepared = self._background.submit(self._made_cases)
+        self._verification.begin(self._background)
         if self._baseline is None and self.measured:
             self._baseline = self._background.submit(self._made_baseline)
 
     def _made_baseline(self) -> None:
         request = {"capture": to_json(self._capture), "own": self._own, "baselines": list(self._baselines)}
         # What fails here fails again, and is said, when a candidate is timed.
-        with contextlib.suppress(MtmcError):
-            self._call(self._timer, "measure.baseline", request, self._time_seconds)
-
-    def _cases(self) -> list[Case]:
-        """The cases whose reference is computed; made once, before any candidate runs."""
-        self._prepare()
-        assert self._prepared is not None
-        return self._prepared.result()
-
-    def _made_cases(self) -> list[Case]:
-        """The cases that the user's own code takes, each with its reference on disk."""
-        prepared: list[Case] = []
-        for case in verification_cases(self._capture, interpreted=not self.measured, seed=self._seed):
-            request = {**self._request(case, len(prepared)), "expected": str(self._expected(len(prepared)))}
-            try:
-                made = self._call(self._reference, "measure.reference", request, self._run_seconds)
-                self._coarse += bool(made["coarse"])
-            except MtmcError as error:
-                # The user's own code does not take these sizes; the first case is the workload itself.
-                if not prepared or (isinstance(error, WorkerFailed) and error.kind in ("cancelled", "expired")):
-                    raise
-                if self.measured and "CUDA" in error.message:
-                    # A failed kernel leaves the process's GPU context unusable.
-                    self._reference.close()
-                continue
-            prepared.append(case)
-        return prepared
-
-    def _request(self, case: Case, number: int) -> dict[str, object]:
-        return {
-            "capture": to_json(self._capture),
-            "own": self._own,
-            "widened": self._widened,
-            "case": {**to_json(case), "label": case.label},
-            "inputs": str(self._inputs / f"inputs-{number}.pt"),
-        }
-
-    def _expected(self, number: int) -> Path:
-        return self._secret / f"expected-{number}.pt"
-
-    def _run_candidate(self, candidate: Candidate, number: int, case: Case) -> dict[str, Any]:
-        request = {
-            **self._request(case, number),
-            "source": candidate.source,
-            # The interpreter runs one program after the other: one repeat shows state that is kept between calls.
-            "repeats": 2 if self.measured or number == 0 else 1,
-        }
-        seen = self._call(self._runner, "measure.candidate", request, self._run_seconds)
-        if seen["status"] == "ran":
-            self._runner.take_results(self._results)
-        return seen
-
-    @property
-    def _results(self) -> Path:
-        return self._secret / "results.pt"
-
-    def _compare(self, number: int, case: Case) -> dict[str, Any]:
-        request = {
-            **self._request(case, number),
-            "expected": str(self._expected(number)),
-            "results": str(self._results),
-            "precision": self._precision,
-        }
-        return self._call(self._reference, "measure.compare", request, self._run_seconds)
-
-    def _notes(self, fallbacks: int) -> tuple[str, ...]:
-        notes = []
-        if not self.measured:
-            cases = self._cases()
-            shown = ", ".join(f"{k}={v}" for k, v in (cases[0].sizes if cases else {}).items())
-            if cases and dict(cases[0].sizes) != dict(self._capture.graph.sizes):
-                notes.append(f"sizes reduced to {shown} for Triton's interpreter")
-            types = [kind for node in self._capture.graph.nodes for kind in node.outputs]
-            types += [item.type for item in self._capture.graph.inputs]
-            if any(kind.dtype == "bfloat16" for kind in types):
-                notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
-        if not self._runner.isolation.is_full:
-            notes.append(f"isolation of the candidate: {self._runner.isolation.text}")
-        if self._coarse:
-            notes.append(
-                f"float64 did not fit into memory in {self._coarse} of the cases: compared with your own code's"
-            )
-        if fallbacks:
-            notes.append(f"the guard chose the original code in {fallbacks} of the cases")
-        return tuple(notes)
+        with contextlib.suppress(MtmcError), self._verification.given() as given:
+            self._call(self._timer, "measure.baseline", {**request, "given": given}, self._time_seconds)
 
     # Compilation and timing --------------------------------------------------------------------------------------
 

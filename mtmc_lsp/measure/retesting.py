@@ -12,6 +12,7 @@ import torch
 
 from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.errors import MeasurementRejected
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.measure.clock import Run
 from mtmc_lsp.measure.running import flatten
 
@@ -21,6 +22,16 @@ TF32_TOLERANCE = 1e-3
 """Of products with operands of ten bits: cuDNN's own error on an H200 is 3e-4 to 4e-4."""
 MOST_OTHER_INDICES = 1e-3
 """The part of an integer result that may differ from eager's: indices of values that tie."""
+
+
+def rounded_within(graph: Graph) -> float:
+    """The tolerance of the coarsest float that a value of the graph is rounded to, of TF32 operands too.
+
+    A float32 result of values that were rounded to bfloat16 before is no more exact than these.
+    """
+    kinds = [item.type for item in graph.inputs] + [kind for node in graph.nodes for kind in node.outputs]
+    coarsest = max((TOLERANCE[kind.dtype] for kind in kinds if kind.dtype in TOLERANCE), default=0.0)
+    return max(coarsest, TF32_TOLERANCE if graph.runs_tf32 else 0.0)
 
 
 class Retest:
@@ -33,7 +44,7 @@ class Retest:
         inputs: Mapping[str, torch.Tensor],
         *,
         random: bool,
-        narrow: bool = False,
+        tolerance: float = 0.0,
     ) -> None:
         """Remember the inputs.
 
@@ -42,10 +53,10 @@ class Retest:
             eager: the user's own code on the same inputs.
             inputs: the tensors that both read, changed in place here and put back.
             random: whether results are random, and therefore only their form is compared.
-            narrow: whether float32 products run in TF32.
+            tolerance: least relative L2 distance of two results that is no fault, beside that of their dtype.
         """
         self._candidate, self._eager, self._inputs = candidate, eager, inputs
-        self._random, self._narrow = random, narrow
+        self._random, self._tolerance = random, tolerance
         self._saved = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         self._first: list[Any] = []
         self._last: Any = None
@@ -114,6 +125,5 @@ class Retest:
         wide = b.double()[finite]
         distance = torch.linalg.vector_norm(a.double()[finite] - wide)
         # Two results, each within the tolerance of the oracle.
-        single = TF32_TOLERANCE if self._narrow and b.dtype == torch.float32 else 0.0
-        allowed = 2 * max(TOLERANCE[str(b.dtype).removeprefix("torch.")], single)
+        allowed = 2 * max(TOLERANCE[str(b.dtype).removeprefix("torch.")], self._tolerance)
         return float(distance) <= allowed * float(torch.linalg.vector_norm(wide)) + 1e-300

@@ -9,6 +9,8 @@ GPU_TO_CPU = (
     ("torch.cuda.synchronize()", "None"),
     ('"cuda"', '"cpu"'),
     ("'cuda'", "'cpu'"),
+    # A CPU computes the products of the user's own code in full float32, so the kernel's operands are not rounded there either.
+    ("tl.where(x == x, rounded, x)", "x"),
 )
 BEGIN, END = "# mtmc: begin", "# mtmc: end"
 """Marks around generated code."""

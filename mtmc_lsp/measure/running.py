@@ -67,14 +67,18 @@ def run_case(
     seed: int,
     kind: str,
     prepare: Callable[..., tuple[Call, list[Any]]] = prepared_call,
+    *,
+    before: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, Any]:
     """Call the target once; ``prepare`` finds it in the module and gives what to call it with.
+
+    ``before`` are the inputs' values in other tensors, where the caller has them; else they are copied.
 
     Returns:
         ``results`` (where gradients are asked for, these follow), ``after`` (the inputs that hold something else then)
         and ``facts`` (for each result what is seen of it beside its values).
     """
-    before = copies(inputs)
+    before = copies(inputs) if before is None else before
     call, values = prepare(module, capture, inputs, device)
     leaves = _leaves(capture, inputs) if kind == AUTOGRAD else []
     torch.manual_seed(seed)
@@ -84,7 +88,7 @@ def run_case(
     facts = [_facts(result, inputs) for result in results]
     if leaves:
         results = [r if r is None else r.detach() for r in results] + _gradients(results, leaves)
-    after = {name: tensor.detach() for name, tensor in inputs.items() if not same_bits(tensor.detach(), before[name])}
+    after = {name: inputs[name].detach() for name, held in before.items() if not same_bits(inputs[name].detach(), held)}
     return {"results": results, "after": after, "facts": facts}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,16 +20,29 @@ FLOOR = 0.01
 """Differences below this part are never called real, however small the spread: from one start of a process to the next, the
 same code differs by about this much, through where its memory lies and how the clocks stand."""
 SAME_WITHIN = 0.03
-WARM_CALLS, WARM_BATCHES = 20, 5
+SETTLED, SETTLING_STEP = 0.001, 5
+"""Sampling ends once the standard error of every median is below this part of it, which is looked at after so many rounds."""
+WARM_CALLS, LEAST_WARM_CALLS, WARM_BATCHES = 20, 3, 5
+WARM_US = 20_000.0
+"""About what a batch of calls may take."""
 GRAPH_SECONDS = 0.2
+DEVICE_BOUND = 2.0
+"""A call whose time on the device is this many times the host's to launch it is bound by the device."""
+HOST_SLACK, MOST_AHEAD_US = 3.0, 1000.0
+"""How late, as a multiple of its usual time, a host may be without being timed: seen on a busy machine at 5 % of a call."""
 
 
 def interleaved(clock: Clock, runs: Mapping[str, Run], seconds: float) -> dict[str, list[tuple[float, float]]]:
-    """Rounds of one sample of each contender, in random order within a round."""
+    """Rounds of one sample of each contender, in random order within a round.
+
+    Of calls whose time is the device's, the host's is kept out altogether: in a program it runs ahead, and here it would only
+    add its noise. Calls that the host has to launch piece by piece while the device waits are timed as they come.
+    """
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for run in runs.values():
-        for _ in range(3):
-            clock.cold(run)
+    ahead = {}
+    for name, run in runs.items():
+        device, host = (statistics.median(values) for values in zip(*(clock.cold(run) for _ in range(3)), strict=True))
+        ahead[name] = min(HOST_SLACK * host, MOST_AHEAD_US) if device > DEVICE_BOUND * host else 0.0
     order = list(runs)
     # A generator of its own: what user code does to the shared one does not make the order foreseeable.
     shuffle = random.Random()
@@ -35,16 +50,43 @@ def interleaved(clock: Clock, runs: Mapping[str, Run], seconds: float) -> dict[s
     while True:
         shuffle.shuffle(order)
         for name in order:
-            samples[name].append(clock.cold(runs[name]))
+            samples[name].append(clock.cold(runs[name], ahead[name]))
         count = len(samples[order[0]])
-        if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and time.perf_counter() > deadline):
+        late = time.perf_counter() > deadline
+        if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and (late or _is_settled(samples))):
             return samples
 
 
-def warm(clock: Clock, run: Run) -> tuple[float, float]:
-    """Median microseconds of a batch of calls with a warm L2, by two clocks: device events, and the host's wall."""
-    batches = [clock.batch(run, WARM_CALLS) for _ in range(WARM_BATCHES)]
-    return statistics.median(event for event, _ in batches), statistics.median(wall for _, wall in batches)
+def _is_settled(samples: Mapping[str, Sequence[tuple[float, float]]]) -> bool:
+    """Whether more samples would move no median by anything that counts."""
+    if len(next(iter(samples.values()))) % SETTLING_STEP:
+        return False
+    return all(_median_error([device for device, _ in values]) < SETTLED for values in samples.values())
+
+
+def _median_error(values: Sequence[float]) -> float:
+    """The standard error of the median, as a part of it, from the quartiles; for normal noise."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return 1.2533 * (high - low) / 1.349 / math.sqrt(len(values)) / middle if middle > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Warm:
+    """Medians of batches of calls with a warm L2."""
+
+    calls: int
+    """In a batch."""
+    event_us: float
+    """By the device's events, of all of them."""
+    wall_us: float
+    """By the host."""
+
+
+def warm(clock: Clock, run: Run, single_us: float) -> Warm:
+    """Time batches of calls by two clocks; of calls that take long (``single_us``) fewer are enough."""
+    calls = max(LEAST_WARM_CALLS, min(WARM_CALLS, int(WARM_US / max(single_us, 1.0))))
+    batches = [clock.batch(run, calls) for _ in range(WARM_BATCHES)]
+    return Warm(calls, *(statistics.median(times) for times in zip(*batches, strict=True)))
 
 
 def clocks_agree(event_us: float, wall_us: float) -> bool:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from mtmc_lsp.capture import calls
 from mtmc_lsp.capture.calls import Call, build_call
 from mtmc_lsp.core.workload import Target, TargetKind, Workload, WorkloadSource
 
@@ -50,3 +51,13 @@ def test_inputs_that_depend_on_values_are_made_in_full(what: str) -> None:
         "a tensor from outside": lambda: [outside + 0, outside, 1.0],
     }
     assert torch.equal(built(makes[what], values=False).values[0], torch.ones(3))
+
+
+def test_gigabytes_of_floats_have_a_stand_in_on_the_device_and_integers_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MANY", 100)
+    made = calls._stand_ins(lambda: [torch.full((20, 10), 7.0).t(), 0.5], "cpu")
+    assert made == [], "a CPU draws them no faster"
+    x, factor = calls._stand_ins(lambda: [torch.full((20, 10), 7.0).t(), 0.5], "meta")
+    assert (x.shape, x.stride(), x.device.type, factor) == ((10, 20), (1, 10), "meta", 0.5)
+    assert calls._stand_ins(lambda: [torch.rand(20, 10), torch.arange(9)], "meta") == [], "integers may be indices"
+    assert calls._stand_ins(lambda: [torch.rand(9)], "meta") == [], "few are made as they are"

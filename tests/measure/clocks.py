@@ -36,7 +36,7 @@ class FakeClock:
     def _noisy(self, us: float) -> float:
         return us * (1 + self._random.gauss(0, self._noise))
 
-    def cold(self, run: Any) -> tuple[float, float]:
+    def cold(self, run: Any, ahead_us: float = 0.0) -> tuple[float, float]:
         self.calls += 1
         run()
         return self._noisy(self._cost(run).us), 5.0
@@ -60,7 +60,7 @@ class HostClock:
 
     method = "the host's clock"
 
-    def cold(self, run: Any) -> tuple[float, float]:
+    def cold(self, run: Any, ahead_us: float = 0.0) -> tuple[float, float]:
         us = self.batch(run, 1)[0]
         return us, us
 

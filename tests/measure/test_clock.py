@@ -51,6 +51,15 @@ def test_each_cold_call_is_preceded_by_a_reset_and_a_flush(gpu: SimpleNamespace)
     assert "persisting" in clock.method
 
 
+def test_the_device_is_kept_busy_until_a_late_host_has_launched(gpu: SimpleNamespace) -> None:
+    clock = clocks.CudaClock()
+    gpu.noted.clear()
+    clock.cold(lambda: work(gpu), ahead_us=150.0)
+    flushes = gpu.noted.count("flush")
+    assert gpu.noted == ["reset", *["flush"] * flushes, "record on own stream", "work", "record on own stream", "wait"]
+    assert (flushes - 1) * clocks.FLUSH_US < 150.0 <= flushes * clocks.FLUSH_US
+
+
 def test_a_batch_is_timed_between_two_waits_by_both_clocks(gpu: SimpleNamespace) -> None:
     clock = clocks.CudaClock()
     gpu.noted.clear()

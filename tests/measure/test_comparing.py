@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmc_lsp.measure.comparing import FACTORS, agreement, exact_difference, sensitivity
+from mtmc_lsp.measure.comparing import FACTORS, agreement, discrete_difference, sensitivity
 
 
 def judged(mine, own, oracle, near=0.0, precision="budget"):
@@ -89,19 +89,54 @@ def test_what_the_dtype_cannot_hold_does_not_decide_and_the_rest_does() -> None:
 
 def test_integers_are_compared_exactly() -> None:
     own = torch.arange(5)
-    assert exact_difference(own.clone(), own, None) == ""
-    assert exact_difference(own + (own == 2), own, None) == "1 of 5 elements differ"
+    assert discrete_difference(own.clone(), own, own, 0.0, None, 8.0) == ""
+    assert discrete_difference(own + (own == 2), own, own, 0.0, None, 8.0) == "1 of 5 elements differ"
+
+
+def test_where_rounding_decides_on_which_side_of_an_edge_a_value_lies_others_may_lie_elsewhere() -> None:
+    oracle = torch.arange(1000) % 200 - 100
+    own, moved = oracle.clone(), 0.0
+    own[::100] += 1
+    mine = oracle.clone()
+    mine[1::50] -= 1
+    assert discrete_difference(mine, own, oracle, moved, None, 8.0) == "", "20 others, and the user's own code has 10"
+    assert "of the user's own code 10, allowed are 20" in discrete_difference(oracle + 1, own, oracle, moved, None, 8.0)
+    assert discrete_difference(mine.where(mine == oracle, mine - 1), own, oracle, moved, None, 8.0), "2 off, not 1"
+    few = oracle.clone()
+    few[3] += 1
+    assert discrete_difference(few, oracle, oracle, 0.001, None, 8.0) == "", (
+        "the oracle itself moves by one in a thousand"
+    )
+    assert discrete_difference(few, oracle, oracle, 0.0, None, 8.0)
+
+
+def test_of_integers_that_move_with_the_inputs_rounding_the_part_is_told() -> None:
+    own = torch.arange(8, dtype=torch.int8)
+    moved = own.clone()
+    moved[2] += 1
+    assert sensitivity(moved, own, own) == 1 / 8
+    assert sensitivity(own, own, own) == 0.0
+
+
+def test_so_near_the_end_of_a_dtype_that_rounding_leads_beyond_no_result_is_wrong() -> None:
+    oracle = torch.tensor([65510.0, 3.0], dtype=torch.float64)
+    own = oracle.half()
+    mine = torch.tensor([float("inf"), 3.0], dtype=torch.float16)
+    assert judged(mine, own, oracle) == ""
+    assert judged(torch.tensor([65504.0, float("inf")], dtype=torch.float16), own, oracle)
 
 
 def test_another_index_is_right_only_where_the_values_tie() -> None:
     values = torch.tensor([[1.0, 2.0, 2.0], [0.0, 5.0, 1.0]], dtype=torch.float64)
     own = torch.tensor([1, 1])
     ties = {"values": values, "dim": -1, "epsilon": 1e-6}
-    assert exact_difference(torch.tensor([2, 1]), own, ties) == ""
-    assert exact_difference(torch.tensor([2, 2]), own, ties) == "1 of 2 elements differ"
-    assert exact_difference(torch.tensor([2, 7]), own, ties), "an index out of range is wrong, not an error"
+    assert discrete_difference(torch.tensor([2, 1]), own, own, 0.0, ties, 8.0) == ""
+    assert discrete_difference(torch.tensor([2, 2]), own, own, 0.0, ties, 8.0) == "1 of 2 elements differ"
+    assert discrete_difference(torch.tensor([2, 7]), own, own, 0.0, ties, 8.0), (
+        "an index out of range is wrong, not an error"
+    )
     flat = {"values": values, "dim": None, "epsilon": 1e-6}
-    assert exact_difference(torch.tensor(3), torch.tensor(4), flat)
+    assert discrete_difference(torch.tensor(3), torch.tensor(4), torch.tensor(4), 0.0, flat, 8.0)
 
 
 def test_of_one_number_twice_the_users_own_error_is_luck_and_eight_times_is_not() -> None:

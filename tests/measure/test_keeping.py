@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mtmc_lsp.core.jsonable import to_json
-from mtmc_lsp.measure import in_worker, keeping
+from mtmc_lsp.measure import expecting, in_worker, keeping
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def test_what_has_room_is_kept_in_memory_and_the_rest_in_files(tmp_path: Path, m
     monkeypatch.setattr(keeping, "HOST_BYTES", 1000)
     small, large = ({"results": [torch.arange(count)]} for count in (10, 1000))
     for name, value in (("small", small), ("large", large)):
-        keeping.keep(str(tmp_path / name), value)
+        keeping.keep(str(tmp_path / name), value, or_file=True)
         assert keeping.is_there(str(tmp_path / name))
         assert torch.equal(keeping.kept(str(tmp_path / name), "cpu")["results"][0], value["results"][0])
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
@@ -30,7 +30,7 @@ def test_what_has_room_is_kept_in_memory_and_the_rest_in_files(tmp_path: Path, m
 def test_what_is_kept_anew_takes_the_old_ones_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "HOST_BYTES", 1000)
     for _ in range(3):
-        keeping.keep(str(tmp_path / "case"), [torch.zeros(200)])
+        keeping.keep(str(tmp_path / "case"), [torch.zeros(200)], or_file=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -43,7 +43,7 @@ def test_where_float64_does_not_fit_the_users_own_results_are_compared_with(
     def no_room(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(in_worker, "_in_float64", no_room)
+    monkeypatch.setattr(expecting, "_oracle", no_room)
     capture = captured(SOURCE, "f")
     case = {
         "sizes": {"N": 64, "D": 32},
@@ -77,3 +77,15 @@ def test_a_process_that_was_started_anew_computes_again_what_it_had_kept(capture
     keeping._kept.clear()
     torch.save(first, files["results"])
     assert all(check["status"] == "passed" for check in in_worker.compare(request)["checks"])
+
+
+def test_what_runs_in_tf32_on_the_workload_is_not_asked_to_be_finer_on_small_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(expecting, "_usual", {})
+    oracle = torch.linspace(1, 2, 50, dtype=torch.float64)
+    coarse, fine = (oracle * (1 + 3e-4)).float(), oracle.float()
+    near = expecting._no_finer_than_usual({0: 1e-8}, [coarse], [oracle], is_first=True)
+    assert near == {0: 1e-8}, "of the workload itself its own error is asked for"
+    later = expecting._no_finer_than_usual({0: 1e-8, 1: 3e-8}, [fine, fine], [oracle, oracle], is_first=False)
+    assert later == {0: pytest.approx(3e-4, rel=1e-3), 1: pytest.approx(3e-8)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON
-from mtmc_lsp.measure.in_worker import _finest, _moved
+from mtmc_lsp.measure.expecting import _finest, _moved
 
 
 def test_inputs_move_by_half_of_their_last_place() -> None:

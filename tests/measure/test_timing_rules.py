@@ -7,14 +7,25 @@ from dataclasses import replace
 
 import pytest
 import torch
+from clocks import Costing, FakeClock
 from handwritten import RMS
 
+from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.errors import EnvironmentNotAble, MeasurementRejected, error_from_json
 from mtmc_lsp.core.results import Ratio, Speed
 from mtmc_lsp.measure.contest import Compiled, Contest, conclude, must_be_possible
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
-from mtmc_lsp.measure.retesting import Retest
-from mtmc_lsp.measure.sampling import clocks_agree, ratio_of, speed_of
+from mtmc_lsp.measure.retesting import TF32_TOLERANCE, Retest, rounded_within
+from mtmc_lsp.measure.sampling import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    Warm,
+    clocks_agree,
+    interleaved,
+    ratio_of,
+    speed_of,
+    warm,
+)
 
 QUIET = Ratio(1.0, 0.995, 1.005)
 
@@ -58,13 +69,13 @@ def test_work_that_the_devices_events_do_not_see_is_noticed() -> None:
     assert clocks_agree(20 * 10.0, 20 * 10.0 + 60.0)
     assert not clocks_agree(20 * 10.0, 20 * 100.0)
     with pytest.raises(MeasurementRejected, match="clocks disagree"):
-        must_be_possible(median=10.0, event_us=200.0, wall_us=5000.0, least_us=0.0)
+        must_be_possible(median=10.0, batch=Warm(20, 200.0, 5000.0), least_us=0.0)
 
 
 def test_a_time_below_what_the_memory_needs_is_rejected() -> None:
     with pytest.raises(MeasurementRejected, match="memory needs"):
-        must_be_possible(median=5.0, event_us=100.0, wall_us=150.0, least_us=9.0)
-    must_be_possible(median=10.0, event_us=100.0, wall_us=150.0, least_us=9.0)
+        must_be_possible(median=5.0, batch=Warm(20, 100.0, 150.0), least_us=9.0)
+    must_be_possible(median=10.0, batch=Warm(20, 100.0, 150.0), least_us=9.0)
 
 
 def test_the_headline_is_against_the_best_baseline_and_a_failed_one_says_why() -> None:
@@ -122,9 +133,15 @@ def test_products_in_tf32_may_differ_by_what_their_operands_lose() -> None:
     def rounded(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x) * (1 + 5e-4)
 
-    retested(rounded, narrow=True)
+    retested(rounded, tolerance=TF32_TOLERANCE)
     with pytest.raises(MeasurementRejected, match="before timing"):
         retested(rounded)
+
+
+def test_what_is_rounded_on_the_way_is_no_more_exact_at_the_end(captured) -> None:
+    text = "# mtmc: x=f32[N] N=8\ndef f(x):\n    return {} * 2\n"
+    assert rounded_within(captured(text.format("x.exp()"), "f").graph) == TOLERANCE["float32"]
+    assert rounded_within(captured(text.format("x.bfloat16().float()"), "f").graph) == TOLERANCE["bfloat16"]
 
 
 def test_a_result_that_is_kept_from_the_first_call_is_noticed() -> None:
@@ -223,3 +240,33 @@ def test_without_a_gpu_nothing_is_timed(measurer_of) -> None:
 
 def test_a_rejected_measurement_stays_one_across_processes() -> None:
     assert isinstance(error_from_json(MeasurementRejected("too fast").to_json()), MeasurementRejected)
+
+
+def test_sampling_ends_when_the_medians_stand_and_goes_on_while_they_do_not() -> None:
+    calls = {name: Costing(lambda: None, us) for name, us in (("candidate", 100.0), ("eager", 130.0))}
+    quiet = interleaved(FakeClock(calls["candidate"], noise=0.001), calls, seconds=60.0)
+    assert MIN_SAMPLES <= len(quiet["candidate"]) < 2 * MIN_SAMPLES
+    noisy = interleaved(FakeClock(calls["candidate"], noise=0.05), calls, seconds=60.0)
+    assert len(noisy["eager"]) == MAX_SAMPLES
+
+
+def test_only_calls_that_the_device_bounds_are_kept_from_a_late_host() -> None:
+    ahead: dict[float, set[float]] = {}
+
+    class Noting(FakeClock):
+        def cold(self, run: Costing, ahead_us: float = 0.0) -> tuple[float, float]:
+            ahead.setdefault(run.us, set()).add(ahead_us)
+            return super().cold(run)
+
+    calls = {"candidate": Costing(lambda: None, 6.0), "eager": Costing(lambda: None, 500.0)}
+    interleaved(Noting(calls["candidate"], noise=0.001), calls, seconds=60.0)
+    assert ahead == {6.0: {0.0}, 500.0: {0.0, 15.0}}, "the host takes 5 us"
+
+
+def test_of_long_calls_fewer_are_made_in_a_row() -> None:
+    call = Costing(lambda: None, 9000.0)
+    assert warm(FakeClock(call), call, 9000.0).calls == 3
+    assert warm(FakeClock(call), call, 50.0).calls == 20
+    batch = warm(FakeClock(call), call, 2500.0)
+    assert batch.calls == 8
+    assert batch.event_us == pytest.approx(8 * 9000.0, rel=0.02)

@@ -11,11 +11,21 @@ from functools import lru_cache
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.macro.lower import GraphBox, lower
 from mtmc_lsp.macro.prims import Program
-from mtmc_lsp.macro.rewrites import affine, constants, convolutions, hoisting, identities, layouts, places, sizes
+from mtmc_lsp.macro.rewrites import (
+    affine,
+    constants,
+    convolutions,
+    hoisting,
+    identities,
+    layouts,
+    places,
+    sizes,
+    totals,
+)
 from mtmc_lsp.macro.rewrites.editing import CannotRewrite, Edit, edited
 from mtmc_lsp.macro.schedule import Rewrite, Schedule
 
-ALGEBRA = (*identities.RULES, *constants.RULES, *hoisting.RULES, *places.RULES, *affine.RULES)
+ALGEBRA = (*identities.RULES, *constants.RULES, *hoisting.RULES, *places.RULES, *affine.RULES, *totals.RULES)
 """The exact rewrites, in the order in which they are looked for."""
 _BY_NAME = {rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.NARROW)}
 

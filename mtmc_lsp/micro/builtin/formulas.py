@@ -35,6 +35,19 @@ def _expm1(x):
     small = x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666667 + x * (0.0083333333 + x * 0.0013888889)))))
     return tl.where(tl.abs(x) < 0.3, small, tl.exp(x) - 1.0)
 ''',
+    "_tf32": '''@triton.jit
+def _tf32(x):
+    """x rounded to the ten bits of TF32, as libraries do: tensor cores by themselves cut the others off, at twice the error."""
+    rounded = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
+''',
+    "_mish": '''@triton.jit
+def _mish(x):
+    """x * tanh(log(1 + exp(x))) without a logarithm: with e = exp(x) the tanh is (e * e + 2 * e) / (e * e + 2 * e + 2)."""
+    e = tl.exp(tl.minimum(x, 20.0))
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
+''',
     "_tanh64": '''@triton.jit
 def _tanh64(x):
     """tanh in double precision, by exp(x) - 1 that does not cancel."""
@@ -45,7 +58,8 @@ def _tanh64(x):
 def _expm1_64(x):
     """exp(x) - 1 in double precision without losing small x (W. Kahan's correction by the logarithm of the rounded power)."""
     u = tl.exp(x)
-    plain = (u == 1.0) | (u == 0.0) | (u == float("inf"))
+    # So small a power is nothing beside 1, and once it is subnormal its logarithm is no longer x.
+    plain = (u == 1.0) | (u < 1e-20) | (u == float("inf"))
     safe = tl.where(plain, 2.0, u)
     corrected = (safe - 1.0) * (x / tl.log(safe))
     return tl.where(u == 1.0, x, tl.where(plain, u - 1.0, corrected))
@@ -338,7 +352,7 @@ FORMULAS: dict[str, Formula] = {
         "{0} * tl.sigmoid(1.5957691216057308 * ({0} + 0.044715 * {0} * {0} * {0}))",
         PRODUCT,
     ),
-    "mish": _text("{0} * _tanh(tl.maximum({0}, 0.0) + _log1p(tl.exp(-tl.abs({0}))))", PRODUCT),
+    "mish": _call("_mish"),
     "hardswish": _text("{0} * tl.minimum(tl.maximum({0} + 3.0, 0.0), 6.0) / 6.0", PRODUCT),
     "hardsigmoid": _text("tl.minimum(tl.maximum({0} + 3.0, 0.0), 6.0) / 6.0", PRODUCT),
     "log_sigmoid": _text("tl.minimum({0}, 0.0) - _log1p(tl.exp(-tl.abs({0})))", SUM),
@@ -362,7 +376,7 @@ FORMULAS: dict[str, Formula] = {
 """Function name to the expression it becomes; the operands already have the dtype the function computes in."""
 
 REPEATS_OPERAND = frozenset(
-    "square rounded silu gelu gelu_tanh mish hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign "
+    "square rounded silu gelu gelu_tanh hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign "
     "tan sinh cosh hardshrink softshrink smooth_l1_loss huber_loss kl_div kl_div_log bce_logits remainder floor_div fmod pow "
     "trunc_div asinh atanh acosh hypot asin acos copysign".split()
 )

@@ -250,6 +250,8 @@ class ProductWriter:
             dots = promoted_sum((operands[2], a), (operands[3], b))
         elif is_half(operand.dtype) or operand.dtype == "float64":
             dots = [f"acc = tl.dot({a}, {b}, acc)"]
+        elif self.config["precision"] == "tf32":
+            dots = [f'acc = tl.dot(_tf32({a}), _tf32({b}), acc, input_precision="tf32")']
         else:
             dots = [f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config["precision"]}")']
         if taps:

@@ -1,0 +1,188 @@
+"""What is expected of a candidate: the user's own results, and a float64 oracle that says how far they may be off.
+
+Runs in workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
+from mtmc_lsp.measure.comparing import FACTORS, agreement, sensitivity
+from mtmc_lsp.measure.inputs import laid_out
+from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds
+from mtmc_lsp.measure.running import copies, run_case
+
+_usual: dict[int, float] = {}
+"""By result: the error of the user's own code on the workload itself."""
+FEW, FEW_DRAWS = 64, 3
+"""Elements of a result whose rounding is so much luck that it is asked for more than once."""
+TF32_ERROR = 2.0**-11
+"""Of one rounding to TF32's ten bits, as a part."""
+
+
+def expected_of(
+    module: Any, capture: Capture, inputs: dict[str, torch.Tensor], device: str, case: dict[str, Any]
+) -> dict[str, Any]:
+    """What the user's own code gives on a case's inputs, and what it gives in float64.
+
+    Returns:
+        What :func:`run_case` does; ``oracle`` and ``oracle_after``, the same in float64; by result ``near``, how far the oracle
+        moves with rounding of the inputs, and ``ties``, what an index of an extreme value was chosen from; ``coarse``, whether
+        float64 did not fit into memory.
+    """
+    kind, seed = case["kind"], case["seed"]
+
+    def random_mode() -> contextlib.AbstractContextManager[Any]:
+        # Outside the guard the user's own code runs, with torch's own random numbers.
+        if kind != VALUES or not capture.uses_random:
+            return contextlib.nullcontext()
+        mode: contextlib.AbstractContextManager[Any] = SharedRandomMode(
+            draw_seeds(seed, _random_count(capture), device)
+        )
+        return mode
+
+    own = run_case(module, capture, copies(inputs), device, random_mode(), seed, kind, before=inputs)
+    # The same code must run where nothing better is said: its own result is all there is to compare with.
+    same: dict[str, Any] = {
+        "oracle": own["results"],
+        "oracle_after": own["after"],
+        "near": {},
+        "ties": {},
+        "coarse": False,
+    }
+    if kind != VALUES and (kind != AUTOGRAD or capture.uses_random):
+        return {**own, **same}
+    try:
+        return {**own, **same, **_oracle(module, capture, inputs, device, case, own, random_mode)}
+    except torch.OutOfMemoryError:
+        return {**own, **same, "near": _tolerated(capture, own["results"]), "coarse": True}
+
+
+def _oracle(
+    module: Any,
+    capture: Capture,
+    inputs: dict[str, torch.Tensor],
+    device: str,
+    case: dict[str, Any],
+    ran: dict[str, Any],
+    random_mode: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> dict[str, Any]:
+    """The oracle's results, and how far they move with rounding of the inputs; ``ran`` is the user's own code on them."""
+    kind, seed, own = case["kind"], case["seed"], ran["results"]
+    # Inputs that the code leaves alone in its own precision need not be copied to see whether it does in another.
+    untouched: dict[str, torch.Tensor] | None = None if ran["after"] else {}
+    recorder = IndexRecorder()
+    with _float64_default(), recorder, Float64Mode():
+        wide = {name: in_float64(tensor) for name, tensor in inputs.items()}
+        oracle = run_case(module, capture, wide, device, random_mode(), seed, kind, before=untouched)
+        del wide
+        near: dict[int, float] = {}
+        for draw in range(FEW_DRAWS if _has_few(own) else 1):
+            moved = _moved(inputs, seed + draw, _finest(own))
+            there = run_case(module, capture, moved, device, random_mode(), seed, kind, before={})["results"]
+            del moved
+            for i, (result, mine) in enumerate(zip(there, own, strict=False)):
+                if isinstance(result, torch.Tensor) and isinstance(mine, torch.Tensor):
+                    near[i] = max(near.get(i, 0.0), sensitivity(result, mine, oracle["results"][i]))
+    if capture.graph.runs_tf32:
+        near = _no_finer_than_usual(near, own, oracle["results"], is_first=bool(case.get("first")))
+    ties = _ties(recorder, oracle["results"], inputs)
+    return {"oracle": oracle["results"], "oracle_after": oracle["after"], "near": near, "ties": ties}
+
+
+def _no_finer_than_usual(
+    near: dict[int, float], own: list[Any], oracle: list[Any], *, is_first: bool
+) -> dict[int, float]:
+    """At least the error that the user's own code has on the workload itself.
+
+    Where it may run products in TF32, the libraries choose by the size: what they compute in full precision on a small one is no
+    more than the user asked for.
+    """
+    errors = {
+        i: agreement(mine, mine, oracle[i], 0.0, FACTORS["budget"]).own_error
+        for i, mine in enumerate(own)
+        if isinstance(mine, torch.Tensor) and mine.is_floating_point()
+    }
+    if is_first:
+        _usual.update(errors)
+        return near
+    return near | {i: max(near.get(i, 0.0), _usual.get(i, 0.0)) for i in errors}
+
+
+def _tolerated(capture: Capture, results: list[Any]) -> dict[int, float]:
+    """Without an oracle: an error that, eight times, is the dtype's published tolerance, or what TF32 costs."""
+    found = {}
+    for i, result in enumerate(results):
+        dtype = str(result.dtype).removeprefix("torch.") if isinstance(result, torch.Tensor) else ""
+        if dtype in TOLERANCE:
+            narrow = dtype == "float32" and capture.graph.runs_tf32
+            found[i] = max(TOLERANCE[dtype] / FACTORS["budget"], TF32_ERROR if narrow else 0.0)
+    return found
+
+
+@contextlib.contextmanager
+def _float64_default() -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _random_count(capture: Capture) -> int:
+    return sum("dropout" in node.op for node in capture.graph.nodes)
+
+
+def in_float64(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in double precision, in the same layout; of what is no float in its own dtype."""
+    return laid_out(tensor, tensor.stride(), torch.float64 if tensor.is_floating_point() else None)
+
+
+def _ties(recorder: IndexRecorder, results: list[Any], inputs: dict[str, torch.Tensor]) -> dict[int, dict[str, Any]]:
+    """For each result that is an index of an extreme value: the values it was chosen from."""
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in inputs.values() if t.is_floating_point()}
+    epsilon = 4 * max((EPSILON[dtype] for dtype in dtypes), default=0.0)
+    found = {}
+    for i, result in enumerate(results):
+        for values, dim, index in recorder.seen:
+            if index is result:
+                found[i] = {"values": values, "dim": dim, "epsilon": epsilon}
+    return found
+
+
+def _has_few(results: list[Any]) -> bool:
+    return any(isinstance(result, torch.Tensor) and 0 < result.numel() <= FEW for result in results)
+
+
+def _finest(results: list[Any]) -> float:
+    """The least machine epsilon of the results: about how precisely the user's own code computes."""
+    dtypes = [str(r.dtype).removeprefix("torch.") for r in results if isinstance(r, torch.Tensor)]
+    return min((EPSILON[dtype] for dtype in dtypes if dtype in EPSILON), default=EPSILON["float32"])
+
+
+def _moved(inputs: dict[str, torch.Tensor], seed: int, epsilon: float) -> dict[str, torch.Tensor]:
+    """The inputs in float64, each element moved by up to half of ``epsilon``, as a part of it.
+
+    On a GPU subnormal numbers become 0, as its rounding functions take them (``floor``, ``ceil`` in PTX's ``.ftz``).
+    """
+    result = {}
+    for number, (name, tensor) in enumerate(inputs.items()):
+        if not tensor.is_floating_point():
+            result[name] = tensor.clone()
+            continue
+        generator = torch.Generator(tensor.device).manual_seed(seed + 1 + 1000 * number)
+        # In place: there may be little room beside tensors of gigabytes.
+        moved = torch.empty_like(tensor, dtype=torch.float64).uniform_(generator=generator)
+        moved.sub_(0.5).mul_(epsilon).add_(1.0).mul_(tensor)
+        if tensor.is_cuda:
+            moved.masked_fill_(tensor.abs() < torch.finfo(tensor.dtype).tiny, 0.0)
+        result[name] = moved
+    return result
