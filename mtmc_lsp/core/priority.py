@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-NICENESS = 10
-"""Of 19; with it a process gets about a tenth of what the others get that want the same core."""
+NICENESS = 5
+"""Of 19; with it a process gets about a third of what another gets that wants the same core. With more, a run would hardly get on
+where something else keeps the machine busy."""
 SHARE_OF_SESSION = "/proc/self/autogroup"
 """Where Linux shares cores out by session first, only this file says how much of them a session wants."""
 

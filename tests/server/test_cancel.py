@@ -56,7 +56,7 @@ async def _cancelled(ide: Editor, uri: str, kind: str, stage: str, delay: float)
     """Cancel a job some time after a stage began; gives the seconds until its end was told. Its processes are gone then, or soon."""
     server = ide.client._server.pid
     job = (await ide.command(kind, uri, "f"))["job"]
-    await ide.until(lambda: any(stage in words for words in ide.stages(job)) or ide._end_of(job), 120)
+    await ide.until(lambda: any(stage in words for words in ide.stages(job)) or ide._end_of(job), 300)
     until = time.monotonic() + delay
     await ide.until(lambda: time.monotonic() >= until or ide._end_of(job))
     processes = set(_below(server))
