@@ -85,23 +85,21 @@ def _common(graph: Graph) -> list[str]:
     """What all tensors share: being on the GPU, and their dtype and layout where these agree."""
     # A kernel reads memory, which fake tensors, DTensors and the like do not have, and neither what traces a call (jit,
     # make_fx) nor what transforms it (vmap, forward gradients) sees a launch. Some of these raise when asked for more.
-    result = [
-        "all(isinstance(t, torch.Tensor) and t.is_cuda for t in tensors)",
-        f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))",
-    ]
+    # One pass over the tensors: the guard runs before every call.
+    checks = ["isinstance(t, torch.Tensor) and t.is_cuda"]
     if len(graph.inputs) > 1:
-        result.append("all(t.device == tensors[0].device for t in tensors)")
-    # Triton launches on the present device.
-    result.append("tensors[0].get_device() == torch.cuda.current_device()")
-    checks = []
+        checks.append("t.device == tensors[0].device")
     dtypes = {item.type.dtype for item in graph.inputs}
     if len(dtypes) == 1:
         checks.append(f"t.dtype == torch.{dtypes.pop()}")
     if all(item.type.is_contiguous for item in graph.inputs):
         checks.append("t.is_contiguous()")
-    if checks:
-        result.append(f"all({' and '.join(checks)} for t in tensors)")
-    return result
+    return [
+        f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))",
+        f"all({' and '.join(checks)} for t in tensors)",
+        # Triton launches on the present device.
+        "tensors[0].get_device() == torch.cuda.current_device()",
+    ]
 
 
 def _apart(graph: Graph, names: dict[str, str]) -> list[str]:
@@ -119,10 +117,11 @@ APART = "_lie_apart"
 GUARD_HELPERS = {
     PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
     """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    for t in tensors:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided or t.is_nested or t.is_neg():
+            return False
     return (
-        all(type(t) in (torch.Tensor, torch.nn.Parameter) and t.layout is torch.strided for t in tensors)
-        and not any(t.is_nested or t.is_neg() for t in tensors)
-        and torch.autograd.forward_ad._current_level < 0
+        torch.autograd.forward_ad._current_level < 0
         and not torch.jit.is_tracing()
         and not torch._C._are_functorch_transforms_active()
         and not torch._C._len_torch_dispatch_stack()
