@@ -53,9 +53,12 @@ class Engine(Protocol):
     def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
         """What a search works with, also one that revises ``steps``; its measurer is to be closed."""
 
+    def end(self) -> None:
+        """Leave no process behind, whatever is going on; called at the end, and from a signal's handler."""
+
 
 class SearchEngine:
-    """The search as the command line does it; it serves one job, and its template ends with the process."""
+    """The search as the command line does it; it serves one job."""
 
     def __init__(self) -> None:
         self._template: Template | None = None
@@ -92,6 +95,11 @@ class SearchEngine:
         makers = self._makers(opened, consented=consented)
         measurer = session.open_measurer(opened, capture, template=self._template)
         return session.open_tools(opened, capture, makers, steps=steps, measurer=measurer)
+
+    def end(self) -> None:
+        # It may be importing, and would look up only afterwards; and whoever waits for a copy waits for it.
+        if self._template is not None:
+            self._template.kill()
 
     @staticmethod
     def _makers(opened: Opened, *, consented: bool) -> Makers:
@@ -184,8 +192,11 @@ class Job:
 
 def serve(engine: Engine) -> None:
     """Do the one job that standard input asks for."""
-    request, out = begin()
-    Job(engine, request, out).run()
+    request, out = begin(engine.end)
+    try:
+        Job(engine, request, out).run()
+    finally:
+        engine.end()
 
 
 if __name__ == "__main__":
