@@ -22,9 +22,7 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, Reques
 
 if TYPE_CHECKING:
     from mtmc_lsp.core.settings import Settings
-    from mtmc_lsp.micro.llm.replay import ReplayedModel
-    from mtmc_lsp.search.makers import Makers
-    from mtmc_lsp.search.session import Opened
+    from mtmc_lsp.search.session import Opened, Replay
     from mtmc_lsp.search.store import RunRecord, Store
 
 INTERRUPTED = 130
@@ -175,7 +173,7 @@ def optimize(
     from mtmc_lsp.core.settings import CODERS, PLANNERS
     from mtmc_lsp.report import text
     from mtmc_lsp.report.documents import run_document
-    from mtmc_lsp.search import session
+    from mtmc_lsp.search import review, session
     from mtmc_lsp.search.greedy import Events
     from mtmc_lsp.search.makers import Makers
 
@@ -187,9 +185,10 @@ def optimize(
         return _open(name, python, arch, budget, planner=planner, coder=coder, max_autotune=max_autotune)
 
     out = text.console(stderr=as_json)
-    record, model = None, None
+    record, again = None, None
     if replay:
-        opened, makers, model = _replayed(replay, python)
+        again = _replayed(replay, python)
+        opened, makers = again.opened, again.makers
     elif dry_run:
         return _dry_run(open_spec(spec), as_json)
     else:
@@ -206,18 +205,21 @@ def optimize(
                 on_step=lambda step: text.show_step(out, step, diff=diff and not as_json),
                 on_replayed=lambda step: text.show_replayed(out, step),
             )
-            result = session.optimize(
-                opened,
-                capture,
-                store,
-                events,
-                resumed=record,
-                makers=makers,
-                model=model,
-                fresh=fresh,
-                needs_sandbox=require_sandbox,
-                template=template,
-            )
+            if again is not None and again.revision is not None:
+                result = review.replayed_revision(again, capture, store, events)
+            else:
+                result = session.optimize(
+                    opened,
+                    capture,
+                    store,
+                    events,
+                    resumed=record,
+                    makers=makers,
+                    model=again.model if again is not None else None,
+                    fresh=fresh,
+                    needs_sandbox=require_sandbox,
+                    template=template,
+                )
         text.show_result(out, result)
     backup = session.apply(opened, result) if apply else None
     if backup is not None:
@@ -227,7 +229,7 @@ def optimize(
     return 0 if result.status in KEPT else 1
 
 
-def _replayed(run: str, python: str) -> tuple[Opened, Makers, ReplayedModel]:
+def _replayed(run: str, python: str) -> Replay:
     """A stored run, to be done again."""
     from mtmc_lsp.search.session import open_replay
 

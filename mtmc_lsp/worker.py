@@ -60,6 +60,14 @@ def _limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
+def _give_way(*, asked: bool) -> None:
+    from mtmc_lsp.core import priority
+
+    # Niceness is inherited; the share of a session, which a worker has of its own, is not.
+    if asked or priority.gives_way():
+        priority.give_way()
+
+
 def _lock_in(sandbox: dict[str, Any]) -> None:
     import resource
 
@@ -111,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--template", type=int)
     parser.add_argument("--once", type=Path)
     parser.add_argument("--ahead", action="store_true")
+    parser.add_argument("--give-way", action="store_true")
     parser.add_argument("--memory", type=int)
     parser.add_argument("--sandbox", type=json.loads)
     return parser
@@ -128,6 +137,7 @@ def main() -> None:
     _register_package()
     if options.once is not None:
         sys.exit(_run_once(options))
+    _give_way(asked=options.give_way)
     if options.template is None:
         _serve(options, options.answers)
         return

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError
+from mtmc_lsp.core.loops import loop_in
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Reply:
 
     text: str
     is_cut: bool = False
-    """Whether it stopped at the most tokens that it might have, and not by itself."""
+    """Whether it stopped at the most tokens that it might have, or was ended as it went in circles: not by itself."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Exchange:
     failure: str = ""
     """The code of the error, where there is one."""
     is_cut: bool = False
-    """Whether the answer stopped at the most tokens that it might have."""
+    """Whether the answer did not come to its own end."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,36 @@ class ChatModel(Protocol):
         """
 
 
+CHARACTERS_PER_TOKEN = 2.5
+"""Of code, on the low side: where an endpoint does not count, the estimate is rather too high (49152 tokens in all had 2.8)."""
+
+
+def estimated_tokens(messages: Sequence[Message]) -> int:
+    """Tokens of messages that no endpoint has counted."""
+    return int(sum(len(message.content) for message in messages) / CHARACTERS_PER_TOKEN) + 1
+
+
 LONGEST_QUOTE = 20_000
 """Characters of an answer that are sent back when it is to be mended."""
 
 
 def clipped(answer: str) -> str:
     """An answer as it is quoted to the model: a runaway one would fill the next prompt."""
+    loop = loop_in(answer)
+    if loop is not None:
+        answer = f"{answer[:loop]}\n[and so on]"
     return answer if len(answer) <= LONGEST_QUOTE else f"{answer[:LONGEST_QUOTE]}\n[cut]"
+
+
+CUT = "The answer was cut off where it reached the most tokens it may have: be brief."
+CIRCLES = "The answer was ended where it said the same again and again: do not repeat yourself."
+
+
+def shortfall(reply: Reply) -> str:
+    """What a model is told of an answer that did not come to its own end; empty where it did."""
+    if not reply.is_cut:
+        return ""
+    return CUT if loop_in(reply.text) is None else CIRCLES
 
 
 class ModelNotUsable(EnvironmentNotAble):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.results import CompileReport, Device, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, Step
 from mtmc_lsp.core.workload import Capture
@@ -22,6 +24,9 @@ class State:
     device: Device
     measured: bool
     """Whether steps are timed; without a GPU only predictions guide."""
+    kernel_times: Callable[[], tuple[KernelTime, ...]] = tuple
+    """Has the GPU watched for the kernels of ``candidate``, the slowest first; called only by those who read them, as it takes
+    seconds. Gives none where that is not possible."""
 
 
 class CannotCode(Exception):
@@ -71,6 +76,14 @@ class Repairer(Protocol):
         Raises:
             CannotCode: it has no further try.
         """
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """A measurer that also sees which kernels a version runs."""
+
+    def kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
+        """The kernels of one call, the slowest first; none without a GPU."""
 
 
 class Measurer(Protocol):

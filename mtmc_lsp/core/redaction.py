@@ -15,6 +15,8 @@ ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 """Text given to a name that speaks of a secret."""
+BEARER = re.compile(r"(\bBearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+PRIVATE = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 IN_ADDRESS = re.compile(r"(\b\w+://)[^\s/:@]+:[^\s/@]+@")
 ABSOLUTE = re.compile(r"(?<![\w.:/])(?:/[\w.@+-]+){2,}/?|\b[A-Za-z]:\\[\w.\\ -]+")
 """A path from the root with at least two parts; one part alone is as often a division."""
@@ -26,7 +28,9 @@ def redacted(text: str, project: Path | None = None) -> str:
     """``text`` without secrets and absolute paths; paths in ``project`` become relative to it."""
     if project is not None:
         text = text.replace(f"{project}/", "")
+    text = PRIVATE.sub("<secret>", text)
     text = TOKENS.sub("<secret>", text)
+    text = BEARER.sub(r"\1<secret>", text)
     text = ASSIGNED.sub(r"\1\2<secret>\2", text)
     text = IN_ADDRESS.sub(r"\1<secret>@", text)
     return ABSOLUTE.sub(_last_part, text)

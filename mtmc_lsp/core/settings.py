@@ -30,7 +30,7 @@ class LlmSettings:
     answer_tokens: int = 8192
     """Most tokens of one answer; less is asked for where a budget leaves less."""
     context_tokens: int = 32768
-    """Most tokens of one prompt, estimated; a longer one is not sent."""
+    """Most tokens of one prompt, estimated; what matters least is left out of longer ones."""
     budget_tokens: int = 400_000
     """Most tokens of a run, prompts and answers together, those of parallel answers too."""
     budget_money: float = 0.0

@@ -73,11 +73,15 @@ class Copy:
         self._ended.set()
 
 
+def sees_gpu() -> bool:
+    """Whether this machine seems to have a GPU for its workers, as far as can be told without torch."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return not hidden and any(os.path.exists(device) for device in GPU_DEVICES)
+
+
 def likely_variables() -> dict[str, str]:
     """Variables that the workers of this machine will have, as far as can be told without torch."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    seen = not hidden and any(os.path.exists(device) for device in GPU_DEVICES)
-    return {} if seen else {"TRITON_INTERPRET": "1"}
+    return {} if sees_gpu() else {"TRITON_INTERPRET": "1"}
 
 
 class Template:
@@ -144,13 +148,21 @@ class Template:
                 # It may have ended before its number came here.
                 return self._copies.setdefault(pid, Copy(pid))
 
+    def kill(self) -> None:
+        """End it now, without waiting for anything, as a handler of signals must; who waits for a copy waits no longer."""
+        # One that was waited for has no number any more.
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End it and all its copies."""
+        # First: who waits for a copy, and keeps others out meanwhile, then waits for nothing.
+        self.kill()
         with self._asking:
             self._gone = True
+            self.kill()
             if self._process is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
             if self._line is not None:
                 # Its reader ends by itself at the end of the stream.

@@ -69,6 +69,7 @@ class Worker:
         memory_bytes: int | None = None,
         sandbox: Sandbox | None = None,
         template: Template | None = None,
+        gives_way: bool = False,
     ) -> None:
         """Describe the child; nothing is started yet.
 
@@ -79,6 +80,7 @@ class Worker:
             memory_bytes: most memory its data may take (RLIMIT_DATA); ``None`` for no limit.
             sandbox: what it is locked in with, as far as this machine can; ``None`` leaves it free.
             template: what it becomes a copy of, where that is the same interpreter with the same variables.
+            gives_way: whether it takes only what others leave of the cores; a child of a process that does, does too.
         """
         self.python = python
         self._cwd = cwd
@@ -86,6 +88,7 @@ class Worker:
         self._memory_bytes = memory_bytes
         self._sandbox = sandbox
         self._template = template
+        self._gives_way = gives_way
         self._process: Process | None = None
         self._requests = -1
         self._answers = -1
@@ -186,6 +189,7 @@ class Worker:
         self._stop()
         self._killed = False
         limit = ["--memory", str(self._memory_bytes)] if self._memory_bytes else []
+        limit += ["--give-way"] * self._gives_way
         self._scratch = tempfile.mkdtemp(prefix="mtmc-")
         locked: dict[str, str] = {}
         if self._sandbox is not None:

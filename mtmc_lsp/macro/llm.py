@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
 from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.prompting import Part, fitted
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Candidate, Step
@@ -28,8 +29,8 @@ SYSTEM = """\
 You choose the next optimisation of a PyTorch function that is being turned into Triton kernels, one step at a time.
 Another program writes, checks and measures the step; a step that is wrong or slower is undone.
 Choose exactly one action from the numbered list, the one that you expect to save the most time and that is likely to
-be written correctly. Learn from the history. Choose 0 when nothing in the list is worth trying.
-Answer with JSON alone: {"action": NUMBER, "reason": "one sentence"}"""
+be written correctly. Learn from the history. Choose 0, where it is in the list, when nothing is worth trying.
+Answer with JSON alone: {"action": NUMBER, "reason": "why this one, in one sentence"}"""
 
 
 class Ranking(Protocol):
@@ -42,9 +43,11 @@ class Ranking(Protocol):
 class LlmPlanner:
     """Lists the legal actions to a model, which chooses one; where it gives no usable choice the first is taken."""
 
-    def __init__(self, model: ChatModel, ranking: Ranking) -> None:
+    def __init__(self, model: ChatModel, ranking: Ranking, *, context_tokens: int) -> None:
+        """Ask ``model`` for one of the actions of ``ranking``, in prompts of at most ``context_tokens``."""
         self._model = model
         self._ranking = ranking
+        self._context_tokens = context_tokens
 
     def propose(self, state: State) -> MacroAction | None:
         """The model's choice.
@@ -56,7 +59,7 @@ class LlmPlanner:
         if not actions:
             return None
         try:
-            choice, reason = self._choice(planning_messages(state, actions), len(actions))
+            choice, reason = self._choice(state, actions)
         except BudgetSpent:
             return None
         except ModelFailed as failure:
@@ -66,30 +69,38 @@ class LlmPlanner:
         action = actions[choice - 1]
         return replace(action, rationale=f"{action.rationale} The model: {reason}" if reason else action.rationale)
 
-    def _choice(self, messages: list[Message], count: int) -> tuple[int, str]:
+    def _choice(self, state: State, actions: Sequence[MacroAction]) -> tuple[int, str]:
         """The number and the reason; an illegal answer is told so once.
 
         Raises:
             ModelFailed: the second answer is none either.
         """
-        schema = answer_schema(count)
+        messages = planning_messages(state, actions, self._context_tokens)
+        least, count = least_choice(state), len(actions)
+        schema = answer_schema(count, least)
         wrong = ""
         for _ in range(2):
-            answer = self._model.ask("plan", messages, schema=schema)[0].text
+            reply = self._model.ask("plan", messages, schema=schema)[0]
             try:
-                return read_choice(answer, count)
+                return read_choice(reply.text, count, least)
             except ValueError as error:
-                wrong = str(error)
-            messages = [*messages, Message("assistant", clipped(answer)), Message("user", f"{wrong} Answer again.")]
+                wrong = f"{error} {shortfall(reply)}".strip()
+            told = Message("user", f"{wrong} Answer again.")
+            messages = [*messages, Message("assistant", clipped(reply.text)), told]
         raise ModelFailed(wrong.rstrip("."))
 
 
-def answer_schema(count: int) -> dict[str, object]:
-    """The JSON schema of an answer to a list of ``count`` actions."""
+def least_choice(state: State) -> int:
+    """The least number that may be answered: a run does not end before anything was tried."""
+    return 0 if state.history else 1
+
+
+def answer_schema(count: int, least: int = 0) -> dict[str, object]:
+    """The JSON schema of an answer to a list of ``count`` actions; ``least`` is 1 where one must be chosen."""
     return {
         "type": "object",
         "properties": {
-            "action": {"type": "integer", "enum": list(range(count + 1))},
+            "action": {"type": "integer", "enum": list(range(least, count + 1))},
             "reason": {"type": "string"},
         },
         "required": ["action", "reason"],
@@ -97,7 +108,7 @@ def answer_schema(count: int) -> dict[str, object]:
     }
 
 
-def read_choice(answer: str, count: int) -> tuple[int, str]:
+def read_choice(answer: str, count: int, least: int = 0) -> tuple[int, str]:
     """The number and the reason in an answer.
 
     Raises:
@@ -118,30 +129,37 @@ def read_choice(answer: str, count: int) -> tuple[int, str]:
             raise ValueError('The answer names no action. Write JSON: {"action": NUMBER, "reason": "..."}.')
         found = {"action": int(numbers.pop())}
     number = found["action"]
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= count:
-        raise ValueError(f"{number!r} is not in the list; choose a number from 1 to {count}, or 0 for none.")
+    if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= count:
+        none = "" if least else ", or 0 for none"
+        raise ValueError(f"{number!r} is not in the list; choose a number from 1 to {count}{none}.")
     reason = " ".join(str(found.get("reason") or "").split())
+    if reason.strip(" .,") in SYSTEM:
+        # Small models copy the example.
+        reason = ""
     return number, reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}..."
 
 
-def planning_messages(state: State, actions: Sequence[MacroAction]) -> list[Message]:
-    """What the model is asked; secrets and paths are taken out where it is sent."""
+def planning_messages(state: State, actions: Sequence[MacroAction], most_tokens: int) -> list[Message]:
+    """What the model is asked, if possible in ``most_tokens``; secrets and paths are taken out where it is sent."""
     listed = "\n".join(
         f"{i}. {action.text} [{action.kind.value}] - {action.rationale}"
         f" Estimated saving {action.expected.saved_us:.1f} us."
         f"{' Changes rounding.' if action.changes_rounding else ''}"
         for i, action in enumerate(actions, 1)
     )
+    block = state.candidate.code.block if state.candidate.code is not None else "none yet"
+    if least_choice(state) == 0:
+        listed += "\n0. nothing: what is left is not worth trying, and the run ends"
     parts = [
-        ("The user's code", target_text(state.capture, state.candidate)),
-        ("Its operations", graph_text(state.capture.graph)),
-        ("The device", device_text(state.device)),
-        ("Profile of the present version", profile_text(state)),
-        ("The kernels so far", state.candidate.code.block if state.candidate.code is not None else "none yet"),
-        ("History", "\n".join(step_text(step) for step in state.history) or "this is the first step"),
-        ("Legal actions", listed),
+        Part("The user's code", target_text(state.capture, state.candidate)),
+        Part("Its operations", graph_text(state.capture.graph), spare=2),
+        Part("The device", device_text(state.device)),
+        Part("History", "\n".join(step_text(step) for step in state.history) or "this is the first step", spare=1),
+        Part("The kernels so far", block, spare=3),
+        Part("Profile of the present version", profile_text(state)),
+        Part("Legal actions", listed),
     ]
-    return [Message("system", SYSTEM), Message("user", "\n\n".join(f"# {head}\n{text}" for head, text in parts))]
+    return fitted(SYSTEM, parts, most_tokens)
 
 
 def target_text(capture: Capture, candidate: Candidate) -> str:

@@ -45,7 +45,9 @@ class WidePlanner(RooflinePlanner):
             if "variants" not in action.params and not written & set(action.region)
         ]
         tried = {step.action.key for step in state.history}
-        regions = {action.region for action in known}
+        # To fuse a region and to write it as a kernel is one and the same to such a coder.
+        fused = [step.action for step in state.history if step.action.kind is ActionKind.FUSE]
+        regions = {action.region for action in (*known, *fused)}
         wide = [action for action in _open_actions(state) if action.key not in tried and action.region not in regions]
         return sorted([*known, *wide], key=lambda action: (-action.expected.saved_us, action.key))
 

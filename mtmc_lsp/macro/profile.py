@@ -1,10 +1,12 @@
-"""A profile of the present version in words: what was measured where there is a GPU, else what the compiler and the model say."""
+"""A profile of the present version in words: what a GPU was seen doing, and what the compiler and the model of costs say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Step, StepStatus
@@ -12,6 +14,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.actions.base import operation_names
 from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.cost import Cost, kernel_cost, torch_cost
+from mtmc_lsp.macro.precisions import as_run
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS
 from mtmc_lsp.macro.rewrites import program_of
@@ -20,23 +23,64 @@ from mtmc_lsp.macro.schedule import Schedule
 from mtmc_lsp.macro.units import Unit, units
 
 MOST_UNITS = 40
-"""Kernels and torch calls that are listed, the slowest by estimate."""
+"""Kernels and torch calls that are listed, the slowest ones."""
+LONGEST_NAME = 80
+"""Characters of a kernel's name: a library's template arguments tell little."""
 
 
 def profile_text(state: State) -> str:
     """What is known of where the time goes; what is estimated says so."""
     kept = [step for step in state.history if step.status is StepStatus.ACCEPTED]
-    lines = [_floor(state.capture, state.device)]
+    schedule = from_json(Schedule, state.candidate.schedule)
+    # As the ranking of the actions sees it: steps may have shown in which precision the user's own products run.
+    graph = as_run(state.capture.graph, schedule, state.history)
+    lines = [_floor(state.capture, graph, state.device)]
     if kept:
         lines += _measured(kept[-1])
-    lines += ["Kernels and torch calls of a call, by estimate:", *_estimates(state)]
+    try:
+        program = program_of(graph, schedule)
+        todo = [(unit, _cost(program, unit, state.device)) for unit in units(program, schedule)]
+    except (CannotCode, CannotRewrite) as reason:
+        lines.append(f"What its kernels do is not known: {reason}")
+        program, todo = None, []
+    times = state.kernel_times()
+    if times:
+        lines += ["Kernels of a call, measured on the GPU:", *_watched(state, times, todo)]
+    if program is not None:
+        lines += ["Kernels and torch calls of a call, estimated:", *_estimates(program, todo, state.device)]
     if kept and kept[-1].report is not None:
         lines.append("Kernels as the compiler sees them:")
         lines += [f"- {kernel.kernel} on {kernel.arch}: {kernel.facts}" for kernel in kept[-1].report.kernels]
     return "\n".join(lines)
 
 
-def _floor(capture: Capture, device: Device) -> str:
+def _watched(state: State, times: Sequence[KernelTime], todo: Sequence[tuple[Unit, Cost]]) -> Iterator[str]:
+    """A line for each kernel that ran: its time, its share, and how near it is to what the device can do."""
+    least = _least_us(state, todo)
+    total = sum(time.us for time in times)
+    for time in times[:MOST_UNITS]:
+        launches = f" in {time.calls:g} launches" if time.calls > 1 else ""
+        part = f", {min(1.0, least[time.name] / time.us):.0%} of the roofline" if time.name in least else ""
+        yield f"- {time.name[:LONGEST_NAME]}: {time.us:.1f} us{launches}, {time.us / total:.0%} of the time{part}"
+    if len(times) > MOST_UNITS:
+        yield f"- and {len(times) - MOST_UNITS} more"
+
+
+def _least_us(state: State, todo: Sequence[tuple[Unit, Cost]]) -> dict[str, float]:
+    """The least time of each of our kernels, by its name, where each part of the schedule is one kernel."""
+    names = [launch.kernel for launch in state.candidate.launches]
+    costs = [cost for unit, cost in todo if unit.plan is not None]
+    if len(names) != len(costs):
+        # Parts in two passes: whose share a pass has is not known.
+        return {}
+    rate = max(state.device.flops.values(), default=0.0)
+    return {
+        name: max(cost.bytes / state.device.bandwidth, cost.flops / rate if rate else 0.0) * 1e6
+        for name, cost in zip(names, costs, strict=True)
+    }
+
+
+def _floor(capture: Capture, graph: Graph, device: Device) -> str:
     memory = capture.bytes / device.bandwidth * 1e6
     rate = max(device.flops.values(), default=0.0)
     compute = capture.flops / rate * 1e6 if rate else 0.0
@@ -44,6 +88,11 @@ def _floor(capture: Capture, device: Device) -> str:
     return (
         f"One call moves at least {capture.bytes / 1e6:.3g} MB and computes {capture.flops / 1e9:.3g} GFLOP of products: "
         f"no version is faster than {max(memory, compute):.2g} us ({bound})."
+        + (
+            f" The user's own float32 products run in {graph.fp32_matmul}, convolutions in {graph.fp32_convolution}."
+            if capture.flops
+            else ""
+        )
     )
 
 
@@ -55,15 +104,9 @@ def _measured(step: Step) -> Iterator[str]:
     yield f"Measured: this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline; {others}."
 
 
-def _estimates(state: State) -> list[str]:
-    schedule = from_json(Schedule, state.candidate.schedule)
-    try:
-        program = program_of(state.capture.graph, schedule)
-        found = [(unit, _cost(program, unit, state.device)) for unit in units(program, schedule)]
-    except (CannotCode, CannotRewrite) as reason:
-        return [f"- not known: {reason}"]
-    found = sorted((pair for pair in found if pair[1].us), key=lambda pair: -pair[1].us)
-    lines = [_line(program, unit, cost, state.device) for unit, cost in found[:MOST_UNITS]]
+def _estimates(program: Program, todo: Sequence[tuple[Unit, Cost]], device: Device) -> list[str]:
+    found = sorted((pair for pair in todo if pair[1].us), key=lambda pair: -pair[1].us)
+    lines = [_line(program, unit, cost, device) for unit, cost in found[:MOST_UNITS]]
     return lines + ([f"- and {len(found) - MOST_UNITS} more"] if len(found) > MOST_UNITS else [])
 
 
@@ -80,4 +123,4 @@ def _line(program: Program, unit: Unit, cost: Cost, device: Device) -> str:
     bound = "launch" if cost.us < 2 * device.launch_us else "memory" if moving > 0.5 * cost.us else "arithmetic"
     flops = f", {cost.flops / 1e9:.3g} GFLOP" if cost.flops else ""
     work = f"{cost.bytes / 1e6:.3g} MB{flops}"
-    return f"- {what} of {operation_names(program, working)}: {cost.us:.1f} us, {work}, bound by {bound}"
+    return f"- {what} of {operation_names(program, working)}: estimated {cost.us:.1f} us, {work}, bound by {bound}"

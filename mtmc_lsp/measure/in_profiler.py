@@ -25,7 +25,7 @@ CALL = "mtmc: one call"
 
 
 def profile(request: dict[str, Any]) -> dict[str, Any]:
-    """Watch calls of the target as its file has it.
+    """Watch calls of the target as its file has it, or as a candidate (``source``) has it.
 
     Returns:
         Per call of the target: ``wall_us``, ``operators`` (name, calls, cpu_us, gpu_us), ``kernels`` (name, calls, us),
@@ -75,8 +75,8 @@ def _run_of(request: dict[str, Any]) -> tuple[Callable[[], Any], str]:
     capture = from_json(Capture, request["capture"])
     device = "cuda" if torch.cuda.is_available() and capture.workload.device == "cuda" else "cpu"
     own = own_text(request, capture)
-    # What the file holds now, our own kernels in it included, in the module's own place.
-    module = module_of(capture, own, None, False)
+    # What the file holds now, our own kernels in it included, in the module's own place; a candidate stands beside it.
+    module = module_of(capture, own, request.get("source"), False)
     sizes = {**capture.workload.sizes, **request["sizes"]}
     start = build_call(module, capture.workload, device, sizes, values=False, construct=reusing(capture))
     inputs = make_inputs(capture, start, request["sizes"], "normal", 0, device, False)

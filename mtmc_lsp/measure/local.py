@@ -15,6 +15,7 @@ from typing import Any
 from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.results import CompileReport, Device, KernelReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.sandbox import Isolation
@@ -31,6 +32,8 @@ from mtmc_lsp.measure.verifying import Verification
 RUN_SECONDS = 120.0
 COMPILE_SECONDS = 180.0
 TIME_SECONDS = 300.0
+WATCH_SECONDS = 1.0
+"""How long a version is watched for its kernels, about."""
 
 
 class LocalMeasurer:
@@ -292,6 +295,29 @@ class LocalMeasurer:
         }
         medians: list[float | None] = self._timed_alone("measure.quick", request)["medians"]
         return medians
+
+    def kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
+        """The kernels of one call as torch's profiler sees them on the GPU, the slowest first; none without a GPU.
+
+        In the process that verifies, which is a new one afterwards: a profiler may leave calls slower that it has watched.
+        """
+        if not self.measured:
+            return ()
+        request = {
+            "capture": to_json(self._capture),
+            "own": self._own,
+            "source": candidate.source if candidate.code is not None else None,
+            "sizes": dict(self._capture.graph.sizes),
+            "seconds": WATCH_SECONDS,
+        }
+        try:
+            with alone(self._gpu.result()):
+                seen = self._limited(self._runner, "measure.profile", request, self._run_seconds)
+        finally:
+            self._runner.next()
+            self._background.submit(self._runner.warm_up)
+        times = [KernelTime(kernel["name"], kernel["calls"], kernel["us"]) for kernel in seen["kernels"]]
+        return tuple(sorted(times, key=lambda time: -time.us))
 
     def _timed_alone(self, command: str, request: Mapping[str, object]) -> dict[str, Any]:
         with alone(self._gpu.result()):

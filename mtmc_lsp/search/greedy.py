@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
-from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, Repairer, Sampler, State
+from mtmc_lsp.core.profile import KernelTime
+from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, Repairer, Sampler, State, Watcher
 from mtmc_lsp.core.results import CompileReport, Speed, Timing, VerdictStatus, Work
 from mtmc_lsp.core.run import (
     SCHEMA,
@@ -84,6 +86,8 @@ class GreedySearch:
         self._best = self._root
         self._steps: list[Step] = []
         self._timing: Timing | None = None
+        self._times: dict[str, tuple[KernelTime, ...]] = {}
+        """Of versions that were watched, by their id."""
 
     def run(self, run_id: str, source_hash: str, done: Sequence[Step] = ()) -> RunResult:
         """Try steps until nothing is worth trying or a limit is reached.
@@ -110,7 +114,15 @@ class GreedySearch:
         return self._result(run_id, source_hash, time.monotonic() - began)
 
     def _state(self) -> State:
-        return State(self._capture, self._best, tuple(self._steps), self._measurer.device(), self._measured)
+        times = partial(self._kernel_times, self._best)
+        return State(self._capture, self._best, tuple(self._steps), self._measurer.device(), self._measured, times)
+
+    def _kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
+        """What the GPU saw of a version, which is watched once."""
+        if candidate.id not in self._times:
+            self._events.on_stage("watching the kernels")
+            self._times[candidate.id] = watched(self._measurer, candidate)
+        return self._times[candidate.id]
 
     def _take(self, step: Step) -> None:
         self._steps.append(step)
@@ -284,6 +296,17 @@ class GreedySearch:
         judged = [verdict for verdict in verdicts if verdict.status is not VerdictStatus.UNCERTIFIABLE]
         wrong = bool(judged) and not any(verdict.is_correct for verdict in judged)
         return RunStatus.INCORRECT if wrong else RunStatus.NO_GAIN
+
+
+def watched(measurer: Measurer, candidate: Candidate) -> tuple[KernelTime, ...]:
+    """The kernels of a version as the GPU runs them; none where they cannot be seen, and a planner goes by estimates."""
+    if not isinstance(measurer, Watcher):
+        return ()
+    try:
+        return measurer.kernel_times(candidate)
+    except MtmcError as error:
+        _failure(error)
+        return ()
 
 
 def _merit(step: Step) -> tuple[float, ...]:

@@ -83,7 +83,7 @@ class Makers:
         """
         planner: Planner = self.ranking(settings)
         if model is not None and self.planner == "llm":
-            planner = LlmPlanner(model, self.ranking(settings))
+            planner = LlmPlanner(model, self.ranking(settings), context_tokens=settings.llm.context_tokens)
         if self.coder == "builtin":
             return planner, BuiltinCoder()
         known = {}
@@ -92,6 +92,7 @@ class Makers:
             known = edits_of(capture, BuiltinCoder().start(capture, source), steps)
         coder = LlmCoder(
             model or NoModel(),
+            context_tokens=settings.llm.context_tokens,
             repairs=settings.llm.repairs,
             samples=settings.llm.samples,
             archs=settings.archs,
@@ -106,9 +107,10 @@ class Makers:
     def first_questions(self, settings: Settings, state: State, project: Path) -> list[Question]:
         """What a model would be asked in the first step, as it would be sent."""
         actions = self.ranking(settings).ranked(state)[:MOST_LISTED]
+        most_tokens, archs = settings.llm.context_tokens, settings.archs
         found = []
         if actions and self.planner == "llm":
-            found.append(("plan", planning_messages(state, actions)))
+            found.append(("plan", planning_messages(state, actions, most_tokens)))
         # The built-in coder goes first where it can; a model would be asked for what is left.
         written = [action for action in actions if self.coder == "llm" or action.params.get(OPEN)]
         if self.coder == "auto" and not written:
@@ -117,9 +119,8 @@ class Makers:
         if written and self.coder != "builtin":
             try:
                 sheet = sheet_of(state.capture, state.candidate)
-                found.append(
-                    ("code", coding_messages(state.capture, state.candidate, written[0], sheet, archs=settings.archs))
-                )
+                about = (state.capture, state.candidate, written[0], sheet)
+                found.append(("code", coding_messages(*about, most_tokens=most_tokens, archs=archs)))
             except CannotCode:
                 # The run would say why, and would not ask either.
                 pass

@@ -16,9 +16,9 @@ from mtmc_lsp.core.results import CompileReport, Timing
 from mtmc_lsp.core.run import Final, RunResult, RunStatus, Speedup, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.greedy import Events, GreedySearch
-from mtmc_lsp.search.session import Opened
+from mtmc_lsp.search.session import Opened, Replay, open_tools
 from mtmc_lsp.search.store import Store
-from mtmc_lsp.search.tools import Keeper, Tools
+from mtmc_lsp.search.tools import Keeper, Revision, Tools
 from mtmc_lsp.source.compose import strip_generated, unified_diff
 
 UNDONE = "you undid it"
@@ -32,6 +32,35 @@ def rejected(steps: Sequence[Step], index: int, reason: str) -> list[Step]:
     """
     before = [step for step in steps if step.index < index]
     return [*before, *(replace(s, status=StepStatus.REJECTED, reason=reason) for s in steps if s.index == index)]
+
+
+def revised(
+    opened: Opened, capture: Capture, store: Store, events: Events, revision: Revision, tools: Tools
+) -> RunResult:
+    """A run of its own that is another one without a step, or with something else in its place.
+
+    Raises:
+        RequestError: the other run has no such step.
+    """
+    steps, index = store.steps(revision.run), revision.step
+    if not any(step.index == index for step in steps):
+        raise RequestError(f"run {revision.run} has no step {index}", remedy="Run it again.")
+    if tools.setup is not None:
+        tools = replace(tools, setup=replace(tools.setup, revision=revision))
+    if revision.kind == "undo":
+        return without(opened, capture, store, events, steps, index, tools)
+    return another(opened, capture, store, events, steps, index, tools, revision.remark)
+
+
+def replayed_revision(replay: Replay, capture: Capture, store: Store, events: Events) -> RunResult:
+    """A stored run that came of another one, done again with the answers that a model gave then."""
+    assert replay.revision is not None, "others are searched for from their beginning"
+    steps = store.steps(replay.revision.run)
+    tools = open_tools(replay.opened, capture, replay.makers, model=replay.model, steps=steps)
+    try:
+        return revised(replay.opened, capture, store, events, replay.revision, tools)
+    finally:
+        tools.measurer.close()
 
 
 def without(
@@ -121,7 +150,7 @@ def _stored(
 ) -> RunResult:
     path, qualname = str(opened.request.path), opened.target.qualname
     run_id = store.begin(path, qualname, opened.source_hash, capture.environment)
-    keeper = Keeper(store, run_id, replace(tools, setup=None))
+    keeper = Keeper(store, run_id, tools)
     search = make(keeper.events(events, also_replayed=True))
     return keeper.finish(search.run(run_id, opened.source_hash, done))
 

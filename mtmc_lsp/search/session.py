@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mtmc_lsp.capture.client import find_workload, run_capture
@@ -24,11 +25,11 @@ from mtmc_lsp.measure.local import LocalMeasurer
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from mtmc_lsp.micro.llm.client import OpenAIModel
 from mtmc_lsp.micro.llm.replay import ReplayedModel
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.greedy import Events, GreedySearch, Limits, watched
 from mtmc_lsp.search.interpreter import checked_python, find_python
 from mtmc_lsp.search.makers import BUILTIN, LedgerModel, Makers, Question
 from mtmc_lsp.search.store import RunRecord, Store
-from mtmc_lsp.search.tools import Keeper, Setup, Tools
+from mtmc_lsp.search.tools import Keeper, Revision, Setup, Tools
 from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
 from mtmc_lsp.source.targets import find_target
 
@@ -57,6 +58,11 @@ class Opened:
     def source_hash(self) -> str:
         """SHA-256 of the file's bytes as read."""
         return hashlib.sha256(self.text).hexdigest()
+
+    @property
+    def plain_hash(self) -> str:
+        """SHA-256 of the file without what an earlier run put in for this target."""
+        return hashlib.sha256(self.plain).hexdigest()
 
     @property
     def root(self) -> Path:
@@ -209,7 +215,7 @@ def open_tools(
     planner, coder = makers.after(steps).open(settings, model, capture, steps)
     measurer = measurer or open_measurer(opened, capture)
     limits = Limits(settings.budget_seconds, settings.max_steps)
-    setup = Setup(makers.planner, makers.coder, settings)
+    setup = Setup(makers.planner, makers.coder, settings, opened.plain_hash)
     return Tools(planner, coder, measurer, measurer.measured, limits, model, setup)
 
 
@@ -221,7 +227,7 @@ def first_messages(opened: Opened, capture: Capture, makers: Makers) -> list[Que
     measurer = open_measurer(opened, capture)
     try:
         root = BuiltinCoder().start(capture, opened.plain.decode())
-        state = State(capture, root, (), measurer.device(), measurer.measured)
+        state = State(capture, root, (), measurer.device(), measurer.measured, partial(watched, measurer, root))
         return makers.first_questions(opened.request.settings, state, opened.root)
     finally:
         measurer.close()
@@ -320,27 +326,45 @@ def optimize(
         tools.measurer.close()
 
 
-def open_replay(store: Store, run: str, python: str = "") -> tuple[Opened, Makers, ReplayedModel]:
+@dataclass(frozen=True)
+class Replay:
+    """A stored run that is to be done again with the answers that a model gave then."""
+
+    opened: Opened
+    makers: Makers
+    model: ReplayedModel
+    revision: Revision | None
+    """What it changed of another run, where it came of one."""
+
+
+def open_replay(store: Store, run: str, python: str = "") -> Replay:
     """A stored run, to be done again with the answers that a model gave then: nothing is sent.
 
     Raises:
-        RequestError: there is no such run, or no model took part in it.
+        RequestError: there is no such run, no model took part in it, or the run that it came of is gone.
         FileChanged: the target's file is no longer the one that was optimised.
     """
     where = Location(str(store.folder))
-    record = next((item for item in store.runs() if item.id == run), None)
-    if record is None:
+    records = {item.id: item for item in store.runs()}
+    if run not in records:
         raise RequestError(f"there is no run {run!r}", where=where, remedy="See `mtmc runs`.")
-    setup, exchanges = store.setup(run, Setup), store.exchanges(run)
+    record, setup, exchanges = records[run], store.setup(run, Setup), store.exchanges(run)
     if setup is None or not exchanges:
-        remedy = "Runs with --planner llm, --coder llm or --coder auto can be replayed."
+        remedy = (
+            "Runs with --planner llm, --coder llm or --coder auto can be replayed, where a model was asked in them."
+        )
         raise RequestError(f"run {run} holds no answers of a model", where=where, remedy=remedy)
+    if setup.revision is not None and setup.revision.run not in records:
+        missing = f"run {run} changes a step of run {setup.revision.run}, which is not there"
+        raise RequestError(
+            f"{missing}, so it cannot be replayed", where=where, remedy="Replay another; see `mtmc runs`."
+        )
     opened = open_target(parse_request(f"{record.path}::{record.qualname}", setup.settings, python))
-    if record.source_hash not in (opened.source_hash, hashlib.sha256(opened.plain).hexdigest()):
+    if (setup.plain_hash or record.source_hash) not in (opened.source_hash, opened.plain_hash):
         remedy = "Put the file back as it was, or start a new run."
         place = Location(record.path, opened.target.start_line)
         raise FileChanged(f"the file changed since run {run}", where=place, remedy=remedy)
-    return opened, setup.makers, ReplayedModel(run, exchanges, opened.root)
+    return Replay(opened, setup.makers, ReplayedModel(run, exchanges, opened.root), setup.revision)
 
 
 def _check_resumed(opened: Opened, capture: Capture, record: RunRecord) -> None:

@@ -30,12 +30,30 @@ class Tools:
 
 
 @dataclass(frozen=True)
+class Revision:
+    """What a user wanted otherwise in a run."""
+
+    kind: str
+    """``undo`` or ``another``."""
+    run: str
+    """The run whose steps are gone by."""
+    step: int
+    """The number of the step that is not wanted."""
+    remark: str = ""
+    """The user's own words on it."""
+
+
+@dataclass(frozen=True)
 class Setup:
     """How a run was asked for."""
 
     planner: str
     coder: str
     settings: Settings
+    plain_hash: str = ""
+    """SHA-256 of the file without our own code in it; empty in runs of earlier versions."""
+    revision: Revision | None = None
+    """Where the run came of another one."""
 
     @property
     def makers(self) -> Makers:

@@ -1,19 +1,22 @@
-"""``mtmc-lsp``: the language server on standard input and output, or on a TCP port."""
+"""``mtmc-lsp``: the language server on standard input and output, or on a TCP port.
+
+Little is imported until ``initialize`` is answered (``handshake.py``); the rest is while the editor reads the answer.
+"""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import gc
 import logging
 import sys
-import threading
 from collections.abc import Sequence
-
-from pygls.io_ import run_async
+from typing import TYPE_CHECKING
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError
-from mtmc_lsp.server import features
-from mtmc_lsp.server.server import Server
+from mtmc_lsp.server.handshake import greet
+
+if TYPE_CHECKING:
+    from mtmc_lsp.server.server import Server
 
 HOST_COMMAND = (sys.executable, "-m", "mtmc_lsp.server.host")
 
@@ -24,6 +27,9 @@ def make_server(host_command: Sequence[str] = HOST_COMMAND) -> Server:
     Args:
         host_command: the process that does a job. Tests of the server alone bring one that searches with fakes.
     """
+    from mtmc_lsp.server import features
+    from mtmc_lsp.server.server import Server
+
     server = Server(host_command)
     features.register_all(server)
     return server
@@ -59,45 +65,27 @@ def serve(*, tcp: str | None = None, log_file: str | None = None, host_command: 
         remedy = "Choose another file for the log."
         raise EnvironmentNotAble(f"cannot write {log_file}: {error.strerror}", remedy=remedy) from None
     if tcp is None:
-        make_server(host_command).start_io()
+        greeting = greet(requests=0, answers=1)
+        server = _start(host_command)
+        from mtmc_lsp.server.connection import serve_stdio
+
+        serve_stdio(server, greeting)
         return
     host, _, port = tcp.rpartition(":")
     if not port.isdigit():
         raise RequestError(f"cannot read the address {tcp!r}", remedy="Write HOST:PORT, as in 127.0.0.1:7007.")
-    try:
-        asyncio.run(_serve_tcp(host or "127.0.0.1", int(port), host_command))
-    except KeyboardInterrupt:
-        pass
-    except OSError as error:
-        raise EnvironmentNotAble(f"cannot serve on {tcp}: {error.strerror}", remedy="Choose another port.") from None
+    from mtmc_lsp.server.connection import serve_tcp
+
+    serve_tcp(host or "127.0.0.1", int(port), lambda: make_server(host_command))
 
 
-async def _serve_tcp(host: str, port: int, host_command: Sequence[str]) -> None:
-    """One server object for each client, in one process."""
-
-    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server = make_server(host_command)
-        server.is_alone = False
-        server.protocol.set_writer(writer)
-        try:
-            await run_async(
-                reader=reader,
-                stop_event=threading.Event(),
-                protocol=server.protocol,
-                error_handler=server.report_server_error,
-            )
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            await server.close()
-            server.shutdown()  # type: ignore[no-untyped-call]
-            writer.close()
-
-    listening = await asyncio.start_server(converse, host, port, limit=1 << 26)
-    address = listening.sockets[0].getsockname()
-    print(f"mtmc-lsp listens on {address[0]}:{address[1]}", file=sys.stderr, flush=True)
-    async with listening:
-        await listening.serve_forever()
+def _start(host_command: Sequence[str]) -> Server:
+    """The server, without looking for garbage in what is only just being made, nor in what stays to the end."""
+    gc.disable()
+    server = make_server(host_command)
+    gc.freeze()
+    gc.enable()
+    return server
 
 
 if __name__ == "__main__":

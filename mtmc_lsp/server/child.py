@@ -11,16 +11,22 @@ import os
 import signal
 import sys
 import threading
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, TextIO
 
+from mtmc_lsp.core.priority import give_way
+from mtmc_lsp.core.template import sees_gpu
 
-def begin() -> tuple[dict[str, Any], TextIO]:
-    """The request, and where events go."""
+
+def begin(before_end: Callable[[], None] | None = None) -> tuple[dict[str, Any], TextIO]:
+    """The request, and where events go; ``before_end`` is called on SIGTERM, in the middle of anything."""
+    # Kernels are timed by processes that wait for nobody. Without a GPU nothing is timed, and checking takes every core.
+    if not sees_gpu():
+        give_way()
     # What libraries and the user's program print must not come between the events.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda number, _: _end(number, before_end))
     request: dict[str, Any] = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_server, daemon=True).start()
     return request, out
@@ -32,7 +38,9 @@ def tell(out: TextIO, event: str, **values: Any) -> None:
     out.flush()
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _end(number: int, before_end: Callable[[], None] | None) -> None:
+    if before_end is not None:
+        before_end()
     # An exception, so that workers are ended and scratch files removed on the way out.
     raise SystemExit(128 + number)
 

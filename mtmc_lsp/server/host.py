@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.errors import MtmcError, RequestError
+from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.results import Device, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
@@ -22,7 +22,7 @@ from mtmc_lsp.search.greedy import Events
 from mtmc_lsp.search.makers import BUILTIN, Makers
 from mtmc_lsp.search.session import Opened
 from mtmc_lsp.search.store import RunRecord, Store
-from mtmc_lsp.search.tools import Tools
+from mtmc_lsp.search.tools import Revision, Tools
 from mtmc_lsp.server.child import begin, tell
 
 
@@ -53,9 +53,12 @@ class Engine(Protocol):
     def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
         """What a search works with, also one that revises ``steps``; its measurer is to be closed."""
 
+    def end(self) -> None:
+        """Leave no process behind, whatever is going on; called at the end, and from a signal's handler."""
+
 
 class SearchEngine:
-    """The search as the command line does it; it serves one job, and its template ends with the process."""
+    """The search as the command line does it; it serves one job."""
 
     def __init__(self) -> None:
         self._template: Template | None = None
@@ -92,6 +95,11 @@ class SearchEngine:
         makers = self._makers(opened, consented=consented)
         measurer = session.open_measurer(opened, capture, template=self._template)
         return session.open_tools(opened, capture, makers, steps=steps, measurer=measurer)
+
+    def end(self) -> None:
+        # It may be importing, and would look up only afterwards; and whoever waits for a copy waits for it.
+        if self._template is not None:
+            self._template.kill()
 
     @staticmethod
     def _makers(opened: Opened, *, consented: bool) -> Makers:
@@ -150,26 +158,16 @@ class Job:
         self._tell("plan", actions=to_json(actions), device=to_json(device))
 
     def _review(self, opened: Opened, capture: Capture) -> None:
-        index = int(self._request["step"])
+        asked = self._request
+        revision = Revision(asked["kind"], asked["run"], int(asked["step"]), str(asked.get("remark") or ""))
         with session.open_store(opened.request.path) as store:
-            steps = self._steps(store, self._request["run"], index)
-            tools = self._engine.tools(opened, capture, steps, consented=self._request.get("consented") is True)
-            revised = (opened, capture, store, self._events(), steps, index, tools)
+            steps = store.steps(revision.run)
+            tools = self._engine.tools(opened, capture, steps, consented=asked.get("consented") is True)
             try:
-                if self._request["kind"] == "undo":
-                    result = review.without(*revised)
-                else:
-                    result = review.another(*revised, str(self._request.get("remark") or ""))
+                result = review.revised(opened, capture, store, self._events(), revision, tools)
             finally:
                 tools.measurer.close()
         self._tell("result", result=to_json(result))
-
-    @staticmethod
-    def _steps(store: Store, run: str, index: int) -> Sequence[Step]:
-        steps = store.steps(run)
-        if not any(step.index == index for step in steps):
-            raise RequestError(f"run {run} has no step {index}", remedy="Run it again.")
-        return steps
 
     # Of the code as it is in the editor now ------------------------------------------------------------------------
 
@@ -194,8 +192,11 @@ class Job:
 
 def serve(engine: Engine) -> None:
     """Do the one job that standard input asks for."""
-    request, out = begin()
-    Job(engine, request, out).run()
+    request, out = begin(engine.end)
+    try:
+        Job(engine, request, out).run()
+    finally:
+        engine.end()
 
 
 if __name__ == "__main__":

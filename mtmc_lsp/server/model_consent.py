@@ -12,8 +12,6 @@ from pygls.lsp.server import LanguageServer
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.remembered import Consent, consent_question
 from mtmc_lsp.core.settings import Settings, changed, read_settings
-from mtmc_lsp.micro.llm.client import model_name
-from mtmc_lsp.micro.llm.endpoint import host_of
 
 ALLOW, REFUSE = "Allow", "Not now"
 OURS = ("planner", "coder", "llm")
@@ -45,6 +43,10 @@ class ModelConsent:
             return False
         if not _wants_a_model(settings):
             return False
+        # Only here: most sessions ask no model, and the server has little time to start.
+        from mtmc_lsp.micro.llm.client import model_name
+        from mtmc_lsp.micro.llm.endpoint import host_of
+
         host, model = host_of(os.environ), model_name(settings.llm, os.environ)
         if not host or not model:
             _say_what_is_missing(server, host)

@@ -9,28 +9,47 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
+from mtmc_lsp.server.handshake import DIFF_SCHEME, Greeting
 from mtmc_lsp.server.text import Text
 
 if TYPE_CHECKING:
     from mtmc_lsp.server.server import Server
-
-DIFF_SCHEME = "mtmc-diff"
-"""Of documents that ``workspace/textDocumentContent`` gives."""
 
 
 class Protocol(LanguageServerProtocol):
     """One client's connection."""
 
     _server: Server
+    greeting = Greeting(b"")
+    """What the client was told before this was there."""
 
     def structure_message(self, data: dict[str, Any]) -> Any:
         """A message from JSON; a request that does not fit its method is answered, so no client waits for it."""
         try:
             return super().structure_message(data)
         except JsonRpcException as error:
+            if self._is_greeting(data.get("id")):
+                # It has its answer, so there must be a server behind: for a client that can do only what was agreed on.
+                return super().structure_message({**data, "params": self._least(data["params"])})
             if isinstance(data.get("method"), str) and isinstance(data.get("id"), (int, str)):
                 self._send_response(data["id"], None, error.to_response_error())
             raise
+
+    def _is_greeting(self, number: object) -> bool:
+        return number is not None and number == self.greeting.answered
+
+    def _least(self, params: dict[str, Any]) -> dict[str, Any]:
+        agreed = {"general": {"positionEncodings": [self.greeting.encoding]}}
+        options = params.get("initializationOptions")
+        return {"processId": None, "rootUri": None, "capabilities": agreed, "initializationOptions": options}
+
+    def _send_response(self, msg_id: int | str, result: Any = None, error: lsp.ResponseError | None = None) -> None:
+        if self._is_greeting(msg_id):
+            # Once: another request with its number, against the protocol, gets an answer of its own.
+            self.greeting = Greeting(b"")
+            self._result_types.pop(msg_id, None)
+            return
+        super()._send_response(msg_id, result, error)
 
     @lsp_method(lsp.EXIT)
     def lsp_exit(self, *args: Any) -> Generator[Any, Any, None]:

@@ -57,7 +57,9 @@ class Review:
         steps = [{**to_json(replace(step, candidate=None)), "kernel": _block(step)} for step in self.steps]
         own = {"run": self.run, "path": self.path, "target": self.qualname, "status": self.status.value}
         environment = to_json(self.environment) if self.environment is not None else None
-        return {**own, "environment": environment, "started": self.started, "steps": steps}
+        use = self.result.model_use if self.result is not None else None
+        model = use.model if use is not None else ""
+        return {**own, "environment": environment, "started": self.started, "model": model, "steps": steps}
 
 
 def _block(step: Step) -> str:

@@ -20,6 +20,7 @@ from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult
+from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.model_consent import ModelConsent
 from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_settings
@@ -38,6 +39,8 @@ FOLDER_SECONDS = 30.0
 """How long the settings of a folder are waited for: an editor may first have to find the folder's interpreter."""
 RUNS = ("optimize", "resume", "undo", "another")
 """Kinds of jobs that find steps."""
+REFRESH_SECONDS = 0.05
+"""How long news of runs are gathered before the client is told that there are some."""
 GROWING = ("optimize", "resume")
 """Those whose steps can be kept while the search still goes on; the others revise a run, and take its place when done."""
 
@@ -56,6 +59,11 @@ class Document:
         self._outline: Outline | None = None
         self._context: Context | None = None
         self._checked: dict[bytes, tuple[Finding, ...]] = {}
+        self.settling: asyncio.TimerHandle | None = None
+        """Set while it is waited for that nothing more is typed."""
+        self.pushed_at = 0.0
+        """When its diagnostics were last pushed, by the loop's clock, and what they were."""
+        self.pushed: tuple[int, list[lsp.Diagnostic]] | None = None
         self.on_save: tuple[bytes, tuple[Finding, ...]] = (b"", ())
         """What was found when it was saved, and of which text; offsets are the file's."""
 
@@ -63,8 +71,18 @@ class Document:
     def outline(self) -> Outline:
         """What it holds now."""
         if self._outline is None or self._outline.text is not self.text.data:
-            self._outline = self._outliner.outline(self.text.data, self.text.root)
+            change = self.text.take_change()
+            edited = self._outliner.edited(self.text.data, change) if change is not None else None
+            self._outline = edited or self._outliner.outline(self.text.data, self.text.root)
         return self._outline
+
+    def settle(self) -> bool:
+        """Read the whole file where what was typed may mean more than could be seen around it; whether that tells more."""
+        before = self.outline
+        if self._outliner.is_certain or self.text.root.has_error:
+            return False
+        self._outline = self._outliner.outline(self.text.data, self.text.root)
+        return self._outline.chunks != before.chunks
 
     def block_at(self, line: int) -> str | None:
         """The target whose generated block is around a 0-based line."""
@@ -95,9 +113,11 @@ class Document:
 class Server(LanguageServer):
     """The language server for one client."""
 
+    protocol: Protocol
+
     def __init__(self, host_command: Sequence[str]) -> None:
         """Make a server whose jobs run ``host_command``: a process that speaks as ``mtmc_lsp/server/host.py`` does."""
-        super().__init__("mtmc-lsp", __version__, protocol_cls=Protocol)
+        super().__init__(NAME, __version__, protocol_cls=Protocol)
         self.documents: dict[str, Document] = {}
         self.options = Options()
         self.settings = ClientSettings()
@@ -124,9 +144,11 @@ class Server(LanguageServer):
         """What verification last said of a target (path and name), and of which text."""
         self.is_alone = True
         """Whether the process serves no other client, and ends with this one."""
-        self.refreshers: list[Callable[[str], None]] = []
-        """What features do when the run of a target in a document (its URI) has news."""
+        self.refreshers: list[Callable[[set[str]], None]] = []
+        """What features do when runs of targets in some documents (their URIs) have news."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._stale: set[str] = set()
+        """Documents that there are news of."""
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Into the log: an error of ours is no reason to put a window before the user's code."""
@@ -139,6 +161,7 @@ class Server(LanguageServer):
     async def close(self) -> None:
         """End what runs (what was found is stored), and remove what was made for the client."""
         await self.jobs.close()
+        self.documents.clear()
         for closer in self.closers:
             closer(self)
 
@@ -243,11 +266,18 @@ class Server(LanguageServer):
     # What the client shows ---------------------------------------------------------------------------------------
 
     def refresh(self, uri: str) -> None:
-        """Have the client ask anew for what depends on runs, as far as it can be asked to."""
+        """Have the client ask anew for what depends on runs, as far as it can be asked to; soon, and once for all that is new."""
+        if not self._stale:
+            asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)
+        self._stale.add(uri)
+
+    def _refresh(self) -> None:
+        stale, self._stale = self._stale, set()
         workspace = self.client_capabilities.workspace
+        # These are about every open document.
         if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:
             self.workspace_code_lens_refresh(None)
         if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)
         for refresher in self.refreshers:
-            refresher(uri)
+            refresher(stale)

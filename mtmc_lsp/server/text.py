@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import tree_sitter_python
 from lsprotocol import types as lsp
 from tree_sitter import Language, Node, Parser, Tree
+
+from mtmc_lsp.source.chunks import Change
 
 NEWLINE = re.compile(rb"\r\n|\n|\r")
 # Clients may send half of a surrogate pair; it must come back as it was.
@@ -33,6 +35,8 @@ class Text:
         self._starts: list[int] | None = None
         self._tree: Tree | None = None
         self._is_parsed = False
+        self._changes: list[Change] | None = None
+        """Since they were last taken; nothing is known of what was before a text that came as a whole."""
 
     def __str__(self) -> str:
         return self.data.decode("utf-8", ERRORS)
@@ -44,6 +48,7 @@ class Text:
         self.data = text.encode("utf-8", ERRORS)
         self._starts = self._tree = None
         self._is_parsed = False
+        self._changes = None
 
     def replace(self, range_: lsp.Range, text: str) -> None:
         """The client changed a range."""
@@ -54,8 +59,15 @@ class Text:
         self.data = self.data[:start] + new + self.data[end:]
         self._starts = self._moved_starts(start, end, len(new) - (end - start))
         self._is_parsed = False
+        if self._changes is not None:
+            self._changes.append(Change(start, end, start + len(new)))
         if self._tree is not None:
             self._tree.edit(start, end, start + len(new), before, old_end, self._point(start + len(new)))
+
+    def take_change(self) -> Change | None:
+        """What changed since this was last asked; ``None`` where there is nothing of what was, or where nothing changed."""
+        changes, self._changes = self._changes, []
+        return reduce(Change.then, changes) if changes else None
 
     @property
     def root(self) -> Node:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
+from mtmc_lsp.source.chunks import Chunk
 from mtmc_lsp.source.lint import context_of
 from mtmc_lsp.source.lint.kernel import kernels_in
-from mtmc_lsp.source.outline import Chunk, Outline
+from mtmc_lsp.source.outline import Outline
 from mtmc_lsp.source.syntax import field, parse, text_of, walk
 
 IMPORTS = ("import_statement", "import_from_statement", "try_statement")

@@ -16,11 +16,12 @@ from tree_sitter import Node
 from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.source.chunks import Chunk
 from mtmc_lsp.source.directive import parse_directive
 from mtmc_lsp.source.launch_values import OPTIONS, UNKNOWN, Place, assigned, configurations, constant, module_constants
 from mtmc_lsp.source.lint import context_of
 from mtmc_lsp.source.lint.kernel import Kernel, above, argument, kernels_in
-from mtmc_lsp.source.outline import LAUNCH, Chunk, Outline
+from mtmc_lsp.source.outline import LAUNCH, Outline
 from mtmc_lsp.source.syntax import field, parse, text_of, walk, with_decorators
 
 ACCESSES = ("load", "store", "make_block_ptr", "make_tensor_descriptor")

@@ -10,8 +10,9 @@ from dataclasses import field as dataclass_field
 
 from tree_sitter import Node
 
+from mtmc_lsp.source.chunks import Chunk
 from mtmc_lsp.source.lint.kernel import Kernel, argument, names_in
-from mtmc_lsp.source.outline import Chunk, Outline
+from mtmc_lsp.source.outline import Outline
 from mtmc_lsp.source.syntax import field, parse, text_of, walk
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}

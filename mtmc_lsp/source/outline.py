@@ -1,23 +1,24 @@
 """What a file holds, kept up to date while it is edited: only the top-level statements that changed are read again.
 
-A file is cut into chunks: a top-level statement with the comments that touch it from above. What is found out about a
-chunk depends on its bytes alone (and, for the kind of a target, on the names of the whole file), so it is remembered by them.
+What is found out about a chunk of it (``chunks.py``) depends on its bytes alone (and, for the kind of a target, on the names of
+the whole file), so it is remembered by them.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple
 
 from tree_sitter import Node
 
 from mtmc_lsp.core.workload import Target, TargetKind
+from mtmc_lsp.source.chunks import Change, Chunk, Chunks, chunks_of, spliced
 from mtmc_lsp.source.imports import bindings
-from mtmc_lsp.source.syntax import first_error, line_of, parse, statements_by_margin, with_decorators
+from mtmc_lsp.source.syntax import first_error, line_of, parse, with_decorators
 from mtmc_lsp.source.targets import (
     ClassFacts,
     FileNames,
@@ -27,23 +28,11 @@ from mtmc_lsp.source.targets import (
     modules_among,
 )
 
-T = TypeVar("T")
 DIRECTIVE = re.compile(rb"[ \t]*#\s*mtmc:(?!\s*(?:begin|end|dispatch|import|ignore)(?:[\s\[]|$))")
 
 DEFINED = re.compile(rb"\bdef ([A-Za-z_]\w*)")
 CALLED = re.compile(rb"\b([A-Za-z_]\w*)\(")
 LAUNCH = re.compile(rb"\b([A-Za-z_]\w*)[ \t]*\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\][ \t]*\(")
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A top-level statement with the comments above it."""
-
-    start: int
-    """Byte offset in the file."""
-    line: int
-    """0-based line of its first byte."""
-    text: bytes
 
 
 @dataclass(frozen=True)
@@ -69,9 +58,8 @@ class Outlined:
         return False
 
 
-@dataclass
-class _Facts:
-    """What is known of one chunk."""
+class _Shared(NamedTuple):
+    """What one chunk says to the rest of its file."""
 
     imports: dict[str, str]
     classes: tuple[ClassFacts, ...]
@@ -81,6 +69,13 @@ class _Facts:
     """Functions in it, where it launches something."""
     called: frozenset[str]
     minds_layout: bool
+
+
+@dataclass
+class _Facts:
+    """What is known of one chunk."""
+
+    shared: _Shared
     names: FileNames | None = None
     outlined: tuple[Outlined, ...] = ()
     """Relative to the chunk, for ``names``."""
@@ -155,25 +150,54 @@ class Outliner:
         self._path = path
         self._facts: dict[bytes, _Facts] = {}
         self._names = FileNames(path, frozenset(), {})
+        self._chunks = Chunks(())
+        self._outline: Outline | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the whole file would give the last outline: not where something broken may reach further than it seems."""
+        return self._chunks.is_certain
 
     def outline(self, text: bytes, root: Node) -> Outline:
         """The outline of ``text``, whose tree is ``root``."""
-        chunks = tuple(_chunks(text, root))
+        self._chunks = chunks_of(text, root)
+        self._read(self._chunks.all)
+        self._outline = self._whole(text)
+        return self._outline
+
+    def edited(self, text: bytes, change: Change) -> Outline | None:
+        """The outline of ``text``, which is that of the last one with a change; ``None`` where all of it must be read."""
+        found = spliced(self._chunks, text, change) if self._outline is not None else None
+        if self._outline is None or found is None:
+            return None
+        said = [self._facts[chunk.text].shared for chunk in found.gone]
+        self._chunks = found.chunks
+        self._read(self._chunks.all)
+        is_alike = said == [self._facts[chunk.text].shared for chunk in found.new]
+        # Most keystrokes change nothing that the rest of the file needs to know.
+        alike = replace(self._outline, text=text, chunks=self._chunks.all) if is_alike else None
+        self._outline = alike or self._whole(text)
+        return self._outline
+
+    def _read(self, chunks: tuple[Chunk, ...]) -> None:
+        """Have the facts of these chunks, and no others."""
         known, self._facts = self._facts, {}
         for chunk in chunks:
             self._facts[chunk.text] = known.get(chunk.text) or _facts(chunk.text)
-        imports = {name: path for facts in self._facts.values() for name, path in facts.imports.items()}
-        modules = modules_among(item for facts in self._facts.values() for item in facts.classes)
+
+    def _whole(self, text: bytes) -> Outline:
+        every = [facts.shared for facts in self._facts.values()]
+        imports = {name: path for shared in every for name, path in shared.imports.items()}
+        modules = modules_among(item for shared in every for item in shared.classes)
         names = FileNames(self._path, modules, imports)
         # One object while nothing changes, so that what depends on it is compared quickly.
         self._names = self._names if names == self._names else names
-        facts = self._facts.values()
-        launched = frozenset[str]().union(*(item.launched for item in facts))
-        launchers = frozenset[str]().union(*(item.launchers for item in facts))
+        launched = frozenset[str]().union(*(shared.launched for shared in every))
+        launchers = frozenset[str]().union(*(shared.launchers for shared in every))
         # Only launchers: whatever else is called, nothing is to be looked at anew because of it.
-        called = launchers & frozenset[str]().union(*(item.called for item in facts))
-        minds_layout = any(item.minds_layout for item in facts)
-        return Outline(text, chunks, self._names, launched, called, minds_layout, self._outlined)
+        called = launchers & frozenset[str]().union(*(shared.called for shared in every))
+        minds_layout = any(shared.minds_layout for shared in every)
+        return Outline(text, self._chunks.all, self._names, launched, called, minds_layout, self._outlined)
 
     def _outlined(self, chunk: Chunk) -> tuple[Outlined, ...]:
         facts = self._facts.get(chunk.text) or self._facts.setdefault(chunk.text, _facts(chunk.text))
@@ -205,45 +229,9 @@ def _facts(text: bytes) -> _Facts:
     launchers = frozenset(match[1].decode() for match in DEFINED.finditer(text)) if launched else frozenset[str]()
     called = frozenset(match[1].decode() for match in CALLED.finditer(text) if not _is_definition(text, match))
     classes = class_facts(root) if b"class" in text else ()
-    return _Facts(imports, classes, launched, launchers, called, b"contiguous" in text or b"input_guard" in text)
+    minds_layout = b"contiguous" in text or b"input_guard" in text
+    return _Facts(_Shared(imports, classes, launched, launchers, called, minds_layout))
 
 
 def _is_definition(text: bytes, match: re.Match[bytes]) -> bool:
     return text[: match.start()].endswith(b"def ")
-
-
-def _chunks(text: bytes, root: Node) -> Iterator[Chunk]:
-    line, at = 0, 0
-    for start, end in _ranges(text, root):
-        line += text.count(b"\n", at, start)
-        at = start
-        yield Chunk(start, line, text[start:end])
-
-
-def _with_comments(text: bytes, start: int) -> int:
-    """The start of the comment lines at the margin that touch a line from above."""
-    while start:
-        above = text.rfind(b"\n", 0, start - 1) + 1
-        if not text.startswith(b"#", above):
-            break
-        start = above
-    return start
-
-
-def _ranges(text: bytes, root: Node) -> Iterator[tuple[int, int]]:
-    """Byte ranges of the chunks."""
-    if root.has_error:
-        starts = [_with_comments(text, start) for start, _ in statements_by_margin(text)]
-        yield from zip(starts, [*starts[1:], len(text)][: len(starts)], strict=True)
-        return
-    above: tuple[int, int] | None = None
-    """Start and last row of the comments that wait for a statement."""
-    for child in root.children:
-        row = child.start_point[0]
-        if child.type == "comment":
-            touches = above is not None and above[1] + 1 == row
-            above = (above[0], row) if touches and above is not None else (child.start_byte, row)
-            continue
-        start = above[0] if above is not None and above[1] + 1 == row else child.start_byte
-        above = None
-        yield start, child.end_byte

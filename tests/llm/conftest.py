@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +11,27 @@ from endpoint import Endpoint
 from searching import WRITES, Agreeing, quick_settings, searched
 
 from mtmc_lsp.core.run import RunResult
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.micro.llm.client import OpenAIModel
 from mtmc_lsp.search.makers import Makers
+
+
+@pytest.fixture(scope="session")
+def captures() -> dict[tuple[str, str], Capture]:
+    """What was captured before."""
+    return {}
+
+
+@pytest.fixture
+def captured(captured, captures) -> Callable[[str, str], Capture]:
+    """Captures a target of a user's text; the same one only once, as nothing here changes a capture."""
+
+    def capture(text: str, name: str) -> Capture:
+        if (text, name) not in captures:
+            captures[text, name] = captured(text, name)
+        return captures[text, name]
+
+    return capture
 
 
 @pytest.fixture

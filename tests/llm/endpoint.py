@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -95,7 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(reply, Fault):
             self._fault(reply)
         else:
-            self._stream(request, reply)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                # A client that has read enough hangs up.
+                self._stream(request, reply)
 
     def _refused(self) -> bool:
         key = self.headers.get("Authorization", "").removeprefix("Bearer ")

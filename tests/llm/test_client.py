@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from endpoint import KEY, Endpoint, Fault
 
-from mtmc_lsp.core.chat import BudgetSpent, Message, ModelFailed, ModelNotUsable
+from mtmc_lsp.core.chat import CIRCLES, BudgetSpent, Message, ModelFailed, ModelNotUsable, clipped, shortfall
+from mtmc_lsp.core.loops import loop_in
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.macro.llm import answer_schema
 from mtmc_lsp.micro.llm.client import OpenAIModel
 from mtmc_lsp.micro.llm.probe import Abilities, abilities, look_at_endpoint
 
+MANY = " ".join(str(number) for number in range(400))
+UNLIMITED = {"answer_tokens": 10**8, "budget_tokens": 10**9}
 HELLO = [Message("user", "hello")]
 QUICK = LlmSettings(timeout_seconds=5.0, retries=0)
 
@@ -63,6 +66,20 @@ def test_a_choice_is_asked_for_in_the_strictest_form_that_the_endpoint_knows(ref
     assert len(endpoint.requests) == 2
 
 
+def test_a_server_that_knows_json_schemas_by_another_name_alone_is_asked_by_that() -> None:
+    def answer(request: dict[str, Any]) -> Any:
+        known = request.get("response_format", {}).get("type") == "json_object"
+        return '{"number": 7}' if known and request["response_format"]["schema"] else Fault(500, "1 validation error")
+
+    endpoint = Endpoint(answer)
+    with endpoint.serving() as environ:
+        asked = model(environ)
+        for _ in range(2):
+            assert asked.ask("plan", HELLO, schema=answer_schema(3))[0].text == '{"number": 7}'
+        assert abilities("tiny", QUICK, environ).structured == ""
+    assert [request["response_format"]["type"] for request in endpoint.requests[:2]] == ["json_schema", "json_object"]
+
+
 @pytest.mark.parametrize("option", ["max_tokens", "stream_options", "temperature"])
 def test_an_option_that_the_endpoint_refuses_is_left_out(option: str) -> None:
     endpoint = Endpoint("fine", refuses=(option,))
@@ -95,11 +112,11 @@ def piece(text: str) -> bytes:
         (Fault(429, "slow down"), {}, "still asked to wait after 1 tries: slow down"),
         (Fault(503, "down for repairs"), {}, "failed with status 503: down for repairs"),
         (Fault(400, "context length exceeded"), {}, "refuses the request: context length exceeded"),
-        (Fault(wait=3.0), {"timeout_seconds": 0.5}, "gave no answer within 0.5 s"),
+        (Fault(wait=5.0), {"timeout_seconds": 1.5}, "gave no answer within 1.5 s"),
         (Fault(chunks=(piece('[{"ind') + b"\n\n",)), {}, "broke off"),
         (Fault(chunks=(b'data: {"error": {"message": "out of memory"}}\n\n',)), {}, "broke off: out of memory"),
         (Fault(endless="word " * 50), {"answer_tokens": 100}, "did not end at 100 tokens"),
-        (Fault(endless=" "), {"timeout_seconds": 0.5, "answer_tokens": 10**8}, "had not ended after 0.5 s"),
+        (Fault(endless=MANY), {"timeout_seconds": 1.5, **UNLIMITED}, "had not ended after 1.5 s"),
     ],
 )
 def test_a_request_that_fails_says_how_and_another_may_succeed(fault, settings, message) -> None:
@@ -215,7 +232,7 @@ def test_several_answers_are_asked_for_at_once() -> None:
     ],
 )
 def test_no_budget_is_passed_by_parallel_answers_however_long_they_are(settings, tokens: int) -> None:
-    endpoint = Endpoint("x " * 10**5)
+    endpoint = Endpoint(" ".join(str(number) for number in range(10**5)))
     with endpoint.serving() as environ:
         asked = model(environ, **settings)
         with contextlib.suppress(BudgetSpent):
@@ -240,6 +257,24 @@ def test_an_answer_that_stopped_at_its_limit_is_known_to_be_cut() -> None:
         (reply,) = model(environ, answer_tokens=20).ask("code", HELLO)
     assert reply.is_cut
     assert len(reply.text) == 80
+
+
+@pytest.mark.parametrize("said", [" ", "-", "x = tl.load(p)\n", "    a = 1\n    b = 2\n    c = a + b\n"])
+def test_an_answer_that_goes_in_circles_is_ended_early_and_known_to_be_cut(said: str) -> None:
+    with Endpoint(Fault(endless=said)).serving() as environ:
+        asked = model(environ, answer_tokens=10**6, timeout_seconds=60.0)
+        (reply,) = asked.ask("code", HELLO)
+    assert reply.is_cut
+    assert len(reply.text) < 40_000
+    assert asked.exchanges[0].is_cut
+    assert shortfall(reply) == CIRCLES
+    assert len(clipped(reply.text)) < 300, "the same is not quoted again and again"
+
+
+def test_code_that_is_unrolled_goes_not_in_circles() -> None:
+    assert loop_in("".join(f"    total += tl.load(x_ptr + {i} * stride)\n" for i in range(200))) is None
+    assert loop_in(f"# {'-' * 120}\n") is None
+    assert loop_in("    a\n" * 200 + "    done()\n") is None, "it came out again"
 
 
 def test_what_a_model_says_to_itself_is_no_answer() -> None:
@@ -285,7 +320,7 @@ def test_a_server_that_ignores_a_schema_is_asked_otherwise_the_next_time() -> No
         for _ in range(3):
             asked.ask("plan", HELLO, schema=answer_schema(3))
     fields = [{"response_format", "tools"} & set(request) for request in endpoint.requests]
-    assert fields == [{"response_format"}, {"tools"}, set()]
+    assert fields == [{"response_format"}, {"response_format"}, {"tools"}]
 
 
 def test_a_prompt_that_is_too_long_is_not_sent() -> None:
@@ -303,12 +338,16 @@ API_KEY = "abcd-efgh"
 token: 'not-yours'
 url = "https://ann:pass@host/x"
 key = "sk-proj-abcdefghijklmnop0123"
+headers = {{"Authorization": f"Bearer ab12.cd34-ef56"}}
+-----BEGIN RSA PRIVATE KEY-----
+MIIEow
+-----END RSA PRIVATE KEY-----
 y = a / b  # aten.add.Tensor
 """
     with endpoint.serving() as environ:
         OpenAIModel(QUICK, tmp_path, environ).ask("code", [Message("user", said)])
     sent = endpoint.prompt()
-    for secret in (str(tmp_path), "/home/ann", "abcd-efgh", "not-yours", "ann:pass", "sk-proj", KEY):
+    for secret in (str(tmp_path), "/home/ann", "abcd-efgh", "not-yours", "ann:pass", "sk-proj", "ab12", "MIIEow", KEY):
         assert secret not in sent
     assert "File pkg/model.py" in sent
     assert "y = a / b  # aten.add.Tensor" in sent

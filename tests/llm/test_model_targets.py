@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from answers import hunk
+from answers import hunk, sheet
 from endpoint import Endpoint
 from searching import Agreeing, quick_settings, searched
 from targets import TARGETS, Target
@@ -111,6 +111,45 @@ def test_automatic_mode_asks_for_nothing_that_the_built_in_coder_writes(captured
     assert model.use().requests == 1
 
 
+def whole_text(request: dict[str, Any], *changes: tuple[str, str]) -> str:
+    """The whole new text as an answer, with further changes in it."""
+    text = sheet(request).replace(CALL + RETURN, LAUNCH)
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return f"```python\n{SORTED}\n\n{text}```"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("sharp_kernel_body", "* 3.0", "* 4.0"), "sharp_kernel is changed, and this step is not about it"),
+        (("sharp_kernel_name", "sharp_kernel", "other_kernel"), "sharp_kernel is gone; this step is not about it"),
+    ],
+    ids=lambda change: change[0] if isinstance(change, tuple) else "",
+)
+def test_a_kernel_that_a_step_is_not_about_may_not_be_changed(captured, change, reason) -> None:
+    capture = captured(STAGED, "sharp")
+    endpoint = Endpoint(lambda request: whole_text(request, change[1:]), staged_answer)
+    result, _ = asked(endpoint, capture, STAGED, AUTO, steps=2)
+    assert result.steps[-1].status is StepStatus.ACCEPTED, result.steps[-1].reason
+    assert reason in str(endpoint.requests[1]["messages"][-1]["content"])
+    assert "* 3.0" in result.final.source
+
+
+def test_a_kernel_that_is_written_again_in_other_lines_stays_as_it_was(captured, staged) -> None:
+    capture, wanted, _ = staged
+    head = "@triton.jit\ndef sharp_kernel("
+
+    def answer(request: dict[str, Any]) -> str:
+        return whole_text(request, (head, head.replace("\n", "\n# the same, said again\n")))
+
+    result, _ = asked(Endpoint(answer), capture, STAGED, AUTO, steps=6)
+    kernel = wanted.final.source[wanted.final.source.index(head) :].partition("\n\n\n")[0]
+    assert result.final.source.count(kernel) == 1
+    assert result.steps[-1].candidate is not None, [step.reason for step in result.steps]
+
+
 def test_automatic_mode_without_an_endpoint_keeps_what_the_built_in_coder_wrote(captured, staged) -> None:
     capture, _, _ = staged
     gone = OpenAIModel(
@@ -161,6 +200,14 @@ def test_a_remark_is_told_with_the_version_that_was_not_wanted(staged) -> None:
     assert hunk("", SORTED) in endpoint.prompt()
 
 
+def test_a_region_that_came_to_nothing_is_not_offered_again_by_another_name(captured) -> None:
+    source = "import torch\n\n\n# mtmc: x=f32[8,40]\ndef soft(x):\n    return torch.softmax(x / 2.0, -1)\n"
+    result, _ = asked(Endpoint("no code"), captured(source, "soft"), source, Makers(coder="llm"), steps=8)
+    regions = [step.action.region for step in result.steps]
+    assert len(regions) > 1
+    assert len(set(regions)) == len(regions)
+
+
 def test_the_first_action_is_repaired_only_where_a_model_wrote_it(captured) -> None:
     capture = captured(STAGED, "sharp")
     endpoint = Endpoint(staged_answer)
@@ -180,7 +227,7 @@ def test_the_planner_is_told_the_device_and_where_the_time_goes(captured) -> Non
     first, second = (endpoint.prompt(number) for number in (0, 1))
     assert "132 multiprocessors, 227 KiB shared memory a block, 60 MiB L2, 4.28 TB/s; TFLOP/s: fp32 51" in first
     assert "no version is faster than 0.0006 us (memory)" in first
-    assert "- torch call of relu: 4.0 us, 0.00256 MB, bound by launch" in first
-    assert "- kernel of relu, mul and add: 4.0 us" in second
+    assert "- torch call of relu: estimated 4.0 us, 0.00256 MB, bound by launch" in first
+    assert "- kernel of relu, mul and add: estimated 4.0 us" in second
     assert "- ranks_kernel on sm_90: 0 bytes shared" in second
     assert "1. fuse relu, mul and add in line 6: accepted" in second

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,15 @@ from runner import Answer, mtmc
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
+def project(folder: Path) -> Path:
+    (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n[tool.mtmc.llm]\nretries = 0\n")
+    (folder / "model.py").write_text(SOURCE)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'user'\n[tool.mtmc.llm]\nretries = 0\n")
-    (tmp_path / "model.py").write_text(SOURCE)
-    return tmp_path
+    return project(tmp_path)
 
 
 def optimised(folder: Path, endpoint: Endpoint, *arguments: str, **variables: str) -> Answer:
@@ -37,30 +43,82 @@ def optimised(folder: Path, endpoint: Endpoint, *arguments: str, **variables: st
         return mtmc(folder, "optimize", "model.py::ranks", *options, **{**NO_GPU, **environ, **variables})
 
 
-def test_the_model_plans_and_writes_what_the_built_in_coder_cannot(folder: Path) -> None:
+@dataclass(frozen=True)
+class Whole:
+    """A run with a model as planner and coder: refused for its key, resumed with a good one, written to the file."""
+
+    folder: Path
+    refused: Answer
+    resumed: Answer
+    endpoint: Endpoint
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = project(tmp_path_factory.mktemp("whole"))
+    versions = ["no code"]
+
     def answer(request: dict[str, Any]) -> str:
         if "You write Triton" in request["messages"][0]["content"]:
-            return good(request)
+            return versions.pop() if versions else good(request)
         number = re.search(r"^(\d+)\. write ", str(request["messages"][1]["content"]), re.MULTILINE)
         return f'{{"action": {number[1] if number else 0}, "reason": "sorting stays in registers"}}'
 
     endpoint = Endpoint(answer)
-    run = optimised(folder, endpoint, "--coder", "llm", "--planner", "llm", "--apply")
-    assert run.code == 0, run.err
-    document = run.document
+    makers = ("--coder", "llm", "--planner", "llm")
+    refused = optimised(folder, endpoint, *makers, OPENAI_API_KEY="bad")
+    return Whole(folder, refused, optimised(folder, endpoint, *makers, "--resume", "--apply"), endpoint)
+
+
+def test_a_key_that_is_refused_leaves_a_run_to_resume(whole: Whole) -> None:
+    assert (whole.refused.code, whole.refused.error["code"]) == (3, "model-not-usable")
+    assert whole.resumed.code == 0, whole.resumed.err
+    asked = whole.resumed.document["model_use"]["requests"]
+    assert asked == len(whole.endpoint.requests) + 1, "what was refused was asked too"
+
+
+def test_the_model_plans_and_writes_what_the_built_in_coder_cannot(whole: Whole) -> None:
+    document = whole.resumed.document
     assert document["status"] == "unmeasured"
     step = document["steps"][0]
     assert step["status"] == "accepted", step["reason"]
     assert "The model: sorting stays in registers" in step["action"]["rationale"]
     assert [(k["kernel"], k["arch"]) for k in step["report"]["kernels"]] == [("ranks_kernel", "sm_90")]
-    text = (folder / "model.py").read_text()
+    text = (whole.folder / "model.py").read_text()
     assert KERNEL in text
     assert "def ranks_launch(x, ranks_kernel=ranks_kernel):" in text
     assert "wrap_triton(ranks_kernel)" in text
     assert text.endswith(SOURCE[SOURCE.index("    s = ") :])
-    assert document["model_use"]["requests"] == len(endpoint.requests)
-    rows = sqlite3.connect(folder / ".mtmc" / "store.db").execute("select run, step from exchanges order by number")
-    assert rows.fetchall()[:2] == [(document["id"], 1)] * 2
+    rows = sqlite3.connect(whole.folder / ".mtmc" / "store.db").execute(
+        "select run, step from exchanges order by number"
+    )
+    assert rows.fetchall()[:4] == [(document["id"], 1)] * 4, "a refused plan, a plan, no code, and the kernel"
+
+
+def test_a_run_is_replayed_without_network_or_key(whole: Whole) -> None:
+    first, file = whole.resumed.document, whole.folder / "model.py"
+    again = mtmc(whole.folder, "optimize", "--replay", first["id"], "--json", **NO_GPU)
+    assert again.code == 0, again.err
+    for name in ("reason", "diff", "status", "action"):
+        assert [step[name] for step in again.document["steps"]] == [step[name] for step in first["steps"]]
+    assert again.document["final"]["source"] == first["final"]["source"] == file.read_text()
+    assert again.document["model_use"] == {
+        **{"model": "tiny", "requests": 0, "prompt_tokens": 0, "answer_tokens": 0, "cost": None, "counted": True},
+        "replay_of": first["id"],
+    }
+    unknown = mtmc(whole.folder, "optimize", "--replay", "nothing", "--json")
+    assert (unknown.code, unknown.error["message"]) == (2, "there is no run 'nothing'")
+
+
+def test_a_run_of_another_file_is_not_replayed(whole: Whole, tmp_path: Path) -> None:
+    shutil.copytree(whole.folder, tmp_path / "copy")
+    with sqlite3.connect(tmp_path / "copy" / ".mtmc" / "store.db") as store:
+        store.execute("update runs set path = ?", (str(tmp_path / "copy" / "model.py"),))
+    (tmp_path / "copy" / "model.py").write_text(SOURCE.replace("* 2", "* 3"))
+    run = whole.resumed.document["id"]
+    changed = mtmc(tmp_path / "copy", "optimize", "--replay", run, "--json", **NO_GPU)
+    assert (changed.code, changed.error["code"]) == (2, "file-changed")
+    assert "Put the file back" in changed.error["remedy"]
 
 
 def instead(old: str, new: str):
@@ -106,25 +164,6 @@ def test_what_fails_is_mended_with_a_message_that_says_what_failed(folder: Path)
         assert word in message
 
 
-def test_a_run_is_replayed_without_network_or_key(folder: Path) -> None:
-    first = optimised(folder, Endpoint("no code", good), "--coder", "llm", "--apply").document
-    again = mtmc(folder, "optimize", "--replay", first["id"], "--json", **NO_GPU)
-    assert again.code == 0, again.err
-    for name in ("reason", "diff", "status", "action"):
-        assert [step[name] for step in again.document["steps"]] == [step[name] for step in first["steps"]]
-    assert again.document["final"]["source"] == first["final"]["source"] == (folder / "model.py").read_text()
-    assert again.document["model_use"] == {
-        **{"model": "tiny", "requests": 0, "prompt_tokens": 0, "answer_tokens": 0, "cost": None, "counted": True},
-        "replay_of": first["id"],
-    }
-    (folder / "model.py").write_text(SOURCE.replace("* 2", "* 3"))
-    changed = mtmc(folder, "optimize", "--replay", first["id"], "--json", **NO_GPU)
-    assert (changed.code, changed.error["code"]) == (2, "file-changed")
-    assert "Put the file back" in changed.error["remedy"]
-    unknown = mtmc(folder, "optimize", "--replay", "nothing", "--json")
-    assert (unknown.code, unknown.error["message"]) == (2, "there is no run 'nothing'")
-
-
 def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, monkeypatch, capsys) -> None:
     host = {
         "OPENAI_BASE_URL": "http://model.example:8000/v1",
@@ -149,15 +188,6 @@ def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, mon
         "another host is asked anew"
     )
     assert mtmc(folder, "consent", "--withdraw", "--json", **host).document["hosts"] == []
-
-
-def test_a_key_that_is_refused_leaves_a_run_to_resume(folder: Path) -> None:
-    run = optimised(folder, Endpoint(good), "--coder", "llm", OPENAI_API_KEY="bad")
-    assert run.code == 3
-    assert run.error["code"] == "model-not-usable"
-    resumed = optimised(folder, Endpoint(good), "--coder", "llm", "--resume")
-    assert resumed.code == 0, resumed.err
-    assert resumed.document["model_use"]["requests"] >= 2
 
 
 def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(folder: Path) -> None:

@@ -9,10 +9,9 @@ from answers import KERNEL, LAUNCH, SOURCE, body, good, good_diff, good_whole, h
 from endpoint import Endpoint, Fault
 from searching import Agreeing
 
-from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.run import StepStatus
-from mtmc_lsp.micro.llm.prompts import knowledge
+from mtmc_lsp.micro.llm.hunks import FORM
 from mtmc_lsp.search.makers import Makers
 
 
@@ -39,7 +38,7 @@ OUT = "    out = torch.empty_like(x)\n"
 FAILURES = {
     "empty answer": ("", "The answer is empty"),
     "prose only": ("I am sorry, but I cannot do that.", "holds no code"),
-    "huge answer": ("x" * 100_001, "far more than one step needs"),
+    "huge answer": (" ".join(str(number) for number in range(20_000)), "far more than one step needs"),
     "code of something else": ("```python\ndef other(): pass\n```", "does not define ranks_launch"),
     "wrong context": (
         lambda r: good(r).replace(body(sheet(r)), "    return sorted(x)\n"),
@@ -48,6 +47,8 @@ FAILURES = {
     "edit of the user's function": (hunk("def ranks(x):\n", "def ranks(x, y):\n"), "SEARCH lines are not in the text"),
     "unfinished hunk": (lambda r: good(r)[: -len(">>>>>>> REPLACE\n")], "A hunk is not finished"),
     "hunk without middle": ("<<<<<<< SEARCH\na\n>>>>>>> REPLACE\n", "A hunk is not finished"),
+    "block without end": (lambda r: good_whole(r).removesuffix("```"), "The block of code has no end"),
+    "goes in circles": (hunk("", "a = 1\n" * 20_000), "said the same again and again"),
     "two answers": (lambda r: good_whole(r) + "\nor\n" + good_whole(r), "two versions"),
     "does not parse": (changed(STORE, "    tl.store(("), "does not parse"),
     "no launch": (lambda r: hunk("", KERNEL), "launches no kernel"),
@@ -94,6 +95,9 @@ FAILURES = {
 }
 
 
+SHAPELESS = ("prose only", "block without end", "goes in circles", "unfinished hunk", "hunk without middle")
+
+
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_bad_answer_is_refused_unrun_with_its_reason_and_mended(run, name: str) -> None:
     answer, reason = FAILURES[name]
@@ -101,7 +105,9 @@ def test_a_bad_answer_is_refused_unrun_with_its_reason_and_mended(run, name: str
     result = run(endpoint, measurer=measurer, context_tokens=100_000, answer_tokens=50_000)
     assert result.steps[0].status is StepStatus.ACCEPTED, result.steps[0].reason
     assert len(measurer.seen) == 1, "what breaks a rule is never run"
-    assert reason in str(endpoint.requests[1]["messages"][-1]["content"])
+    told = str(endpoint.requests[1]["messages"][-1]["content"])
+    assert reason in told
+    assert (FORM in told) == (name in SHAPELESS), "a model that wrote no hunk is shown one"
 
 
 def test_what_a_measurement_finds_goes_back_to_the_model(run) -> None:
@@ -149,9 +155,10 @@ def test_where_every_answer_fails_the_one_that_came_farthest_is_mended(run) -> N
 
 
 def test_an_answer_that_was_cut_is_told_to_be_brief(run) -> None:
-    endpoint = Endpoint(lambda request: good(request) + "# more\n" * 500, good)
+    more = "".join(f"# more {number}\n" for number in range(500))
+    endpoint = Endpoint(lambda request: good(request) + more, good)
     assert run(endpoint, answer_tokens=400).steps[0].status is StepStatus.ACCEPTED
-    endpoint = Endpoint(lambda request: hunk("", "# more\n" * 500), good)
+    endpoint = Endpoint(lambda request: hunk("", more), good)
     assert run(endpoint, answer_tokens=400).steps[0].status is StepStatus.ACCEPTED
     assert "be brief" in str(endpoint.requests[1]["messages"][-1]["content"])
 
@@ -174,8 +181,17 @@ def test_a_planner_whose_budget_is_spent_ends_the_run(run) -> None:
     assert not run(Endpoint("x"), Makers(planner="llm"), budget_tokens=1).steps
 
 
-def test_the_planner_may_choose_nothing(run) -> None:
-    assert not run(Endpoint('{"action": 0, "reason": "all done"}'), Makers(planner="llm")).steps
+def test_the_planner_may_choose_nothing_once_something_was_tried(run) -> None:
+    one, none = '{"action": 1, "reason": "r"}', '{"action": 0, "reason": "all done"}'
+    endpoint = Endpoint(one, "no code", none)
+    assert len(run(endpoint, Makers("llm", "llm"), steps=3, repairs=0).steps) == 1
+    assert "\n0. nothing" not in endpoint.prompt(0)
+    assert "\n0. nothing" in endpoint.prompt(2)
+    forms = [endpoint.requests[i]["response_format"]["json_schema"]["schema"]["properties"]["action"] for i in (0, 2)]
+    assert [form["enum"][0] for form in forms] == [1, 0]
+    early = Endpoint(none, one)
+    assert len(run(early, Makers("llm")).steps) == 1
+    assert "choose a number from 1 to" in str(early.requests[1]["messages"][-1]["content"])
 
 
 @pytest.mark.parametrize(
@@ -205,17 +221,3 @@ def test_a_key_that_is_refused_ends_the_run_with_an_error(run) -> None:
     for makers in (Makers(planner="llm"), Makers(coder="llm")):
         with pytest.raises(ModelNotUsable, match="refuses the key"):
             run(endpoint, makers)
-
-
-@pytest.mark.parametrize("kind", ActionKind)
-def test_every_kind_of_action_has_a_note_with_a_worked_example_and_its_source(kind: ActionKind) -> None:
-    note = knowledge(kind)
-    assert note.count("\nSource") == 2
-    assert "\nExample: " in note
-
-
-def test_each_architecture_has_a_note_and_is_told_once() -> None:
-    note = knowledge(ActionKind.TILE, ("sm_80", "sm_89", "sm_90", "gfx942"))
-    assert [note.count(f"## {name}") for name in ("Ampere", "Hopper", "CDNA")] == [1, 1, 1]
-    assert note.count("\nSource") == 5
-    assert "CDNA" not in knowledge(ActionKind.TILE, ("sm_90",))

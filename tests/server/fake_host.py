@@ -137,6 +137,9 @@ class FakeEngine:
     def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
         return Tools(FakePlanner(self._actions(opened)), ComposingCoder(), SleepingMeasurer(), True, Limits(60.0, 20))
 
+    def end(self) -> None:
+        """It has no process."""
+
     @staticmethod
     def _said(opened: Opened) -> Sequence[str]:
         name = re.escape(opened.target.qualname)

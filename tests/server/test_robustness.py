@@ -159,6 +159,25 @@ async def test_static_checks_come_with_every_keystroke_and_can_be_switched_off(t
         await ide.until(lambda: ide.client.diagnostics.get(uri) == [] or not ide.client.diagnostics.get(uri))
 
 
+async def test_what_is_put_into_a_string_piece_by_piece_is_no_code_any_more(ide: Editor) -> None:
+    """Quotes above a kernel, then quotes far below it: neither place alone says that all between is a string now."""
+    kernel = "@triton.jit\ndef k():\n    x = tl.arange(0, 48)\n\n\n"
+    others = "".join(f"def f{number}(x):\n    return x\n\n\n" for number in range(8))
+    uri = ide.open(f"import triton\nimport triton.language as tl\n\n\n{others}{kernel}{others}y = 1\n")
+
+    def codes() -> list[object]:
+        return [d.code for d in ide.client.diagnostics.get(uri, [])]
+
+    await ide.until(lambda: codes() == ["arange-bound"])
+    ide.replace(uri, "@triton.jit", '"""\n@triton.jit')
+    await asyncio.sleep(0.7)
+    ide.replace(uri, "y = 1", '"""\ny = 1')
+    await ide.until(lambda: codes() == [])
+    ide.replace(uri, '"""\n@triton.jit', "@triton.jit")
+    ide.replace(uri, '"""\ny = 1', "y = 1")
+    await ide.until(lambda: codes() == ["arange-bound"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

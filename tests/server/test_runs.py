@@ -12,6 +12,9 @@ import pytest
 from editor import REAL, Editor, capabilities, editor
 from lsprotocol import types as lsp
 
+from mtmc_lsp.core.priority import NICENESS
+from mtmc_lsp.core.template import sees_gpu
+
 pytestmark = pytest.mark.asyncio
 
 MODEL = """\
@@ -45,6 +48,26 @@ async def test_a_run_reports_its_steps_and_its_outcome(ide: Editor) -> None:
     assert "step 1: action 1: verifying" in stages
     assert "step 3: action 3: timing" in stages
     assert ide.texts[uri] == MODEL, "the file changes on keep alone"
+
+
+async def test_the_client_is_asked_to_look_anew_less_often_than_a_run_has_news(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    await ide.optimized(uri, "f")
+    await asyncio.sleep(0.2)
+    told = len(ide.stages(1))
+    assert told > 10
+    assert 1 <= ide.refreshed.count("lens") < told
+
+
+@pytest.mark.skipif(sees_gpu(), reason="processes that time kernels do not give way")
+async def test_a_run_gives_way_to_the_editor(ide: Editor) -> None:
+    uri = ide.open(MODEL)
+    await ide.command("optimize", uri, "g")
+    await ide.until(lambda: "step 1: action 1: verifying" in ide.stages(1))
+    server = ide.client._server.pid
+    (host,) = children_of(server)
+    assert os.getpriority(os.PRIO_PROCESS, host) == os.getpriority(os.PRIO_PROCESS, server) + NICENESS
+    await ide.command("cancel")
 
 
 async def test_a_run_is_cancelled_within_two_seconds_and_leaves_no_process(ide: Editor) -> None:
@@ -197,7 +220,7 @@ async def test_the_server_never_imports_torch_or_user_code(tmp_path: Path) -> No
     assert out.decode().strip() == "set()"
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 async def test_a_real_run_finds_verified_steps_that_can_be_kept_and_undone(tmp_path: Path) -> None:
     async with editor(tmp_path, REAL, settings={"archs": ["sm_90"]}) as ide:
         text = "import torch\n\n\n# mtmc: x=f32[8,48]\ndef f(x):\n    return torch.softmax(torch.relu(x) + 1, -1)\n"
@@ -213,12 +236,12 @@ async def test_a_real_run_finds_verified_steps_that_can_be_kept_and_undone(tmp_p
         assert "@triton.jit" in ide.texts[uri]
         assert "torch.relu(x) * 2" in ide.texts[uri]
         job = (await ide.command("verify", uri, "f"))["job"]
-        assert (await ide.until(lambda: ide._end_of(job), 60)).message.startswith("f: correct by Triton's interpreter")
+        assert (await ide.until(lambda: ide._end_of(job), 180)).message.startswith("f: correct by Triton's interpreter")
         await ide.command("undoAll", uri, "f")
         assert ide.texts[uri] == typed
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 async def test_undoing_one_real_step_writes_and_verifies_the_others_again(tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "two_stage_module.py"
     async with editor(tmp_path, REAL, settings={"archs": ["sm_90"], "maxSteps": 3}) as ide:
@@ -237,7 +260,7 @@ async def test_undoing_one_real_step_writes_and_verifies_the_others_again(tmp_pa
         assert "@triton.jit" in ide.texts[uri]
         assert ide.texts[uri].count("@triton.jit") < whole.count("@triton.jit")
         job = (await ide.command("verify", uri, "TwoStage"))["job"]
-        assert "correct by Triton's interpreter" in (await ide.until(lambda: ide._end_of(job), 100)).message
+        assert "correct by Triton's interpreter" in (await ide.until(lambda: ide._end_of(job), 200)).message
         await ide.command("undoAll", uri, "TwoStage")
         assert ide.texts[uri] == example.read_text()
 

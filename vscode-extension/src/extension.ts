@@ -118,7 +118,15 @@ class Extension implements vscode.Disposable {
     }
     // The server knows files that are open; a row of the tree may be about one that was closed.
     await vscode.workspace.openTextDocument(vscode.Uri.parse(argument.uri));
-    return next(command, [argument]);
+    const model = command === "mtmc.tryAnother" ? this.reviewOf(argument)?.run.model : "";
+    if (!model) return next(command, [argument]);
+    const remark = await vscode.window.showInputBox({
+      title: `Try another: what shall ${model} do otherwise?`,
+      prompt: "It is told your words with the version that you did not want. Enter alone has the search go on without that step.",
+      placeHolder: "make it readable",
+      ignoreFocusOut: true,
+    });
+    return remark === undefined ? undefined : next(command, [{ ...argument, remark }]);
   }
 
   /** The argument that came with a command: a lens's, a row's of the tree, or a thread's. */

@@ -15,6 +15,12 @@ RESERVED = frozenset(
 )
 """Names that any kernel may use for itself."""
 
+NOUNS = {
+    "sum": "total", "max": "maximum", "min": "minimum", "abs": "magnitude", "pow": "power", "round": "rounded",
+    "all": "all_true", "any": "any_true",
+}  # fmt: skip
+"""Operations whose own names would hide Python's, and what a value of theirs is called."""
+
 PRODUCT_NAMES = RESERVED | frozenset(
     "m n k m_mask n_mask k_mask batch acc blocks_m blocks_n first_m group_m step steps BLOCK_M BLOCK_N BLOCK_K GROUP_M "
     "tap blocks_k kept largest factor inverse scaled high low place inside stored last part DEPTH".split()
@@ -69,4 +75,5 @@ def value_name(program: Program, ref: Ref) -> str:
     if ref in program.graph.outputs:
         return "out" if len(program.graph.outputs) == 1 else f"out_{program.graph.outputs.index(ref)}"
     name = node.op.split(".")[1].strip("_")
+    name = NOUNS.get(name, name)
     return name if len(node.outputs) == 1 else f"{name}_{ref.index}"

@@ -10,8 +10,6 @@ from itertools import groupby
 from mtmc_lsp.core.chat import BudgetSpent, Exchange
 from mtmc_lsp.core.settings import LlmSettings
 
-CHARACTERS_PER_TOKEN = 3.0
-"""Of code, on the low side: where an endpoint does not count, the estimate is rather too high."""
 LEAST_ANSWER = 256
 """Tokens; where a budget leaves less for an answer, it is not asked for: it would be cut before it says anything."""
 
@@ -91,8 +89,3 @@ class Budget:
 def _spent(what: str) -> BudgetSpent:
     remedy = "Raise llm.budget_tokens, llm.budget_money or llm.budget_seconds in [tool.mtmc.llm]."
     return BudgetSpent(f"the model's budget is spent: {what}", remedy=remedy)
-
-
-def estimated_tokens(text: str) -> int:
-    """Tokens of a text whose endpoint did not count them."""
-    return int(len(text) / CHARACTERS_PER_TOKEN) + 1

@@ -5,41 +5,48 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtmc_lsp.core.chat import BudgetSpent, Exchange, Message, ModelFailed, ModelNotUsable, ModelUse, Reply
+from mtmc_lsp.core.chat import (
+    BudgetSpent,
+    Exchange,
+    Message,
+    ModelFailed,
+    ModelNotUsable,
+    ModelUse,
+    estimated_tokens,
+)
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.redaction import redacted
 from mtmc_lsp.core.settings import LlmSettings
-from mtmc_lsp.micro.llm.budget import Budget, Share, estimated_tokens
-from mtmc_lsp.micro.llm.endpoint import Answer, Endpoint
+from mtmc_lsp.micro.llm.budget import Budget, Share
+from mtmc_lsp.micro.llm.endpoint import CUT_SHORT, Answer, Endpoint
+from mtmc_lsp.micro.llm.ledger import Ledger, Question
 
 if TYPE_CHECKING:
     import openai
 
 
-@dataclass
-class OpenAIModel:
+class OpenAIModel(Ledger):
     """Asks the endpoint in ``OPENAI_BASE_URL``, and keeps a ledger."""
 
-    settings: LlmSettings
-    project: Path | None = None
-    """Paths in it are sent relative to it."""
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    exchanges: list[Exchange] = field(default_factory=list)
+    def __init__(
+        self, settings: LlmSettings, project: Path | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Nothing is sent yet.
 
-    def __post_init__(self) -> None:
-        self.model = model_name(self.settings, self.environ)
-        self._endpoint = Endpoint(self.model, self.settings, self.environ)
-        self._budget = Budget(self.settings)
-        self._listener: Callable[[Exchange], None] = lambda exchange: None
-
-    def listen(self, listener: Callable[[Exchange], None]) -> None:
-        """Tell ``listener`` every exchange from now on, also those that fail."""
-        self._listener = listener
+        Args:
+            settings: the model, its limits and its prices.
+            project: paths in it are sent relative to it.
+            environ: names the endpoint, its key and the model; by default the process's own.
+        """
+        super().__init__(project)
+        environ = os.environ if environ is None else environ
+        self.settings = settings
+        self.model = model_name(settings, environ)
+        self._endpoint = Endpoint(self.model, settings, environ)
+        self._budget = Budget(settings)
 
     # What is used ------------------------------------------------------------------------------------------------
 
@@ -49,25 +56,18 @@ class OpenAIModel:
 
     def resume(self, exchanges: Sequence[Exchange]) -> None:
         """Count what an earlier part of the run asked already."""
-        self.exchanges = [*exchanges, *self.exchanges]
+        super().resume(exchanges)
         self._budget.take(exchanges)
 
     # Asking ------------------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        purpose: str,
-        messages: Sequence[Message],
-        *,
-        schema: Mapping[str, object] | None = None,
-        samples: int = 1,
-    ) -> list[Reply]:
-        sent = tuple(Message(item.role, redacted(item.content, self.project)) for item in messages)
-        question = max((item.question for item in self.exchanges), default=0) + 1
+    def _answers(self, question: Question) -> list[tuple[Exchange, MtmcError | None]]:
+        sent = question.messages
         try:
-            share = self._share(sent, samples)
+            share = self._share(sent, question.samples)
         except BudgetSpent as spent:
-            self._keep([Exchange(purpose, sent, "", self.model, 0, 0, 0.0, spent.message, True, question, spent.code)])
+            text, code = spent.message, spent.code
+            self._keep([Exchange(question.purpose, sent, "", self.model, 0, 0, 0.0, text, True, question.number, code)])
             raise
         if not self.model:
             raise ModelNotUsable(
@@ -76,23 +76,19 @@ class OpenAIModel:
         answers = [Answer() for _ in range(share.samples)]
         began = time.monotonic()
         errors: list[MtmcError | None] = [None] * share.samples
+        made: list[Exchange] = []
         try:
-            errors = asyncio.run(self._together(sent, schema, share, answers))
+            errors = asyncio.run(self._together(sent, question.schema, share, answers))
         finally:
             # Also where the user ended it: what was sent was sent, and may cost.
             seconds = time.monotonic() - began
-            parts = zip(answers, errors, strict=True)
-            made = [self._exchange(purpose, sent, answer, error, seconds, question) for answer, error in parts]
+            pairs = zip(answers, errors, strict=True)
+            made += [self._exchange(question, *pair, seconds, share.answer_tokens) for pair in pairs]
             self._keep(made)
-        replies = [
-            Reply(a.whole, a.finish in ("length", "")) for a, e in zip(answers, errors, strict=True) if e is None
-        ]
-        if not replies:
-            raise next(error for error in errors if error is not None)
-        return replies
+        return list(zip(made, errors, strict=True))
 
     def _share(self, sent: Sequence[Message], samples: int) -> Share:
-        expected = estimated_tokens("".join(message.content for message in sent))
+        expected = estimated_tokens(sent)
         if expected > self.settings.context_tokens:
             raise ModelFailed(
                 f"the prompt has about {expected} tokens, more than llm.context_tokens = {self.settings.context_tokens}",
@@ -126,36 +122,31 @@ class OpenAIModel:
         return None
 
     def _exchange(
-        self,
-        purpose: str,
-        sent: tuple[Message, ...],
-        answer: Answer,
-        error: MtmcError | None,
-        seconds: float,
-        number: int,
+        self, question: Question, answer: Answer, error: MtmcError | None, seconds: float, most_tokens: int
     ) -> Exchange:
         counted = bool(answer.prompt_tokens)
-        received = answer.text + answer.arguments
+        received = estimated_tokens([Message("assistant", answer.text + answer.arguments)])
+        if error is None:
+            # An answer that was no failure kept to its limit, however its characters are counted.
+            received = min(received, most_tokens)
         return Exchange(
-            purpose,
-            sent,
+            question.purpose,
+            question.messages,
             answer.whole,
             self.model,
-            answer.prompt_tokens if counted else estimated_tokens("".join(item.content for item in sent)),
-            answer.answer_tokens if counted else estimated_tokens(received),
+            answer.prompt_tokens if counted else estimated_tokens(question.messages),
+            answer.answer_tokens if counted else received,
             seconds,
             error.message if error is not None else "",
             counted,
-            number,
+            question.number,
             error.code if error is not None else "",
-            answer.finish in ("length", ""),
+            answer.finish in CUT_SHORT,
         )
 
     def _keep(self, exchanges: Sequence[Exchange]) -> None:
-        self.exchanges += exchanges
         self._budget.take(exchanges)
-        for exchange in exchanges:
-            self._listener(exchange)
+        super()._keep(exchanges)
 
 
 def model_name(settings: LlmSettings, environ: Mapping[str, str]) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.core.action import REMARK, MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.prompting import recent
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Author, Candidate
 from mtmc_lsp.core.workload import Capture
@@ -25,10 +26,8 @@ from mtmc_lsp.micro.builtin.coder import BuiltinCoder, render
 from mtmc_lsp.micro.llm.hunks import BadAnswer, edited
 from mtmc_lsp.micro.llm.prompts import coding_messages, repair_message
 from mtmc_lsp.micro.llm.rules import ALLOCATION, check_rules
-from mtmc_lsp.micro.llm.sheet import Sheet, put_together, taken_apart
+from mtmc_lsp.micro.llm.sheet import Sheet, functions_of, launched_kernels, put_together, taken_apart
 from mtmc_lsp.source.compose import compose, strip_generated
-
-CUT = "The answer was cut off where it reached the most tokens it may have: be brief."
 
 
 class LlmCoder:
@@ -41,6 +40,7 @@ class LlmCoder:
         self,
         model: ChatModel,
         *,
+        context_tokens: int,
         repairs: int = 3,
         samples: int = 1,
         archs: Sequence[str] = (),
@@ -50,12 +50,14 @@ class LlmCoder:
 
         Args:
             model: who is asked.
+            context_tokens: of a prompt at most; notes and old tries are left out where it would be longer.
             repairs: how often it may mend one step, whatever is wrong with it.
             samples: how many versions of a step it is asked for at once.
             archs: what kernels are compiled for where there is no GPU.
             known: edits of an earlier run by the key of their action, which are taken before the model is asked.
         """
         self._model = model
+        self._context_tokens = context_tokens
         self._repairs = repairs
         self._samples = samples
         self._archs = archs
@@ -84,7 +86,15 @@ class LlmCoder:
         self._left = self._repairs
         known = self._known.get(_without_remark(action).key, "")
         unwanted = known if REMARK in action.params else ""
-        talk = coding_messages(capture, candidate, action, sheet_of(capture, candidate), unwanted, self._archs)
+        talk = coding_messages(
+            capture,
+            candidate,
+            action,
+            sheet_of(capture, candidate),
+            most_tokens=self._context_tokens,
+            unwanted=unwanted,
+            archs=self._archs,
+        )
         if known and not unwanted:
             with contextlib.suppress(BadAnswer):
                 return [self._read(capture, candidate, action, known, [*talk, Message("assistant", known)])]
@@ -97,11 +107,12 @@ class LlmCoder:
         talk = self._next_try(self._talks[failed.id], failure, from_scratch=False)
         return self._asked("repair", capture, candidate, failed.action, talk, 1)[0]
 
-    def _next_try(self, talk: list[Message], failure: str, *, from_scratch: bool) -> list[Message]:
+    def _next_try(self, talk: list[Message], failure: str, hint: str = "", *, from_scratch: bool) -> list[Message]:
         if self._left <= 0:
             raise CannotCode(f"{failure} (after {self._repairs} repairs)" if self._repairs else failure)
         self._left -= 1
-        return [*talk, repair_message(failure, from_scratch=from_scratch)]
+        told = repair_message(f"{failure}\n{hint}".strip(), from_scratch=from_scratch)
+        return recent([*talk, told], self._context_tokens)
 
     def _asked(
         self,
@@ -118,14 +129,14 @@ class LlmCoder:
             except (BudgetSpent, ModelFailed) as failure:
                 raise CannotCode(failure.message) from None
             made: dict[str, Candidate] = {}
-            bad: list[tuple[list[Message], str]] = []
+            bad: list[tuple[list[Message], str, str]] = []
             for reply in replies:
                 said = [*talk, Message("assistant", clipped(reply.text))]
                 try:
                     version = self._read(capture, candidate, action, reply.text, said)
                     made.setdefault(_form(version), version)
                 except BadAnswer as wrong:
-                    bad.append((said, f"{wrong} {CUT}" if reply.is_cut else str(wrong)))
+                    bad.append((said, f"{wrong} {shortfall(reply)}".strip(), wrong.hint))
             for form in made:
                 self._seen[form] = "It was tried already."
             if made:
@@ -143,13 +154,14 @@ class LlmCoder:
         """
         sheet = sheet_of(capture, candidate)
         text = edited(sheet.text, answer, sheet.launcher)
-        check_rules(sheet, text, moved_calls=_moved_calls(capture, candidate, action))
+        after = _schedule_after(capture, candidate, action)
+        elsewhere = _elsewhere(capture, candidate, after, sheet)
+        check_rules(sheet, text, moved_calls=_moved_calls(capture, candidate, action), elsewhere=elsewhere)
         target = capture.workload.target
         plain = strip_generated(candidate.source.encode(), target.qualname)
-        code = put_together(sheet, text)
+        code = put_together(sheet, text, elsewhere)
         source = compose(plain, target, code).decode()
-        schedule = to_json(_schedule_after(capture, candidate, action))
-        made = Candidate(_key(source), candidate.id, action, source, code, schedule, author=Author.MODEL)
+        made = Candidate(_key(source), candidate.id, action, source, code, to_json(after), author=Author.MODEL)
         if made.source == candidate.source:
             raise BadAnswer("The edit changes nothing.")
         if _form(made) in self._seen:
@@ -184,6 +196,23 @@ def _schedule_after(capture: Capture, candidate: Candidate, action: MacroAction)
 
 def _without_remark(action: MacroAction) -> MacroAction:
     return replace(action, params={name: value for name, value in action.params.items() if name != REMARK})
+
+
+def _elsewhere(capture: Capture, candidate: Candidate, after: Schedule, sheet: Sheet) -> set[str]:
+    """The kernels that an action leaves as they are, by the schedule ``after`` it; as far as that is known."""
+    before = from_json(Schedule, candidate.schedule)
+    kernels = launched_kernels(functions_of(sheet.text)[sheet.launcher])
+    if before.rewrites != after.rewrites:
+        return set()
+    if all(plan in after.kernels for plan in before.kernels):
+        # It is about torch calls alone, none of which any kernel makes.
+        return kernels
+    names = [launch.kernel for launch in candidate.launches]
+    plans = [unit.plan for unit in units(program_of(capture.graph, before), before) if unit.plan is not None]
+    if len(names) != len(plans):
+        # What a model wrote is in no schedule, and some parts are several kernels.
+        return set()
+    return {name for name, plan in zip(names, plans, strict=True) if plan in after.kernels} & kernels
 
 
 def _moved_calls(capture: Capture, candidate: Candidate, action: MacroAction) -> int:

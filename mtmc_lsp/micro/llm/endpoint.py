@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mtmc_lsp.core.chat import Message, ModelFailed, ModelNotUsable
+from mtmc_lsp.core.loops import loop_in
 from mtmc_lsp.core.redaction import redacted
 from mtmc_lsp.core.settings import LlmSettings
 
@@ -23,7 +24,14 @@ PUBLIC_HOST = "api.openai.com"
 """Where requests go when no address is set."""
 LONGEST_TOKEN = 16
 """Characters per token above which an answer has passed the limit that the endpoint was told."""
-STRUCTURED, TOOL, PLAIN = "json_schema", "tool", "plain"
+STRUCTURED, OBJECT, TOOL, PLAIN = "json_schema", "json_object", "tool", "plain"
+"""How a choice is asked for: some servers take a schema only with their older name for JSON answers."""
+CIRCLES = "circles"
+"""Why we ended an answer ourselves."""
+CUT_SHORT = ("length", CIRCLES, "")
+"""Why an answer ended that did not come to its own end."""
+LOOK_EVERY = 32
+"""Pieces of an answer after which it is looked at."""
 TOOL_NAME = "answer"
 OPTIONS = ("stream_options", "temperature", "max_tokens", "max_completion_tokens")
 """What some endpoints refuse, and what can be done without."""
@@ -64,7 +72,7 @@ class Endpoint:
         self._model = model
         self._settings = settings
         self._environ = environ
-        self._forms = [STRUCTURED, TOOL, PLAIN]
+        self._forms = [STRUCTURED, OBJECT, TOOL, PLAIN]
         self._refused: set[str] = set()
         self._streams = True
 
@@ -122,7 +130,7 @@ class Endpoint:
                 # It does not stream, and answered in one piece that is no stream's.
                 self._streams = False
                 continue
-            if form != PLAIN and not _is_object(answer.whole) and answer.finish != "length":
+            if form != PLAIN and not _is_object(answer.whole) and answer.finish not in ("length", CIRCLES):
                 # It took the schema and did not keep to it; the next question asks otherwise.
                 self._drop(form)
             return
@@ -157,6 +165,8 @@ class Endpoint:
         if form == STRUCTURED:
             wanted = {"name": TOOL_NAME, "strict": True, "schema": schema}
             request["response_format"] = {"type": "json_schema", "json_schema": wanted}
+        elif form == OBJECT:
+            request["response_format"] = {"type": "json_object", "schema": schema}
         elif form == TOOL:
             request["tools"] = [{"type": "function", "function": {"name": TOOL_NAME, "parameters": schema}}]
             request["tool_choice"] = {"type": "function", "function": {"name": TOOL_NAME}}
@@ -188,6 +198,10 @@ class Endpoint:
                 for call in choice.delta.tool_calls or ():
                     answer.arguments += (call.function.arguments or "") if call.function else ""
                 answer.finish = choice.finish_reason or answer.finish
+            if answer.pieces % LOOK_EVERY == 0 and loop_in(answer.arguments or answer.text) is not None:
+                # What follows would cost and say nothing; leaving the stream tells the server to stop.
+                answer.finish = CIRCLES
+                return
             # A piece holds a token at least; the first and the last may hold none.
             if answer.length > LONGEST_TOKEN * most_tokens or answer.pieces > most_tokens + 8:
                 raise ModelFailed(f"the answer did not end at {most_tokens} tokens, the most that it was allowed")

@@ -9,12 +9,24 @@ from dataclasses import dataclass
 FENCE = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 MARKS = re.compile(r"^(<{5,9} ?SEARCH|={5,9}|>{5,9} ?REPLACE)[ \t]*$", re.MULTILINE)
 DIFF_HUNK = re.compile(r"^@@.*@@.*$", re.MULTILINE)
+FORM = """\
+<<<<<<< SEARCH
+lines exactly as they stand in the text now
+=======
+the lines that take their place
+>>>>>>> REPLACE"""
+"""A hunk, as a model is told to write it."""
 LONGEST_ANSWER = 100_000
 QUOTED_LINES = 12
 
 
 class BadAnswer(Exception):
     """The answer is no edit that can be made; the message tells the model what to mend."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        """``hint`` is for the model alone."""
+        super().__init__(message)
+        self.hint = hint
 
 
 @dataclass(frozen=True)
@@ -61,10 +73,7 @@ def _search_replace(answer: str) -> list[Hunk]:
         return []
     kinds = "".join(mark[1][0] for mark in marks)
     if not re.fullmatch(r"(?:<=>)+", kinds):
-        raise BadAnswer(
-            "A hunk is not finished. Each must be: a line <<<<<<< SEARCH, the present lines, a line =======, "
-            "the new lines, a line >>>>>>> REPLACE."
-        )
+        raise BadAnswer("A hunk is not finished: each has three marks.", f"Each must be:\n{FORM}")
     found = []
     for i in range(0, len(marks), 3):
         start, middle, end = marks[i : i + 3]
@@ -97,8 +106,12 @@ def _whole(blocks: list[str], answer: str, launcher: str) -> str:
         return whole[0]
     if blocks:
         raise BadAnswer(f"The code does not define {launcher}, so it is no new version of the text. Answer with hunks.")
+    if re.search(r"^```", answer, re.MULTILINE):
+        raise BadAnswer("The block of code has no end. Answer with search/replace hunks alone.", f"As in:\n{FORM}")
     quoted = " ".join(answer.split())[:80]
-    raise BadAnswer(f"The answer holds no code ({quoted!r}). Answer with search/replace hunks alone.")
+    raise BadAnswer(
+        f"The answer holds no code ({quoted!r}). Answer with search/replace hunks alone.", f"As in:\n{FORM}"
+    )
 
 
 def _applied(text: str, hunk: Hunk, name: str, launcher: str) -> str:

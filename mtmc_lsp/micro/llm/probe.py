@@ -1,4 +1,4 @@
-"""What `mtmc doctor` finds out about an endpoint. Nothing of the user's is sent: a list is asked for, and two tiny questions."""
+"""What `mtmc doctor` finds out about an endpoint by a list and a few tiny questions: nothing of the user's is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.chat import Message, ModelFailed
 from mtmc_lsp.core.settings import LlmSettings
-from mtmc_lsp.micro.llm.endpoint import STRUCTURED, TOOL, Answer, Endpoint, client_options
+from mtmc_lsp.micro.llm.endpoint import OBJECT, STRUCTURED, TOOL, Answer, Endpoint, client_options
 
 LIST_SECONDS = 10.0
 PROBE_SECONDS = 30.0
@@ -62,8 +62,14 @@ def abilities(model: str, settings: LlmSettings, environ: Mapping[str, str]) -> 
         ModelNotUsable: it cannot be asked at all.
     """
     quick = replace(settings, timeout_seconds=min(PROBE_SECONDS, settings.timeout_seconds), retries=0)
-    found = [asyncio.run(_asked(form, model, quick, environ)) for form in (STRUCTURED, TOOL)]
-    return Abilities(found[0][0], found[1][0], counts=any(answer.prompt_tokens for _, answer in found))
+    found = {form: asyncio.run(_asked(form, model, quick, environ)) for form in (STRUCTURED, TOOL)}
+    structured = found[STRUCTURED][0]
+    if structured:
+        # Some servers take a schema by the older name alone.
+        found[OBJECT] = asyncio.run(_asked(OBJECT, model, quick, environ))
+        structured = found[OBJECT][0] and structured
+    counts = any(answer.prompt_tokens for _, answer in found.values())
+    return Abilities(structured, found[TOOL][0], counts=counts)
 
 
 async def _asked(form: str, model: str, settings: LlmSettings, environ: Mapping[str, str]) -> tuple[str, Answer]:

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mtmc_lsp.core.action import REMARK, ActionKind, MacroAction
 from mtmc_lsp.core.chat import Message
+from mtmc_lsp.core.prompting import Part, fitted
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.llm import graph_text, target_text
+from mtmc_lsp.micro.llm.hunks import FORM
 from mtmc_lsp.micro.llm.sheet import Sheet
 
 KNOWLEDGE = Path(__file__).with_name("knowledge")
-TOPICS = {"sm_8": "arch-ampere", "sm_9": "arch-hopper", "gfx9": "arch-cdna"}
+TOPICS = {
+    "sm_75": "arch-turing",
+    "sm_8": "arch-ampere",
+    "sm_9": "arch-hopper",
+    "sm_10": "arch-blackwell",
+    "sm_12": "arch-blackwell",
+    "gfx9": "arch-cdna",
+    "gfx11": "arch-rdna",
+}
 """How an architecture's name begins, and the note on it."""
-SYSTEM = """\
+OPERATIONS = {
+    r".*conv.*": "op-convolution",
+    r".*pool\d?d?.*": "op-pooling",
+    r"(?:log)?cum.*": "op-scan",
+    r"(?:mm|bmm|addmm|baddbmm|linear|matmul|addmv|mv|dot)": "op-product",
+    r"sort|topk|.*median|kthvalue|argsort|searchsorted|bucketize": "op-sort",
+    r"gather|scatter.*|index.*|_?embedding.*|bincount|histc|take.*": "op-gather",
+    r".*attention.*": "op-attention",
+}
+"""The names of ATen's operations, and the note on them."""
+SYSTEM = f"""\
 You write Triton. You are given a short Python text: Triton kernels (perhaps none yet) and one launcher that calls them.
 Carry out exactly one optimisation on it, in the region that is named, and change nothing else.
 
 Rules:
 - Answer with search/replace hunks, and nothing but hunks:
-<<<<<<< SEARCH
-lines exactly as they stand in the text now
-=======
-the lines that take their place
->>>>>>> REPLACE
+{FORM}
 - SEARCH lines must occur exactly once. An empty SEARCH puts the lines above the launcher: use that for new kernels.
 - A kernel is a function under @triton.jit, with full type-free parameters and tl.constexpr for block sizes. torch, triton and
   triton.language as tl are imported. No other imports, no autotune, no classes, no try, no global state.
@@ -41,44 +58,57 @@ def coding_messages(
     candidate: Candidate,
     action: MacroAction,
     sheet: Sheet,
+    *,
+    most_tokens: int,
     unwanted: str = "",
     archs: Sequence[str] = (),
 ) -> list[Message]:
     """The first question for one action; secrets and paths are taken out where it is sent.
 
-    ``unwanted`` is the edit that the user had and asked for another of; ``archs`` is what kernels are compiled for where there
-    is no GPU.
+    Args:
+        capture: the target.
+        candidate: the last good version.
+        action: what is to be done.
+        sheet: what may be edited of it.
+        most_tokens: of the question; notes are left out where it would be longer.
+        unwanted: the edit that the user had and asked for another of.
+        archs: what kernels are compiled for where there is no GPU.
     """
     known = [capture.environment.capability] if capture.environment.capability else archs
     region = "\n".join(
         line for line in graph_text(capture.graph).splitlines() if line.partition(":")[0] in {*action.region, "sizes"}
     )
     params = ", ".join(f"{name} = {value}" for name, value in action.params.items() if name not in ("open", REMARK))
+    operations = [node.op.split(".")[1] for node in capture.graph.nodes if node.name in action.region]
+    notes = knowledge(action.kind, known, operations)
     parts = [
-        ("The step", f"{action.text}\n{action.rationale}" + (f"\nIn numbers: {params}" if params else "")),
+        Part("The user's code", target_text(capture, candidate)),
+        Part("Inputs of the launcher", _inputs(capture, sheet)),
+        *_notes("How kernels are written well", notes["kernels"], spare=1),
+        *_notes("The hardware", notes["arch"], spare=4),
+        Part("The step", f"{action.text}\n{action.rationale}" + (f"\nIn numbers: {params}" if params else "")),
+        *_notes("How this step is done well", notes["kind"], spare=2),
+        *_notes("How such operations are done well", notes["operations"], spare=3),
+        Part("Operations of the region", region or "see the text"),
         *_wishes(action, unwanted),
-        ("The user's code", target_text(capture, candidate)),
-        ("Inputs of the launcher", _inputs(capture, sheet)),
-        ("Operations of the region", region or "see the text"),
-        (
-            "How this is done well",
-            knowledge(action.kind, known),
-        ),
-        (f"The text to edit ({sheet.launcher} is the launcher)", sheet.text),
+        Part(f"The text to edit ({sheet.launcher} is the launcher)", sheet.text),
     ]
-    return [Message("system", SYSTEM), Message("user", "\n\n".join(f"# {head}\n{text}" for head, text in parts))]
+    return fitted(SYSTEM, parts, most_tokens)
 
 
-def _wishes(action: MacroAction, unwanted: str) -> Iterator[tuple[str, str]]:
+def _notes(head: str, notes: Sequence[str], *, spare: int) -> Iterator[Part]:
+    if notes:
+        yield Part(head, "\n".join(notes), spare)
+
+
+def _wishes(action: MacroAction, unwanted: str) -> Iterator[Part]:
     """What the user said about the step."""
     remark = action.params.get(REMARK)
     if remark:
-        yield (
-            "What the user asks of this step",
-            f"{remark}\nThis comes before everything but correctness and the rules.",
-        )
+        told = f"{remark}\nThis comes before everything but correctness and the rules."
+        yield Part("What the user asks of this step", told)
     if remark and unwanted:
-        yield "The edit that the user had and did not want", unwanted
+        yield Part("The edit that the user had and did not want", unwanted)
 
 
 def repair_message(failure: str, *, from_scratch: bool) -> Message:
@@ -89,11 +119,21 @@ def repair_message(failure: str, *, from_scratch: bool) -> Message:
     )
 
 
-def knowledge(kind: ActionKind, archs: Sequence[str] = ()) -> str:
-    """The note on a kind of action, the one on kernels at large, and those on the architectures."""
-    topics = dict.fromkeys(topic for arch in archs for start, topic in TOPICS.items() if arch.startswith(start))
-    notes = [KNOWLEDGE / f"{name}.md" for name in ("kernels", kind.value, *topics)]
-    return "\n".join(note.read_text(encoding="utf-8").strip() for note in notes)
+def knowledge(kind: ActionKind, archs: Sequence[str] = (), operations: Iterable[str] = ()) -> dict[str, list[str]]:
+    """Notes on how it is done well, under ``kernels`` (at large), ``arch``, ``kind`` and ``operations``.
+
+    Args:
+        kind: of the action.
+        archs: such as ``sm_90``.
+        operations: of the region, such as ``convolution``; each topic is told once.
+    """
+    of_archs = [topic for arch in archs for start, topic in TOPICS.items() if arch.startswith(start)]
+    of_region = [topic for name in operations for form, topic in OPERATIONS.items() if re.fullmatch(form, name)]
+    names = {"kernels": ["kernels"], "arch": of_archs, "kind": [kind.value], "operations": of_region}
+    return {
+        about: [(KNOWLEDGE / f"{name}.md").read_text(encoding="utf-8").strip() for name in dict.fromkeys(found)]
+        for about, found in names.items()
+    }
 
 
 def _inputs(capture: Capture, sheet: Sheet) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from mtmc_lsp.core.chat import BudgetSpent, Message, Reply
+from mtmc_lsp.core.chat import BudgetSpent, Exchange
+from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.micro.llm.coder import sheet_of
+from mtmc_lsp.micro.llm.ledger import Ledger, Question
 from mtmc_lsp.micro.llm.sheet import Sheet, source_of, taken_apart
 
 
@@ -68,16 +70,8 @@ def _hunk(search: list[str], replace: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-class NoModel:
+class NoModel(Ledger):
     """Stands where no model may be asked."""
 
-    def ask(
-        self,
-        purpose: str,
-        messages: Sequence[Message],
-        *,
-        schema: Mapping[str, object] | None = None,
-        samples: int = 1,
-    ) -> list[Reply]:
-        """Nothing."""
+    def _answers(self, question: Question) -> list[tuple[Exchange, MtmcError | None]]:
         raise BudgetSpent("a language model would have to be asked, and none may be")

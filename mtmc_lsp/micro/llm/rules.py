@@ -6,7 +6,7 @@ import ast
 import builtins
 import symtable
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from mtmc_lsp.micro.llm.hunks import BadAnswer
 from mtmc_lsp.micro.llm.sheet import Sheet, launched_kernels
@@ -40,17 +40,18 @@ TYPES = frozenset(
 OF_TENSORS = frozenset("shape stride size numel dtype device ndim element_size is_contiguous dim new_empty".split())
 VIEWING = frozenset("view reshape expand unsqueeze squeeze as_strided flatten transpose permute t mT T detach".split())
 OF_TRITON = frozenset("jit cdiv next_power_of_2".split())
-NESTED = frozenset("math extra cuda libdevice dtype".split())
+NESTED = frozenset("math extra cuda libdevice dtype PropagateNan".split())
 """What may stand between ``tl`` and the name that is used."""
 
 
-def check_rules(sheet: Sheet, text: str, *, moved_calls: int) -> None:
+def check_rules(sheet: Sheet, text: str, *, moved_calls: int, elsewhere: Collection[str] = ()) -> None:
     """Check a new text of a sheet, before any of it runs.
 
     Args:
         sheet: what the model was given.
         text: the new text.
         moved_calls: how many of the launcher's torch calls the step moves into a kernel, so that these must be gone.
+        elsewhere: kernels that the step is not about.
 
     Raises:
         BadAnswer: it breaks a rule; the message says which, where, and what to do.
@@ -72,6 +73,7 @@ def check_rules(sheet: Sheet, text: str, *, moved_calls: int) -> None:
     _check_names(text, set(functions))
     if not launched_kernels(launcher):
         raise BadAnswer(f"{sheet.launcher} launches no kernel: name[grid](arguments).")
+    _check_elsewhere(_functions(old), functions, elsewhere)
     _check_torch(_functions(old)[sheet.launcher], launcher, moved_calls=moved_calls)
     _check_static(sheet.text, text)
 
@@ -165,6 +167,22 @@ def _read_from_outside(scope: symtable.SymbolTable) -> Iterator[str]:
             yield symbol.get_name()
     for inner in scope.get_children():
         yield from _read_from_outside(inner)
+
+
+def _check_elsewhere(
+    old: Mapping[str, ast.FunctionDef], new: Mapping[str, ast.FunctionDef], elsewhere: Collection[str]
+) -> None:
+    """What the step is not about stays: those kernels, and the helpers that they call."""
+    pending, seen = list(elsewhere), set(elsewhere)
+    while pending:
+        name = pending.pop()
+        if name not in new:
+            raise BadAnswer(f"{name} is gone; this step is not about it, so it must stay.")
+        if ast.dump(new[name]) != ast.dump(old[name]):
+            raise BadAnswer(f"{name} is changed, and this step is not about it. Leave it as it is.")
+        called = {node.id for node in ast.walk(old[name]) if isinstance(node, ast.Name)} & set(old) - seen
+        pending += called
+        seen |= called
 
 
 def _check_torch(old: ast.FunctionDef, new: ast.FunctionDef, *, moved_calls: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.run import GeneratedCode
@@ -55,14 +56,18 @@ def taken_apart(code: GeneratedCode) -> Sheet:
     return Sheet("\n\n\n".join(editable) + "\n", name, tensors, "\n\n\n".join(guard), operator, code)
 
 
-def put_together(sheet: Sheet, text: str) -> GeneratedCode:
-    """The generated code with ``text``, which parses and defines the launcher, in place of the sheet's own."""
+def put_together(sheet: Sheet, text: str, kept: Collection[str] = ()) -> GeneratedCode:
+    """The generated code with ``text``, which parses and defines the launcher, in place of the sheet's own.
+
+    Functions in ``kept``, which ``text`` has unchanged, stay character by character as they were.
+    """
     tree = ast.parse(text)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     launcher = next(node for node in functions if node.name == sheet.launcher)
     launched = launched_kernels(launcher)
     kernels = [node.name for node in functions if node.name in launched]
-    before = [source_of(text, node) for node in functions if node is not launcher]
+    own = {node.name: source_of(sheet.text, node) for node in functions_of(sheet.text).values() if node.name in kept}
+    before = [own.get(node.name) or source_of(text, node) for node in functions if node is not launcher]
     lines = text.splitlines()
     body = lines[launcher.body[0].lineno - 1 : launcher.end_lineno]
     head = _head(sheet.launcher, [*sheet.tensors, *(f"{kernel}={kernel}" for kernel in kernels)])
@@ -70,6 +75,11 @@ def put_together(sheet: Sheet, text: str) -> GeneratedCode:
     if sheet.operator:
         parts.append(_operator(sheet, kernels))
     return replace(sheet.code, block="\n\n\n".join(part.strip("\n") for part in parts) + "\n")
+
+
+def functions_of(text: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a sheet's text by their names."""
+    return {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
 
 
 def launched_kernels(function: ast.FunctionDef) -> set[str]:

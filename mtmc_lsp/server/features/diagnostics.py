@@ -12,19 +12,21 @@ from mtmc_lsp.core.run import RunStatus, Step
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.docs import page
 from mtmc_lsp.report.words import ratio_text
+from mtmc_lsp.server.handshake import SOURCE
 from mtmc_lsp.server.reviews import Standing
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.lint.finding import Finding, Severity
 from mtmc_lsp.source.own_text import block_start
 
-SOURCE = "mtmc"
 SEVERITIES = {
     Severity.ERROR: lsp.DiagnosticSeverity.Error,
     Severity.WARNING: lsp.DiagnosticSeverity.Warning,
     Severity.HINT: lsp.DiagnosticSeverity.Hint,
 }
 PUSH_SECONDS = 0.01
-"""How long a push waits for the next keystroke, so that a burst of them is looked at once."""
+"""Least time between two pushes: the first of a burst of keystrokes is looked at immediately, the others together."""
+SETTLE_SECONDS = 0.5
+"""How long nothing is typed before all of a broken file is read."""
 
 
 def register(server: Server) -> None:
@@ -32,7 +34,7 @@ def register(server: Server) -> None:
     options = lsp.DiagnosticOptions(inter_file_dependencies=False, workspace_diagnostics=False, identifier=SOURCE)
     server.feature(lsp.TEXT_DOCUMENT_DIAGNOSTIC, options)(pull)
     server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)(did_change)
-    server.refreshers.append(lambda uri: refresh(server, uri))
+    server.refreshers.append(lambda uris: refresh(server, uris))
 
 
 def pull(ls: Server, params: lsp.DocumentDiagnosticParams) -> lsp.DocumentDiagnosticReport:
@@ -47,14 +49,26 @@ def pull(ls: Server, params: lsp.DocumentDiagnosticParams) -> lsp.DocumentDiagno
 
 def did_change(ls: Server, params: lsp.DidChangeTextDocumentParams) -> None:
     """Look at what was typed."""
-    if not _pulls(ls):
-        _push_soon(ls, params.text_document.uri)
-
-
-def refresh(ls: Server, uri: str) -> None:
-    """There is news that the client does not know of."""
+    uri = params.text_document.uri
     if not _pulls(ls):
         _push_soon(ls, uri)
+    document = ls.document(uri)
+    if document is not None:
+        if document.settling is not None:
+            document.settling.cancel()
+        document.settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, _settle, ls, document)
+
+
+def _settle(ls: Server, document: Document) -> None:
+    if ls.document(document.uri) is document and document.settle():
+        ls.refresh(document.uri)
+
+
+def refresh(ls: Server, uris: set[str]) -> None:
+    """There is news that the client does not know of."""
+    if not _pulls(ls):
+        for uri in uris:
+            _push_soon(ls, uri)
         return
     workspace = ls.client_capabilities.workspace
     if workspace is not None and workspace.diagnostics is not None and workspace.diagnostics.refresh_support:
@@ -69,13 +83,21 @@ def _pulls(ls: Server) -> bool:
 def _push_soon(ls: Server, uri: str) -> None:
     if uri not in ls.pushing:
         ls.pushing.add(uri)
-        asyncio.get_running_loop().call_later(PUSH_SECONDS, _push, ls, uri)
+        loop = asyncio.get_running_loop()
+        document = ls.document(uri)
+        loop.call_at(document.pushed_at + PUSH_SECONDS if document is not None else 0.0, _push, ls, uri)
 
 
 def _push(ls: Server, uri: str) -> None:
     ls.pushing.discard(uri)
     document = ls.document(uri)
     items = diagnostics_of(ls, document) if document is not None else []
+    if document is not None:
+        document.pushed_at = asyncio.get_running_loop().time()
+        # A run has news many times in a second, and few of them change what is said of the file.
+        if document.pushed == (document.version, items):
+            return
+        document.pushed = (document.version, items)
     version = document.version if document is not None else None
     ls.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, items, version))
 

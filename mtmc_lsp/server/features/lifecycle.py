@@ -94,8 +94,7 @@ def did_close(ls: Server, params: lsp.DidCloseTextDocumentParams) -> None:
 
 
 def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
-    """Look at it anew."""
-    ls.refresh(params.text_document.uri)
+    """Do what is done with saved files; what is shown of one does not depend on whether it is saved."""
     document = ls.document(params.text_document.uri)
     if document is not None:
         for saver in ls.savers:

@@ -10,19 +10,21 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.measure.occupancy import SHARED_LIMIT
 from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.source.kernels_alone import kernels_alone
-from mtmc_lsp.source.launch_forms import LaunchForm, launch_forms
 from mtmc_lsp.source.lint import without_ignored
 from mtmc_lsp.source.lint.finding import Finding, Severity
+
+if TYPE_CHECKING:
+    from mtmc_lsp.core.worker import Worker
+    from mtmc_lsp.source.launch_forms import LaunchForm
 
 log = logging.getLogger(__name__)
 CODE = "shared-memory"
@@ -66,6 +68,10 @@ class CompileChecks:
             self._worker.kill()
 
     async def _check(self, document: Document) -> None:
+        # Only here, as in what starts the worker: the server has little time to start.
+        from mtmc_lsp.source.kernels_alone import kernels_alone
+        from mtmc_lsp.source.launch_forms import launch_forms
+
         text = document.text.data
         own = await self._server.settings_of(document.uri)
         forms = launch_forms(document.outline, document.path)
@@ -126,7 +132,7 @@ class CompileChecks:
             self._known |= {(kernels, repr(job), arch): r for (job, arch), r in zip(jobs, reports, strict=True)}
 
     def _started(self, path: str, python: str | None) -> Worker:
-        # Only here: the server has little time to be ready.
+        from mtmc_lsp.core.worker import Worker
         from mtmc_lsp.search.interpreter import checked_python, find_python
 
         if self._idle is not None:
@@ -136,7 +142,7 @@ class CompileChecks:
         if self._worker is None or self._made_for != wanted:
             if self._worker is not None:
                 self._worker.close()
-            self._worker = Worker(checked_python(python), cwd=str(wanted[1]))
+            self._worker = Worker(checked_python(python), cwd=str(wanted[1]), gives_way=True)
             self._made_for = wanted
         return self._worker
 

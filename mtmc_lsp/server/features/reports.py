@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.report.page import Page, style
-from mtmc_lsp.report.run_page import RunPage, stored_page
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.search.stored import StoredRun, stored_run
 from mtmc_lsp.server.features.lenses import outcome
 from mtmc_lsp.server.reviews import Standing
 from mtmc_lsp.server.server import Document, Server
+
+if TYPE_CHECKING:
+    from mtmc_lsp.report.page import Page
 
 REPORT = "mtmc/report"
 HISTORY = "mtmc/history"
@@ -39,11 +40,18 @@ async def report(ls: Server, params: Any) -> dict[str, Any] | None:
     run = getattr(params, "run", None)
     if standing is None or (run is not None and run != standing.review.run):
         found = await asyncio.to_thread(_stored, ls, document, str(run or ""))
-        return _as_json(stored_page(found)) if run and found is not None else None
+        if not run or found is None:
+            return None
+        # Here, as below: who never looks at a page does not wait for what draws it.
+        from mtmc_lsp.report.run_page import stored_page
+
+        return _as_json(stored_page(found))
     return _as_json(await asyncio.to_thread(_newest, ls, document, standing))
 
 
 def _newest(ls: Server, document: Document, standing: Standing) -> Page:
+    from mtmc_lsp.report.run_page import RunPage
+
     review = standing.review
     found = _stored(ls, document, review.run)
     kept = frozenset(step.index for step in standing.kept_steps)
@@ -65,6 +73,8 @@ def _stored(ls: Server, document: Document, run: str) -> StoredRun | None:
 
 
 def _as_json(page: Page) -> dict[str, Any]:
+    from mtmc_lsp.report.page import style
+
     return {"title": page.title, "body": page.body, "style": style(), "charts": dict(page.charts)}
 
 

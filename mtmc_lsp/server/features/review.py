@@ -18,8 +18,9 @@ from mtmc_lsp.core.errors import Location, MtmcError, SourceSyntaxError
 from mtmc_lsp.core.run import RunStatus, Step
 from mtmc_lsp.server.edits import apply
 from mtmc_lsp.server.features.commands import place, start
+from mtmc_lsp.server.handshake import DIFF_SCHEME
 from mtmc_lsp.server.jobs import JobState
-from mtmc_lsp.server.protocol import DIFF_SCHEME, shows_content
+from mtmc_lsp.server.protocol import shows_content
 from mtmc_lsp.server.reviews import Standing
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import compose, strip_generated

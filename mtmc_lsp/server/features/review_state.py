@@ -31,12 +31,12 @@ class ReviewsChanged:
 def register(server: Server) -> None:
     """Register the request, and the notification that tells of news."""
     server.feature(REVIEWS)(reviews)
-    server.refreshers.append(lambda uri: tell(server, uri))
+    server.refreshers.append(lambda uris: tell(server, uris))
 
 
-def tell(ls: Server, uri: str) -> None:
+def tell(ls: Server, uris: set[str]) -> None:
     """There is news; only to clients that asked to be told of runs."""
-    if ls.options.run_state:
+    for uri in uris if ls.options.run_state else ():
         ls.protocol.notify(CHANGED, ReviewsChanged(uri))
 
 

@@ -75,6 +75,8 @@ export interface Run {
   readonly status: "improved" | "no_gain" | "incorrect" | "unmeasured" | "running";
   readonly environment: Readonly<Record<string, string>> | null;
   readonly started: number;
+  /** The language model that took part; empty where none did. */
+  readonly model: string;
   readonly steps: readonly Step[];
 }
 
@@ -147,7 +149,7 @@ function isReview(value: unknown): value is Review {
   return (
     has(value, { uri: "string", version: "number", target: "string", line: "number", kept: "array", pending: "array" }) &&
     has(value, { stale: "boolean", edited: "boolean", goingOn: "boolean", changes: "array", run: "object" }) &&
-    has(value["run"], { run: "string", status: "string", steps: "array" }) &&
+    has(value["run"], { run: "string", status: "string", model: "string", steps: "array" }) &&
     (value["run"]["steps"] as unknown[]).every(isStep)
   );
 }

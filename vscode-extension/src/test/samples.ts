@@ -35,6 +35,7 @@ export function review(changes: Partial<Review> = {}): Review {
       status: "unmeasured",
       environment: { python: "3.11", gpu: "" },
       started: 0,
+      model: "",
       steps: [step(1), step(2, { status: "rejected", outcome: "", reason: "It was not faster." }), step(3)],
     },
     ...changes,

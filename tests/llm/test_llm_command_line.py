@@ -1,0 +1,63 @@
+"""Scripted good answers by the command line: the file is written as the edit by hand would leave it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint import Endpoint
+from searching import Agreeing
+from targets import TARGETS, Target
+from test_model_targets import before
+from typer.testing import CliRunner
+
+from mtmc_lsp.capture.client import find_workload, run_capture
+from mtmc_lsp.cli import app
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.search import session
+
+
+@pytest.fixture
+def by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter_worker):
+    """Runs ``mtmc optimize`` in this process; captures share a worker, and every measurement agrees."""
+
+    def captured(opened: session.Opened, *_: object, **__: object) -> Capture:
+        workload = find_workload(str(opened.request.path), opened.plain, opened.target)
+        return run_capture(workload, opened.plain, interpreter_worker, 120)
+
+    monkeypatch.setattr(session, "capture_target", captured)
+    monkeypatch.setattr(session, "open_measurer", lambda *_, **__: Agreeing())
+    monkeypatch.setattr(session, "warmed", lambda opened: contextlib.nullcontext())
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'user'\n[tool.mtmc.llm]\nretries = 0\n")
+
+    def run(*arguments: str) -> dict[str, Any]:
+        answer = CliRunner().invoke(app, ["optimize", *arguments, "--arch", "sm_90", "--json"])
+        assert answer.exit_code == 0, answer.output
+        found: dict[str, Any] = json.loads(answer.stdout)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_good_answer_is_written_to_the_file_as_by_hand_and_replayed(
+    by_command, target: Target, tmp_path: Path, monkeypatch, captured
+) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(target.source)
+    by_hand = target.by_hand(before(captured(target.source, target.name), target.source))
+    monkeypatch.chdir(tmp_path)
+    with Endpoint(target.answer).serving() as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        document = by_command(f"model.py::{target.name}", "--coder", "llm", "--apply")
+    steps = [step for step in document["steps"] if step["status"] == "accepted"]
+    assert [step["candidate"]["source"] for step in steps][-1] == by_hand
+    assert file.read_text() == by_hand
+    for name in environ:
+        monkeypatch.delenv(name)
+    again = by_command("--replay", document["id"])
+    assert again["final"]["source"] == by_hand

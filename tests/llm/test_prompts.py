@@ -1,0 +1,110 @@
+"""What models are told: notes that are right, prompts that fit, and what stays the same first."""
+
+from __future__ import annotations
+
+import operator
+import re
+from pathlib import Path
+
+import pytest
+import triton.language as tl
+from answers import SOURCE
+
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.chat import Message, estimated_tokens
+from mtmc_lsp.core.prompting import LEFT_OUT, recent
+from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.micro.llm.coder import sheet_of
+from mtmc_lsp.micro.llm.prompts import KNOWLEDGE, coding_messages, knowledge
+from mtmc_lsp.micro.llm.rules import ALLOCATION, NESTED, OF_TRITON
+
+
+@pytest.mark.parametrize("kind", ActionKind)
+def test_every_kind_of_action_has_a_note_with_a_worked_example_and_its_source(kind: ActionKind) -> None:
+    notes = knowledge(kind)
+    for note in (*notes["kernels"], *notes["kind"]):
+        assert note.count("\nSource") == 1
+    assert "\nExample: " in notes["kind"][0]
+
+
+def test_each_architecture_has_a_note_and_is_told_once() -> None:
+    archs = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "gfx942", "gfx1100")
+    heads = [note.partition("\n")[0].split()[1] for note in knowledge(ActionKind.TILE, archs)["arch"]]
+    assert heads == ["Turing", "Ampere", "Hopper", "Blackwell", "CDNA", "RDNA"]
+    assert "CDNA" not in str(knowledge(ActionKind.TILE, ("sm_90",)))
+
+
+@pytest.mark.parametrize(
+    ("operation", "head"),
+    [
+        ("convolution", "Convolutions"),
+        ("conv_transpose3d", "Convolutions"),
+        ("max_pool2d_with_indices", "Pooling"),
+        ("adaptive_avg_pool2d", "Pooling"),
+        ("avg_pool3d", "Pooling"),
+        ("cumsum", "Scans"),
+        ("logcumsumexp", "Scans"),
+        ("addmm", "Matrix products"),
+        ("topk", "Sorting and selecting"),
+        ("nanmedian", "Sorting and selecting"),
+        ("scatter_add", "Gathering and scattering"),
+        ("_embedding_bag_forward_only", "Gathering and scattering"),
+        ("scaled_dot_product_attention", "Attention"),
+        ("relu", ""),
+    ],
+)
+def test_operations_have_notes_of_their_own(operation: str, head: str) -> None:
+    notes = knowledge(ActionKind.FUSE, operations=(operation, operation))["operations"]
+    assert [note.partition("\n")[0].removeprefix("## ") for note in notes] == [head] * bool(head)
+
+
+@pytest.mark.parametrize("note", sorted(KNOWLEDGE.glob("*.md")), ids=lambda path: path.stem)
+def test_what_a_note_names_is_there_and_allowed(note: Path) -> None:
+    text = note.read_text()
+    assert text.count("\nSource") == 1
+    for name in re.findall(r"\btl\.((?:\w+\.)*\w+)", text.replace("There is no `tl.tanh`", "")):
+        assert operator.attrgetter(name)(tl), name
+        assert set(name.split(".")[:-1]) <= NESTED, name
+    for name in re.findall(r"\btriton\.(\w+)", text):
+        assert name in OF_TRITON | {"jit"} or name == "autotune", name
+    for name in re.findall(r"\btorch\.(\w+)\(", text.replace("torch.relu", "")):
+        assert name in ALLOCATION, name
+
+
+def test_a_prompt_leaves_out_what_matters_least_until_it_fits(captured) -> None:
+    capture = captured(SOURCE, "ranks")
+    root = BuiltinCoder().start(capture, SOURCE)
+    sheet, action = sheet_of(capture, root), MacroAction(ActionKind.FUSE, ("cumsum",), (0, 0), text="fuse it")
+
+    def told(most: int) -> str:
+        return coding_messages(capture, root, action, sheet, most_tokens=most, archs=("sm_90",))[1].content
+
+    whole = estimated_tokens([Message("user", told(10**6))])
+    assert LEFT_OUT not in told(10**6)
+    notes = ("## Kernels at large", "## Fuse", "## Scans", "## Hopper")
+    left = [tuple(note for note in notes if note in told(most)) for most in range(whole + 800, 0, -20)]
+    assert list(dict.fromkeys(left)) == [notes, notes[:3], notes[:2], notes[:1], ()]
+    least = told(1)
+    assert "## " not in least
+    assert sheet.text in least
+    assert "def ranks(x):" in least
+
+
+def test_questions_of_a_run_begin_alike_so_that_a_server_need_not_read_it_again(captured) -> None:
+    capture = captured(SOURCE, "ranks")
+    root = BuiltinCoder().start(capture, SOURCE)
+    first, second = (
+        coding_messages(capture, root, MacroAction(*about), sheet_of(capture, root), most_tokens=10**6)[1].content
+        for about in ((ActionKind.FUSE, ("sort",), (0, 0)), (ActionKind.TILE, ("cumsum",), (0, 0)))
+    )
+    shared, kernels = first.index("# The step\n"), first.index("## Kernels at large")
+    assert first[:shared] == second[:shared]
+    assert first[shared:] != second[shared:]
+    assert kernels < shared
+
+
+def test_a_long_talk_forgets_its_oldest_tries() -> None:
+    talk = [Message("user", f"{number} {'x' * 300}") for number in range(8)]
+    assert recent(talk, 10**6) == talk
+    assert [item.content[0] for item in recent(talk, 450)] == ["0", "1", "6", "7"]
+    assert [item.content[0] for item in recent(talk, 1)] == ["0", "1", "6", "7"]

@@ -1,0 +1,90 @@
+"""A run ends within two seconds of being cancelled, whatever it is doing, with every process that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from editor import REAL, Editor, editor
+from lsprotocol import types as lsp
+from test_fuzz import LONG
+
+pytestmark = pytest.mark.asyncio
+
+MODEL = """\
+import torch
+
+
+# mtmc: x=f32[8,48]
+def f(x):
+    return torch.softmax(torch.relu(x) + 1, -1)
+"""
+STAGES = ["starting", "capturing", "writing", "compiling", "verifying"]
+"""What a run without a GPU does, in order; the planner is asked between capturing and writing."""
+POINTS = [(stage, delay) for stage in STAGES for delay in ((0.0, 0.1, 0.3, 0.6, 1.0, 2.0) if LONG else (0.0,))]
+LIMIT = 2.0
+"""Seconds."""
+
+
+@pytest.mark.timeout(3000 if LONG else 600)
+async def test_a_run_is_cancelled_at_every_stage(tmp_path: Path) -> None:
+    async with editor(tmp_path, REAL, settings={"archs": ["sm_90"]}) as ide:
+        uri = ide.open(MODEL)
+        for stage, delay in POINTS:
+            took = await _cancelled(ide, uri, "optimize", stage, delay)
+            print(f"{stage} + {delay} s: {took:.2f} s")
+            assert took < LIMIT, f"{stage} + {delay} s"
+
+
+@pytest.mark.timeout(3000 if LONG else 600)
+async def test_every_kind_of_job_is_cancelled(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    async with editor(tmp_path, REAL, settings={"archs": ["sm_90"]}) as ide:
+        uri = ide.open(MODEL)
+        for kind in ("plan", "measure", "verify"):
+            for _ in range(5 if LONG else 1):
+                delay = draw.uniform(0, 3)
+                took = await _cancelled(ide, uri, kind, "starting", delay)
+                assert took < LIMIT, f"{kind} + {delay:.2f} s"
+
+
+async def _cancelled(ide: Editor, uri: str, kind: str, stage: str, delay: float) -> float:
+    """Cancel a job some time after a stage began; gives the seconds until its end was told. Its processes are gone then, or soon."""
+    server = ide.client._server.pid
+    job = (await ide.command(kind, uri, "f"))["job"]
+    await ide.until(lambda: any(stage in words for words in ide.stages(job)) or ide._end_of(job), 300)
+    until = time.monotonic() + delay
+    await ide.until(lambda: time.monotonic() >= until or ide._end_of(job))
+    processes = set(_below(server))
+    began = time.monotonic()
+    ide.client.window_work_done_progress_cancel(lsp.WorkDoneProgressCancelParams(f"mtmc-{job}"))
+    end = await ide.finished(job)
+    took = time.monotonic() - began
+    # A job may be done before it is cancelled; not one that was just begun.
+    assert end == "cancelled" or delay, end
+    # A worker looks once in a second whether the process that started it is there.
+    await ide.until(lambda: not {process for process in processes if _is_alive(process)}, 5)
+    assert await ide.command("jobs") == []
+    return took
+
+
+def _below(process: int) -> Iterator[int]:
+    """Every process that one started, and those that these started."""
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        # A thread may have ended meanwhile.
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from _below(child)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether it is there, and no zombie that nobody waited for yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
