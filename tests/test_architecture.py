@@ -40,6 +40,8 @@ IN_WORKER = {
     "capture/structure.py",
     "measure/expecting.py",
     "measure/handover.py",
+    "measure/hastening.py",
+    "measure/mending.py",
     "measure/instances.py",
     "measure/in_worker.py",
     "measure/inputs.py",
