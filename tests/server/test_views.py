@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -197,8 +198,14 @@ async def test_inlay_hints_are_off_until_asked_for(ide: Editor) -> None:
     assert not await ide.client.text_document_inlay_hint_async(params)
     ide.client.set_configuration({"inlayHints": True}, section="mtmc")
     ide.client.workspace_did_change_configuration(lsp.DidChangeConfigurationParams(settings=None))
-    await ide.command("jobs")
-    (hint,) = await ide.client.text_document_inlay_hint_async(params)
+    hints: list[lsp.InlayHint] | None = None
+    for _ in range(500):
+        # The server asks for the setting, and then has the client ask for hints anew.
+        if hints := await ide.client.text_document_inlay_hint_async(params):
+            break
+        await asyncio.sleep(0.02)
+    assert hints
+    (hint,) = hints
     assert hint.label == "64.0 us (1.56x)"
     assert ide.texts[uri].splitlines()[hint.position.line] == "def f(x):"
 
