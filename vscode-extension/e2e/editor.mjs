@@ -107,8 +107,16 @@ export class Editor {
   async stop() {
     await this.browser?.close();
     // The group: the editor's server has processes of its own, and they ours.
-    if (this.process !== undefined) process.kill(-this.process.pid, "SIGTERM");
-    rmSync(this.home, { recursive: true, force: true, maxRetries: 20, retryDelay: 300 });
+    if (this.process !== undefined) {
+      const group = -this.process.pid;
+      process.kill(group, "SIGTERM");
+      await until("the editor's processes have ended", async () => !isThere(group)).catch(() => process.kill(group, "SIGKILL"));
+    }
+    // One that left the group may still write the last of its log.
+    await until("its files are gone", async () => {
+      rmSync(this.home, { recursive: true, force: true });
+      return true;
+    });
   }
 }
 
@@ -254,6 +262,16 @@ export async function until(what, holds, milliseconds = SOON) {
     if (await holds().catch(() => false)) return;
     if (Date.now() > end) throw new Error(`never: ${what}`);
     await new Promise((done) => setTimeout(done, 100));
+  }
+}
+
+/** Whether a process, or any of a group, is there. */
+function isThere(pid) {
+  try {
+    process.kill(pid, 0);
+    return true;
+  } catch {
+    return false;
   }
 }
 
