@@ -126,6 +126,7 @@ class Server(LanguageServer):
         self.trust = Trust(whole_workspace=False)
         self.model_consent = ModelConsent()
         self.reviews = Reviews()
+        self._loading: dict[str, asyncio.Event] = {}
         self.jobs = Jobs(host_command, self._on_job)
         self.reporter = Reporter(self)
         self.has_shown: dict[str, str] = {}
@@ -215,8 +216,17 @@ class Server(LanguageServer):
     async def load_reviews(self, document: Document) -> None:
         """Bring back the runs of a file that was opened."""
         if document.is_python and document.path:
-            self.reviews.put_all(await asyncio.to_thread(stored_reviews, document.path))
+            done = self._loading[document.path] = asyncio.Event()
+            try:
+                self.reviews.put_all(await asyncio.to_thread(stored_reviews, document.path))
+            finally:
+                done.set()
             self.refresh(document.uri)
+
+    async def loaded(self, document: Document) -> None:
+        """Wait until the runs of a file that was opened are back."""
+        if document.path in self._loading:
+            await self._loading[document.path].wait()
 
     # Runs --------------------------------------------------------------------------------------------------------
 

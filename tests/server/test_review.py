@@ -247,6 +247,17 @@ async def test_a_restart_brings_pending_steps_back_and_a_run_can_go_on(tmp_path:
         assert ide.texts[uri] == kept
 
 
+async def test_what_is_asked_right_after_a_restart_waits_until_the_runs_are_back(tmp_path: Path) -> None:
+    async with editor(tmp_path) as ide:
+        await pending(ide)
+        ide.client._server.kill()
+        ide.client.error = RuntimeError("the server was killed")
+    async with editor(tmp_path) as ide:
+        uri = ide.open(MODEL)
+        assert await ide.command("keep", uri, "f") is True
+        assert "# action 1" in ide.texts[uri]
+
+
 async def test_a_diff_is_shown_as_a_file_that_cannot_be_edited(ide: Editor) -> None:
     uri = await pending(ide)
     answer = await ide.command("diff", uri, "f", step=3)

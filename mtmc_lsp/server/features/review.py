@@ -45,7 +45,7 @@ def register(server: Server) -> None:
 
 async def keep(ls: Server, *arguments: Any) -> bool:
     """Put a step, and those before it, into the file: the one named, or the first that waits."""
-    document, standing, given = _standing(ls, arguments)
+    document, standing, given = await _standing(ls, arguments)
     step = _chosen(standing, given, standing.pending[:1] if standing is not None else ())
     if standing is None or step is None:
         return _nothing(ls, "to keep")
@@ -54,7 +54,7 @@ async def keep(ls: Server, *arguments: Any) -> bool:
 
 async def keep_all(ls: Server, *arguments: Any) -> bool:
     """Put every step into the file."""
-    document, standing, _ = _standing(ls, arguments)
+    document, standing, _ = await _standing(ls, arguments)
     if standing is None or not standing.pending:
         return _nothing(ls, "to keep")
     return await _put(ls, document, standing, standing.pending[-1], f"Keep all {len(standing.pending)} steps")
@@ -62,7 +62,7 @@ async def keep_all(ls: Server, *arguments: Any) -> bool:
 
 async def preview(ls: Server, *arguments: Any) -> bool:
     """Show the whole run as an edit to be confirmed, for clients without a diff of their own."""
-    document, standing, _ = _standing(ls, arguments)
+    document, standing, _ = await _standing(ls, arguments)
     if standing is None or not standing.pending:
         return _nothing(ls, "to keep")
     last = standing.pending[-1]
@@ -71,7 +71,7 @@ async def preview(ls: Server, *arguments: Any) -> bool:
 
 async def undo(ls: Server, *arguments: Any) -> Any:
     """Take one step out and leave the others in place: the one named, else the first that waits, else the last kept."""
-    document, standing, given = _standing(ls, arguments)
+    document, standing, given = await _standing(ls, arguments)
     usual = (standing.pending[:1] or standing.kept_steps[-1:]) if standing is not None else ()
     step = _chosen(standing, given, usual)
     if standing is None or step is None:
@@ -88,7 +88,7 @@ async def try_another(ls: Server, *arguments: Any) -> Any:
 
     A ``remark`` (``make it readable``) is for the model, where one takes part.
     """
-    document, standing, given = _standing(ls, arguments)
+    document, standing, given = await _standing(ls, arguments)
     step = _chosen(standing, given, standing.pending[:1] if standing is not None else ())
     if standing is None or step is None:
         return _nothing(ls, "to try another for")
@@ -101,6 +101,7 @@ async def try_another(ls: Server, *arguments: Any) -> Any:
 async def undo_all(ls: Server, *arguments: Any) -> bool:
     """Take every kernel that was generated for the target out of the file."""
     document, found, _ = place(ls, arguments)
+    await ls.loaded(document)
     standing = ls.standing(document, found.target.qualname)
     if (standing is None or standing.is_edited) and not await _may_replace(ls, found.target.qualname):
         return False
@@ -110,15 +111,17 @@ async def undo_all(ls: Server, *arguments: Any) -> bool:
 
 async def resume(ls: Server, *arguments: Any) -> Any:
     """Go on with a run that was ended before it was done."""
-    document, standing, _ = _standing(ls, arguments)
+    document, standing, _ = await _standing(ls, arguments)
     if standing is None or standing.review.status is not RunStatus.RUNNING:
         return _nothing(ls, "to go on with")
     target = standing.review.qualname
     return await start(ls, document, target, "resume", "Optimizing {}", run=standing.review.run)
 
 
-def _standing(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, Standing | None, dict[str, Any]]:
+async def _standing(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, Standing | None, dict[str, Any]]:
     document, found, given = place(ls, arguments)
+    # A client that was told of a restart may ask before its runs are back.
+    await ls.loaded(document)
     return document, ls.standing(document, found.target.qualname), given
 
 
@@ -255,7 +258,7 @@ async def _put_anew(ls: Server, document: Document, qualname: str, kept: list[st
 
 async def diff(ls: Server, *arguments: Any) -> dict[str, Any] | bool:
     """Show what a step changes: the one named, else the first that waits, else the last kept."""
-    _, standing, given = _standing(ls, arguments)
+    _, standing, given = await _standing(ls, arguments)
     step = _chosen(standing, given, standing.pending[:1] or standing.kept_steps[-1:] if standing is not None else ())
     if standing is None or step is None or step.candidate is None:
         return _nothing(ls, "to look at")
