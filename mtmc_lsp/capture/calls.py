@@ -172,7 +172,7 @@ def _without_values(make: Callable[[], Any]) -> list[Any] | None:
     try:
         with FakeTensorMode():
             return list(make())
-    except Exception:
+    except Exception:  # user code raises anything where there are no values
         return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,6 +237,15 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     yield from zip(*(tensor.split(step, longest) for tensor in tensors), strict=True)
 
 
+def distance_and_scale(parts: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> tuple[float, float]:
+    """The L2 distance of results from others, and the others' L2 norm: of pieces, each with where its elements count."""
+    distance = scale = 0.0
+    for result, other, where in parts:
+        distance = math.hypot(distance, apart(result, other, where))
+        scale = math.hypot(scale, size(other, where))
+    return distance, scale
+
+
 def apart(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> float:
     """The L2 distance of a result from the oracle's, over the elements ``where`` is true."""
     return size(result.double() - oracle.double(), where)
@@ -256,11 +265,10 @@ def sensitivity(moved: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) ->
         return 0.0
     if not own.is_floating_point():
         return float((moved != oracle).double().mean()) if own.numel() and not own.is_complex() else 0.0
-    distance = scale = 0.0
-    for there, theirs, truth in pieces(moved, own, oracle):
-        finite = comparable(theirs, truth) & torch.isfinite(there)
-        distance = math.hypot(distance, apart(there, truth, finite))
-        scale = math.hypot(scale, size(truth, finite))
+    distance, scale = distance_and_scale(
+        (there, truth, comparable(theirs, truth) & torch.isfinite(there))
+        for there, theirs, truth in pieces(moved, own, oracle)
+    )
     return distance / (scale + LEAST)
 
 

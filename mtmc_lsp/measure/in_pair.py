@@ -23,7 +23,7 @@ from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure.comparing import Comparison, compare_case
 from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.in_worker import compared, said
-from mtmc_lsp.measure.inputs import EXACT
+from mtmc_lsp.measure.inputs import EXACT, dotted
 from mtmc_lsp.measure.keeping import is_there, kept, own_device
 from mtmc_lsp.measure.mending import mend_interpreter
 from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
@@ -204,9 +204,9 @@ def _place(instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, tor
         if item.kind is InputKind.ARGUMENT:
             continue
         value = inputs[item.name]
-        dotted = item.access.removeprefix("self.").replace("[", ".").replace("]", "")
+        wanted = dotted(item.access)
         fitting = [name for name in free if held[name].shape == value.shape]
-        name = dotted if dotted in fitting else next(iter(fitting), "")
+        name = wanted if wanted in fitting else next(iter(fitting), "")
         if not name:
             raise RequestError(
                 f"{target.qualname} has no parameter that corresponds to {item.access}, shape {tuple(value.shape)}",

@@ -198,8 +198,12 @@ def prepared_call(
 def reusing(capture: Capture) -> Callable[..., torch.nn.Module]:
     """What makes instances whose captured parameters and buffers are only read, or replaced."""
     held = [item.access for item in capture.graph.inputs if item.kind is not InputKind.ARGUMENT]
-    names = [access.removeprefix("self.").replace("[", ".").replace("]", "") for access in held]
-    return functools.partial(instance_of, replaced=names)
+    return functools.partial(instance_of, replaced=[dotted(access) for access in held])
+
+
+def dotted(access: str) -> str:
+    """The name that a module's tensor has for torch: ``layers.0.weight`` for ``self.layers[0].weight``."""
+    return access.removeprefix("self.").replace("[", ".").replace("]", "")
 
 
 def _constant(value: object, call: Call, name: str) -> Any:

@@ -14,6 +14,7 @@ from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.measure.clock import Run
+from mtmc_lsp.measure.comparing import LEAST, distance_and_scale, pieces
 from mtmc_lsp.measure.running import flatten
 
 CHANGE = 0.75
@@ -119,11 +120,9 @@ class Retest:
             return True
         if not a.is_floating_point():
             return float((a != b).float().mean()) <= MOST_OTHER_INDICES
-        finite = torch.isfinite(b)
-        if bool((finite & ~torch.isfinite(a)).any()):
+        if any(bool((torch.isfinite(own) & ~torch.isfinite(mine)).any()) for mine, own in pieces(a, b)):
             return False
-        wide = b.double()[finite]
-        distance = torch.linalg.vector_norm(a.double()[finite] - wide)
+        distance, scale = distance_and_scale((mine, own, torch.isfinite(own)) for mine, own in pieces(a, b))
         # Two results, each within the tolerance of the oracle.
         allowed = 2 * max(TOLERANCE[str(b.dtype).removeprefix("torch.")], self._tolerance)
-        return float(distance) <= allowed * float(torch.linalg.vector_norm(wide)) + 1e-300
+        return distance <= allowed * scale + LEAST
