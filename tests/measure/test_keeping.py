@@ -88,4 +88,5 @@ def test_what_runs_in_tf32_on_the_workload_is_not_asked_to_be_finer_on_small_siz
     near = expecting._no_finer_than_usual({0: 1e-8}, [coarse], [oracle], is_first=True)
     assert near == {0: 1e-8}, "of the workload itself its own error is asked for"
     later = expecting._no_finer_than_usual({0: 1e-8, 1: 3e-8}, [fine, fine], [oracle, oracle], is_first=False)
-    assert later == {0: pytest.approx(3e-4, rel=1e-3), 1: pytest.approx(3e-8)}
+    assert later[0] == pytest.approx(3e-4, rel=1e-3)
+    assert later[1] == pytest.approx(3e-4, rel=1e-3), "a gradient's products may run in TF32 as well"
