@@ -21,6 +21,9 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
 from mtmc_lsp.micro.builtin.torch_calls import torch_call
 
+MOST_ARGUMENTS = 64
+"""Of an operator: PyTorch refuses a schema with more."""
+
 
 @dataclass
 class Launcher:
@@ -252,7 +255,9 @@ class Launcher:
         ]
 
     def is_operator(self) -> bool:
-        """An operator may not return its inputs, nor one tensor twice, nor views of these."""
+        """An operator may not return its inputs, nor one tensor twice, nor views of these, and takes no more than so many."""
+        if len(self.input_names) > MOST_ARGUMENTS:
+            return False
         returned = [self.variables[ref] for ref in self.program.graph.outputs if ref is not None]
         storages = [self._storage.get(name, name) for name in returned]
         return len(set(storages)) == len(storages) and not set(storages) & set(self.input_names.values())
