@@ -64,7 +64,7 @@ class ChannelsLast(Algebra):
         try:
             after = replace(situation.schedule, rewrites=(*situation.schedule.rewrites, Rewrite(propagation.RULE, "")))
             program = program_for(situation.graph, after)
-            copies = propagation.added(graph, program.graph)
+            copies = propagation.copied_images(graph, program.graph)
             left = situation.precisions_of(program)
             search = FusionSearch(program, after, situation.device, lambda node: left.mode(node, 0))
             # Copies of images run as part of what is around them; weights are copied by torch, as the library would itself.

@@ -156,6 +156,7 @@ def in_channels_last(graph: Graph) -> Graph:
     return _Pass(graph).walk()
 
 
-def added(before: Graph, after: Graph) -> Collection[str]:
-    """The names of the copies."""
-    return [node.name for node in after.nodes if node.name not in before.named]
+def copied_images(before: Graph, after: Graph) -> Collection[str]:
+    """The copies, but for those of weights."""
+    weights = {ref.name for node in after.nodes if base_name(node) in CONVOLUTIONS for ref in list(node.inputs())[1:2]}
+    return [node.name for node in after.nodes if node.name not in before.named and node.name not in weights]
