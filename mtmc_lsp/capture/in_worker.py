@@ -16,6 +16,7 @@ from mtmc_lsp.capture.effects import Snapshot, access_of, is_random, refuse_rand
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
+from mtmc_lsp.capture.recurrent import kept_whole
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
 from mtmc_lsp.capture.structure import used_modules
 from mtmc_lsp.core.dtypes import ITEMSIZE
@@ -45,7 +46,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     returned: list[Layout | None] = []
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
         structure, returned = _run_eagerly(module, call, inputs, workload.target)
-    with watching_attributes(call.instance, workload.target.path) as watched:
+    with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = _flat_function(call, inputs)
         graph, notes = export_graph(flat, inputs, workload.target, variables)
         graph = replace(graph, conditions=(*graph.conditions, *sizes_above_one(flat, graph, device)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
+from mtmc_lsp.core.graph import Graph, Node, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
@@ -146,7 +146,7 @@ def _convolution_cost(program: Program, node: Node, device: Device, read: float,
 def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
     """A region as one kernel (or as few kernels, where it is split)."""
     graph = program.graph
-    values = {prim: Ref(name, index) for (name, index), prim in reversed(list(program.values.items()))}
+    values = program.value_of
     reads = 0.0
     parts = int(str(config.get("split", 1)))
     passes = 1

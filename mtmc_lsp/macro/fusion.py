@@ -57,19 +57,28 @@ class FusionSearch:
         self.device = device
         self.precision = precision
         self._regions: dict[frozenset[str], Region | None] = dict.fromkeys(refused)
-        self._order = {node.name: i for i, node in enumerate(program.graph.nodes)}
-        self._nodes = {node.name: node for node in program.graph.nodes}
-        self._readers: dict[str, set[str]] = {name: set() for name in self._nodes}
-        for node in program.graph.nodes:
-            for ref in node.inputs():
-                if ref.name in self._readers:
-                    self._readers[ref.name].add(node.name)
+        graph = program.graph
+        self._order = graph.positions
+        self._nodes = graph.named
+        self._readers = {name: {node.name for node in graph.readers(name)} for name in self._nodes}
+        self._units = {name: frozenset(kernel.nodes) for kernel in schedule.kernels for name in kernel.nodes}
+        self._torch: dict[str, Cost] = {}
+        self._costs: dict[frozenset[str], Cost] = {}
+        self._grown: dict[frozenset[str], Fusion | None] = {}
 
-    def best(self) -> list[Fusion]:
-        """Disjoint fusions, largest predicted gain first."""
+    def best(self, near: Collection[str] | None = None) -> list[Fusion]:
+        """Disjoint fusions, largest predicted gain first.
+
+        Args:
+            near: nodes from one of which each fusion grows; all nodes where it is None.
+        """
         found: list[Fusion] = []
         for seed in self._seeds():
-            fusion = self._grow(seed)
+            if near is not None and not seed & set(near):
+                continue
+            if seed not in self._grown:
+                self._grown[seed] = self._grow(seed)
+            fusion = self._grown[seed]
             if fusion is not None and fusion.saved_us > 0:
                 found.append(fusion)
         found.sort(key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
@@ -128,8 +137,7 @@ class FusionSearch:
         return seeds
 
     def _unit_of(self, name: str) -> frozenset[str]:
-        kernel = self.schedule.kernel_of(name)
-        return frozenset(kernel.nodes) if kernel else frozenset({name})
+        return self._units.get(name) or frozenset({name})
 
     def _neighbours(self, nodes: frozenset[str]) -> list[str]:
         near: set[str] = set()
@@ -201,17 +209,17 @@ class FusionSearch:
     def _closed(self, nodes: frozenset[str]) -> frozenset[str]:
         """With every view that lies between members, and with the nodes on paths that leave and come back."""
         result = set(nodes)
-        changed = True
-        while changed:
-            changed = False
-            for name in self._order:
-                if name in result:
-                    continue
-                from_inside = any(ref.name in result for ref in self._nodes[name].inputs())
-                to_inside = bool(self._readers[name] & result)
-                if from_inside and to_inside:
-                    result |= self._unit_of(name)
-                    changed = True
+        pending = list(nodes)
+        while pending:
+            # A node between two members reads one of them and is read by one.
+            for reader in self._readers[pending.pop()]:
+                if reader not in result and self._readers[reader] & result:
+                    more = self._unit_of(reader) - result
+                    result |= more
+                    pending += more
+                    # What the new ones read may lie between now: it is found from the members that it reads.
+                    between = {ref.name for name in more for ref in self._nodes[name].inputs()} & set(self._nodes)
+                    pending += [r.name for s in between - result for r in self._nodes[s].inputs() if r.name in result]
         return frozenset(result)
 
     def _without_idle_views(self, nodes: frozenset[str]) -> frozenset[str]:
@@ -254,9 +262,11 @@ class FusionSearch:
 
     def _cost(self, nodes: frozenset[str]) -> Cost:
         """Of the nodes as one kernel, or as torch calls where that is cheaper and they are no kernel yet."""
-        region = self._region(nodes)
-        assert region is not None
-        return kernel_cost(self.program, region, self._config(region), self.device)
+        if nodes not in self._costs:
+            region = self._region(nodes)
+            assert region is not None
+            self._costs[nodes] = kernel_cost(self.program, region, self._config(region), self.device)
+        return self._costs[nodes]
 
     def _apart(self, nodes: Iterable[str]) -> Cost:
         """Of the nodes as the schedule has them now."""
@@ -272,7 +282,9 @@ class FusionSearch:
             if kernel and region:
                 total = total + kernel_cost(self.program, region, kernel.config, self.device)
             else:
-                total = total + torch_cost(self.program, self._nodes[name], self.device)
+                if name not in self._torch:
+                    self._torch[name] = torch_cost(self.program, self._nodes[name], self.device)
+                total = total + self._torch[name]
         return total
 
 

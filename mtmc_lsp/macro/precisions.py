@@ -155,9 +155,9 @@ def _tried(action: MacroAction) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "tf32" if whole else PROMOTED, (str(action.params.get("node", "")),)
         return
     config = action.params.get("config")
-    if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
+    kernels = action.params.get("sites") or action.params.get("kernels")
+    if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE) and "sites" not in action.params:
         yield str(config.get("precision", "")) if isinstance(config, Mapping) else "", action.region
         return
-    kernels = action.params.get("kernels")
     for item in kernels if isinstance(kernels, (list, tuple)) else ():
         yield str(item["config"].get("precision", "")), tuple(item["nodes"])

@@ -19,6 +19,7 @@ from mtmc_lsp.macro.rewrites import (
     identities,
     layouts,
     places,
+    propagation,
     sizes,
     totals,
 )
@@ -51,6 +52,8 @@ def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
     Raises:
         CannotRewrite: it does not apply.
     """
+    if rewrite.rule == propagation.RULE:
+        return propagation.in_channels_last(graph)
     if rewrite.rule == layouts.RULE:
         return layouts.with_layout(graph, rewrite)
     if rewrite.rule in sizes.RULES:

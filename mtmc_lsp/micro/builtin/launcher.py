@@ -15,6 +15,7 @@ from mtmc_lsp.macro.configs import next_power_of_two
 from mtmc_lsp.macro.overwriting import may_overwrite
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS, Region
+from mtmc_lsp.macro.rewrites.convolutions import FORMATS, channels_last
 from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
@@ -87,10 +88,12 @@ class Launcher:
         dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         if len(wanted) == 1:
             # Kernels read the result as dense rows; where torch chose another layout this makes it so.
-            order = ".contiguous()" if dense else _channels_last(node)
-            self.lines.append(f"{wanted[0]} = {text}{order if _may_be_strided(node) else ''}")
+            order = ".contiguous()" if dense and _may_be_strided(node) else _channels_last(node)
+            self.lines.append(f"{wanted[0]} = {text}{order}")
         else:
             self.lines.append(f"{', '.join(wanted)} = {text}")
+            if _channels_last(node):
+                self.lines.append(f"{wanted[0]} = {wanted[0]}{_channels_last(node)}")
         for i, (name, kind) in enumerate(zip(wanted, node.outputs, strict=True)):
             self._place(Ref(node.name, i), name, kind)
             if _is_view(node):
@@ -301,7 +304,9 @@ def _may_be_strided(node: Node) -> bool:
 
 def _channels_last(node: Node) -> str:
     """What puts a result in the order with channels densest, where the graph says that it has it; nothing elsewhere."""
-    if not node.type.is_channels_last:
+    kind = node.type
+    rows = len(kind.shape) not in FORMATS or _is_view(node)
+    if rows or not kind.is_channels_last or kind.stride != channels_last(kind.shape, kind.dtype).stride:
         return ""
     return f".contiguous(memory_format=torch.channels_last{'_3d' if len(node.type.shape) == 5 else ''})"
 
