@@ -48,9 +48,12 @@ def default_config(program: Program, region: Region) -> Config:
         block = _column_block(columns) if len(region.kept) > 1 else 1024
         return {"rows": max(1, 1024 // block), "block": block, "warps": 4, "stages": 2}
     columns = region.columns.value(sizes)
-    if _strided_columns(program, region):
+    if strided_columns(program, region):
         # Neighbouring rows lie densest: a tile of many rows reads them together.
-        return _shared_out(program, region, {"rows": 64, "block": 16, "loop": True, "warps": 4, "stages": 2})
+        if region.kind is RegionKind.REDUCE and _reads_again(program, region) and columns <= HELD_COLUMNS:
+            return _held_tiles(next_power_of_two(columns))[0]
+        block = 32 if region.kind is RegionKind.REDUCE and columns >= 128 else 16
+        return _shared_out(program, region, {"rows": 64, "block": block, "loop": True, "warps": 4, "stages": 2})
     whole = next_power_of_two(columns)
     if region.kind is RegionKind.SCAN:
         return {"rows": 1, "block": min(whole, 1024), "loop": True, "warps": 4, "stages": 2}
@@ -241,7 +244,26 @@ def _attention_config(program: Program, region: Region) -> Config:
     return {"block_m": tall, "block_n": 64, "warps": warps, "stages": 3}
 
 
-def _strided_columns(program: Program, region: Region) -> bool:
+HELD_COLUMNS = 256
+"""Columns that step over memory, up to which a tile of many rows holds all of them at once."""
+
+
+def _held_tiles(whole: int) -> list[Config]:
+    """Tiles that hold all columns, ``whole`` of them, where neighbouring rows lie densest; the usual one first."""
+    tiles = (
+        [(64, 4), (32, 4), (64, 8), (128, 8), (32, 8), (16, 4)] if whole <= 64 else [(32, 8), (16, 4), (32, 4), (64, 8)]
+    )
+    return [{"rows": rows, "block": whole, "loop": False, "warps": warps, "stages": 2} for rows, warps in tiles]
+
+
+def _reads_again(program: Program, region: Region) -> bool:
+    """Whether a tile that does not hold its columns may have to walk them more than once."""
+    passes = sum(program.prims[name].op is PrimOp.REDUCE for name in region.prims)
+    reduced, table = set(region.reduced), region.table
+    return passes > 1 or any(reduced & set(table.all_axes(program.of(ref).name)) for ref in region.outputs)
+
+
+def strided_columns(program: Program, region: Region) -> bool:
     """Whether the reduced axes step over memory while an independent axis is dense."""
     dense = _dense_axes(program, region)
     return (
@@ -370,8 +392,9 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
     columns = region.columns.value(program.graph.sizes)
     whole = next_power_of_two(columns)
     found: list[Config] = []
-    if _strided_columns(program, region):
-        return [
+    if strided_columns(program, region):
+        held = _held_tiles(whole) if region.kind is RegionKind.REDUCE and columns <= 2 * HELD_COLUMNS else []
+        return held + [
             {"rows": r, "block": b, "warps": w, "loop": True}
             for r, b, w in [
                 (32, 32, 4),

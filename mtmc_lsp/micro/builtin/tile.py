@@ -8,7 +8,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import across, next_power_of_two
+from mtmc_lsp.macro.configs import across, next_power_of_two, strided_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.micro.builtin.code import Code
@@ -56,12 +56,11 @@ class TileBase:
         self.is_map = region.kind is RegionKind.MAP
         self.wide_columns = False
         """Whether column indices must be 64-bit."""
-        outer: list[list[Axis]] = []
         if self.is_map:
             kept, reduced = kept[:-1], kept[-1:]
-            outer, kept = self._apart(kept)
+        outer, kept = self._apart(kept)
         self.outer_groups = outer
-        """Of a tile that brings one memory order into another: the axes beside its rows and columns, one place at a time."""
+        """Of a tile whose rows are neighbours in memory and its columns are not: the other axes, one place at a time."""
         self.n_outer = product([axis.size for group in outer for axis in group])
         self.n_rows = product([axis.size for group in kept for axis in group])
         self.n_cols = product([axis.size for group in reduced for axis in group])
@@ -108,11 +107,18 @@ class TileBase:
 
     def _apart(self, rows: list[list[Axis]]) -> tuple[list[list[Axis]], list[list[Axis]]]:
         """The axes that are walked one place at a time, and those of the tile's rows."""
-        turned = across(self.program, self.region)
-        own = [group for group in rows if turned in group]
-        if len(rows) < 2 or not own or int(self.config.get("rows", 1)) == 1:
+        number = int(self.config.get("rows", 1))
+        if len(rows) < 2 or number == 1 or self.config.get("split"):
             return [], rows
-        return [group for group in rows if group is not own[0]], own
+        if self.is_map:
+            turned = across(self.program, self.region)
+            own = next((group for group in rows if turned in group), None)
+        else:
+            # Neighbouring rows lie densest: they are those of the last group.
+            own = rows[-1] if strided_columns(self.program, self.region) else None
+            size = product([axis.size for axis in own or ()]).value(self.program.graph.sizes)
+            own = own if 2 * size > number else None
+        return ([group for group in rows if group is not own], [own]) if own is not None else ([], rows)
 
     def _columns_need_mask(self) -> bool:
         if not self.n_cols.is_constant and not (self.loop or self.is_map):
