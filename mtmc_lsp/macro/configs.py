@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
-from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region, RegionKind
@@ -255,9 +255,10 @@ def _is_turned(program: Program, region: Region) -> bool:
     if len(region.kept) < 2:
         return False
     dense: set[Axis] = set()
-    for (name, index), prim in program.values.items():
-        if prim in region.inputs and set(region.kept) <= set(region.table.all_axes(prim)):
-            dense |= set(dense_axes(region, prim, program.graph.type_of(Ref(name, index))).values())
+    for prim in region.inputs:
+        if set(region.kept) <= set(region.table.all_axes(prim)):
+            for ref in program.values_of.get(prim, ()):
+                dense |= set(dense_axes(region, prim, program.graph.type_of(ref)).values())
     return region.kept[-2] in dense and region.kept[-1].size.value(program.graph.sizes) >= 64
 
 
@@ -272,10 +273,9 @@ def _dense_axes(program: Program, region: Region) -> set[Axis]:
     found: set[Axis] = set()
     sizes = program.graph.sizes
     largest = 0
-    for (name, index), prim in program.values.items():
-        if prim not in region.inputs:
-            continue
-        kind = program.graph.type_of(Ref(name, index))
+    read = [(name, ref) for name in region.inputs for ref in program.values_of.get(name, ())]
+    for prim, ref in read:
+        kind = program.graph.type_of(ref)
         numel = kind.numel.value(sizes)
         if numel < largest:
             continue
