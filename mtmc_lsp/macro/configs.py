@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
-from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
@@ -291,10 +291,11 @@ def across(program: Program, region: Region) -> Axis | None:
     sizes = program.graph.sizes
     whole = region.rows.value(sizes)
     amounts: dict[Axis, int] = {}
-    for (name, index), prim in program.values.items():
-        kind = program.graph.type_of(Ref(name, index))
+    for prim, kind in (
+        (name, program.graph.type_of(ref)) for name in region.inputs for ref in program.values_of.get(name, ())
+    ):
         # What is much smaller (a number per channel) stays in caches.
-        if prim not in region.inputs or 2 * kind.numel.value(sizes) < whole:
+        if 2 * kind.numel.value(sizes) < whole:
             continue
         for dim, axis in dense_axes(region, prim, kind).items():
             if kind.shape[dim] != Size.of(1) and axis in region.kept[:-1]:
@@ -336,10 +337,9 @@ def _dense_axes(program: Program, region: Region) -> set[Axis]:
     found: set[Axis] = set()
     sizes = program.graph.sizes
     largest = 0
-    for (name, index), prim in program.values.items():
-        if prim not in region.inputs:
-            continue
-        kind = program.graph.type_of(Ref(name, index))
+    read = [(name, ref) for name in region.inputs for ref in program.values_of.get(name, ())]
+    for prim, ref in read:
+        kind = program.graph.type_of(ref)
         numel = kind.numel.value(sizes)
         if numel < largest:
             continue

@@ -174,6 +174,14 @@ class Program:
         return {name: i for i, name in enumerate(self.prims)}
 
     @cached_property
+    def values_of(self) -> Mapping[str, tuple[Ref, ...]]:
+        """Every ATen value that each primitive is."""
+        found: dict[str, list[Ref]] = {}
+        for (name, index), prim in self.values.items():
+            found.setdefault(prim, []).append(Ref(name, index))
+        return {prim: tuple(refs) for prim, refs in found.items()}
+
+    @cached_property
     def value_of(self) -> Mapping[str, Ref]:
         """The first ATen value that each primitive is."""
         return {prim: Ref(name, index) for (name, index), prim in reversed(list(self.values.items()))}

@@ -90,7 +90,7 @@ def _is_expanded(kind: TensorType) -> bool:
 
 def _returned_views(graph: Graph) -> set[Ref]:
     """Values on the way from an input to a result that is a view of it."""
-    nodes = {node.name: node for node in graph.nodes}
+    nodes = graph.named
     found: set[Ref] = set()
     for ref in graph.outputs:
         chain: set[Ref] = set()

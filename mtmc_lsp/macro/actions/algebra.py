@@ -21,8 +21,10 @@ from mtmc_lsp.macro.rewrites.editing import AlgebraRule, CannotRewrite, Edit
 from mtmc_lsp.macro.schedule import KernelPlan, Rewrite, Schedule
 from mtmc_lsp.macro.sites import alike, form
 
-NEAR = 6
-"""Steps from an edit beyond which fusions are taken to be the same with and without it."""
+NEAR, MOST_NEAR = 6, 40
+"""Steps from an edit, and nodes, beyond which fusions are taken to be the same with and without it."""
+MOST_FORMS = 12
+"""Edits of different forms that are weighed at a time, heaviest products first: each takes a search for fusions."""
 LEAST_US = 0.05
 """A smaller predicted saving is noise of the model."""
 
@@ -32,8 +34,8 @@ class Algebra:
 
     kind = ActionKind.ALGEBRA
     rules: Sequence[AlgebraRule] = ALGEBRA
-    most = 1000
-    """Matches that are weighed at a time."""
+    most = MOST_FORMS
+    """Forms of matches that are weighed at a time."""
     same = "the result is the same by algebra"
     changes_rounding = False
 
@@ -165,7 +167,10 @@ def _match(graph: Graph, rewrite: Rewrite) -> Edit | None:
 
 def _form(graph: Graph, edit: Edit) -> Hashable:
     """What an edit is about: its node among what it reads from and is read by."""
-    return form(graph, _around(graph, [edit.node], 1)), tuple(node.op for node in edit.added)
+    node = graph.named[edit.node]
+    sources = {ref.name for ref in node.inputs()} & set(graph.named)
+    readers = frozenset(reader.op for reader in graph.readers(edit.node))
+    return form(graph, {edit.node, *sources}), readers, tuple(item.op for item in edit.added)
 
 
 def _around(graph: Graph, names: Iterable[str], steps: int = NEAR) -> set[str]:
@@ -173,6 +178,8 @@ def _around(graph: Graph, names: Iterable[str], steps: int = NEAR) -> set[str]:
     found = set(names) & set(graph.named)
     latest = found
     for _ in range(steps):
+        if len(found) > MOST_NEAR:
+            break
         sources = {ref.name for name in latest for ref in graph.named[name].inputs()} & set(graph.named)
         latest = (sources | {node.name for name in latest for node in graph.readers(name)}) - found
         found = found | latest

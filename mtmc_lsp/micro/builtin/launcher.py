@@ -23,7 +23,7 @@ from mtmc_lsp.micro.builtin.naming import Names, value_name
 from mtmc_lsp.micro.builtin.torch_calls import torch_call
 
 MOST_ARGUMENTS = 64
-"""Of an operator: PyTorch refuses a schema with more."""
+"""Of an operator, in PyTorch."""
 
 
 @dataclass
@@ -249,18 +249,35 @@ class Launcher:
         result = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
         qualified = f'f"{self.namespace}::{name}"'
         wrapped = [f"wrap_triton({kernel})" for kernel in kernels]
-        call = f"    return {call_text(launcher, [*inputs, *wrapped], '    ')}"
+        what = (
+            f'    """``{launcher}`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""'
+        )
+        if len(inputs) <= MOST_ARGUMENTS:
+            call = f"    return {call_text(launcher, [*inputs, *wrapped], '    ')}"
+            head = _head(name, [f"{n}: torch.Tensor" for n in inputs], result)
+            return [f"@triton_op({qualified}, mutates_args={mutates})", *head, what, call]
+        # So many arguments no operator takes: what is only read comes as a list.
+        read = self.names.unique("tensors")
+        places = {n: f"{read}[{i}]" for i, n in enumerate(n for n in inputs if n not in mutated)}
+        call = f"    return {call_text(launcher, [*(places.get(n, n) for n in inputs), *wrapped], '    ')}"
+        own = [*mutated, read]
         return [
             f"@triton_op({qualified}, mutates_args={mutates})",
-            *_head(name, [f"{n}: torch.Tensor" for n in inputs], result),
-            f'    """``{launcher}`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""',
+            *_head(
+                f"{name}_of_list", [*(f"{n}: torch.Tensor" for n in mutated), f"{read}: list[torch.Tensor]"], result
+            ),
+            what,
             call,
+            "",
+            "",
+            *_head(name, inputs),
+            f'    """``{name}_of_list`` of these tensors."""',
+            *([f"    {read} = [", *filled(list(places), "        "), "    ]"]),
+            f"    return {name}_of_list({', '.join(own)})",
         ]
 
     def is_operator(self) -> bool:
-        """An operator may not return its inputs, nor one tensor twice, nor views of these, and takes no more than so many."""
-        if len(self.input_names) > MOST_ARGUMENTS:
-            return False
+        """An operator may not return its inputs, nor one tensor twice, nor views of these."""
         returned = [self.variables[ref] for ref in self.program.graph.outputs if ref is not None]
         storages = [self._storage.get(name, name) for name in returned]
         return len(set(storages)) == len(storages) and not set(storages) & set(self.input_names.values())
