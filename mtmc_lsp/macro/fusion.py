@@ -45,12 +45,14 @@ class FusionSearch:
         device: Device,
         precision: Callable[[str], str] = lambda node: "",
         refused: Collection[frozenset[str]] = (),
+        slow: Collection[frozenset[str]] = (),
     ) -> None:
         """Prepare a search.
 
         Args:
             precision: the mode that a node's fp32 matrix product is given in a new kernel; empty for the user's own.
             refused: sets of nodes that were tried as one kernel and came to nothing.
+            slow: sets of nodes with a product that were slower as one kernel: so is that product with fewer of them.
         """
         self.program = program
         self.schedule = schedule
@@ -58,6 +60,9 @@ class FusionSearch:
         self.precision = precision
         self._regions: dict[frozenset[str], Region | None] = dict.fromkeys(refused)
         graph = program.graph
+        self._slow = {
+            name: nodes for nodes in slow for name in nodes if name in graph.named and matmul_flops(program, name)
+        }
         self._order = graph.positions
         self._nodes = graph.named
         self._readers = {name: {node.name for node in graph.readers(name)} for name in self._nodes}
@@ -238,6 +243,8 @@ class FusionSearch:
         return any(self._nodes[name].op.split(".")[1] not in VIEWS for name in region.nodes)
 
     def _region(self, nodes: frozenset[str]) -> Region | None:
+        if nodes not in self._regions and any(nodes <= self._slow[name] for name in nodes if name in self._slow):
+            self._regions[nodes] = None
         if nodes not in self._regions:
             try:
                 self._regions[nodes] = analyse(self.program, nodes)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
 from mtmc_lsp.macro.cost import matmul_flops
 from mtmc_lsp.macro.fusion import FusionSearch
@@ -68,15 +69,17 @@ class Algebra:
             return
         left = situation.precisions
         search = FusionSearch(situation.program, situation.schedule, situation.device, lambda node: left.mode(node, 0))
-        tried = {(str(s.action.params.get("rule")), tuple(nodes_of(s.action))) for s in situation.history}
+        tried = {(str(s.action.params.get("rule")), tuple(nodes_of(s.action))): s.status for s in situation.history}
         for group in groups:
             rule, edits = group[0][0], [edit for _, edit in group]
             # Edits of one form bring the same, more or less: one tells whether to make them.
             if not self._brings(situation, Rewrite(rule, edits[0].node), edits[0], search):
                 continue
-            # What came to nothing at all places together may still do so at some of them.
-            apart = (rule, tuple(edit.node for edit in edits)) in tried
-            for each in [[edit] for edit in edits] if apart else [edits]:
+            # Where it failed at all places together, one of them may be at fault.
+            status = tried.get((rule, tuple(edit.node for edit in edits)))
+            if len(edits) > 1 and status is StepStatus.REJECTED:
+                continue
+            for each in [[edit] for edit in edits] if status is StepStatus.FAILED else [edits]:
                 action = self._action(situation, rule, each)
                 if action is not None and action.expected.saved_us > LEAST_US:
                     yield action

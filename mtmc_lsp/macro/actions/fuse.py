@@ -78,7 +78,12 @@ class Fuse:
         for rank in range(left.ranks):
             mode = partial(left.mode, rank=rank)
             search = FusionSearch(
-                program, situation.schedule, situation.device, mode, left.refused_at(rank, situation.schedule)
+                program,
+                situation.schedule,
+                situation.device,
+                mode,
+                left.refused_at(rank, situation.schedule),
+                left.slow_at(rank, situation.schedule),
             )
             taken = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
