@@ -23,6 +23,9 @@ from typing import Any
 ENTRY = Path(__file__).resolve().parent.parent / "worker.py"
 START_SECONDS = 120.0
 """Most seconds for importing torch."""
+INTERPRET = "TRITON_INTERPRET"
+INTERPRETS = {INTERPRET: "1"}
+"""The variable by which triton, when it is imported, becomes its interpreter."""
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 LARGEST = 1 << 17
 """Most bytes of one message; environments and paths are all that is sent."""
@@ -81,7 +84,7 @@ def sees_gpu() -> bool:
 
 def likely_variables() -> dict[str, str]:
     """Variables that the workers of this machine will have, as far as can be told without torch."""
-    return {} if sees_gpu() else {"TRITON_INTERPRET": "1"}
+    return {} if sees_gpu() else dict(INTERPRETS)
 
 
 class Template:
@@ -120,8 +123,14 @@ class Template:
             self._started()
 
     def fits(self, launch: Launch) -> bool:
-        """Whether a copy would be what a process started for ``launch`` would be."""
-        return launch.python == self.python and all(launch.env.get(name) == v for name, v in self.env.items())
+        """Whether a copy would be what a process started for ``launch`` would be.
+
+        One that compiles kernels is what it would be too: it imports triton anew, without the interpreter.
+        """
+        if launch.python != self.python:
+            return False
+        missing = {name: value for name, value in self.env.items() if launch.env.get(name) != value}
+        return not missing or (missing == INTERPRETS and not {**os.environ, **launch.env}.get(INTERPRET))
 
     def copy(self, launch: Launch, files: Sequence[int]) -> Copy:
         """Start a copy.

@@ -19,18 +19,27 @@ from typing import Any
 
 MESSAGE = 1 << 17
 SET_CHILD_SUBREAPER = 36
-AHEAD = ("torch._higher_order_ops.triton_kernel_wrap", "torch._dynamo", "torch.export")
-"""What a captured function and the operator around a kernel need: seconds of importing, without which torch is usable."""
+AHEAD = (
+    "torch._higher_order_ops.triton_kernel_wrap",
+    "torch._dynamo",
+    "torch.export._trace",
+    "torch._functorch.aot_autograd",
+    "torch.utils.serialization",
+    "triton.experimental.gluon",
+)
+"""What a captured function, the operator around a kernel and the handing over of tensors need: seconds of importing, not needed
+for torch itself."""
 AHEAD_TO_COMPILE = ("torch._inductor.compile_fx", "triton.compiler")
 """What a GPU's baselines and kernels need."""
 
 
-def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], int]:
+def serve_copies(number: int, *, ahead: bool = False, commands: Sequence[str] = ()) -> tuple[Sequence[str], int]:
     """Make copies until the other side is gone; returns in each copy, never in the template itself.
 
     Args:
         number: the descriptor that requests come on.
         ahead: whether copies also have what capturing needs, and, as far as nobody asks for a copy meanwhile, compiling.
+        commands: modules of commands that copies will be asked for; they are imported ahead too.
 
     Returns:
         The copy's options, and the descriptor of its answers.
@@ -39,7 +48,7 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
     line.set_inheritable(False)
     _adopt_orphans()
     _import()
-    for name in AHEAD if ahead else ():
+    for name in (*AHEAD, *commands) if ahead else ():
         _import_ahead(name)
     woken, waker = os.pipe()
     for end in (woken, waker):
@@ -84,6 +93,16 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
 
 def _interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _forget_interpreter() -> None:
+    """Have triton imported anew by a copy that compiles: which of the two it is, it decides when it is imported.
+
+    Its native part stays, which is the same for both and cannot be loaded twice.
+    """
+    for name in [*sys.modules]:
+        if (name == "triton" or name.startswith("triton.")) and not name.startswith("triton._C"):
+            del sys.modules[name]
 
 
 def _import_ahead(name: str) -> None:
@@ -170,6 +189,8 @@ def _become(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str
         os.close(file)
     sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
     environment = message["env"]
+    if _interprets() and environment.get("TRITON_INTERPRET") != "1":
+        _forget_interpreter()
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.core.errors import TargetRaises, WorkerFailed
-from mtmc_lsp.core.template import Template
+from mtmc_lsp.core.template import Launch, Template
+from mtmc_lsp.core.template_in_worker import AHEAD, AHEAD_TO_COMPILE
 from mtmc_lsp.core.worker import Worker
 from tests.core.test_worker import plain_request
 
@@ -112,7 +113,7 @@ torch._C._cuda_getDeviceCount()
 def test_nothing_that_is_imported_ahead_asks_cuda_which_could_not_be_asked_again_after_a_fork() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", AS_WITH_A_GPU], capture_output=True, env=environment, text=True)
-    assert done.stdout.split("\n") == [*["True"] * 5, "CUDA was asked", ""], done.stderr
+    assert done.stdout.split("\n") == [*["True"] * len(AHEAD + AHEAD_TO_COMPILE), "CUDA was asked", ""], done.stderr
 
 
 AS_FOR_THE_INTERPRETER = """
@@ -131,15 +132,32 @@ def test_what_the_interpreter_needs_is_imported_ahead_as_it_would_be_later() -> 
     done = subprocess.run(
         [sys.executable, "-c", AS_FOR_THE_INTERPRETER], capture_output=True, env=environment, text=True
     )
-    assert done.stdout.split() == ["True"] * 3, done.stderr
+    assert done.stdout.split() == ["True"] * len(AHEAD), done.stderr
 
 
-def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(template: Template, tmp_path: Path) -> None:
-    with Worker(sys.executable, cwd=str(tmp_path), template=template) as worker:
-        body = (
-            "import os, sys\nraise RuntimeError(f\"{os.environ.get('TRITON_INTERPRET')} {'torch' in sys.orig_argv}\")"
-        )
-        assert "None" in said(worker, tmp_path / "m.py", body)
+WHICH_TRITON = """
+import os, triton, triton.language as tl
+@triton.jit
+def kernel(x):
+    tl.store(x, tl.sum(tl.arange(0, 8)))
+kinds = [type(f).__name__ for f in (kernel, tl.sum)]
+raise RuntimeError(f"{os.getppid()} {os.environ.get('TRITON_INTERPRET')} {kinds}")
+"""
+
+
+def test_a_copy_that_compiles_has_no_interpreter_though_its_template_has(template: Template, tmp_path: Path) -> None:
+    assert template._process is not None
+    for variables, kind in (({}, "JITFunction"), ({"TRITON_INTERPRET": "1"}, "InterpretedFunction")):
+        with Worker(sys.executable, cwd=str(tmp_path), env=variables, template=template) as worker:
+            words = f"{template._process.pid} {variables.get('TRITON_INTERPRET')} {[kind] * 2}"
+            assert words in said(worker, tmp_path / "m.py", WHICH_TRITON)
+
+
+@pytest.mark.parametrize("launch", [{"python": f"{sys.executable}3"}, {"env": {"TRITON_INTERPRET": "2"}}])
+def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(template: Template, launch) -> None:
+    fitting = {"python": sys.executable, "cwd": "/", "env": {"TRITON_INTERPRET": "1"}, "options": ()}
+    assert template.fits(Launch(**fitting))
+    assert not template.fits(Launch(**{**fitting, **launch}))
 
 
 def gone(pid: int) -> bool:
