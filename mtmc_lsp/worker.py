@@ -149,7 +149,9 @@ def main() -> None:
     arguments, answers = serve_copies(options.template, ahead=options.ahead, commands=commands)
     code = 0
     try:
-        _serve(_parser().parse_args(arguments), answers)
+        options = _parser().parse_args(arguments)
+        _give_way(asked=options.give_way)
+        _serve(options, answers)
     except BaseException:
         traceback.print_exc()
         code = 1
