@@ -187,13 +187,12 @@ class Template:
     def lent(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
         """Lend it to a process that is started while this lasts: its copies are as its own would be, and end with it.
 
+        What is borrowed can be lent on.
         Gives variables and descriptors for that process; none where there is nothing to lend.
         """
         try:
             with self._asking:
                 line = self._started()
-                if self._borrowed:
-                    raise TemplateGone
                 theirs, given = _pair()
                 with given:
                     try:
@@ -263,7 +262,7 @@ class Template:
             return None
         del os.environ[LENT]
         line.set_inheritable(False)
-        self._borrowed = True
+        self._borrowed, self._seen = True, offer["seen"]
         return line
 
     def _start_process(self) -> socket.socket:

@@ -51,7 +51,7 @@ class Setup:
     coder: str
     settings: Settings
     plain_hash: str = ""
-    """SHA-256 of the file without our own code in it; empty in runs of earlier versions."""
+    """SHA-256 of the file without our own code in it; empty where it is not known, and the whole file's stands for it."""
     revision: Revision | None = None
     """Where the run came of another one."""
 
