@@ -88,7 +88,9 @@ class Keeper:
             return tell
 
         replayed = keeping(events.on_replayed) if also_replayed else events.on_replayed
-        return replace(events, on_step=keeping(events.on_step), on_replayed=replayed)
+        return replace(
+            events, on_step=keeping(events.on_step), on_replayed=replayed, on_withdrawn=keeping(events.on_withdrawn)
+        )
 
     def _exchange(self, exchange: Exchange) -> None:
         self._store.add_exchange(self._run, self._number, exchange)
