@@ -16,12 +16,19 @@ const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 const { chromium } = await import(join(TOOLS, "node_modules/playwright-core/index.mjs"));
 
 const BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+/** What turns for as long as a run goes on has the page painted anew all the time, which takes the run a part of the processor. */
+const STILL = `{
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync("* { animation: none !important }");
+  document.adoptedStyleSheets.push(sheet);
+}`;
 const LOOKS = {
   "window.autoDetectColorScheme": true,
   "workbench.preferredLightColorTheme": "Default Light Modern",
   "workbench.preferredDarkColorTheme": "Default Dark Modern",
   "workbench.startupEditor": "none",
   "editor.minimap.enabled": false,
+  "editor.cursorBlinking": "solid",
   "chat.disableAIFeatures": true,
   "chat.commandCenter.enabled": false,
   "files.autoSave": "afterDelay",
@@ -70,6 +77,7 @@ export class Editor {
   /** Opens a window on a folder (or a workspace's file), perhaps with a file in it. */
   async open(path, file) {
     const context = await this.browser.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: "light", permissions: ["clipboard-read", "clipboard-write"] });
+    await context.addInitScript(STILL);
     const page = await context.newPage();
     page.setDefaultTimeout(SOON);
     const payload = file === undefined ? "" : `&payload=${encodeURIComponent(JSON.stringify([["openFile", `vscode-remote://${this.address}${file}`]]))}`;
@@ -182,6 +190,26 @@ export class Window {
     }, () => this.page.keyboard.press("Escape"));
     // Once: a second try would hide that the first was lost.
     await row.click();
+  }
+
+  /** The keys of a command of ours, with the cursor on a line of the editor. */
+  async keys(line, last) {
+    await this.line(line).click();
+    await this.page.keyboard.press("Alt+m");
+    await this.page.keyboard.press(last);
+  }
+
+  /** Titles that the palette lists for some words. */
+  async commands(words) {
+    const rows = this.page.locator(".quick-input-list .monaco-list-row");
+    await this.page.keyboard.press("F1");
+    const input = this.page.locator(".quick-input-widget input").first();
+    await input.fill(`>${words}`);
+    await rows.first().waitFor();
+    const titles = await rows.locator(".label-name").allInnerTexts();
+    await this.page.keyboard.press("Escape");
+    await input.waitFor({ state: "hidden" });
+    return titles;
   }
 
   /** A click that a user makes, counted. */

@@ -79,6 +79,7 @@ class Extension implements vscode.Disposable {
       await onPythonChange(() => {
         // Another environment may have the server where this one had not; one that runs goes on.
         if (this.server.state === "failed") restart();
+        else void this.runs.askDevice();
       }),
     );
   }

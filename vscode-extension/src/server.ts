@@ -5,7 +5,7 @@ import * as vscode from "vscode";
 import type { ErrorHandler, ExecuteCommandSignature, LanguageClient, LanguageClientOptions } from "vscode-languageclient/node";
 import { has } from "./core/fields";
 import { failure, installTarget, type Candidate } from "./core/interpreters";
-import { readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
+import { readGpu, readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
 import { readPage, type ReportPage, type Shown } from "./core/panel";
 import { chosenPython, findServer, install, installSpec } from "./python";
 import { tracing } from "./tracing";
@@ -238,6 +238,12 @@ export class Server implements vscode.Disposable {
   async history(): Promise<PastRun[]> {
     if (this.client === undefined || this.current !== "ready") return [];
     return readHistory(await this.client.sendRequest("mtmc/history", {}));
+  }
+
+  /** The GPU that the code of a file or folder would be measured on, empty for the CPU; undefined where that cannot be told. */
+  async gpu(uri: string): Promise<string | undefined> {
+    if (this.client === undefined || this.current !== "ready") return undefined;
+    return readGpu(await this.client.sendRequest("mtmc/device", { uri }));
   }
 
   /** A run as a page; undefined where there is none. */

@@ -1,7 +1,7 @@
 /** The MTMC view and the status bar item. */
 
 import * as vscode from "vscode";
-import { deviceOf } from "./core/model";
+import { deviceOf, deviceWords } from "./core/model";
 import { rows, type Row } from "./core/tree";
 import type { Server } from "./server";
 import type { Runs } from "./state";
@@ -74,7 +74,8 @@ export class Status implements vscode.Disposable {
   private show(): void {
     const job = this.runs.present[0];
     const newest = [...this.runs.reviews].sort((a, b) => b.run.started - a.run.started)[0];
-    const device = deviceOf(newest?.run);
+    const { gpu } = this.runs;
+    const device = gpu === undefined ? deviceOf(newest?.run) : deviceWords(gpu);
     this.item.backgroundColor = undefined;
     if (this.server.state === "failed") {
       this.item.text = "$(error) MTMC";
@@ -90,7 +91,8 @@ export class Status implements vscode.Disposable {
       const icon = vscode.workspace.isTrusted ? "$(zap)" : "$(shield)";
       this.item.text = `${icon} MTMC${device === "" ? "" : ` · ${device}`}`;
       const trust = vscode.workspace.isTrusted ? [] : ["The workspace is not trusted: static checks only."];
-      this.item.tooltip = ["The language server is ready.", ...trust].join("\n");
+      const timed = gpu === undefined ? [] : [gpu === "" ? "There is no GPU that torch could use: steps are verified and compiled, but not timed." : `Steps are timed on ${gpu}.`];
+      this.item.tooltip = ["The language server is ready.", ...timed, ...trust].join("\n");
     }
   }
 

@@ -1,6 +1,6 @@
 /** The MTMC view as plain values: runs, and their steps or plan below. */
 
-import { deviceOf, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
+import { deviceOf, deviceWords, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
 
 /** A row of the view. */
 export interface Row {
@@ -54,7 +54,7 @@ function historyRow(past: readonly PastRun[]): Row {
 
 function pastRow(past: PastRun): Row {
   const when = new Date(past.started * 1000).toLocaleString();
-  const device = past.device === "" ? "CPU: verified, not timed" : past.device;
+  const device = deviceWords(past.device);
   return {
     id: `history#${past.run}`,
     label: past.target,
