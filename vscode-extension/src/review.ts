@@ -90,7 +90,11 @@ export class ReviewDrawer implements vscode.Disposable {
       }
     }
     for (const review of wanted) this.drawThread(review, how === "expanded");
-    for (const review of this.runs.reviews) this.kept.set(keyOf(review), review.kept.length);
+    for (const review of this.runs.reviews) {
+      const kept = this.kept.get(keyOf(review));
+      if (kept !== undefined && kept !== review.kept.length) showLine(vscode.Uri.parse(review.uri), review.line);
+      this.kept.set(keyOf(review), review.kept.length);
+    }
   }
 
   private drawThread(review: Review, expanded: boolean): void {
@@ -116,8 +120,6 @@ export class ReviewDrawer implements vscode.Disposable {
     }
     this.arguments.set(thread, { uri: review.uri, target: review.target, step: step.index });
     this.threads.set(key, { shown, thread });
-    const kept = this.kept.get(key);
-    if (kept !== undefined && kept !== review.kept.length) showLine(thread.uri, review.line);
   }
 
   private tellContexts(): void {
@@ -141,7 +143,7 @@ export class ReviewDrawer implements vscode.Disposable {
   }
 }
 
-/** A decision moves the function by the lines that it adds or takes away; the step that is next stays in sight. */
+/** A decision moves the function by the lines that it adds or takes away; it stays in sight, with the step that is next. */
 function showLine(uri: vscode.Uri, line: number): void {
   const editor = vscode.window.visibleTextEditors.find((one) => one.document.uri.toString() === uri.toString());
   editor?.revealRange(new vscode.Range(line, 0, line, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);
