@@ -147,9 +147,10 @@ export class Window {
     return this.thread(words).locator(`.action-label[aria-label^='${name}']`).first();
   }
 
-  /** A row of our view. */
-  row(words) {
-    return this.page.locator(".pane-body .monaco-list-row", { hasText: words }).first();
+  /** A row of our view, that has all of these words. */
+  row(...words) {
+    const rows = this.page.locator(".pane-body .monaco-list-row");
+    return words.reduce((found, one) => found.filter({ hasText: one }), rows).first();
   }
 
   /** A message, with a button of it where it is named. */

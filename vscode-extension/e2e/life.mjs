@@ -73,7 +73,7 @@ export async function run(scenario) {
       await w.thread("· fuse sigmoid").waitFor({ timeout: LONG });
       await spinning.waitFor({ state: "detached", timeout: LONG });
       await w.command("MTMC: Focus on Runs View");
-      await w.row("1. fuse relu").filter({ hasText: "rejected" }).waitFor();
+      await w.row("1. fuse relu", "rejected").waitFor();
       await w.shot("another");
       assert.equal(readFileSync(join(one, "pair.py"), "utf8"), PAIR);
       await w.file(join(one, "small.py"));

@@ -21,7 +21,7 @@ const MOST_ENDS = 4;
 const PATIENCE_MS = 180_000;
 
 /** What the server is doing. */
-export type ServerState = "stopped" | "starting" | "ready" | "failed";
+export type ServerState = "stopped" | "installing" | "starting" | "ready" | "failed";
 
 /** Answers a command in place of the server, or changes its argument. */
 export type CommandHandler = (command: string, args: unknown[], next: ExecuteCommandSignature) => Promise<unknown>;
@@ -198,9 +198,19 @@ export class Server implements vscode.Disposable {
   private async installInto(python: string): Promise<void> {
     const title = `Installing mtmc-lsp into ${python}`;
     const where = vscode.ProgressLocation.Notification;
-    if (await vscode.window.withProgress({ location: where, title }, () => install(python, this.folder))) {
+    const before = this.current;
+    this.become("installing");
+    const installing = (): Promise<boolean> =>
+      install(python, this.folder).catch((error: unknown) => {
+        this.log.error(String(error));
+        return false;
+      });
+    if (await vscode.window.withProgress({ location: where, title }, installing)) {
+      // It has said what there was to say; where it failed it stays open.
+      await vscode.commands.executeCommand("workbench.action.closePanel");
       await this.restart();
     } else {
+      this.become(before);
       void vscode.window.showErrorMessage(`pip could not install mtmc-lsp into ${python}; the terminal says why.`);
     }
   }
@@ -225,6 +235,7 @@ export class Server implements vscode.Disposable {
     if (state === this.current) return;
     this.current = state;
     void vscode.commands.executeCommand("setContext", "mtmc.serverReady", state === "ready");
+    void vscode.commands.executeCommand("setContext", "mtmc.serverComes", state === "starting" || state === "installing");
     this.stateChanged.fire(state);
   }
 

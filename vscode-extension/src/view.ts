@@ -82,8 +82,9 @@ export class Status implements vscode.Disposable {
       this.item.tooltip = "The language server does not run. Click for what can be done.";
       this.item.backgroundColor = new vscode.ThemeColor("statusBarItem.errorBackground");
     } else if (this.server.state !== "ready") {
-      this.item.text = this.server.state === "starting" ? "$(sync~spin) MTMC" : "$(circle-slash) MTMC";
-      this.item.tooltip = `The language server is ${this.server.state}.`;
+      const { state } = this.server;
+      this.item.text = state === "stopped" ? "$(circle-slash) MTMC" : `$(sync~spin) MTMC: ${state}`;
+      this.item.tooltip = state === "stopped" ? "The language server is stopped." : `The language server is ${state}.`;
     } else if (job !== undefined) {
       this.item.text = `$(sync~spin) MTMC: ${job.target}${job.step > 0 ? `, step ${job.step}` : ""}`;
       this.item.tooltip = `${job.kind} of ${job.target}: ${job.stage}. Click to cancel.`;

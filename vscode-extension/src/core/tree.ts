@@ -113,6 +113,8 @@ function jobRow(job: JobState): Row {
   const words = progress(job);
   return {
     ...base(job, "run-going"),
+    // Another row than the run's, which has steps: VS Code would leave that folded, since it had nothing to show at first.
+    id: `${job.uri}#${job.target}#starting`,
     description: `${fileName(job.uri)} · ${words}`,
     tooltip: `${job.kind} of ${job.target}: ${words}`,
     icon: "sync~spin",
