@@ -1,11 +1,12 @@
 """Compare KernelBench's own verdict with `mtmc verify`'s, for every pair NAME.py and NAME_new.py of a folder.
 
-    python scripts/compare_kernelbench.py KERNELBENCH FOLDER [--json FILE]
+    python scripts/compare_kernelbench.py KERNELBENCH FOLDER [--results FILE] [--jobs N] [--json FILE]
 
 KERNELBENCH is a checkout of github.com/ScalingIntelligence/KernelBench; its evaluator is imported from there, with what it
 needs installed. On a CUDA GPU its ``eval_kernel_against_ref`` runs as it is, at its own tolerance and at 1e-2, which its first
 versions used. Without one, its correctness part runs on the CPU under Triton's interpreter, at the sizes of ``get_inputs``:
-keep them small. The exit code is 1 where they disagree.
+keep them small. With ``--results`` our verdicts are those that ``mtmc bench`` gave the versions it kept, whose exported files
+the pairs are. The exit code is 1 where they disagree.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ TRIALS = 5
 SEED = 42
 SECONDS = 1800
 LOOSE = 1e-2
+CLIENTS = {"litellm": "completion", "openai": "OpenAI"}
+"""Packages that KernelBench asks language models with, and what it imports of them; to judge, neither is needed."""
 
 
 def main() -> int:
@@ -35,6 +39,10 @@ def main() -> int:
     parser.add_argument("kernelbench", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path, help="where to write one line of JSON for each pair")
+    parser.add_argument(
+        "--results", type=Path, help="what `mtmc bench` wrote, in the place of verifying each pair again"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="pairs at a time")
     parser.add_argument("--judge", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.judge:
@@ -42,16 +50,23 @@ def main() -> int:
         return 0
     pairs = [(path, path.with_name(f"{path.stem}_new.py")) for path in sorted(options.folder.glob("*.py"))]
     pairs = [pair for pair in pairs if pair[1].exists()]
+    known = verdicts(options.results) if options.results else {}
+
+    def compared(pair: tuple[Path, Path]) -> dict[str, Any]:
+        mine = known.get(pair[0].stem) if options.results else ours(*pair)
+        other = asked(options.kernelbench, *pair)
+        mine = mine or {"status": "error", "reason": f"{options.results} has no such problem"}
+        agree = (mine["status"] == "correct") == other.get("correct")
+        return {"problem": pair[0].stem, "mtmc": mine, "kernelbench": other, "agree": agree}
+
     found = []
-    for reference, candidate in pairs:
-        row = {"problem": reference.stem, "mtmc": ours(reference, candidate)}
-        row["kernelbench"] = asked(options.kernelbench, reference, candidate)
-        row["agree"] = (row["mtmc"]["status"] == "correct") == row["kernelbench"].get("correct")
-        found.append(row)
-        print(f"{reference.stem:40} {told(row)}", flush=True)
-        if options.json:
-            with options.json.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for row in pool.map(compared, pairs):
+            found.append(row)
+            print(f"{row['problem']:40} {told(row)}", flush=True)
+            if options.json:
+                with options.json.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
     same = sum(row["agree"] for row in found)
     print(f"{same} of {len(found)} verdicts agree")
     return 0 if same == len(found) else 1
@@ -64,6 +79,18 @@ def told(row: dict[str, Any]) -> str:
     verdict = f"mtmc: {mine['status']}, KernelBench: {other.get('correct')}{loose}"
     why = mine["reason"] or str(other.get("why", ""))
     return verdict if row["agree"] else f"{verdict}  DISAGREE  {why}"
+
+
+def verdicts(results: Path) -> dict[str, dict[str, str]]:
+    """By file name, the verdict on the last version that a bench kept; its problems are named ``level1/name``."""
+    found: dict[str, dict[str, str]] = {}
+    for line in results.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        kept = [step for step in row.get("steps") or () if step["status"] == "accepted"]
+        if kept:
+            verdict = kept[-1]["verdict"]
+            found[row["problem"].replace("/", "_")] = {"status": verdict["status"], "reason": verdict["reason"]}
+    return found
 
 
 def ours(reference: Path, candidate: Path) -> dict[str, str]:
@@ -96,11 +123,11 @@ def theirs(kernelbench: Path, reference: Path, candidate: Path) -> dict[str, Any
     if not gpu:
         os.environ["TRITON_INTERPRET"] = "1"
     sys.path.insert(0, str(kernelbench / "src"))
-    if importlib.util.find_spec("litellm") is None:
-        # The package also asks language models; to judge, that client is not needed.
-        client = types.ModuleType("litellm")
-        client.__dict__["completion"] = None
-        sys.modules["litellm"] = client
+    for name, attribute in CLIENTS.items():
+        if importlib.util.find_spec(name) is None:
+            client = types.ModuleType(name)
+            client.__dict__[attribute] = None
+            sys.modules[name] = client
     from kernelbench import eval as evaluator
 
     texts = reference.read_text(encoding="utf-8"), candidate.read_text(encoding="utf-8")

@@ -27,6 +27,7 @@ class ActionKind(Enum):
     HALF_OPERANDS = "half-operands"
     LIBRARY = "library"
     RECOMPUTE = "recompute"
+    CUDA_GRAPH = "cuda-graph"
     SPECIALIZE = "specialize"
     AUTOTUNE = "autotune"
 

@@ -89,7 +89,8 @@ class BaselineTime:
     """A baseline and how the candidate compares with it."""
 
     name: str
-    """``eager``, ``compile``, ``max-autotune`` (``torch.compile`` in that mode, where it was asked for) or ``previous``."""
+    """``eager``, ``compile``, ``max-autotune`` (``torch.compile`` in that mode, where it was asked for), ``reduce-overhead`` (in
+    that mode, beside a version that replays a CUDA graph) or ``previous``."""
     median_us: float
     speedup: Ratio | None
     """``None`` where the baseline could not be run."""

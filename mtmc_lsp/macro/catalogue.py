@@ -12,6 +12,7 @@ from mtmc_lsp.macro.actions import (
     library,
     persist,
     recompute,
+    replay,
     specialize,
     split,
     tuning,
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     tuning.Reorder(),
     layout.Layout(),
     specialize.Specialize(),
+    replay.Replay(),
     tuning.Autotune(),
 )
 BY_KIND: dict[ActionKind, Rule] = {rule.kind: rule for rule in RULES}

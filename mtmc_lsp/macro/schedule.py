@@ -44,6 +44,8 @@ class Schedule:
     kernels: tuple[KernelPlan, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
     """Applied to the captured graph in this order; the kernels speak of the nodes of what comes out."""
+    replayed: bool = False
+    """Whether a call's launches are replayed as one CUDA graph."""
 
     def kernel_of(self, node: str) -> KernelPlan | None:
         """The kernel that computes ``node``, if any."""

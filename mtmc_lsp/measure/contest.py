@@ -17,7 +17,9 @@ from mtmc_lsp.measure.sampling import Warm, clocks_agree, graph_medians, interle
 
 SMALL_US = 20.0
 """Calls shorter than this are also timed from a CUDA graph: otherwise launching them is what is timed."""
-BASELINES = ("eager", "compile", "max-autotune", "previous")
+HOST_SHARE = 0.8
+"""So are those whose launches take the host this part of their time, or more."""
+BASELINES = ("eager", "compile", "max-autotune", "reduce-overhead", "previous")
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ def hold(contest: Contest, clock: Clock, seconds: float) -> Timing:
     batch = warm(clock, contest.candidate, median)
     must_be_possible(median, batch, contest.least_us)
     contenders = {name: run for name, run in runs.items() if name != "control"}
-    graphs = graph_medians(clock, contenders) if median < SMALL_US else {}
+    host = statistics.median(host for _, host in samples["candidate"])
+    is_launched = median < SMALL_US or host > HOST_SHARE * median
+    graphs = graph_medians(clock, contenders) if is_launched else {}
     retest.restore()
     if not clock.untouched():
         raise MeasurementRejected("the clocks were replaced while the candidate was timed")

@@ -277,6 +277,10 @@ class GreedySearch:
         interval = f"{text} ({ratio.low:.2f} to {ratio.high:.2f}), {timing.median_us:.1f} us"
         if ratio.low > max(1.0, timing.noise.high):
             return replace(step, status=StepStatus.ACCEPTED, reason=interval)
+        alone = timing.graph_us
+        if against == "eager" and alone is not None and alone < timing.median_us * ratio.ratio:
+            reason = f"{interval}; its kernels alone take {alone:.1f} us: kept as a base for a CUDA graph"
+            return replace(step, status=StepStatus.ACCEPTED, reason=reason)
         if ratio.ratio >= BASE_RATIO and against == "eager":
             # A first kernel that is about as fast is a base to tune; the whole run must still be faster in the end.
             return replace(step, status=StepStatus.ACCEPTED, reason=f"{interval}; kept as a base to tune")

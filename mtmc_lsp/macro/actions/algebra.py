@@ -201,7 +201,7 @@ def _rewritten(graph: Graph, schedule: Schedule, rewrite: Rewrite) -> Schedule:
     after = program_for(graph, Schedule(rewrites=rewrites))
     alive = {node.name: node for node in after.graph.nodes}
     kernels = [_kept(before, after, plan, edit, alive) for plan in schedule.kernels]
-    return Schedule(tuple(plan for plan in kernels if plan is not None), rewrites)
+    return replace(schedule, kernels=tuple(plan for plan in kernels if plan is not None), rewrites=rewrites)
 
 
 def _kept(

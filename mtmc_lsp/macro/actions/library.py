@@ -91,7 +91,7 @@ def _products(program: Program) -> list[str]:
 def _given_back(graph: Graph, schedule: Schedule, names: Collection[str]) -> Schedule:
     """The schedule without what was rewritten for these nodes, and without kernels that hold them or what is gone."""
     rewrites = tuple(r for r in schedule.rewrites if not _is_about(r.node, names))
-    base = Schedule(rewrites=rewrites)
+    base = replace(schedule, kernels=(), rewrites=rewrites)
     program = program_for(graph, base)
     alive = {node.name for node in program.graph.nodes}
     kept: list[KernelPlan] = []

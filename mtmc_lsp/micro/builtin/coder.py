@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.replay import GRAPHS, REPLAYED
 from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
@@ -118,12 +120,13 @@ def render(
         # The limits are the kernels' own: arithmetic over named sizes.
         if not eval(limit, {"__builtins__": {}}, dict(capture.graph.sizes)):
             raise CannotCode(f"the kernels hold for {limit} alone, which these sizes are not")
-    block = _block(capture, limits, base, kernels, launcher)
+    block = _block(capture, limits, base, kernels, launcher, is_replayed=schedule.replayed)
     launches: list[KernelLaunch] = []
     for launch in launcher.launches:
         if launch not in launches:
             launches.append(launch)
-    return GeneratedCode(IMPORTS, block, _dispatch(capture, base, launcher)), tuple(launches)
+    dispatch = _dispatch(capture, base, launcher, is_replayed=schedule.replayed)
+    return GeneratedCode(IMPORTS, block, dispatch), tuple(launches)
 
 
 def _with_random_kernels(program: Program, schedule: Schedule) -> Schedule:
@@ -192,7 +195,9 @@ def _base_name(qualname: str, source: str) -> str:
     parts = [part for part in qualname.split(".") if part != "forward"]
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
     base = identifier(words)
-    while any(re.search(rf"\b{base}_{suffix}\b", source) for suffix in ("fits", "launch", "triton", "kernel")):
+    while any(
+        re.search(rf"\b{base}_{suffix}\b", source) for suffix in ("fits", "launch", "triton", "kernel", "replay")
+    ):
         base += "_mtmc"
     return base
 
@@ -208,7 +213,15 @@ def _free(name: str, taken: set[str]) -> str:
     return next(choice for choice in choices if choice not in taken)
 
 
-def _block(capture: Capture, limits: tuple[str, ...], base: str, kernels: list[Kernel], launcher: Launcher) -> str:
+def _block(
+    capture: Capture,
+    limits: tuple[str, ...],
+    base: str,
+    kernels: list[Kernel],
+    launcher: Launcher,
+    *,
+    is_replayed: bool,
+) -> str:
     graph = capture.graph
     access = {item.name: item.access for item in graph.inputs}
     guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits)
@@ -216,7 +229,24 @@ def _block(capture: Capture, limits: tuple[str, ...], base: str, kernels: list[K
     sources = list(dict.fromkeys(kernel.source for kernel in kernels))
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
-    return "\n\n".join([*helpers, *sources, *checks, guard, launcher.finish(f"{base}_launch", f"{base}_triton", what)])
+    launch = launcher.finish(f"{base}_launch", f"{base}_triton", what)
+    replay = [GRAPHS, REPLAYED, _replay(capture, base, launcher)] if is_replayed else []
+    return "\n\n".join([*helpers, *sources, *checks, guard, launch, *replay])
+
+
+def _replay(capture: Capture, base: str, launcher: Launcher) -> str:
+    """The function that replays the launcher."""
+    kinds = {launcher.input_names[item.name]: item.kind for item in capture.graph.inputs}
+    given = [name for name, kind in kinds.items() if kind is InputKind.ARGUMENT]
+    held = [name for name in kinds if name not in given]
+    if list(kinds) != [*given, *held]:
+        raise CannotCode("the module's tensors come before the arguments")
+    texts = [f"({', '.join(part)}{',' if len(part) == 1 else ''})" for part in (given, held)]
+    return (
+        f"def {base}_replay({', '.join(kinds)}):\n"
+        f'    """``{base}_launch``, replayed as one CUDA graph."""\n'
+        f"    return {call_text('_replayed', [f'{base}_launch', *texts], '    ')}\n"
+    )
 
 
 def _helpers(text: str) -> list[str]:
@@ -235,11 +265,11 @@ def _guard_parameters(capture: Capture) -> list[str]:
     return [*own, *(argument.name for argument in capture.arguments)]
 
 
-def _dispatch(capture: Capture, base: str, launcher: Launcher) -> str:
+def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: bool) -> str:
     graph = capture.graph
-    run = f"{base}_launch"
+    run = f"{base}_replay" if is_replayed else f"{base}_launch"
     if launcher.is_operator():
-        run = f"({base}_triton if torch.compiler.is_compiling() else {base}_launch)"
+        run = f"({base}_triton if torch.compiler.is_compiling() else {run})"
     arguments = [item.access for item in graph.inputs]
     call = call_text(run, arguments, "    ")
     if graph.returns == "list":

@@ -1,0 +1,81 @@
+"""CUDA graph: all launches of a call are replayed as one, where launching takes longer than computing.
+
+*Legal* where a call does nothing but compute its results from its arguments and the module's tensors: it changes none of them,
+draws no random numbers, and its results are tensors of their own. Arguments are copied into the graph's own memory and results
+out of it, so each call computes from what it is given; parameters are read where they lie, and others are captured anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.graph import Graph, InputKind
+from mtmc_lsp.core.run import StepStatus
+from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for
+from mtmc_lsp.macro.cost import tensor_bytes
+from mtmc_lsp.macro.prims import PrimOp
+from mtmc_lsp.macro.regions import VIEWS
+from mtmc_lsp.macro.schedule import Schedule
+
+COPY_US = 3.0
+"""About what a copy of a small tensor takes inside a stream of others."""
+LEAST_SHARE = 0.1
+"""Part of a call's time that a graph must be expected to save."""
+
+
+class Replay:
+    """The launcher as one CUDA graph."""
+
+    kind = ActionKind.CUDA_GRAPH
+
+    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+        """The same kernels, replayed."""
+        program = program_for(graph, schedule)
+        if not schedule.kernels:
+            raise IllegalAction("cuda-graph: there is no kernel yet")
+        if schedule.replayed:
+            raise IllegalAction("cuda-graph: it is replayed already")
+        if program.graph.mutations:
+            raise IllegalAction("cuda-graph: the call changes its arguments or the module's tensors")
+        if any(prim.op is PrimOp.RANDOM for prim in program.prims.values()):
+            raise IllegalAction("cuda-graph: each call draws other random numbers")
+        nodes = program.graph.named
+        if any(ref is None or ref.name not in nodes or _is_view(nodes[ref.name].op) for ref in program.graph.outputs):
+            raise IllegalAction("cuda-graph: a result may be a view of an argument")
+        return replace(schedule, replayed=True)
+
+    def propose(self, situation: Situation) -> Iterable[MacroAction]:
+        """Where the version at hand, replayed from a graph by the clock, took much less time than launched."""
+        best = next((s for s in reversed(situation.history) if s.status is StepStatus.ACCEPTED and s.timing), None)
+        timing = best.timing if best is not None else None
+        if timing is None or timing.graph_us is None or not situation.measured:
+            return
+        graph = situation.program.graph
+        moved = [i.type for i in graph.inputs if i.kind is InputKind.ARGUMENT]
+        moved += [graph.type_of(ref) for ref in graph.outputs if ref is not None]
+        copies = sum(2.0 * tensor_bytes(kind, graph.sizes) / situation.device.bandwidth * 1e6 for kind in moved)
+        saved = timing.median_us - timing.graph_us - max(copies, COPY_US * len(moved))
+        if saved < LEAST_SHARE * timing.median_us:
+            return
+        launches = len(situation.schedule.kernels)
+        action = MacroAction(
+            kind=self.kind,
+            region=tuple(name for kernel in situation.schedule.kernels for name in kernel.nodes),
+            lines=(0, 0),
+            params={"launches": launches},
+            rationale="Launching takes longer than computing: one CUDA graph launches all of it at once, on copies of the "
+            "arguments. It keeps the memory of its intermediate values.",
+            expected=Expected(saved),
+            text="replay the launches of a call as one CUDA graph",
+        )
+        try:
+            self.apply(situation.graph, situation.schedule, action)
+        except IllegalAction:
+            return
+        yield action
+
+
+def _is_view(op: str) -> bool:
+    return op.split(".")[1] in VIEWS
