@@ -37,7 +37,6 @@ IN_WORKER = {
     "measure/in_profiler.py",
     "measure/in_ranking.py",
     "measure/in_timer.py",
-    "capture/recurrent.py",
     "capture/settling.py",
     "capture/structure.py",
     "measure/expecting.py",
