@@ -110,7 +110,9 @@ INPUT_DEVICE = "input.device"
 """The argument that stands for the device that the target's inputs are on, whichever that is."""
 
 
-PRODUCTS = frozenset("mm bmm matmul linear addmm baddbmm einsum mv dot scaled_dot_product_attention".split())
+MATRIX_PRODUCTS: Mapping[str, int] = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1}
+"""Operations that are one matrix product, and which tensor operand's last dimension is summed over."""
+PRODUCTS = frozenset({*MATRIX_PRODUCTS, "einsum", "mv", "dot", "scaled_dot_product_attention"})
 """Operations that are or hold matrix products, beside convolutions."""
 
 

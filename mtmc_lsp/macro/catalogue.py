@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.macro.actions import algebra, convolutions, fuse, layout, persist, recompute, specialize, split, tuning
+from mtmc_lsp.macro.actions import (
+    algebra,
+    convolutions,
+    fuse,
+    layout,
+    library,
+    persist,
+    recompute,
+    specialize,
+    split,
+    tuning,
+)
 from mtmc_lsp.macro.actions.base import IllegalAction, Rule, Situation
 from mtmc_lsp.macro.rewrites import propagation
 from mtmc_lsp.macro.schedule import Schedule
@@ -15,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     convolutions.HalfOperands(),
     fuse.Fuse(),
     fuse.TensorCore(),
+    library.Library(),
     recompute.Recompute(),
     split.Split(),
     persist.Persist(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
@@ -14,6 +14,9 @@ from mtmc_lsp.macro.schedule import Schedule
 
 COPIES = frozenset({"clone", "contiguous"})
 """Operations that bring the elements of a view into an order of their own."""
+
+LEAST_HANDED_US = 0.5
+"""A smaller predicted gain is no reason to move a node from one kernel to the next."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,45 @@ class FusionSearch:
         for fusion in found:
             if not any(fusion.nodes & other.nodes for other in chosen):
                 chosen.append(fusion)
-        return chosen
+        while (better := self._one_handed_on(chosen)) is not None:
+            chosen = better
+        return sorted(chosen, key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
+
+    def _one_handed_on(self, chosen: Sequence[Fusion]) -> list[Fusion] | None:
+        """The fusions with one node moved from the end of one of them to its only reader, where both then cost less.
+
+        Growth goes by one fusion alone: it keeps a cheap last node that the next kernel would rather compute for itself.
+        """
+        for giver in chosen:
+            for name in sorted(giver.nodes, key=self._order.__getitem__, reverse=True):
+                readers = self._readers[name]
+                if not readers or readers & giver.nodes or readers & self.program.opaque:
+                    continue
+                taker = next((other for other in chosen if readers <= other.nodes), None)
+                units = {self._unit_of(reader) for reader in readers}
+                if taker is None and (len(units) > 1 or any(readers & other.nodes for other in chosen)):
+                    continue
+                before = taker.nodes if taker is not None else next(iter(units))
+                pair = self._handed_on(name, giver, before)
+                if pair is not None:
+                    return [*(each for each in chosen if each not in (giver, taker)), *pair]
+        return None
+
+    def _handed_on(self, name: str, giver: Fusion, taker: frozenset[str]) -> list[Fusion] | None:
+        left, taken = giver.nodes - {name}, self._closed(taker | {name})
+        if not left or left & taken or self._region(left) is None or self._region(taken) is None:
+            return None
+        if self._closed(left) != left or taken & giver.nodes != {name}:
+            return None
+        made = [self._fusion(nodes) for nodes in (left, taken)]
+        if any(fusion is None for fusion in made):
+            return None
+        before = giver.after.us + (self._cost(taker).us if self._is_kernel(taker) else self._apart(taker).us)
+        after = [fusion for fusion in made if fusion is not None]
+        return after if sum(fusion.after.us for fusion in after) < before - LEAST_HANDED_US else None
+
+    def _is_kernel(self, nodes: frozenset[str]) -> bool:
+        return len(nodes) > 1 and self._region(nodes) is not None
 
     def _seeds(self) -> list[frozenset[str]]:
         seeds = [frozenset(kernel.nodes) for kernel in self.schedule.kernels]
@@ -161,10 +202,14 @@ class FusionSearch:
         trimmed = self._without_idle_views(nodes)
         if trimmed == seed and self.schedule.kernel_of(next(iter(seed))) is not None:
             return None
-        region = self._region(trimmed)
+        return self._fusion(trimmed)
+
+    def _fusion(self, nodes: frozenset[str]) -> Fusion | None:
+        """The nodes as one kernel, unless they compute nothing."""
+        region = self._region(nodes)
         if region is None or not self._computes(region):
             return None
-        return Fusion(trimmed, region, self._config(region), self._apart(trimmed), self._cost(trimmed))
+        return Fusion(nodes, region, self._config(region), self._apart(nodes), self._cost(nodes))
 
     def _closed(self, nodes: frozenset[str]) -> frozenset[str]:
         """With every view that lies between members, and with the nodes on paths that leave and come back."""

@@ -29,6 +29,24 @@ found["triton"] = found["triton"] or version("pytorch-triton") or version("pytor
 found["python"] = "%d.%d.%d" % sys.version_info[:3]
 print(json.dumps(found))
 """
+# As torch looks for a GPU, without importing it: which CUDA it was built for, and which devices the driver lets it use.
+GPU_PROBE = """
+import ctypes, importlib.util, json, pathlib, re
+def gpu(built_for):
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    supported, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    driver.cuDriverGetVersion(ctypes.byref(supported))
+    if supported.value // 1000 < built_for or driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return ""
+    return "" if driver.cuDeviceGetName(name, 256, device) else name.value.decode()
+torch = importlib.util.find_spec("torch")
+text = pathlib.Path(torch.origin).with_name("version.py").read_text() if torch and torch.origin else ""
+cuda, hip = (re.search(rf"^{kind}\\b.*= '(\\d+)", text, re.MULTILINE) for kind in ("cuda", "hip"))
+print(json.dumps(None if hip or not text else gpu(int(cuda[1])) if cuda else ""))
+"""
 
 
 def find_python(path: Path, settings: Settings) -> str:
@@ -70,6 +88,23 @@ def versions(python: str) -> dict[str, str]:
         ) from None
     found: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
+
+
+def gpu_of(python: str) -> str | None:
+    """The GPU that torch would use under ``python``, empty where it would use none; None where that cannot be told."""
+    try:
+        done = subprocess.run(
+            [python, "-c", GPU_PROBE],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        found = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def is_recent(name: str, version: str) -> bool:

@@ -16,12 +16,19 @@ const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 const { chromium } = await import(join(TOOLS, "node_modules/playwright-core/index.mjs"));
 
 const BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
+/** What turns for as long as a run goes on has the page painted anew all the time, which takes the run a part of the processor. */
+const STILL = `{
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync("* { animation: none !important }");
+  document.adoptedStyleSheets.push(sheet);
+}`;
 const LOOKS = {
   "window.autoDetectColorScheme": true,
   "workbench.preferredLightColorTheme": "Default Light Modern",
   "workbench.preferredDarkColorTheme": "Default Dark Modern",
   "workbench.startupEditor": "none",
   "editor.minimap.enabled": false,
+  "editor.cursorBlinking": "solid",
   "chat.disableAIFeatures": true,
   "chat.commandCenter.enabled": false,
   "files.autoSave": "afterDelay",
@@ -29,9 +36,9 @@ const LOOKS = {
   // For the log of a scenario that fails.
   "mtmc.trace.server": "messages",
 };
-/** What the page has to show within this time. */
-const SOON = 60_000;
-/** A run, on a machine that does other work too. */
+/** What the page has to show within this time, on a machine that does other work too. */
+const SOON = 120_000;
+/** The same of a run. */
 export const LONG = 240_000;
 
 /** The editor's server, with user data of its own. */
@@ -70,6 +77,7 @@ export class Editor {
   /** Opens a window on a folder (or a workspace's file), perhaps with a file in it. */
   async open(path, file) {
     const context = await this.browser.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: "light", permissions: ["clipboard-read", "clipboard-write"] });
+    await context.addInitScript(STILL);
     const page = await context.newPage();
     page.setDefaultTimeout(SOON);
     const payload = file === undefined ? "" : `&payload=${encodeURIComponent(JSON.stringify([["openFile", `vscode-remote://${this.address}${file}`]]))}`;
@@ -139,9 +147,10 @@ export class Window {
     return this.thread(words).locator(`.action-label[aria-label^='${name}']`).first();
   }
 
-  /** A row of our view. */
-  row(words) {
-    return this.page.locator(".pane-body .monaco-list-row", { hasText: words }).first();
+  /** A row of our view, that has all of these words. */
+  row(...words) {
+    const rows = this.page.locator(".pane-body .monaco-list-row");
+    return words.reduce((found, one) => found.filter({ hasText: one }), rows).first();
   }
 
   /** A message, with a button of it where it is named. */
@@ -160,28 +169,64 @@ export class Window {
 
   /** Chooses a command from the palette, which lists what there was when it was opened: it is opened anew until the command is there. */
   async command(title) {
-    const row = this.page.locator(".quick-input-list .monaco-list-row", { hasText: title }).first();
+    await this.pick("F1", `>${title}`, title);
+  }
+
+  /** Opens a list to pick from, writes into its field, and picks. */
+  async pick(key, words, title) {
+    const widget = this.page.locator(".quick-input-widget");
+    const input = widget.locator("input").first();
     await retried(async (patience) => {
-      await this.page.keyboard.press("F1");
-      await this.page.locator(".quick-input-widget input").first().fill(`>${title}`);
-      await row.waitFor({ timeout: patience });
+      await this.page.keyboard.press(key);
+      await input.fill(words);
+      await this.choose(widget, title, patience);
     }, () => this.page.keyboard.press("Escape"));
-    await row.click();
+    // What was picked may open another list, in the same place.
+    await until(`${title} is taken`, async () => !(await input.isVisible()) || (await input.inputValue()) !== words);
+  }
+
+  /** Chooses a row by the keyboard: lists draw their rows anew when the mouse is over them, and a click in between is lost. */
+  async choose(widget, title, patience) {
+    const row = widget.locator(".monaco-list-row", { hasText: title }).first();
+    await row.waitFor({ timeout: patience });
+    await until(`${title} is selected`, async () => {
+      if (/\bfocused\b/.test(await row.getAttribute("class"))) return true;
+      await this.page.keyboard.press("ArrowDown");
+      return false;
+    }, patience);
+    await this.page.keyboard.press("Enter");
   }
 
   /** Opens the light bulb's menu on a line, and chooses from it. */
   async lightbulb(line, title) {
-    const row = this.page.locator(".action-widget .monaco-list-row", { hasText: title }).first();
     // Once: a menu that comes late would take a second click on the line for a choice.
     await this.line(line).click();
+    const menu = this.page.locator(".action-widget");
     await retried(async (patience) => {
       await this.page.keyboard.press("Control+.");
-      await row.waitFor({ timeout: 4 * patience });
-      // The menu takes no click before the mouse has moved over it.
-      await row.hover({ force: true, timeout: patience });
+      await this.choose(menu, title, 4 * patience);
     }, () => this.page.keyboard.press("Escape"));
-    // Once: a second try would hide that the first was lost.
-    await row.click();
+    await menu.waitFor({ state: "hidden" });
+  }
+
+  /** The keys of a command of ours, with the cursor on a line of the editor. */
+  async keys(line, last) {
+    await this.line(line).click();
+    await this.page.keyboard.press("Alt+m");
+    await this.page.keyboard.press(last);
+  }
+
+  /** Titles that the palette lists for some words. */
+  async commands(words) {
+    const rows = this.page.locator(".quick-input-list .monaco-list-row");
+    await this.page.keyboard.press("F1");
+    const input = this.page.locator(".quick-input-widget input").first();
+    await input.fill(`>${words}`);
+    await rows.first().waitFor();
+    const titles = await rows.locator(".label-name").allInnerTexts();
+    await this.page.keyboard.press("Escape");
+    await input.waitFor({ state: "hidden" });
+    return titles;
   }
 
   /** A click that a user makes, counted. */
@@ -197,13 +242,7 @@ export class Window {
     if ((await tab.count()) > 0) {
       await tab.click();
     } else {
-      const row = this.page.locator(".quick-input-list .monaco-list-row", { hasText: name }).first();
-      await retried(async (patience) => {
-        await this.page.keyboard.press("Control+p");
-        await this.page.locator(".quick-input-widget input").first().fill(path);
-        await row.waitFor({ timeout: patience });
-      }, () => this.page.keyboard.press("Escape"));
-      await row.click();
+      await this.pick("Control+p", path, name);
     }
     await this.page.locator(`.tab.active[aria-label^='${name}']:not([aria-label*='·'])`).waitFor();
   }

@@ -16,8 +16,12 @@ export async function run(scenario) {
     const w = await editor.open(workspace, model);
     const { page } = w;
 
-    await scenario(w, "the light bulb shows the plan with its reasons, and nothing is written", async () => {
+    await scenario(w, "before the first run the status bar says what it would be measured on", async () => {
       await w.ready();
+      await w.status.filter({ hasText: "CPU: verified, not timed" }).waitFor();
+      await w.shot("ready");
+    });
+    await scenario(w, "the light bulb shows the plan with its reasons, and nothing is written", async () => {
       await w.lightbulb("scores = ", "Show the plan first");
       await w.row("Plan for").waitFor({ timeout: LONG });
       await w.row("less moves through memory").waitFor();
@@ -110,6 +114,32 @@ export async function run(scenario) {
       await w.command("MTMC: Undo all steps");
       await w.thread("Step 1 of 2").waitFor();
       await until("the file is as it was", async () => text() === BLOCK);
+    });
+    await scenario(w, "keys and the palette decide where a step waits, and are nothing where none does", async () => {
+      await w.file(join(workspace, "copying.py"));
+      assert.deepEqual((await w.commands("MTMC: Keep")).filter((title) => title.startsWith("MTMC: Keep")), []);
+      await w.keys("offsets = ", "k");
+      await w.file(model);
+      await w.thread("Step 1 of 2").waitFor();
+      assert.equal(text(), BLOCK);
+      await w.keys("scores = ", "d");
+      await page.locator(".tab.active", { hasText: "block, step 1" }).waitFor();
+      await w.file(model);
+      await w.keys("scores = ", "k");
+      await w.thread("Step 2 of 2").waitFor();
+      const first = expected(join(folder, "model.py"), "block", BLOCK, [1]);
+      await until("step 1 is on disk", async () => text() === first);
+      await w.command("MTMC: Undo all steps");
+      await w.thread("Step 1 of 2").waitFor();
+    });
+    await scenario(w, "all steps are kept at once", async () => {
+      await w.line("scores = ").click();
+      await w.command("MTMC: Keep all");
+      const both = expected(join(folder, "model.py"), "block", BLOCK, [1, 3]);
+      await until("both are on disk", async () => text() === both);
+      await w.thread("of 2").waitFor({ state: "detached" });
+      await w.row("2 kept").waitFor();
+      assert.deepEqual((await w.commands("MTMC: Keep")).filter((title) => title.startsWith("MTMC: Keep")), []);
     });
     await scenario(w, "earlier runs stand in the history, with their reports", async () => {
       await w.command("MTMC: Focus on Runs View");

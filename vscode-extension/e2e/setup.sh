@@ -66,13 +66,23 @@ code_server() {
 
 # What pip installs where the test lets the extension install the server: no index is asked then.
 wheels() {
+    rm -rf "$FOLDER/wheels"
     "$PYTHON" -m pip wheel --disable-pip-version-check -q --wheel-dir "$FOLDER/wheels" hatchling "$FOLDER/../.." ||
         cannot "pip could not fetch what the language server needs"
+    echo "$requirements" > "$FOLDER/wheels/stamp"
+}
+
+holds() {
+    [ "$(cat "$1" 2> /dev/null)" = "$2" ]
 }
 
 [ -r /etc/debian_version ] || cannot "it is no Debian"
 wanted="$(sha256sum < e2e/setup.sh) $(uname -m)"
-[ "$(cat "$STAMP" 2> /dev/null)" = "$wanted" ] && [ -x /usr/bin/chromium ] && exit 0
+requirements="$(sha256sum < ../pyproject.toml)"
+if holds "$STAMP" "$wanted" && [ -x /usr/bin/chromium ]; then
+    holds "$FOLDER/wheels/stamp" "$requirements" || wheels
+    exit 0
+fi
 command -v dpkg-query > /dev/null || cannot "it has no dpkg"
 [ -x "$PYTHON" ] || cannot "there is no .venv: run 'python3 scripts/dev.py setup' first"
 system_packages

@@ -44,12 +44,14 @@ export async function run(scenario) {
       await w.shot("missing");
       await w.click(w.message("mtmc-lsp is not installed in", "Install"));
       await w.message("Installing mtmc-lsp into").waitFor();
+      await w.status.filter({ hasText: "installing" }).waitFor();
       await w.shot("installing");
       await until("the server is ready", async () => (await w.status.innerHTML()).includes("codicon-zap"), LONG);
     });
     await scenario(w, "from there to the first kept step of the example: at most four clicks in all, and no typing", async () => {
       await w.click(page.locator(".welcome-view-content .monaco-button", { hasText: "Try it on the example" }));
       await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
+      await w.row("1. fuse").waitFor();
       await w.shot("example");
       await w.click(w.button("Step 1 of 1", "Keep"));
       const example = join(workspace, "rmsnorm_residual.py");

@@ -79,6 +79,7 @@ class Extension implements vscode.Disposable {
       await onPythonChange(() => {
         // Another environment may have the server where this one had not; one that runs goes on.
         if (this.server.state === "failed") restart();
+        else void this.runs.askDevice();
       }),
     );
   }
@@ -211,7 +212,7 @@ class Extension implements vscode.Disposable {
       const answer = await vscode.window.showWarningMessage("The language server ended and was started again. Steps that wait are back.", log);
       if (answer === log) this.server.log.show();
     } else {
-      const words = `The language server ended while it worked on ${job.target}, and was started again. The steps that it had found are kept.`;
+      const words = `The language server ended while it worked on ${job.target}, and is started again. The steps that it had found wait for you.`;
       const answer = await vscode.window.showWarningMessage(words, goOn, log);
       if (answer === goOn && (await this.server.whenReady())) {
         await vscode.commands.executeCommand("mtmc.resume", { uri: job.uri, target: job.target });

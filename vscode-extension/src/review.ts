@@ -21,7 +21,9 @@ export class ReviewDrawer implements vscode.Disposable {
     overviewRulerColor: new vscode.ThemeColor("editorOverviewRuler.addedForeground"),
   });
   private readonly controller = vscode.comments.createCommentController("mtmc", "MTMC review");
-  private readonly threads = new Map<string, { shown: string; step: number; thread: vscode.CommentThread }>();
+  private readonly threads = new Map<string, { shown: string; thread: vscode.CommentThread }>();
+  /** How many steps of each review were kept when it was last drawn. */
+  private readonly kept = new Map<string, number>();
   private readonly arguments = new WeakMap<object, Argument>();
   private readonly subscriptions: vscode.Disposable[];
 
@@ -88,6 +90,11 @@ export class ReviewDrawer implements vscode.Disposable {
       }
     }
     for (const review of wanted) this.drawThread(review, how === "expanded");
+    for (const review of this.runs.reviews) {
+      const kept = this.kept.get(keyOf(review));
+      if (kept !== undefined && kept !== review.kept.length) showLine(vscode.Uri.parse(review.uri), review.line);
+      this.kept.set(keyOf(review), review.kept.length);
+    }
   }
 
   private drawThread(review: Review, expanded: boolean): void {
@@ -112,8 +119,7 @@ export class ReviewDrawer implements vscode.Disposable {
         : vscode.CommentThreadCollapsibleState.Collapsed;
     }
     this.arguments.set(thread, { uri: review.uri, target: review.target, step: step.index });
-    this.threads.set(key, { shown, step: step.index, thread });
-    if (known !== undefined && known.step !== step.index) showLine(thread.uri, review.line);
+    this.threads.set(key, { shown, thread });
   }
 
   private tellContexts(): void {
@@ -137,7 +143,7 @@ export class ReviewDrawer implements vscode.Disposable {
   }
 }
 
-/** A decision moves the function by the lines that it adds or takes away; the step that is next stays in sight. */
+/** A decision moves the function by the lines that it adds or takes away; it stays in sight, with the step that is next. */
 function showLine(uri: vscode.Uri, line: number): void {
   const editor = vscode.window.visibleTextEditors.find((one) => one.document.uri.toString() === uri.toString());
   editor?.revealRange(new vscode.Range(line, 0, line, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);

@@ -5,7 +5,7 @@ import * as vscode from "vscode";
 import type { ErrorHandler, ExecuteCommandSignature, LanguageClient, LanguageClientOptions } from "vscode-languageclient/node";
 import { has } from "./core/fields";
 import { failure, installTarget, type Candidate } from "./core/interpreters";
-import { readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
+import { readGpu, readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
 import { readPage, type ReportPage, type Shown } from "./core/panel";
 import { chosenPython, findServer, install, installSpec } from "./python";
 import { tracing } from "./tracing";
@@ -21,7 +21,7 @@ const MOST_ENDS = 4;
 const PATIENCE_MS = 180_000;
 
 /** What the server is doing. */
-export type ServerState = "stopped" | "starting" | "ready" | "failed";
+export type ServerState = "stopped" | "installing" | "starting" | "ready" | "failed";
 
 /** Answers a command in place of the server, or changes its argument. */
 export type CommandHandler = (command: string, args: unknown[], next: ExecuteCommandSignature) => Promise<unknown>;
@@ -198,9 +198,19 @@ export class Server implements vscode.Disposable {
   private async installInto(python: string): Promise<void> {
     const title = `Installing mtmc-lsp into ${python}`;
     const where = vscode.ProgressLocation.Notification;
-    if (await vscode.window.withProgress({ location: where, title }, () => install(python, this.folder))) {
+    const before = this.current;
+    this.become("installing");
+    const installing = (): Promise<boolean> =>
+      install(python, this.folder).catch((error: unknown) => {
+        this.log.error(String(error));
+        return false;
+      });
+    if (await vscode.window.withProgress({ location: where, title }, installing)) {
+      // It has said what there was to say; where it failed it stays open.
+      await vscode.commands.executeCommand("workbench.action.closePanel");
       await this.restart();
     } else {
+      this.become(before);
       void vscode.window.showErrorMessage(`pip could not install mtmc-lsp into ${python}; the terminal says why.`);
     }
   }
@@ -225,6 +235,7 @@ export class Server implements vscode.Disposable {
     if (state === this.current) return;
     this.current = state;
     void vscode.commands.executeCommand("setContext", "mtmc.serverReady", state === "ready");
+    void vscode.commands.executeCommand("setContext", "mtmc.serverComes", state === "starting" || state === "installing");
     this.stateChanged.fire(state);
   }
 
@@ -238,6 +249,12 @@ export class Server implements vscode.Disposable {
   async history(): Promise<PastRun[]> {
     if (this.client === undefined || this.current !== "ready") return [];
     return readHistory(await this.client.sendRequest("mtmc/history", {}));
+  }
+
+  /** The GPU that the code of a file or folder would be measured on, empty for the CPU; undefined where that cannot be told. */
+  async gpu(uri: string): Promise<string | undefined> {
+    if (this.client === undefined || this.current !== "ready") return undefined;
+    return readGpu(await this.client.sendRequest("mtmc/device", { uri }));
   }
 
   /** A run as a page; undefined where there is none. */

@@ -12,6 +12,10 @@ const SETTLE_MS = 150;
 export class Runs implements vscode.Disposable {
   reviews: readonly Review[] = [];
   past: readonly PastRun[] = [];
+  /** The GPU that a run in the active editor's folder would be measured on, empty for the CPU; undefined where that is not known. */
+  gpu: string | undefined;
+  /** The folder, or the file outside of any, that was asked about. */
+  private asked = "";
   /** The runs that the history was asked for with: it changes only where one of them does. */
   private newest = "";
   private readonly jobs = new Map<number, JobState>();
@@ -32,6 +36,13 @@ export class Runs implements vscode.Disposable {
       server.onState((state) => {
         if (state !== "ready") this.jobs.clear();
         this.soon();
+        void this.askDevice();
+      }),
+      vscode.window.onDidChangeActiveTextEditor(() => {
+        if (this.place() !== this.asked) void this.askDevice();
+      }),
+      vscode.workspace.onDidChangeConfiguration((event) => {
+        if (event.affectsConfiguration("mtmc.python")) void this.askDevice();
       }),
       vscode.workspace.onDidChangeTextDocument(({ document }) => {
         if (document.languageId === "python") this.soon();
@@ -61,6 +72,28 @@ export class Runs implements vscode.Disposable {
     if (plan !== undefined) this.planned.set(`${job.uri}#${job.target}`, { uri: job.uri, target: job.target, ...plan });
     this.soon();
     this.changed.fire();
+  }
+
+  /** Asks anew what a run would be measured on. */
+  async askDevice(): Promise<void> {
+    const place = this.place();
+    this.asked = place;
+    const gpu = place === "" ? undefined : await this.server.gpu(place).catch((error: unknown) => {
+      this.server.log.warn(String(error));
+      return undefined;
+    });
+    if (place !== this.asked) return;
+    this.gpu = gpu;
+    this.changed.fire();
+  }
+
+  /** What a run is most likely to be about: the folder of the Python file that is looked at, or was last. */
+  private place(): string {
+    const document = vscode.window.activeTextEditor?.document;
+    const file = document?.languageId === "python" && document.uri.scheme === "file" ? document.uri : undefined;
+    if (file === undefined && this.asked !== "") return this.asked;
+    const folder = file === undefined ? vscode.workspace.workspaceFolders?.[0] : vscode.workspace.getWorkspaceFolder(file);
+    return (folder?.uri ?? file)?.toString() ?? "";
   }
 
   private soon(): void {

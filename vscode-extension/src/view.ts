@@ -1,7 +1,7 @@
 /** The MTMC view and the status bar item. */
 
 import * as vscode from "vscode";
-import { deviceOf } from "./core/model";
+import { deviceOf, deviceWords } from "./core/model";
 import { rows, type Row } from "./core/tree";
 import type { Server } from "./server";
 import type { Runs } from "./state";
@@ -74,15 +74,17 @@ export class Status implements vscode.Disposable {
   private show(): void {
     const job = this.runs.present[0];
     const newest = [...this.runs.reviews].sort((a, b) => b.run.started - a.run.started)[0];
-    const device = deviceOf(newest?.run);
+    const { gpu } = this.runs;
+    const device = gpu === undefined ? deviceOf(newest?.run) : deviceWords(gpu);
     this.item.backgroundColor = undefined;
     if (this.server.state === "failed") {
       this.item.text = "$(error) MTMC";
       this.item.tooltip = "The language server does not run. Click for what can be done.";
       this.item.backgroundColor = new vscode.ThemeColor("statusBarItem.errorBackground");
     } else if (this.server.state !== "ready") {
-      this.item.text = this.server.state === "starting" ? "$(sync~spin) MTMC" : "$(circle-slash) MTMC";
-      this.item.tooltip = `The language server is ${this.server.state}.`;
+      const { state } = this.server;
+      this.item.text = state === "stopped" ? "$(circle-slash) MTMC" : `$(sync~spin) MTMC: ${state}`;
+      this.item.tooltip = state === "stopped" ? "The language server is stopped." : `The language server is ${state}.`;
     } else if (job !== undefined) {
       this.item.text = `$(sync~spin) MTMC: ${job.target}${job.step > 0 ? `, step ${job.step}` : ""}`;
       this.item.tooltip = `${job.kind} of ${job.target}: ${job.stage}. Click to cancel.`;
@@ -90,7 +92,8 @@ export class Status implements vscode.Disposable {
       const icon = vscode.workspace.isTrusted ? "$(zap)" : "$(shield)";
       this.item.text = `${icon} MTMC${device === "" ? "" : ` · ${device}`}`;
       const trust = vscode.workspace.isTrusted ? [] : ["The workspace is not trusted: static checks only."];
-      this.item.tooltip = ["The language server is ready.", ...trust].join("\n");
+      const timed = gpu === undefined ? [] : [gpu === "" ? "There is no GPU that torch could use: steps are verified and compiled, but not timed." : `Steps are timed on ${gpu}.`];
+      this.item.tooltip = ["The language server is ready.", ...timed, ...trust].join("\n");
     }
   }
 

@@ -34,7 +34,7 @@ class Launcher:
     namespace: str = "{__name__.replace('.', '_')}"
     """Of the operators, inside an f-string: the user's module, wherever it is imported."""
     names: Names = field(
-        default_factory=lambda: Names(frozenset({"torch", "triton", "tl", "seed", "n_rows", "n_cols"}))
+        default_factory=lambda: Names(frozenset({"torch", "triton", "tl", "seed", "n_rows", "n_cols", "n_outer"}))
     )
     lines: list[str] = field(default_factory=list)
     variables: dict[Ref, str] = field(default_factory=dict)

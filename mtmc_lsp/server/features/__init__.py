@@ -5,6 +5,7 @@ from __future__ import annotations
 from mtmc_lsp.server.features import (
     code_actions,
     commands,
+    device,
     diagnostics,
     hover,
     inlay_hints,
@@ -27,6 +28,7 @@ def register_all(server: Server) -> None:
         lifecycle,
         code_actions,
         commands,
+        device,
         record,
         workloads,
         review,

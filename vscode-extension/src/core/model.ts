@@ -230,8 +230,17 @@ function compare(a: string, b: string): number {
 
 /** The device a run was measured on, in words. */
 export function deviceOf(run: Run | undefined): string {
-  if (run?.environment == null) return "";
-  return run.environment["gpu"] ? run.environment["gpu"] : "CPU: verified, not timed";
+  return run?.environment == null ? "" : deviceWords(run.environment["gpu"] ?? "");
+}
+
+/** A GPU's name, or what is done where there is none. */
+export function deviceWords(gpu: string): string {
+  return gpu === "" ? "CPU: verified, not timed" : gpu;
+}
+
+/** The answer of `mtmc/device`; undefined where it is not known what a run would be measured on. */
+export function readGpu(answer: unknown): string | undefined {
+  return has(answer, { gpu: "string" }) ? String(answer["gpu"]) : undefined;
 }
 
 /** Whether a file brings in torch or triton. */

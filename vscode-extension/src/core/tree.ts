@@ -1,6 +1,6 @@
 /** The MTMC view as plain values: runs, and their steps or plan below. */
 
-import { deviceOf, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
+import { deviceOf, deviceWords, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
 
 /** A row of the view. */
 export interface Row {
@@ -54,7 +54,7 @@ function historyRow(past: readonly PastRun[]): Row {
 
 function pastRow(past: PastRun): Row {
   const when = new Date(past.started * 1000).toLocaleString();
-  const device = past.device === "" ? "CPU: verified, not timed" : past.device;
+  const device = deviceWords(past.device);
   return {
     id: `history#${past.run}`,
     label: past.target,
@@ -69,11 +69,12 @@ function pastRow(past: PastRun): Row {
 }
 
 function pastStepRow(past: PastRun, step: PastStep): Row {
+  const { what, where } = parted(step.text);
   return {
     id: `history#${past.run}#${step.index}`,
-    label: `${step.index}. ${step.text}`,
-    description: step.outcome === "" ? step.status : `${step.status} · ${step.outcome}`,
-    tooltip: step.reason,
+    label: `${step.index}. ${what}`,
+    description: joined(step.status, where, step.outcome),
+    tooltip: [step.text, step.reason].filter((part) => part !== "").join("\n"),
     ...STEP_ICONS[step.status],
     context: "past-step",
     argument: { uri: past.uri, target: past.target, past: past.run },
@@ -112,6 +113,8 @@ function jobRow(job: JobState): Row {
   const words = progress(job);
   return {
     ...base(job, "run-going"),
+    // Another row than the run's, which has steps: VS Code would leave that folded, since it had nothing to show at first.
+    id: `${job.uri}#${job.target}#starting`,
     description: `${fileName(job.uri)} · ${words}`,
     tooltip: `${job.kind} of ${job.target}: ${words}`,
     icon: "sync~spin",
@@ -167,6 +170,7 @@ function stepRow(review: Review, step: Step): Row {
   const isKept = review.kept.includes(step.index);
   const isPending = review.pending.includes(step.index);
   const going = review.goingOn ? "-going" : "";
+  const { what, where } = parted(step.action.text);
   const at = isPending
     ? { icon: "circle-filled", colour: "charts.yellow", word: "pending" }
     : isKept
@@ -183,9 +187,9 @@ function stepRow(review: Review, step: Step): Row {
           : "tried";
   return {
     id: `${review.uri}#${review.target}#${step.index}`,
-    label: `${step.index}. ${step.action.text}`,
-    description: step.outcome === "" ? at.word : `${at.word} · ${step.outcome}`,
-    tooltip: [step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
+    label: `${step.index}. ${what}`,
+    description: joined(at.word, where, step.outcome),
+    tooltip: [step.action.text, step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
     icon: at.icon,
     ...(at.colour === undefined ? {} : { colour: at.colour }),
     context,
@@ -202,16 +206,31 @@ function planRow(plan: Plan): Row {
     description: plan.actions.length === 0 ? "nothing is predicted to be worth trying" : `${plan.actions.length} actions`,
     tooltip: "What could be tried first, best first. Times are estimates.",
     icon: "list-ordered",
-    children: plan.actions.map((action, place) => ({
-      ...base(plan, "planned"),
-      id: `${plan.uri}#${plan.target}#plan#${place}`,
-      label: `${place + 1}. ${action.text}`,
-      description: action.expected === undefined ? "" : `about ${action.expected.saved_us.toFixed(0)} us saved, an estimate`,
-      tooltip: action.rationale,
-      icon: "lightbulb",
-      children: action.rationale === "" ? [] : [reasonRow(plan, place, action.rationale)],
-    })),
+    children: plan.actions.map((action, place) => plannedRow(plan, action, place)),
   };
+}
+
+function plannedRow(plan: Plan, action: Action, place: number): Row {
+  const { what, where } = parted(action.text);
+  return {
+    ...base(plan, "planned"),
+    id: `${plan.uri}#${plan.target}#plan#${place}`,
+    label: `${place + 1}. ${what}`,
+    description: joined(where, action.expected === undefined ? "" : `about ${action.expected.saved_us.toFixed(0)} us saved, an estimate`),
+    tooltip: [action.text, action.rationale].filter((part) => part !== "").join("\n"),
+    icon: "lightbulb",
+    children: action.rationale === "" ? [] : [reasonRow(plan, place, action.rationale)],
+  };
+}
+
+/** An action's words, with the lines that it is about apart: a narrow view has room for either. */
+function parted(text: string): { what: string; where: string } {
+  const found = /^(.+) in (lines? \d[\d, to]*)$/.exec(text);
+  return { what: found?.[1] ?? text, where: found?.[2] ?? "" };
+}
+
+function joined(...parts: readonly string[]): string {
+  return parts.filter((part) => part !== "").join(" · ");
 }
 
 function reasonRow(plan: Plan, place: number, reason: string): Row {

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { acceptedSteps, deviceOf, isArgument, lacksWorkload, neighbour, nextStep, planOf, readJob, readReviews, reviewAt } from "../core/model";
+import { acceptedSteps, deviceOf, deviceWords, isArgument, lacksWorkload, neighbour, nextStep, planOf, readGpu, readJob, readReviews, reviewAt } from "../core/model";
 import { job, review } from "./samples";
 
 test("an answer of another form is refused with what to do", () => {
@@ -70,4 +70,7 @@ test("the device is the GPU, or says that nothing is timed", () => {
   assert.equal(deviceOf(review().run), "CPU: verified, not timed");
   assert.equal(deviceOf({ ...review().run, environment: { gpu: "NVIDIA H200" } }), "NVIDIA H200");
   assert.equal(deviceOf(undefined), "");
+  assert.equal(deviceWords(readGpu({ gpu: "" }) ?? "?"), "CPU: verified, not timed");
+  assert.equal(readGpu({ gpu: "NVIDIA H200" }), "NVIDIA H200");
+  assert.equal(readGpu(null), undefined);
 });

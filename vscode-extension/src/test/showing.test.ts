@@ -81,6 +81,17 @@ test("a plan stands with its function, or alone before there is a run", () => {
   }
 });
 
+test("the lines that an action is about stand behind what it does", () => {
+  const of = (text: string): unknown => {
+    const past: PastRun = { run: "r0", uri: "file:///work/model.py", target: "f", started: 0, status: "no_gain", device: "", steps: [{ index: 1, text, status: "accepted", reason: "", outcome: "1.20x" }] };
+    const row = rows([], [], [], [past])[0]?.children[0]?.children[0];
+    return [row?.label, row?.description, row?.tooltip];
+  };
+  assert.deepEqual(of("fuse neg and exp in line 7"), ["1. fuse neg and exp", "accepted · line 7 · 1.20x", "fuse neg and exp in line 7"]);
+  assert.deepEqual(of("fuse all in lines 7, 9 to 12"), ["1. fuse all", "accepted · lines 7, 9 to 12 · 1.20x", "fuse all in lines 7, 9 to 12"]);
+  assert.deepEqual(of("keep the add in line 7 in registers"), ["1. keep the add in line 7 in registers", "accepted · 1.20x", "keep the add in line 7 in registers"]);
+});
+
 test("every row has an identity of its own", () => {
   const plan = { uri: "file:///work/model.py", target: "g", device: "H200", actions: [{ kind: "a", text: "a", rationale: "" }] };
   const all = rows([review(), review({ uri: "file:///work/two.py" })], [job({ target: "h" })], [plan]);
@@ -96,5 +107,5 @@ test("earlier runs stand below all others, with their steps and a report of thei
   assert.equal(all.at(-1)?.label, "Earlier runs");
   assert.match(row?.description ?? "", /^model\.py · no gain · /);
   assert.deepEqual(row?.argument, { uri: past.uri, target: "f", past: "r0" });
-  assert.deepEqual(row.children.map((child) => [child.label, child.description, child.tooltip, child.context]), [["1. fuse all", "rejected", "It was slower.", "past-step"]]);
+  assert.deepEqual(row.children.map((child) => [child.label, child.description, child.tooltip, child.context]), [["1. fuse all", "rejected", "fuse all\nIt was slower.", "past-step"]]);
 });

@@ -14,24 +14,46 @@ declare function acquireVsCodeApi(): Host;
 
 const host = acquireVsCodeApi();
 const root = document.getElementById("report") as HTMLElement;
-let views: View[] = [];
+let charts: Chart[] = [];
+
+/** A chart that is drawn, and how wide it is where there is room. */
+interface Chart {
+  readonly view: View;
+  readonly place: HTMLElement;
+  readonly width: number;
+  /** What its axes and their words take beside that. */
+  readonly beside: number;
+}
+
+/** Narrower than this, a chart is shrunk as a whole. */
+const LEAST_WIDTH = 160;
 
 async function show(message: Extract<ToPanel, { kind: "page" }>): Promise<void> {
   const open = new Set([...root.querySelectorAll("details[open]")].map((details) => details.id));
-  for (const view of views) view.finalize();
+  for (const { view } of charts) view.finalize();
   host.setState(message.state);
   // The server escapes whatever it did not write itself, and the page's policy lets no script of it run.
   root.innerHTML = message.page.body;
   for (const details of root.querySelectorAll("details")) details.open ||= open.has(details.id);
-  views = await Promise.all(Object.entries(message.page.charts).map(([name, chart]) => draw(name, chart)));
-  host.postMessage({ kind: "drawn", charts: views.length });
+  charts = await Promise.all(Object.entries(message.page.charts).map(([name, chart]) => draw(name, chart)));
+  host.postMessage({ kind: "drawn", charts: charts.length });
 }
 
-async function draw(name: string, chart: unknown): Promise<View> {
+async function draw(name: string, chart: unknown): Promise<Chart> {
   const place = document.createElement("div");
   document.getElementById(name)?.prepend(place);
   const runtime = parse(compile(chart as TopLevelSpec).spec, undefined, { ast: true });
-  return new View(runtime, { expr: expressionInterpreter, renderer: "svg", container: place, hover: true }).runAsync();
+  const view = await new View(runtime, { expr: expressionInterpreter, renderer: "svg", container: place, hover: true }).runAsync();
+  const width = view.width();
+  const drawn = { view, place, width, beside: (place.querySelector("svg")?.width.baseVal.value ?? width) - width };
+  await fit(drawn);
+  return drawn;
+}
+
+/** Draws a chart as wide as there is room: shrunk as a whole, its words would be too small to read. */
+async function fit({ view, place, width, beside }: Chart): Promise<void> {
+  const room = Math.min(width, Math.max(LEAST_WIDTH, place.clientWidth - beside));
+  if (place.clientWidth > 0 && room !== view.width()) await view.width(room).runAsync();
 }
 
 window.addEventListener("message", (event: MessageEvent<ToPanel>) => {
@@ -46,5 +68,8 @@ window.addEventListener("message", (event: MessageEvent<ToPanel>) => {
       host.postMessage({ kind: "png", data });
     }, failed);
   }
+});
+window.addEventListener("resize", () => {
+  for (const chart of charts) void fit(chart);
 });
 host.postMessage({ kind: "ready" });
