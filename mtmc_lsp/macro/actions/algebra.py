@@ -14,6 +14,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
+from mtmc_lsp.macro.configs import HALVES
 from mtmc_lsp.macro.cost import matmul_flops
 from mtmc_lsp.macro.fusion import FusionSearch
 from mtmc_lsp.macro.lower import GraphBox
@@ -143,7 +144,7 @@ class Algebra:
                 params=params,
                 rationale=f"{edits[0].why[:1].upper()}{edits[0].why[1:]}; {self.same}.",
                 text=f"{edits[0].text}{several} in {place}",
-                changes_rounding=self.changes_rounding,
+                changes_rounding=self.changes_rounding or any(f.config.get("precision") in HALVES for f in fusions),
             )
             after = self.apply(situation.graph, situation.schedule, action)
             return with_saving(situation, action, after) if after.kernels else None

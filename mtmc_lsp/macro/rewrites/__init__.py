@@ -13,6 +13,7 @@ from mtmc_lsp.macro.lower import GraphBox, lower
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.rewrites import (
     affine,
+    attention,
     constants,
     convolutions,
     hoisting,
@@ -26,7 +27,15 @@ from mtmc_lsp.macro.rewrites import (
 from mtmc_lsp.macro.rewrites.editing import CannotRewrite, Edit, edited
 from mtmc_lsp.macro.schedule import Rewrite, Schedule
 
-ALGEBRA = (*identities.RULES, *constants.RULES, *hoisting.RULES, *places.RULES, *affine.RULES, *totals.RULES)
+ALGEBRA = (
+    *identities.RULES,
+    *constants.RULES,
+    *hoisting.RULES,
+    *places.RULES,
+    *affine.RULES,
+    *totals.RULES,
+    *attention.RULES,
+)
 """The exact rewrites, in the order in which they are looked for."""
 _BY_NAME = {rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.NARROW)}
 
