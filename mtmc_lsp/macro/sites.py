@@ -10,6 +10,9 @@ from mtmc_lsp.core.graph import Argument, Graph, Ref, TensorType
 MANY = 3
 """From that many places on they are one step: two are as soon reviewed one by one."""
 
+VARIADIC = frozenset({"cat", "stack"})
+"""Operations that do one thing to any number of tensors: in a network each has one more than that before it."""
+
 Item = TypeVar("Item")
 
 
@@ -30,6 +33,9 @@ def form(graph: Graph, nodes: Iterable[str]) -> Hashable:
 
     def of(name: str) -> Hashable:
         node = graph.named[name]
+        if node.op.split(".")[1] in VARIADIC:
+            read = frozenset(seen(ref) if ref.name in inside else _kind(graph.type_of(ref)) for ref in node.inputs())
+            return (node.op, read, _kind(node.type))
         options = tuple((key, seen(value)) for key, value in sorted(node.kwargs.items()))
         left = any(reader.name not in inside for reader in graph.readers(name))
         return (node.op, tuple(seen(item) for item in node.args), options, _kind(node.type), left)

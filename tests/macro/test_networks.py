@@ -201,6 +201,21 @@ def test_sites_that_fail_together_are_tried_apart(captured):
     assert {tuple(sorted(nodes)) for _, nodes in told.slow} == {tuple(sorted(nodes)) for nodes in sites}
 
 
+def test_channels_last_throughout_comes_first_and_once(captured):
+    """It and single convolutions rearrange the same operands; what came to nothing is not proposed again."""
+    text = network("residual")
+    capture = captured(text, "Net")
+    root = start(capture, text)
+
+    def rules(*history: Step) -> set[object]:
+        actions = RooflinePlanner().ranked(State(capture, root, history, SLOW, False))
+        return {action.params.get("rule") for action in actions if action.kind is ActionKind.CHANNELS_LAST}
+
+    first = RooflinePlanner().ranked(State(capture, root, (), SLOW, False))[0]
+    assert rules() == {propagation.RULE}
+    assert propagation.RULE not in rules(Step(1, first, StepStatus.REJECTED, ""))
+
+
 def chain(operations: list[str], size: int, prefix: str) -> list[Node]:
     kind = dense((Size.of(size), Size.of(4)), "float32")
     names = [f"{prefix}{i}" for i in range(len(operations))]

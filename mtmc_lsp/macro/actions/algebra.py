@@ -17,6 +17,7 @@ from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, r
 from mtmc_lsp.macro.configs import HALVES
 from mtmc_lsp.macro.cost import matmul_flops
 from mtmc_lsp.macro.fusion import FusionSearch
+from mtmc_lsp.macro.lower import GraphBox
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.rewrites import ALGEBRA, algebra_edit
 from mtmc_lsp.macro.rewrites.editing import AlgebraRule, CannotRewrite, Edit
@@ -29,6 +30,11 @@ MOST_FORMS = 12
 """Edits of different forms that are weighed at a time, heaviest products first: each takes a search for fusions."""
 LEAST_US = 0.05
 """A smaller predicted saving is noise of the model."""
+
+
+_ANSWERS: dict[Hashable, bool] = {}
+"""Whether an edit brings something where nothing near it has changed since that was asked: a plan's steps ask again each time."""
+MOST_ANSWERS = 4096
 
 
 class Algebra:
@@ -74,7 +80,12 @@ class Algebra:
         for group in groups:
             rule, edits = group[0][0], [edit for _, edit in group]
             # Edits of one form bring the same, more or less: one tells whether to make them.
-            if not self._brings(situation, Rewrite(rule, edits[0].node), edits[0], search):
+            question = _question(situation, Rewrite(rule, edits[0].node))
+            if question not in _ANSWERS:
+                while len(_ANSWERS) >= MOST_ANSWERS:
+                    del _ANSWERS[next(iter(_ANSWERS))]
+                _ANSWERS[question] = self._brings(situation, Rewrite(rule, edits[0].node), edits[0], search)
+            if not _ANSWERS[question]:
                 continue
             # Where it failed at all places together, one of them may be at fault.
             status = tried.get((rule, tuple(edit.node for edit in edits)))
@@ -95,7 +106,7 @@ class Algebra:
             added = {node.name for node in edit.added}
             left = situation.precisions_of(program)
             after = FusionSearch(program, base, situation.device, lambda node: left.mode(node, 0)).best(near | added)
-            gain = situation.cost(situation.schedule).us - situation.cost(base).us
+            gain = situation.present.us - situation.cost(base).us
         except IllegalAction:
             return False
         fused = sum(fusion.saved_us for fusion in after) - sum(fusion.saved_us for fusion in search.best(near))
@@ -167,6 +178,16 @@ def _match(graph: Graph, rewrite: Rewrite) -> Edit | None:
         return algebra_edit(graph, rewrite)
     except CannotRewrite:
         return None
+
+
+def _question(situation: Situation, rewrite: Rewrite) -> Hashable:
+    """What decides whether an edit brings something: the graph, and the kernels and refusals near it."""
+    near = _around(situation.program.graph, [rewrite.node])
+    plans = (plan for plan in situation.schedule.kernels if near & set(plan.nodes))
+    kernels = frozenset((plan.nodes, tuple(sorted(plan.config.items())), plan.recomputed) for plan in plans)
+    refused = tuple(step.action.key for step in situation.history if step.status is not StepStatus.ACCEPTED)
+    setting = (situation.device.name, situation.device.bandwidth, situation.strict, situation.nonnegative, refused)
+    return GraphBox(situation.graph), situation.schedule.rewrites, rewrite, kernels, setting
 
 
 def _form(graph: Graph, edit: Edit) -> Hashable:

@@ -67,6 +67,15 @@ class Situation:
     def _kernels(self) -> tuple[tuple[KernelPlan, Region], ...]:
         return tuple((plan, region_of(self.program, plan)) for plan in self.schedule.kernels)
 
+    @cached_property
+    def present(self) -> Cost:
+        """Predicted cost of the schedule as it is.
+
+        Raises:
+            IllegalAction: it cannot be carried out.
+        """
+        return self.cost(self.schedule)
+
     def cost(self, schedule: Schedule) -> Cost:
         """Predicted cost of a whole schedule.
 
@@ -172,7 +181,7 @@ def with_saving(situation: Situation, action: MacroAction, after: Schedule) -> M
     Raises:
         IllegalAction: what comes out cannot be carried out.
     """
-    return replace(action, expected=expected(situation.cost(situation.schedule), situation.cost(after)))
+    return replace(action, expected=expected(situation.present, situation.cost(after)))
 
 
 def lines_text(lines: tuple[int, int]) -> str:

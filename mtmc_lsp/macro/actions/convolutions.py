@@ -50,11 +50,11 @@ class ChannelsLast(Algebra):
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """The whole target, as long as that was not tried; single convolutions only then, or where there is but one."""
-        whole = self._throughout(situation)
         tried = any(step.action.params.get("rule") == propagation.RULE for step in situation.history)
+        whole = self._throughout(situation) if not tried else None
         if whole is not None:
             yield whole
-        if whole is None and not (tried and propagation.is_in_order(situation.program.graph)):
+        elif not propagation.is_in_order(situation.program.graph):
             yield from super().propose(situation)
 
     def _throughout(self, situation: Situation) -> MacroAction | None:

@@ -33,11 +33,14 @@ from mtmc_lsp.macro.configs import HALVES, PROMOTED
 from mtmc_lsp.macro.cost import ZERO
 from mtmc_lsp.macro.fusion import Fusion, FusionSearch, has_fp32_product
 from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.regions import is_product
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
-from mtmc_lsp.macro.sites import alike, form
+from mtmc_lsp.macro.sites import MANY, alike, form
 
 SITES = "sites"
 """The parameter with the places of an action that is done at several: nodes and configuration of each kernel."""
+SMALL = 0.05
+"""A part of the target's time below which a fusion is not worth a step of its own."""
 LEAST_US = 0.05
 """A smaller predicted saving is noise of the model."""
 
@@ -90,7 +93,7 @@ class Fuse:
             least = LEAST_US if situation.schedule.kernels else 0.0
             left_over = [f for f in search.best() if not f.nodes & taken and f.saved_us > least]
             tried_together = {tuple(sites(step.action)) for step in situation.history if SITES in step.action.params}
-            for group in alike(left_over, lambda fusion: _form(program, fusion)):
+            for group in _together(left_over, situation, program):
                 # What came to nothing at all sites together may still do so at some of them.
                 apart = tuple(sorted(f.region.nodes for f in group)) in tried_together
                 actions += [_action(program, each) for each in ([[f] for f in group] if apart else [group])]
@@ -140,6 +143,20 @@ def sites_of(action: MacroAction) -> list[MacroAction]:
     return found
 
 
+def _together(fusions: Sequence[Fusion], situation: Situation, program: Program) -> list[list[Fusion]]:
+    """Fusions that are one step each: those of one form, and in a large target the small rest of what is no product."""
+    groups = alike(fusions, lambda fusion: _form(program, fusion))
+    least = SMALL * situation.present.us
+    small = [group for group in groups if len(group) == 1 and _is_small(group[0], least)]
+    if len(small) < MANY:
+        return groups
+    return [*(group for group in groups if group not in small), [fusion for group in small for fusion in group]]
+
+
+def _is_small(fusion: Fusion, least_us: float) -> bool:
+    return fusion.saved_us < least_us and not is_product(fusion.region)
+
+
 def _form(program: Program, fusion: Fusion) -> Hashable:
     return form(program.graph, fusion.region.nodes), fusion.region.kind, fusion.config.get("precision")
 
@@ -156,13 +173,19 @@ def _action(program: Program, group: Sequence[Fusion]) -> MacroAction:
     for fusion in ordered:
         before, after = before + fusion.before, after + fusion.after
     names = operation_names(program, group[0].region.nodes)
+    if len({_form(program, fusion) for fusion in group}) > 1:
+        working = [name for fusion in ordered for name in fusion.region.nodes]
+        names = f"small groups of {operation_names(program, working)}"
+        why = "Each is small, and together they are worth a step: what each group of operations computes is one kernel"
+        action = replace(action, rationale=f"{why}.")
+    else:
+        action = replace(action, rationale=f"The same at {len(group)} places. {action.rationale}")
     verb = "run on tensor cores" if action.kind is ActionKind.TENSOR_CORE else "fuse"
     return replace(
         action,
         region=nodes,
         lines=lines,
         params={SITES: [{"nodes": list(fusion.region.nodes), "config": fusion.config} for fusion in ordered]},
-        rationale=f"The same at {len(group)} places. {action.rationale}",
         expected=expected(before, after),
         text=f"{verb} {names} at {len(group)} places in {place}",
     )

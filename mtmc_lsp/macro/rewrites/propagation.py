@@ -30,6 +30,8 @@ BY_PLACE = frozenset(
     "batch_norm _native_batch_norm_legit_no_training".split()
 )
 """Operations that read and give images in any order of their dimensions, and that PyTorch runs in the order given."""
+SAME = frozenset({"clone", "alias", "detach", "lift_fresh_copy"})
+"""Operations that give what they read, in the order in which it lies where none is asked for."""
 ELEMENTWISE = frozenset({PrimOp.POINTWISE, PrimOp.CONSTANT, PrimOp.EXPAND, PrimOp.RANDOM})
 REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
 
@@ -51,7 +53,9 @@ class _Pass:
             if name in CONVOLUTIONS and _is_image(node.type) and not node.kwargs:
                 self._convolution(node)
             elif self._follows(node):
-                self._place(node)
+                # Channels are put together in one order: what has another is copied.
+                others = dict.fromkeys(node.inputs()) if name == "cat" else ()
+                self._place(_reading(node, {ref: self._with_channels_densest(ref) for ref in others}))
             elif self._accepts(node):
                 self.nodes.append(node)
             else:
@@ -82,12 +86,13 @@ class _Pass:
         name = base_name(node)
         if name == "cat":
             dim = node.args[1] if len(node.args) > 1 else 0
-            same = all(ref in self.packed or not _is_image(self.graph.type_of(ref)) for ref in node.inputs())
-            return dim in (1, 1 - len(node.type.shape)) and same
+            return dim in (1, 1 - len(node.type.shape))
         if name in BY_PLACE:
             return images[0] == node.args[0]
-        if node.type.shape != self.graph.type_of(images[0]).shape or name in ("clone", "contiguous", "_to_copy"):
+        if node.type.shape != self.graph.type_of(images[0]).shape or "memory_format" in node.kwargs:
             return False
+        if name in SAME:
+            return True
         prims = list(lower(self.graph).of_node(node.name))
         return bool(prims) and all(prim.op in ELEMENTWISE for prim in prims)
 
