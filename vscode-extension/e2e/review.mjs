@@ -122,6 +122,8 @@ export async function run(scenario) {
       await w.file(model);
       await w.thread("Step 1 of 2").waitFor();
       assert.equal(text(), BLOCK);
+      await w.line("scores = ").click();
+      await until("the palette offers it here", async () => (await w.commands("MTMC: Keep")).includes("MTMC: Keep all"));
       await w.keys("scores = ", "d");
       await page.locator(".tab.active", { hasText: "block, step 1" }).waitFor();
       await w.file(model);
