@@ -204,6 +204,7 @@ def optimize(
                 on_stage=status.update,
                 on_step=lambda step: text.show_step(out, step, diff=diff and not as_json),
                 on_replayed=lambda step: text.show_replayed(out, step),
+                on_withdrawn=lambda step: text.show_withdrawn(out, step),
             )
             if again is not None and again.revision is not None:
                 result = review.replayed_revision(again, capture, store, events)

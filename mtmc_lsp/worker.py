@@ -39,6 +39,8 @@ COMMANDS = {
     "measure.start": "mtmc_lsp.measure.in_worker:start",
 }
 """Command to ``module:function``; each takes and returns a JSON object."""
+AHEAD = ("capture.capture", "measure.candidate", "measure.pair")
+"""Commands that every run asks copies of a template for."""
 LARGEST_FILE = 64 << 30
 """Bytes of one file of a process that is locked in: results may be large, but the disk is not its own."""
 
@@ -143,10 +145,13 @@ def main() -> None:
         return
     from mtmc_lsp.core.template_in_worker import serve_copies
 
-    arguments, answers = serve_copies(options.template, ahead=options.ahead)
+    commands = [COMMANDS[name].partition(":")[0] for name in AHEAD]
+    arguments, answers = serve_copies(options.template, ahead=options.ahead, commands=commands)
     code = 0
     try:
-        _serve(_parser().parse_args(arguments), answers)
+        options = _parser().parse_args(arguments)
+        _give_way(asked=options.give_way)
+        _serve(options, answers)
     except BaseException:
         traceback.print_exc()
         code = 1

@@ -25,6 +25,7 @@ IN_WORKER = {
     "capture/exporting.py",
     "capture/in_worker.py",
     "capture/loading.py",
+    "capture/recurrent.py",
     "measure/clock.py",
     "measure/comparing.py",
     "measure/contest.py",

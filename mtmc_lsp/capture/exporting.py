@@ -25,9 +25,9 @@ from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
 ATTEMPTS = 6
+"""Exports tried while sizes that divisions speak of are made constant."""
 DIVISIONS = frozenset({"FloorDiv", "Mod", "PythonMod", "CleanDiv", "ModularIndexing"})
 """Functions of torch's symbolic sizes that no polynomial stands for."""
-"""Exports tried while sizes that divisions speak of are made constant."""
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,40 @@ def export_graph(
     """
     fixed: set[tuple[int, int]] = set()
     for _ in range(ATTEMPTS):
-        program = _export(function, inputs, fixed, target)
+        try:
+            program = _export(function, inputs, fixed, target)
+        except TargetUnsupported:
+            # What cannot be traced for any size, as where a condition on sizes has no solution, may be for the given ones.
+            break
         reader = _Reader(program, inputs, variables, target)
         awkward = reader.awkward_symbols()
+        if not awkward:
+            # Taking operations apart takes longer than the export: it is only done with sizes that may stay.
+            reader = _Reader(_expanded(program, target), inputs, variables, target)
+            awkward = reader.awkward_symbols()
         if not awkward:
             return reader.read(), ()
         fixed |= {place for place, symbols in reader.symbols_at.items() if symbols & awkward}
     fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
-    reader = _Reader(_export(function, inputs, fixed, target), inputs, variables, target)
-    return reader.read(), ("the graph holds for the workload's sizes alone",)
+    program = _expanded(_export(function, inputs, fixed, target), target)
+    return _Reader(program, inputs, variables, target).read(), ("the graph holds for the workload's sizes alone",)
+
+
+def _expanded(program: Any, target: Target) -> Any:
+    """An exported program as functions without side effects, with some operations as the smaller ones they are made of."""
+    with _recording_lines(target.path), torch.no_grad():
+        try:
+            return program.run_decompositions(expansions())
+        except Exception as error:
+            raise export_error(error, target) from error
 
 
 def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, int]], target: Target) -> Any:
+    """The target's program, as torch exports it.
+
+    Raises:
+        TargetUnsupported: it cannot be traced with these sizes fixed and all others free.
+    """
     # On a GPU a module's own sizes are constants of its kernels. The interpreter needs smaller ones than that.
     free_parameters = all(item.value.device.type == "cpu" for item in inputs)
     named = any(name for item in inputs for name in item.size_names)
@@ -125,8 +147,7 @@ def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, 
     tensors = tuple(item.value for item in inputs)
     with _recording_lines(target.path), torch.no_grad():
         try:
-            exported = export(_Flat(function), tensors, dynamic_shapes=(shapes,), strict=False)
-            return exported.run_decompositions(expansions())
+            return export(_Flat(function), tensors, dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             raise export_error(error, target) from error
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.branches import sizes_above_one
-from mtmc_lsp.capture.calls import Call, build_call, user_error
+from mtmc_lsp.capture.calls import MANY, Call, build_call, user_error
 from mtmc_lsp.capture.effects import Snapshot, access_of, is_random, refuse_random, watching_attributes
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
+from mtmc_lsp.capture.recurrent import kept_whole
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
 from mtmc_lsp.capture.structure import used_modules
 from mtmc_lsp.core.dtypes import ITEMSIZE
@@ -45,7 +46,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     returned: list[Layout | None] = []
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
         structure, returned = _run_eagerly(module, call, inputs, workload.target)
-    with watching_attributes(call.instance, workload.target.path) as watched:
+    with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = _flat_function(call, inputs)
         graph, notes = export_graph(flat, inputs, workload.target, variables)
         graph = replace(graph, conditions=(*graph.conditions, *sizes_above_one(flat, graph, device)))
@@ -288,12 +289,17 @@ def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str
 def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument, ...]:
     arguments = []
     tensors = {item.name for item in inputs}
+    # Of more than this, capture may have made other numbers than the user's own.
+    are_own = sum(value.numel() for value in call.values if isinstance(value, torch.Tensor)) < MANY
     for name, value in zip(call.names, call.values, strict=True):
         keyword = name in call.keyword
         if name in tensors and isinstance(value, torch.Tensor):
             low = high = None
             if not value.is_floating_point() and value.dtype is not torch.bool and value.numel():
                 low, high = float(value.min()), float(value.max())
+            elif value.is_floating_point() and value.numel() and are_own:
+                # Only the sign is of use: sums of what is never negative cancel nothing.
+                low = 0.0 if bool((value >= 0).all()) else None
             arguments.append(CapturedArgument(name, name, None, keyword, low, high))
         else:
             plain = list(value) if isinstance(value, tuple) else value

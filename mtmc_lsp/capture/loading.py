@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import linecache
+import os
 import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
 from mtmc_lsp.capture.loading_paths import module_name, package_of, project_root
+from mtmc_lsp.core.worker import SCRATCH
 
 
 def load_user_module(
@@ -37,7 +39,7 @@ def load_user_module(
     if source is not None and source.encode() == file.read_bytes():
         source = None
     if source is not None and not in_place:
-        location = Path(tempfile.mkdtemp(prefix="mtmc-")) / file.name
+        location = Path(tempfile.mkdtemp(prefix="mtmc-", dir=os.environ.get(SCRATCH))) / file.name
         location.write_bytes(source.encode("utf-8"))
     spec = importlib.util.spec_from_file_location(name, location)
     assert spec is not None and spec.loader is not None

@@ -23,7 +23,13 @@ SYNONYMS = {
 """A second name to the one that rules know the operation by."""
 
 
+RECURRENT = "mtmc_recurrent"
+"""The namespace of the operators that stand for ATen's recurrent layers while a target is traced."""
+
+
 def canonical(op: str) -> str:
     """The operator by its first name."""
     namespace, name, overload = op.split(".") if op.count(".") == 2 else ("", op, "")
+    if namespace == RECURRENT:
+        return f"aten.{name}.input"
     return f"{namespace}.{SYNONYMS[name]}.{overload}" if namespace == "aten" and name in SYNONYMS else op

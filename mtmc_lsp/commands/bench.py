@@ -96,6 +96,7 @@ def _run(
     fresh: bool,
 ) -> None:
     from mtmc_lsp.core.settings import changed, read_settings
+    from mtmc_lsp.core.template import Template, likely_variables
     from mtmc_lsp.search.bench import Bench, Plan, describe_environment, visible_devices
     from mtmc_lsp.search.interpreter import checked_python, find_python
     from mtmc_lsp.search.scores import why_nothing
@@ -107,13 +108,17 @@ def _run(
     devices = visible_devices()
     plan = Plan(settings, interpreter, seconds, describe_environment(interpreter))
     jobs = jobs or min(MOST_JOBS, max(1, (os.cpu_count() or 1) // 4)) * max(1, len(devices))
-    bench = Bench(plan, out, jobs=jobs, devices=devices)
     old = 0
-    for number, (problem, record, known) in enumerate(bench.run(problems, fresh=fresh), 1):
-        old += known
-        if not known:
-            reason = why_nothing(record).splitlines()[:1]
-            told = f"{record['status']}{': ' + reason[0] if reason else ''}"
-            print(f"[{number}/{len(problems)}] {problem.name}  {record['wall_seconds']:.1f} s  {told}", file=sys.stderr)
+    with Template(interpreter, likely_variables(), ahead=True) as template:
+        bench = Bench(plan, out, jobs=jobs, devices=devices, template=template)
+        for number, (problem, record, known) in enumerate(bench.run(problems, fresh=fresh), 1):
+            old += known
+            if not known:
+                reason = why_nothing(record).splitlines()[:1]
+                told = f"{record['status']}{': ' + reason[0] if reason else ''}"
+                print(
+                    f"[{number}/{len(problems)}] {problem.name}  {record['wall_seconds']:.1f} s  {told}",
+                    file=sys.stderr,
+                )
     if old:
         print(f"{old} of {len(problems)} results are from before ({out}); --fresh makes them again", file=sys.stderr)

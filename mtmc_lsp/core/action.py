@@ -25,6 +25,7 @@ class ActionKind(Enum):
     LAYOUT = "layout"
     CHANNELS_LAST = "channels-last"
     HALF_OPERANDS = "half-operands"
+    LIBRARY = "library"
     RECOMPUTE = "recompute"
     SPECIALIZE = "specialize"
     AUTOTUNE = "autotune"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Union
 
 from mtmc_lsp.core.sizes import Size, product
@@ -109,7 +110,9 @@ INPUT_DEVICE = "input.device"
 """The argument that stands for the device that the target's inputs are on, whichever that is."""
 
 
-PRODUCTS = frozenset("mm bmm matmul linear addmm baddbmm einsum mv dot scaled_dot_product_attention".split())
+MATRIX_PRODUCTS: Mapping[str, int] = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1}
+"""Operations that are one matrix product, and which tensor operand's last dimension is summed over."""
+PRODUCTS = frozenset({*MATRIX_PRODUCTS, "einsum", "mv", "dot", "scaled_dot_product_attention"})
 """Operations that are or hold matrix products, beside convolutions."""
 
 
@@ -178,8 +181,12 @@ class Node:
 
     def inputs(self) -> Iterator[Ref]:
         """Every tensor that this node reads, in order, with repeats."""
-        for argument in (*self.args, *self.kwargs.values()):
-            yield from _refs(argument)
+        return iter(self._read)
+
+    @cached_property
+    def _read(self) -> tuple[Ref, ...]:
+        # Planners ask for this millions of times in a network of some hundred nodes.
+        return tuple(ref for argument in (*self.args, *self.kwargs.values()) for ref in _refs(argument))
 
 
 def _refs(argument: Argument) -> Iterator[Ref]:
@@ -247,10 +254,8 @@ class Graph:
 
     def type_of(self, ref: Ref) -> TensorType:
         """The type of what ``ref`` names."""
-        for graph_input in self.inputs:
-            if graph_input.name == ref.name:
-                return graph_input.type
-        return self.node(ref.name).outputs[ref.index]
+        found = self._input_types.get(ref.name)
+        return found if found is not None else self.node(ref.name).outputs[ref.index]
 
     def node(self, name: str) -> Node:
         """The node called ``name``.
@@ -258,7 +263,36 @@ class Graph:
         Raises:
             KeyError: there is none.
         """
+        return self.named[name]
+
+    def readers(self, name: str) -> tuple[Node, ...]:
+        """The nodes that read a node or an input, in execution order."""
+        return self._readers.get(name, ())
+
+    @cached_property
+    def named(self) -> Mapping[str, Node]:
+        """Every node by its name."""
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """When each node runs, from 0."""
+        return {node.name: i for i, node in enumerate(self.nodes)}
+
+    @cached_property
+    def left(self) -> frozenset[Ref]:
+        """Values that leave the target: it returns them, or writes them into an input."""
+        returned = {ref for ref in self.outputs if ref is not None}
+        return frozenset(returned | {mutation.value for mutation in self.mutations})
+
+    @cached_property
+    def _input_types(self) -> Mapping[str, TensorType]:
+        return {item.name: item.type for item in self.inputs}
+
+    @cached_property
+    def _readers(self) -> Mapping[str, tuple[Node, ...]]:
+        found: dict[str, list[Node]] = {}
         for node in self.nodes:
-            if node.name == name:
-                return node
-        raise KeyError(name)
+            for name in dict.fromkeys(ref.name for ref in node.inputs()):
+                found.setdefault(name, []).append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}

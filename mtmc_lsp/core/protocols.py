@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import CompileReport, Device, Timing, Verdict
+from mtmc_lsp.core.results import Check, CompileReport, Device, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, Step
 from mtmc_lsp.core.workload import Capture
 
@@ -84,6 +84,14 @@ class Watcher(Protocol):
 
     def kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
         """The kernels of one call, the slowest first; none without a GPU."""
+
+
+@runtime_checkable
+class FarVerifier(Protocol):
+    """A measurer that can also try a version on tensors of more elements than 32 bits count."""
+
+    def verify_far(self, candidate: Candidate) -> Check:
+        """Whether a version that was verified holds there too; skipped, with the reason, where that cannot be seen."""
 
 
 class Measurer(Protocol):

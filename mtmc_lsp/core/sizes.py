@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 from operator import mul
 from typing import Union
 
@@ -165,7 +166,9 @@ class Size:
 
 def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
     """The product of ``sizes``; 1 for none."""
-    return reduce(mul, sizes, Size.of(1))
+    # Numbers first: most sizes are, and normalising what they make is most of the work.
+    number = prod(size.constant for size in sizes if size.is_constant)
+    return reduce(mul, (size for size in sizes if not size.is_constant), Size.of(number))
 
 
 def _normal(terms: list[tuple[Monomial, int]]) -> Size:

@@ -14,16 +14,26 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mtmc_lsp.core.priority import gives_way
+
 ENTRY = Path(__file__).resolve().parent.parent / "worker.py"
 START_SECONDS = 120.0
 """Most seconds for importing torch."""
+INTERPRET = "TRITON_INTERPRET"
+INTERPRETS = {INTERPRET: "1"}
+"""The variable by which triton, when it is imported, becomes its interpreter."""
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+LENT = "MTMC_TEMPLATE"
+"""The variable that tells a process of a template which the one that started it lends."""
+AT_START = ("PYTHON", "LD_", "TORCH", "PYTORCH", "TRITON", "OMP_", "KMP_", "MKL_", "OPENBLAS", "GOMP_")
+"""Variables by whose beginnings an interpreter and its libraries look when they start, not later."""
+NOT_AT_START = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 LARGEST = 1 << 17
 """Most bytes of one message; environments and paths are all that is sent."""
 
@@ -81,7 +91,20 @@ def sees_gpu() -> bool:
 
 def likely_variables() -> dict[str, str]:
     """Variables that the workers of this machine will have, as far as can be told without torch."""
-    return {} if sees_gpu() else {"TRITON_INTERPRET": "1"}
+    return {} if sees_gpu() else dict(INTERPRETS)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a line."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST)
+    return ends
+
+
+def _at_start() -> dict[str, str]:
+    """The variables that a process which is started now would begin with, and that decide what it becomes."""
+    return {name: v for name, v in os.environ.items() if name.startswith(AT_START) and name not in NOT_AT_START}
 
 
 class Template:
@@ -99,6 +122,8 @@ class Template:
         self._options = ("--ahead",) if ahead else ()
         self.env: Mapping[str, str] = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
+        self._borrowed = False
+        self._seen: dict[str, str] = {}
         self._line: socket.socket | None = None
         self._gone = False
         self._asking = threading.Lock()
@@ -120,8 +145,14 @@ class Template:
             self._started()
 
     def fits(self, launch: Launch) -> bool:
-        """Whether a copy would be what a process started for ``launch`` would be."""
-        return launch.python == self.python and all(launch.env.get(name) == v for name, v in self.env.items())
+        """Whether a copy would be what a process started for ``launch`` would be.
+
+        One that compiles kernels is what it would be too: it imports triton anew, without the interpreter.
+        """
+        if launch.python != self.python:
+            return False
+        missing = {name: value for name, value in self.env.items() if launch.env.get(name) != value}
+        return not missing or (missing == INTERPRETS and not {**os.environ, **launch.env}.get(INTERPRET))
 
     def copy(self, launch: Launch, files: Sequence[int]) -> Copy:
         """Start a copy.
@@ -133,12 +164,16 @@ class Template:
         Raises:
             TemplateGone: there is nothing to copy.
         """
-        message = {"cwd": launch.cwd, "env": {**os.environ, **launch.env}, "options": list(launch.options)}
-        data = json.dumps(message).encode()
-        if len(data) > LARGEST:
-            raise TemplateGone
         with self._asking:
             line = self._started()
+            options = [*launch.options]
+            if self._borrowed and gives_way():
+                # Whoever lends it may not.
+                options.append("--give-way")
+            message = {"cwd": launch.cwd, "env": {**os.environ, **launch.env}, "options": options}
+            data = json.dumps(message).encode()
+            if len(data) > LARGEST:
+                raise TemplateGone
             try:
                 socket.send_fds(line, [data], list(files))
             except OSError:
@@ -148,8 +183,36 @@ class Template:
                 # It may have ended before its number came here.
                 return self._copies.setdefault(pid, Copy(pid))
 
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+        """Lend it to a process that is started while this lasts: its copies are as its own would be, and end with it.
+
+        What is borrowed can be lent on.
+        Gives variables and descriptors for that process; none where there is nothing to lend.
+        """
+        try:
+            with self._asking:
+                line = self._started()
+                theirs, given = _pair()
+                with given:
+                    try:
+                        socket.send_fds(line, [b'{"lend": true}'], [given.fileno()])
+                    except OSError:
+                        theirs.close()
+                        raise TemplateGone from None
+        except TemplateGone:
+            yield {}, ()
+            return
+        with theirs:
+            offer = {"line": theirs.fileno(), "python": self.python, "env": dict(self.env), "options": self._options}
+            yield {LENT: json.dumps({**offer, "seen": self._seen})}, (theirs.fileno(),)
+
     def kill(self) -> None:
         """End it now, without waiting for anything, as a handler of signals must; who waits for a copy waits no longer."""
+        if self._borrowed and self._line is not None:
+            # Whoever lends it keeps it; it ends what it made for us.
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)
         # One that was waited for has no number any more.
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -182,11 +245,29 @@ class Template:
     def _started(self) -> socket.socket:
         if self._gone:
             raise TemplateGone
-        if self._line is not None:
-            return self._line
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST)
+        if self._line is None:
+            self._line = self._borrow() or self._start_process()
+            threading.Thread(target=self._listen, args=(self._line,), daemon=True).start()
+        return self._line
+
+    def _borrow(self) -> socket.socket | None:
+        """The line to a template that is lent to this process, where it is what this one would be; one alone can have it."""
+        try:
+            offer = json.loads(os.environ.get(LENT, ""))
+            wanted = (self.python, dict(self.env), list(self._options), _at_start())
+            if (offer["python"], offer["env"], offer["options"], offer["seen"]) != wanted:
+                return None
+            line = socket.socket(fileno=int(offer["line"]))
+        except (ValueError, KeyError, OSError):
+            return None
+        del os.environ[LENT]
+        line.set_inheritable(False)
+        self._borrowed, self._seen = True, offer["seen"]
+        return line
+
+    def _start_process(self) -> socket.socket:
+        ours, theirs = _pair()
+        self._seen = _at_start()
         try:
             self._process = subprocess.Popen(
                 [self.python, str(ENTRY), "--template", str(theirs.fileno()), *self._options],
@@ -203,8 +284,6 @@ class Template:
             raise TemplateGone from None
         finally:
             theirs.close()
-        self._line = ours
-        threading.Thread(target=self._listen, args=(ours,), daemon=True).start()
         return ours
 
     def _answer(self) -> dict[str, Any]:

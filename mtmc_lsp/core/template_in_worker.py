@@ -13,24 +13,35 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 MESSAGE = 1 << 17
 SET_CHILD_SUBREAPER = 36
-AHEAD = ("torch._higher_order_ops.triton_kernel_wrap", "torch._dynamo", "torch.export")
-"""What a captured function and the operator around a kernel need: seconds of importing, without which torch is usable."""
+AHEAD = (
+    "torch._higher_order_ops.triton_kernel_wrap",
+    "torch._dynamo",
+    "torch.export._trace",
+    "torch._functorch.aot_autograd",
+    "torch.utils.serialization",
+    "triton.experimental.gluon",
+)
+"""What a captured function, the operator around a kernel and the handing over of tensors need: seconds of importing, not needed
+for torch itself."""
 AHEAD_TO_COMPILE = ("torch._inductor.compile_fx", "triton.compiler")
 """What a GPU's baselines and kernels need."""
 
 
-def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], int]:
+def serve_copies(number: int, *, ahead: bool = False, commands: Sequence[str] = ()) -> tuple[Sequence[str], int]:
     """Make copies until the other side is gone; returns in each copy, never in the template itself.
+
+    The other side may lend it to further ones; each of them can end its own copies alone.
 
     Args:
         number: the descriptor that requests come on.
         ahead: whether copies also have what capturing needs, and, as far as nobody asks for a copy meanwhile, compiling.
+        commands: modules of commands that copies will be asked for; they are imported ahead too.
 
     Returns:
         The copy's options, and the descriptor of its answers.
@@ -39,51 +50,83 @@ def serve_copies(number: int, *, ahead: bool = False) -> tuple[Sequence[str], in
     line.set_inheritable(False)
     _adopt_orphans()
     _import()
-    for name in AHEAD if ahead else ():
+    for name in (*AHEAD, *commands) if ahead else ():
         _import_ahead(name)
     woken, waker = os.pipe()
     for end in (woken, waker):
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
-    children: set[int] = set()
+    # Whoever asks for copies, with those that were made for it.
+    lines: dict[socket.socket, set[int]] = {line: set()}
     # Compilers are of no use to the interpreter.
     later = list(AHEAD_TO_COMPILE if ahead and not _interprets() else ())
     while True:
-        ready, _, _ = select.select([line.fileno(), woken], [], [], 0.0 if later else None)
+        sources: list[Any] = [*lines, woken]
+        ready, _, _ = select.select(sources, [], [], 0.0 if later else None)
         if not ready:
             _import_ahead(later.pop(0))
             continue
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 1 << 12)
-            _report(line, children)
-        if line.fileno() not in ready:
-            continue
-        data, files, _, _ = socket.recv_fds(line, MESSAGE, 3)
-        if not data:
-            _end(children)
-        message = json.loads(data)
-        pid = os.fork()
-        if pid == 0:
-            os.setpgid(0, 0)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for end in (woken, waker):
-                os.close(end)
-            line.close()
-            return _become(message, files)
-        # In both, so that whoever is told the number can end the group.
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)
-        for file in files:
-            os.close(file)
-        children.add(pid)
-        _say(line, {"pid": pid})
+            _report(lines)
+        for asking in lines.keys() & set(ready):
+            data, files, _, _ = _received(asking)
+            if not data:
+                _end(lines.pop(asking))
+                asking.close()
+                if asking is line:
+                    for copies in lines.values():
+                        _end(copies)
+                    os._exit(0)
+                continue
+            message = json.loads(data)
+            if message.get("lend"):
+                borrower = socket.socket(fileno=files[0])
+                borrower.set_inheritable(False)
+                lines[borrower] = set()
+                continue
+            pid = os.fork()
+            if pid == 0:
+                os.setpgid(0, 0)
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for end in (woken, waker):
+                    os.close(end)
+                # A copy runs what must not ask for others.
+                for each in lines:
+                    each.close()
+                return _become(message, files)
+            # In both, so that whoever is told the number can end the group.
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+            for file in files:
+                os.close(file)
+            lines[asking].add(pid)
+            _say(asking, {"pid": pid})
+
+
+def _received(line: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    """A message; none where the other side ended in the middle of one."""
+    try:
+        return socket.recv_fds(line, MESSAGE, 3)
+    except OSError:
+        return b"", [], 0, None
 
 
 def _interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _forget_interpreter() -> None:
+    """Have triton imported anew by a copy that compiles: which of the two it is, it decides when it is imported.
+
+    Its native part stays, which is the same for both and cannot be loaded twice.
+    """
+    for name in [*sys.modules]:
+        if (name == "triton" or name.startswith("triton.")) and not name.startswith("triton._C"):
+            del sys.modules[name]
 
 
 def _import_ahead(name: str) -> None:
@@ -130,7 +173,7 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _report(line: socket.socket, copies: set[int]) -> None:
+def _report(lines: Mapping[socket.socket, set[int]]) -> None:
     """Tell which copies ended, and end what they left behind."""
     while True:
         try:
@@ -139,12 +182,13 @@ def _report(line: socket.socket, copies: set[int]) -> None:
             return
         if not pid:
             break
-        if pid in copies:
-            copies.discard(pid)
-            _say(line, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+        for line, copies in lines.items():
+            if pid in copies:
+                copies.discard(pid)
+                _say(line, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
     with contextlib.suppress(OSError):
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-        for orphan in {int(word) for word in children.split()} - copies:
+        for orphan in {int(word) for word in children.split()}.difference(*lines.values()):
             os.kill(orphan, signal.SIGKILL)
 
 
@@ -153,11 +197,10 @@ def _say(line: socket.socket, message: dict[str, int]) -> None:
         line.send(json.dumps(message).encode())
 
 
-def _end(children: set[int]) -> None:
-    for pid in children:
+def _end(copies: set[int]) -> None:
+    for pid in copies:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-    os._exit(0)
 
 
 def _become(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str], int]:
@@ -170,6 +213,8 @@ def _become(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str
         os.close(file)
     sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
     environment = message["env"]
+    if _interprets() and environment.get("TRITON_INTERPRET") != "1":
+        _forget_interpreter()
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)

@@ -111,8 +111,9 @@ class CapturedArgument:
     keyword: bool = False
     """Whether it must be passed by keyword."""
     low: float | None = None
-    """Smallest value seen, for integer tensors (and for floats given a range)."""
+    """Smallest value seen, for integer tensors; 0 for tensors of floats without a negative element."""
     high: float | None = None
+    """Largest value seen, for integer tensors."""
 
 
 @dataclass(frozen=True)

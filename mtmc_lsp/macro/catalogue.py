@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.macro.actions import algebra, convolutions, fuse, layout, persist, recompute, specialize, split, tuning
+from mtmc_lsp.macro.actions import (
+    algebra,
+    convolutions,
+    fuse,
+    layout,
+    library,
+    persist,
+    recompute,
+    specialize,
+    split,
+    tuning,
+)
 from mtmc_lsp.macro.actions.base import IllegalAction, Rule, Situation
+from mtmc_lsp.macro.rewrites import propagation
 from mtmc_lsp.macro.schedule import Schedule
 
 RULES: tuple[Rule, ...] = (
@@ -14,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     convolutions.HalfOperands(),
     fuse.Fuse(),
     fuse.TensorCore(),
+    library.Library(),
     recompute.Recompute(),
     split.Split(),
     persist.Persist(),
@@ -45,4 +58,9 @@ def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Sched
 def proposals(situation: Situation) -> list[MacroAction]:
     """Legal actions that are worth trying, most predicted saving first."""
     found = [action for rule in RULES for action in rule.propose(situation)]
-    return sorted(found, key=lambda action: (-action.expected.saved_us, action.key))
+
+    def rank(action: MacroAction) -> tuple[bool, float, str]:
+        # In which order all images lie decides what every other action brings.
+        return action.params.get("rule") != propagation.RULE, -action.expected.saved_us, action.key
+
+    return sorted(found, key=rank)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
-from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region, RegionKind
@@ -41,14 +42,18 @@ def default_config(program: Program, region: Region) -> Config:
     sizes = program.graph.sizes
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
-        if _is_turned(program, region):
-            return {"rows": 64, "block": 64, "warps": 8, "stages": 2}
+        turned = across(program, region)
+        if turned is not None:
+            return _turned_tiles(program, region, turned)[0]
         block = _column_block(columns) if len(region.kept) > 1 else 1024
         return {"rows": max(1, 1024 // block), "block": block, "warps": 4, "stages": 2}
     columns = region.columns.value(sizes)
-    if _strided_columns(program, region):
+    if strided_columns(program, region):
         # Neighbouring rows lie densest: a tile of many rows reads them together.
-        return _shared_out(program, region, {"rows": 64, "block": 16, "loop": True, "warps": 4, "stages": 2})
+        if region.kind is RegionKind.REDUCE and _reads_again(program, region) and columns <= HELD_COLUMNS:
+            return _held_tiles(next_power_of_two(columns))[0]
+        block = 32 if region.kind is RegionKind.REDUCE and columns >= 128 else 16
+        return _shared_out(program, region, {"rows": 64, "block": block, "loop": True, "warps": 4, "stages": 2})
     whole = next_power_of_two(columns)
     if region.kind is RegionKind.SCAN:
         return {"rows": 1, "block": min(whole, 1024), "loop": True, "warps": 4, "stages": 2}
@@ -239,7 +244,26 @@ def _attention_config(program: Program, region: Region) -> Config:
     return {"block_m": tall, "block_n": 64, "warps": warps, "stages": 3}
 
 
-def _strided_columns(program: Program, region: Region) -> bool:
+HELD_COLUMNS = 256
+"""Columns that step over memory, up to which a tile of many rows holds all of them at once."""
+
+
+def _held_tiles(whole: int) -> list[Config]:
+    """Tiles that hold all columns, ``whole`` of them, where neighbouring rows lie densest; the usual one first."""
+    tiles = (
+        [(64, 4), (32, 4), (64, 8), (128, 8), (32, 8), (16, 4)] if whole <= 64 else [(32, 8), (16, 4), (32, 4), (64, 8)]
+    )
+    return [{"rows": rows, "block": whole, "loop": False, "warps": warps, "stages": 2} for rows, warps in tiles]
+
+
+def _reads_again(program: Program, region: Region) -> bool:
+    """Whether a tile that does not hold its columns may have to walk them more than once."""
+    passes = sum(program.prims[name].op is PrimOp.REDUCE for name in region.prims)
+    reduced, table = set(region.reduced), region.table
+    return passes > 1 or any(reduced & set(table.all_axes(program.of(ref).name)) for ref in region.outputs)
+
+
+def strided_columns(program: Program, region: Region) -> bool:
     """Whether the reduced axes step over memory while an independent axis is dense."""
     dense = _dense_axes(program, region)
     return (
@@ -250,15 +274,56 @@ def _strided_columns(program: Program, region: Region) -> bool:
     )
 
 
-def _is_turned(program: Program, region: Region) -> bool:
-    """Whether a large tensor is dense along the rows' innermost axis instead of the columns: square tiles read both ways well."""
-    if len(region.kept) < 2:
-        return False
-    dense: set[Axis] = set()
-    for (name, index), prim in program.values.items():
-        if prim in region.inputs and set(region.kept) <= set(region.table.all_axes(prim)):
-            dense |= set(dense_axes(region, prim, program.graph.type_of(Ref(name, index))).values())
-    return region.kept[-2] in dense and region.kept[-1].size.value(program.graph.sizes) >= 64
+PARTIAL = frozenset({PrimOp.WINDOW, PrimOp.SLICE, PrimOp.PAD, PrimOp.CAT, PrimOp.FLIP, PrimOp.GATHER, PrimOp.CROP})
+"""What reads a tensor at other places than its own, so that neighbouring axes do not run together."""
+LEAST_ACROSS = 4
+"""Elements side by side from which on it pays to walk a tensor along them."""
+
+
+def across(program: Program, region: Region) -> Axis | None:
+    """The axis, other than the columns, along which tensors that an elementwise kernel reads lie dense.
+
+    Such a kernel brings one memory order into another: its tiles have this axis as rows, so that they read and write
+    neighbours together. ``None`` for all other kernels.
+    """
+    if region.kind is not RegionKind.MAP or len(region.kept) < 2:
+        return None
+    sizes = program.graph.sizes
+    whole = region.rows.value(sizes)
+    amounts: dict[Axis, int] = {}
+    for prim, kind in (
+        (name, program.graph.type_of(ref)) for name in region.inputs for ref in program.values_of.get(name, ())
+    ):
+        # What is much smaller (a number per channel) stays in caches.
+        if 2 * kind.numel.value(sizes) < whole:
+            continue
+        for dim, axis in dense_axes(region, prim, kind).items():
+            if kind.shape[dim] != Size.of(1) and axis in region.kept[:-1]:
+                amounts[axis] = amounts.get(axis, 0) + kind.numel.value(sizes) * ITEMSIZE[kind.dtype]
+    most = max(amounts, key=lambda axis: amounts[axis], default=None)
+    wide = all(axis.size.value(sizes) >= LEAST_ACROSS for axis in (most, region.kept[-1]) if axis is not None)
+    return most if wide else None
+
+
+def _turned_tiles(program: Program, region: Region, turned: Axis) -> list[Config]:
+    """Tiles of the axis that lies dense in what is read by the axis that lies dense in what is written; the usual one first."""
+    sizes = program.graph.sizes
+    apart = any(program.prims[name].op in PARTIAL for name in region.prims)
+    inside = region.kept[-1:] if apart else region.kept[region.kept.index(turned) + 1 :]
+    most_rows = next_power_of_two(turned.size.value(sizes))
+    most_columns = next_power_of_two(product([axis.size for axis in inside]).value(sizes))
+    found: list[Config] = []
+    for rows, block, warps in TURNED_TILES:
+        tile: Config = {"rows": min(rows, most_rows), "block": min(block, most_columns), "warps": warps, "stages": 2}
+        if tile not in found:
+            found.append(tile)
+    return found
+
+
+TURNED_TILES = (
+    (64, 64, 8), (64, 64, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (32, 128, 8), (128, 32, 8), (16, 128, 4), (128, 16, 4),
+    (16, 256, 8), (16, 64, 4),
+)  # fmt: skip
 
 
 def dense_axes(region: Region, prim: str, kind: TensorType) -> dict[int, Axis]:
@@ -272,10 +337,9 @@ def _dense_axes(program: Program, region: Region) -> set[Axis]:
     found: set[Axis] = set()
     sizes = program.graph.sizes
     largest = 0
-    for (name, index), prim in program.values.items():
-        if prim not in region.inputs:
-            continue
-        kind = program.graph.type_of(Ref(name, index))
+    read = [(name, ref) for name in region.inputs for ref in program.values_of.get(name, ())]
+    for prim, ref in read:
+        kind = program.graph.type_of(ref)
         numel = kind.numel.value(sizes)
         if numel < largest:
             continue
@@ -301,6 +365,8 @@ def variants(program: Program, region: Region, config: Mapping[str, int | str | 
                 (64, 128, 4, 3),
             ]
         ]
+    elif (turned := across(program, region)) is not None:
+        found = _turned_tiles(program, region, turned)
     elif region.kind is RegionKind.MAP:
         found = [
             {
@@ -326,8 +392,9 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
     columns = region.columns.value(program.graph.sizes)
     whole = next_power_of_two(columns)
     found: list[Config] = []
-    if _strided_columns(program, region):
-        return [
+    if strided_columns(program, region):
+        held = _held_tiles(whole) if region.kind is RegionKind.REDUCE and columns <= 2 * HELD_COLUMNS else []
+        return held + [
             {"rows": r, "block": b, "warps": w, "loop": True}
             for r, b, w in [
                 (32, 32, 4),

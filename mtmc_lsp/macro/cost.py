@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
+from mtmc_lsp.core.graph import Graph, Node, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
-from mtmc_lsp.macro.configs import HALVES, SPLIT, dense_axes
+from mtmc_lsp.macro.configs import HALVES, SPLIT, across, dense_axes
 from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
@@ -145,7 +146,7 @@ def _convolution_cost(program: Program, node: Node, device: Device, read: float,
 def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
     """A region as one kernel (or as few kernels, where it is split)."""
     graph = program.graph
-    values = {prim: Ref(name, index) for (name, index), prim in reversed(list(program.values.items()))}
+    values = program.value_of
     reads = 0.0
     parts = int(str(config.get("split", 1)))
     passes = 1
@@ -155,10 +156,13 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     for prim in region.inputs:
         if prim in values:
             kind = graph.type_of(values[prim])
-            reads += tensor_bytes(kind, graph.sizes) * _sectors(region, prim, kind, config, graph, device)
+            reads += tensor_bytes(kind, graph.sizes) * _sectors(program, region, prim, kind, config, device)
     if parts > 1 and _varies_along_columns(program, region) and reads > 0.5 * device.l2_bytes:
         passes = 2
-    written = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in region.outputs)
+    written = 0.0
+    for ref in region.outputs:
+        kind, own = graph.type_of(ref), program.of(ref).name
+        written += tensor_bytes(kind, graph.sizes) * _sectors(program, region, own, kind, config, device)
     flops = sum(matmul_flops(program, node) for node in region.nodes) * _share_of_pairs(program, region)
     dtype = program.of(region.outputs[0]).dtype
     for prim in region.prims:
@@ -189,27 +193,41 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
 
 
 def _sectors(
-    region: Region, prim: str, kind: TensorType, config: Mapping[str, object], graph: Graph, device: Device
+    program: Program, region: Region, prim: str, kind: TensorType, config: Mapping[str, object], device: Device
 ) -> float:
-    """How many times over a tensor is read whose elements lie apart along the columns of a tile.
+    """How many times over a tensor is read or written whose elements lie apart along the columns of a tile.
 
     Memory gives whole sectors of 32 bytes (CUDA C++ Best Practices Guide, 10.2.1); a tile uses of each what its rows reach.
     """
     if region.kind not in (RegionKind.REDUCE, RegionKind.MAP):
         return 1.0
+    graph = program.graph
     along = set(region.reduced) if region.reduced else set(region.kept[-1:])
     inner = dense_axes(region, prim, kind)
     dense = {axis for dim, axis in inner.items() if kind.shape[dim].value(graph.sizes) > 1}
     own = set(region.table.all_axes(prim))
-    if not dense or dense & along or not own & along:
+    if not dense or not own & along:
         return 1.0
-    neighbours = region.kept[-1:] if region.reduced else region.kept[-2:-1]
-    reached = int(str(config.get("rows", 1))) if dense & set(neighbours) else 1
+    if dense & along:
+        reached = _columns_reached(region, dense, config, graph)
+    else:
+        turned = across(program, region)
+        neighbours = (turned,) if turned is not None else (region.kept[-1:] if region.reduced else region.kept[-2:-1])
+        reached = int(str(config.get("rows", 1))) if dense & set(neighbours) else 1
     times = max(1.0, SECTOR_BYTES / ITEMSIZE[kind.dtype] / max(1, reached))
     if tensor_bytes(kind, graph.sizes) < 0.5 * device.l2_bytes:
         # The other programs that need the rest of a sector find it in the L2 cache.
         times = 1.0 + (times - 1.0) / L2_SPEED
     return times
+
+
+def _columns_reached(region: Region, dense: Set[Axis], config: Mapping[str, object], graph: Graph) -> int:
+    """How many neighbours of a dense axis a tile's columns reach, where that axis may lie outside others among the columns."""
+    if not region.reduced or not config.get("loop"):
+        return SECTOR_BYTES
+    inside = next(i for i, axis in enumerate(region.reduced) if axis in dense) + 1
+    steps = product([axis.size for axis in region.reduced[inside:]]).value(graph.sizes)
+    return SECTOR_BYTES if steps == 1 else int(str(config.get("block", 1))) // steps
 
 
 def _folded_bytes(program: Program, region: Region) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
@@ -14,6 +14,9 @@ from mtmc_lsp.macro.schedule import Schedule
 
 COPIES = frozenset({"clone", "contiguous"})
 """Operations that bring the elements of a view into an order of their own."""
+
+LEAST_HANDED_US = 0.5
+"""A smaller predicted gain is no reason to move a node from one kernel to the next."""
 
 
 @dataclass(frozen=True)
@@ -42,31 +45,45 @@ class FusionSearch:
         device: Device,
         precision: Callable[[str], str] = lambda node: "",
         refused: Collection[frozenset[str]] = (),
+        slow: Collection[frozenset[str]] = (),
     ) -> None:
         """Prepare a search.
 
         Args:
             precision: the mode that a node's fp32 matrix product is given in a new kernel; empty for the user's own.
             refused: sets of nodes that were tried as one kernel and came to nothing.
+            slow: sets of nodes with a product that were slower as one kernel: so is that product with fewer of them.
         """
         self.program = program
         self.schedule = schedule
         self.device = device
         self.precision = precision
         self._regions: dict[frozenset[str], Region | None] = dict.fromkeys(refused)
-        self._order = {node.name: i for i, node in enumerate(program.graph.nodes)}
-        self._nodes = {node.name: node for node in program.graph.nodes}
-        self._readers: dict[str, set[str]] = {name: set() for name in self._nodes}
-        for node in program.graph.nodes:
-            for ref in node.inputs():
-                if ref.name in self._readers:
-                    self._readers[ref.name].add(node.name)
+        graph = program.graph
+        self._slow = {
+            name: nodes for nodes in slow for name in nodes if name in graph.named and matmul_flops(program, name)
+        }
+        self._order = graph.positions
+        self._nodes = graph.named
+        self._readers = {name: {node.name for node in graph.readers(name)} for name in self._nodes}
+        self._units = {name: frozenset(kernel.nodes) for kernel in schedule.kernels for name in kernel.nodes}
+        self._torch: dict[str, Cost] = {}
+        self._costs: dict[frozenset[str], Cost] = {}
+        self._grown: dict[frozenset[str], Fusion | None] = {}
 
-    def best(self) -> list[Fusion]:
-        """Disjoint fusions, largest predicted gain first."""
+    def best(self, near: Collection[str] | None = None) -> list[Fusion]:
+        """Disjoint fusions, largest predicted gain first.
+
+        Args:
+            near: nodes from one of which each fusion grows; all nodes where it is None.
+        """
         found: list[Fusion] = []
         for seed in self._seeds():
-            fusion = self._grow(seed)
+            if near is not None and not seed & set(near):
+                continue
+            if seed not in self._grown:
+                self._grown[seed] = self._grow(seed)
+            fusion = self._grown[seed]
             if fusion is not None and fusion.saved_us > 0:
                 found.append(fusion)
         found.sort(key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
@@ -74,7 +91,45 @@ class FusionSearch:
         for fusion in found:
             if not any(fusion.nodes & other.nodes for other in chosen):
                 chosen.append(fusion)
-        return chosen
+        while (better := self._one_handed_on(chosen)) is not None:
+            chosen = better
+        return sorted(chosen, key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
+
+    def _one_handed_on(self, chosen: Sequence[Fusion]) -> list[Fusion] | None:
+        """The fusions with one node moved from the end of one of them to its only reader, where both then cost less.
+
+        Growth goes by one fusion alone: it keeps a cheap last node that the next kernel would rather compute for itself.
+        """
+        for giver in chosen:
+            for name in sorted(giver.nodes, key=self._order.__getitem__, reverse=True):
+                readers = self._readers[name]
+                if not readers or readers & giver.nodes or readers & self.program.opaque:
+                    continue
+                taker = next((other for other in chosen if readers <= other.nodes), None)
+                units = {self._unit_of(reader) for reader in readers}
+                if taker is None and (len(units) > 1 or any(readers & other.nodes for other in chosen)):
+                    continue
+                before = taker.nodes if taker is not None else next(iter(units))
+                pair = self._handed_on(name, giver, before)
+                if pair is not None:
+                    return [*(each for each in chosen if each not in (giver, taker)), *pair]
+        return None
+
+    def _handed_on(self, name: str, giver: Fusion, taker: frozenset[str]) -> list[Fusion] | None:
+        left, taken = giver.nodes - {name}, self._closed(taker | {name})
+        if not left or left & taken or self._region(left) is None or self._region(taken) is None:
+            return None
+        if self._closed(left) != left or taken & giver.nodes != {name}:
+            return None
+        made = [self._fusion(nodes) for nodes in (left, taken)]
+        if any(fusion is None for fusion in made):
+            return None
+        before = giver.after.us + (self._cost(taker).us if self._is_kernel(taker) else self._apart(taker).us)
+        after = [fusion for fusion in made if fusion is not None]
+        return after if sum(fusion.after.us for fusion in after) < before - LEAST_HANDED_US else None
+
+    def _is_kernel(self, nodes: frozenset[str]) -> bool:
+        return len(nodes) > 1 and self._region(nodes) is not None
 
     def _seeds(self) -> list[frozenset[str]]:
         seeds = [frozenset(kernel.nodes) for kernel in self.schedule.kernels]
@@ -87,8 +142,7 @@ class FusionSearch:
         return seeds
 
     def _unit_of(self, name: str) -> frozenset[str]:
-        kernel = self.schedule.kernel_of(name)
-        return frozenset(kernel.nodes) if kernel else frozenset({name})
+        return self._units.get(name) or frozenset({name})
 
     def _neighbours(self, nodes: frozenset[str]) -> list[str]:
         near: set[str] = set()
@@ -148,25 +202,29 @@ class FusionSearch:
         trimmed = self._without_idle_views(nodes)
         if trimmed == seed and self.schedule.kernel_of(next(iter(seed))) is not None:
             return None
-        region = self._region(trimmed)
+        return self._fusion(trimmed)
+
+    def _fusion(self, nodes: frozenset[str]) -> Fusion | None:
+        """The nodes as one kernel, unless they compute nothing."""
+        region = self._region(nodes)
         if region is None or not self._computes(region):
             return None
-        return Fusion(trimmed, region, self._config(region), self._apart(trimmed), self._cost(trimmed))
+        return Fusion(nodes, region, self._config(region), self._apart(nodes), self._cost(nodes))
 
     def _closed(self, nodes: frozenset[str]) -> frozenset[str]:
         """With every view that lies between members, and with the nodes on paths that leave and come back."""
         result = set(nodes)
-        changed = True
-        while changed:
-            changed = False
-            for name in self._order:
-                if name in result:
-                    continue
-                from_inside = any(ref.name in result for ref in self._nodes[name].inputs())
-                to_inside = bool(self._readers[name] & result)
-                if from_inside and to_inside:
-                    result |= self._unit_of(name)
-                    changed = True
+        pending = list(nodes)
+        while pending:
+            # A node between two members reads one of them and is read by one.
+            for reader in self._readers[pending.pop()]:
+                if reader not in result and self._readers[reader] & result:
+                    more = self._unit_of(reader) - result
+                    result |= more
+                    pending += more
+                    # What the new ones read may lie between now: it is found from the members that it reads.
+                    between = {ref.name for name in more for ref in self._nodes[name].inputs()} & set(self._nodes)
+                    pending += [r.name for s in between - result for r in self._nodes[s].inputs() if r.name in result]
         return frozenset(result)
 
     def _without_idle_views(self, nodes: frozenset[str]) -> frozenset[str]:
@@ -185,6 +243,8 @@ class FusionSearch:
         return any(self._nodes[name].op.split(".")[1] not in VIEWS for name in region.nodes)
 
     def _region(self, nodes: frozenset[str]) -> Region | None:
+        if nodes not in self._regions and any(nodes <= self._slow[name] for name in nodes if name in self._slow):
+            self._regions[nodes] = None
         if nodes not in self._regions:
             try:
                 self._regions[nodes] = analyse(self.program, nodes)
@@ -209,9 +269,11 @@ class FusionSearch:
 
     def _cost(self, nodes: frozenset[str]) -> Cost:
         """Of the nodes as one kernel, or as torch calls where that is cheaper and they are no kernel yet."""
-        region = self._region(nodes)
-        assert region is not None
-        return kernel_cost(self.program, region, self._config(region), self.device)
+        if nodes not in self._costs:
+            region = self._region(nodes)
+            assert region is not None
+            self._costs[nodes] = kernel_cost(self.program, region, self._config(region), self.device)
+        return self._costs[nodes]
 
     def _apart(self, nodes: Iterable[str]) -> Cost:
         """Of the nodes as the schedule has them now."""
@@ -227,7 +289,9 @@ class FusionSearch:
             if kernel and region:
                 total = total + kernel_cost(self.program, region, kernel.config, self.device)
             else:
-                total = total + torch_cost(self.program, self._nodes[name], self.device)
+                if name not in self._torch:
+                    self._torch[name] = torch_cost(self.program, self._nodes[name], self.device)
+                total = total + self._torch[name]
         return total
 
 

@@ -44,6 +44,8 @@ class Precisions:
     """Modes and sets of nodes that came to nothing together; where no mode was said, it is empty."""
     nonnegative: Collection[str] = ()
     """Graph inputs without negative elements."""
+    slow: Collection[tuple[str, frozenset[str]]] = ()
+    """Modes and sets of nodes that were correct as one kernel, and slower than what they were before."""
 
     @staticmethod
     def of(
@@ -52,19 +54,24 @@ class Precisions:
         """What the steps of a run leave."""
         inexact: dict[str, set[str]] = {}
         refused: set[tuple[str, frozenset[str]]] = set()
+        slow: set[tuple[str, frozenset[str]]] = set()
         for step in history:
             if step.status is StepStatus.ACCEPTED:
                 continue
             rounded = is_inexact(step)
+            # One of several sites may be at fault: each is then tried by itself.
+            blamed = "sites" not in step.action.params or step.status is StepStatus.REJECTED or rounded
             for mode, nodes in _tried(step.action):
                 if rounded and mode in (*HALVES, "tf32"):
                     inexact.setdefault(mode, set()).update(nodes)
-                if step.action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
+                if step.action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE) and blamed:
+                    if step.status is StepStatus.REJECTED:
+                        slow.add((mode, frozenset(nodes)))
                     refused.add((mode, frozenset(nodes)))
                     if mode == SPLIT and not rounded:
                         # The same products with more to do are no faster.
                         refused.add((PROMOTED, frozenset(nodes)))
-        return Precisions(program, strict, inexact, refused, nonnegative)
+        return Precisions(program, strict, inexact, refused, nonnegative, slow)
 
     @cached_property
     def modes(self) -> Mapping[str, tuple[str, ...]]:
@@ -106,6 +113,18 @@ class Precisions:
             kept = kernel.config.get("precision") if kernel is not None and set(kernel.nodes) <= nodes else None
             given = kept or (self.mode(product, rank) if product is not None else mode)
             if mode == given or mode not in MODES:
+                found.add(nodes)
+        return found
+
+    def slow_at(self, rank: int, schedule: Schedule) -> set[frozenset[str]]:
+        """Sets of nodes around a product that were slower as one kernel than before, in the mode that it would be given.
+
+        The same product with less around it is slower still: what surrounds it then runs as passes of its own.
+        """
+        found: set[frozenset[str]] = set()
+        for mode, nodes in self.slow:
+            product = next((node for node in nodes if node in self.modes), None)
+            if product is not None and schedule.kernel_of(product) is None and self.mode(product, rank) == mode:
                 found.add(nodes)
         return found
 
@@ -155,9 +174,9 @@ def _tried(action: MacroAction) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "tf32" if whole else PROMOTED, (str(action.params.get("node", "")),)
         return
     config = action.params.get("config")
-    if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE):
+    kernels = action.params.get("sites") or action.params.get("kernels")
+    if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE) and "sites" not in action.params:
         yield str(config.get("precision", "")) if isinstance(config, Mapping) else "", action.region
         return
-    kernels = action.params.get("kernels")
     for item in kernels if isinstance(kernels, (list, tuple)) else ():
         yield str(item["config"].get("precision", "")), tuple(item["nodes"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import Graph, Ref
@@ -165,7 +166,32 @@ class Program:
 
     def of_node(self, node: str) -> Iterator[Prim]:
         """The primitives that came from the ATen node."""
-        return (prim for prim in self.prims.values() if prim.origin == node)
+        return iter(self._by_origin.get(node, ()))
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """The place of each primitive in the order of execution."""
+        return {name: i for i, name in enumerate(self.prims)}
+
+    @cached_property
+    def values_of(self) -> Mapping[str, tuple[Ref, ...]]:
+        """Every ATen value that each primitive is."""
+        found: dict[str, list[Ref]] = {}
+        for (name, index), prim in self.values.items():
+            found.setdefault(prim, []).append(Ref(name, index))
+        return {prim: tuple(refs) for prim, refs in found.items()}
+
+    @cached_property
+    def value_of(self) -> Mapping[str, Ref]:
+        """The first ATen value that each primitive is."""
+        return {prim: Ref(name, index) for (name, index), prim in reversed(list(self.values.items()))}
+
+    @cached_property
+    def _by_origin(self) -> Mapping[str, list[Prim]]:
+        found: dict[str, list[Prim]] = {}
+        for prim in self.prims.values():
+            found.setdefault(prim.origin, []).append(prim)
+        return found
 
 
 class Builder:

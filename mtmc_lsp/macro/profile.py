@@ -70,8 +70,8 @@ def _least_us(state: State, todo: Sequence[tuple[Unit, Cost]]) -> dict[str, floa
     """The least time of each of our kernels, by its name, where each part of the schedule is one kernel."""
     names = [launch.kernel for launch in state.candidate.launches]
     costs = [cost for unit, cost in todo if unit.plan is not None]
-    if len(names) != len(costs):
-        # Parts in two passes: whose share a pass has is not known.
+    if len(names) != len(costs) or len(set(names)) < len(names):
+        # Parts in two passes, or one kernel for several parts: whose share a pass has is not known.
         return {}
     rate = max(state.device.flops.values(), default=0.0)
     return {

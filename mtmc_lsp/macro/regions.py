@@ -35,6 +35,9 @@ class RegionKind(Enum):
     ATTENTION = "attention"
 
 
+PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION})
+
+
 @dataclass(frozen=True)
 class Region:
     """A set of ATen nodes as one kernel."""
@@ -64,22 +67,21 @@ class Region:
         return product([axis.size for axis in self.reduced])
 
 
+def is_product(region: Region) -> bool:
+    """Whether the kernel is one around matrix products."""
+    return region.kind in PRODUCTS
+
+
 def used_outside(program: Program, nodes: Iterable[str]) -> tuple[Ref, ...]:
     """Values made by ``nodes`` that other nodes read or the target returns, in execution order."""
-    inside = set(nodes)
     graph = program.graph
-    wanted: set[Ref] = {ref for ref in graph.outputs if ref is not None}
-    wanted |= {mutation.value for mutation in graph.mutations}
-    for node in graph.nodes:
-        if node.name not in inside:
-            wanted |= set(node.inputs())
-    return tuple(
-        Ref(node.name, i)
-        for node in graph.nodes
-        if node.name in inside
-        for i in range(len(node.outputs))
-        if Ref(node.name, i) in wanted
-    )
+    inside = {name for name in nodes if name in graph.named}
+    found: list[Ref] = []
+    for name in sorted(inside, key=graph.positions.__getitem__):
+        read = {ref for node in graph.readers(name) if node.name not in inside for ref in node.inputs()}
+        outputs = [Ref(name, i) for i in range(len(graph.node(name).outputs))]
+        found += [ref for ref in outputs if ref in read or ref in graph.left]
+    return tuple(found)
 
 
 def _is_expanded(kind: TensorType) -> bool:
@@ -88,7 +90,7 @@ def _is_expanded(kind: TensorType) -> bool:
 
 def _returned_views(graph: Graph) -> set[Ref]:
     """Values on the way from an input to a result that is a view of it."""
-    nodes = {node.name: node for node in graph.nodes}
+    nodes = graph.named
     found: set[Ref] = set()
     for ref in graph.outputs:
         chain: set[Ref] = set()
@@ -113,8 +115,9 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
     """
     own = set(nodes)
     chosen = own | set(recomputed)
-    ordered = tuple(node.name for node in program.graph.nodes if node.name in own)
-    stuck = [node.name for node in program.graph.nodes if node.name in chosen and node.name in program.opaque]
+    positions = program.graph.positions
+    ordered = tuple(sorted((name for name in own if name in positions), key=positions.__getitem__))
+    stuck = sorted((chosen & program.opaque) & set(positions), key=positions.__getitem__)
     if stuck:
         raise CannotFuse(f"{program.graph.node(stuck[0]).op} stays a torch call")
     _check_convex(program, own, chosen)
@@ -204,7 +207,10 @@ def _check_convex(program: Program, own: set[str], chosen: set[str]) -> None:
     """
     leaving: set[str] = set()
     outside: set[str] = set()
-    for node in program.graph.nodes:
+    graph = program.graph
+    places = [graph.positions[name] for name in chosen if name in graph.positions]
+    # What lies on a way out of the region and back runs between its first node and its last.
+    for node in graph.nodes[min(places, default=0) : max(places, default=-1) + 1]:
         sources = {ref.name for ref in node.inputs()}
         if node.name in chosen:
             if sources & outside:
@@ -230,8 +236,7 @@ def _needed(program: Program, chosen: set[str], roots: list[str]) -> tuple[tuple
             continue
         needed.add(name)
         pending.extend(prim.inputs)
-    order = list(program.prims)
-    position = {name: i for i, name in enumerate(order)}
+    position = program.positions
     return tuple(sorted(needed, key=position.__getitem__)), tuple(sorted(outside, key=position.__getitem__))
 
 

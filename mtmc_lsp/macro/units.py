@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 from mtmc_lsp.core.protocols import CannotCode
@@ -31,6 +32,7 @@ def units(program: Program, schedule: Schedule) -> list[Unit]:
         CannotCode: a kernel of the schedule is none, or two kernels wait for each other.
     """
     made: dict[str, Unit] = {}
+    graph = program.graph
     for plan in schedule.kernels:
         try:
             unit = Unit(plan.nodes, plan, analyse(program, plan.nodes, plan.recomputed))
@@ -38,34 +40,41 @@ def units(program: Program, schedule: Schedule) -> list[Unit]:
             raise CannotCode(str(reason)) from None
         for name in plan.nodes:
             made[name] = unit
-    pending: list[Unit] = []
-    for node in program.graph.nodes:
-        unit = made.setdefault(node.name, Unit((node.name,)))
-        if unit not in pending:
-            pending.append(unit)
+    for node in graph.nodes:
+        made.setdefault(node.name, Unit((node.name,)))
     needed = _live_nodes(program, made)
-    pending = [unit for unit in pending if set(unit.nodes) & needed]
-    done = {item.name for item in program.graph.inputs}
+    found = {id(made[node.name]): made[node.name] for node in graph.nodes if node.name in needed}
+    pending = list(found.values())
+    place = {name: i for i, unit in enumerate(pending) for name in unit.nodes}
+    waits = [{place[name] for name in _sources(program, unit) if name in place} for unit in pending]
+    readers: list[list[int]] = [[] for _ in pending]
+    for i, sources in enumerate(waits):
+        for source in sources:
+            readers[source].append(i)
+    ready = [i for i, sources in enumerate(waits) if not sources]
     ordered: list[Unit] = []
-    while pending:
-        ready = next((unit for unit in pending if _sources(program, unit) <= done), None)
-        if ready is None:
-            raise CannotCode("two kernels wait for each other's results")
-        pending.remove(ready)
-        ordered.append(ready)
-        done |= set(ready.nodes)
+    while ready:
+        # Of all that can run, what comes first in the graph.
+        i = heapq.heappop(ready)
+        ordered.append(pending[i])
+        for reader in readers[i]:
+            waits[reader].discard(i)
+            if not waits[reader]:
+                heapq.heappush(ready, reader)
+    if len(ordered) < len(pending):
+        raise CannotCode("two kernels wait for each other's results")
     return ordered
 
 
 def _sources(program: Program, unit: Unit) -> set[str]:
-    nodes = {node.name: node for node in program.graph.nodes}
+    nodes = program.graph.named
     return {ref.name for name in unit.computed for ref in nodes[name].inputs()} - set(unit.computed)
 
 
 def _live_nodes(program: Program, made: dict[str, Unit]) -> set[str]:
     """Nodes whose values are returned, mutate an input, or are read by such."""
     graph = program.graph
-    nodes = {node.name: node for node in graph.nodes}
+    nodes = graph.named
     pending = [ref.name for ref in graph.outputs if ref] + [mutation.value.name for mutation in graph.mutations]
     live: set[str] = set()
     while pending:

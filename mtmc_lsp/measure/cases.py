@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import Graph, InputKind
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Graph, InputKind
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
@@ -185,7 +185,7 @@ def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]
 
 def _product_rows(graph: Graph, sizes: Mapping[str, int]) -> list[int]:
     """How many rows each product of the graph has, all dimensions before the last taken together."""
-    shapes = [node.type.shape for node in graph.nodes if node.op.split(".")[1] in DEPTH_OPERAND and node.outputs]
+    shapes = [node.type.shape for node in graph.nodes if node.op.split(".")[1] in MATRIX_PRODUCTS and node.outputs]
     return [math.prod(size.value(sizes) for size in shape[:-1]) for shape in shapes]
 
 
@@ -211,10 +211,6 @@ def _names(shape: tuple[Size, ...]) -> list[str]:
     return [name for size in shape for name in size.symbols()]
 
 
-DEPTH_OPERAND = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1}
-"""Matrix products, and which tensor operand's last dimension is summed over."""
-
-
 def product_work(graph: Graph, sizes: Mapping[str, int]) -> float:
     """Multiply-adds of the graph's matrix products."""
     total = 0.0
@@ -222,8 +218,8 @@ def product_work(graph: Graph, sizes: Mapping[str, int]) -> float:
         name = node.op.split(".")[1]
         operands = [graph.type_of(ref) for ref in node.inputs()]
         made = float(node.type.numel.value(sizes)) if node.outputs else 0.0
-        if name in DEPTH_OPERAND:
-            total += made * operands[DEPTH_OPERAND[name]].shape[-1].value(sizes)
+        if name in MATRIX_PRODUCTS:
+            total += made * operands[MATRIX_PRODUCTS[name]].shape[-1].value(sizes)
         elif name == "scaled_dot_product_attention":
             # Two products, each of the length of the keys.
             total += 2 * made * operands[1].shape[-2].value(sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,7 +183,7 @@ def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near:
         factor: how many times the user's own error is allowed.
     """
     broken = lost = infinite = count = 0
-    error = own_error = scale = 0.0
+    distances = Distances()
     for part, theirs, truth in pieces(mine, own, oracle):
         finite = comparable(theirs, truth)
         broken += int((finite & ~torch.isfinite(part)).sum())
@@ -192,9 +192,7 @@ def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near:
         both = torch.isinf(theirs) & torch.isinf(truth) & (theirs.double() == truth.double())
         infinite += int((both & (part != theirs)).sum())
         count += int(finite.sum())
-        error = math.hypot(error, apart(part, truth, finite))
-        own_error = math.hypot(own_error, apart(theirs, truth, finite))
-        scale = math.hypot(scale, size(truth, finite))
+        distances.add(truth, finite, part, theirs)
     if broken:
         return Agreement(f"{broken} elements are NaN or infinite, or were never written", float("inf"))
     if lost:
@@ -203,7 +201,8 @@ def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near:
         return Agreement(f"{infinite} elements should be infinite", float("inf"))
     if not count or near > NOISE:
         return Agreement("")
-    error, own_error = error / (scale + LEAST), max(own_error / (scale + LEAST), near)
+    error, own_error = distances.relative()
+    own_error = max(own_error, near)
     dtype = str(own.dtype).removeprefix("torch.")
     floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype]
     # Beyond the tolerance twice the user's own error is the limit; of few elements its size is luck, of one wholly.
@@ -237,13 +236,23 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     yield from zip(*(tensor.split(step, longest) for tensor in tensors), strict=True)
 
 
-def distance_and_scale(parts: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> tuple[float, float]:
-    """The L2 distance of results from others, and the others' L2 norm: of pieces, each with where its elements count."""
-    distance = scale = 0.0
-    for result, other, where in parts:
-        distance = math.hypot(distance, apart(result, other, where))
-        scale = math.hypot(scale, size(other, where))
-    return distance, scale
+class Distances:
+    """L2 distances of results from another one, and that one's L2 norm, added up piece by piece."""
+
+    def __init__(self) -> None:
+        self.apart: list[float] = []
+        """Of each result."""
+        self.scale = 0.0
+
+    def add(self, other: torch.Tensor, where: torch.Tensor, *results: torch.Tensor) -> None:
+        """Take in a piece of each result, as far as ``where`` is true."""
+        before = self.apart or [0.0] * len(results)
+        self.apart = [math.hypot(d, apart(result, other, where)) for d, result in zip(before, results, strict=True)]
+        self.scale = math.hypot(self.scale, size(other, where))
+
+    def relative(self) -> list[float]:
+        """The distances as parts of the norm."""
+        return [distance / (self.scale + LEAST) for distance in self.apart]
 
 
 def apart(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> float:
@@ -265,11 +274,10 @@ def sensitivity(moved: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) ->
         return 0.0
     if not own.is_floating_point():
         return float((moved != oracle).double().mean()) if own.numel() and not own.is_complex() else 0.0
-    distance, scale = distance_and_scale(
-        (there, truth, comparable(theirs, truth) & torch.isfinite(there))
-        for there, theirs, truth in pieces(moved, own, oracle)
-    )
-    return distance / (scale + LEAST)
+    distances = Distances()
+    for there, theirs, truth in pieces(moved, own, oracle):
+        distances.add(truth, comparable(theirs, truth) & torch.isfinite(there), there)
+    return distances.relative()[0]
 
 
 def _text(value: Any) -> str:

@@ -6,25 +6,28 @@ Runs in workers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
 from mtmc_lsp.measure.comparing import FACTORS, agreement, sensitivity
 from mtmc_lsp.measure.inputs import laid_out
-from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds
+from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, NarrowProducts, SharedRandomMode, draw_seeds
 from mtmc_lsp.measure.running import copies, run_case
 
-_usual: dict[int, float] = {}
-"""By result: the error of the user's own code on the workload itself."""
+_narrow: dict[str, bool] = {}
+"""Under ``seen``: whether the user's own products ran in TF32 on the workload itself; empty before it was run."""
 FEW, FEW_DRAWS = 64, 3
 """Elements of a result whose rounding is so much luck that it is asked for more than once."""
 TF32_ERROR = 2.0**-11
 """Of one rounding to TF32's ten bits, as a part."""
+TF32_SHARE = 0.25
+"""Part of the error of products in TF32 from which on the user's own code is taken to run them; float32 has a thousandth."""
 
 
 def expected_of(
@@ -62,6 +65,8 @@ def expected_of(
     try:
         return {**own, **same, **_oracle(module, capture, inputs, device, case, own, random_mode)}
     except torch.OutOfMemoryError:
+        if case.get("first"):
+            _narrow["seen"] = capture.graph.runs_tf32
         return {**own, **same, "near": _tolerated(capture, own["results"]), "coarse": True}
 
 
@@ -79,41 +84,53 @@ def _oracle(
     # Inputs that the code leaves alone in its own precision need not be copied to see whether it does in another.
     untouched: dict[str, torch.Tensor] | None = None if ran["after"] else {}
     recorder = IndexRecorder()
+    is_first, near = bool(case.get("first")), dict[int, float]()
     with _float64_default(), recorder, Float64Mode():
         wide = {name: in_float64(tensor) for name, tensor in inputs.items()}
         oracle = run_case(module, capture, wide, device, random_mode(), seed, kind, before=untouched)
         del wide
-        near: dict[int, float] = {}
-        for draw in range(FEW_DRAWS if _has_few(own) else 1):
-            moved = _moved(inputs, seed + draw, _finest(own))
-            there = run_case(module, capture, moved, device, random_mode(), seed, kind, before={})["results"]
+
+        def sensitivities(seed: int, mode: contextlib.AbstractContextManager[Any]) -> dict[int, float]:
+            moved = _moved(inputs, seed, _finest(own))
+            with mode:
+                there = run_case(module, capture, moved, device, random_mode(), seed, kind, before={})["results"]
             del moved
-            for i, (result, mine) in enumerate(zip(there, own, strict=False)):
-                if isinstance(result, torch.Tensor) and isinstance(mine, torch.Tensor):
-                    near[i] = max(near.get(i, 0.0), sensitivity(result, mine, oracle["results"][i]))
-    if capture.graph.runs_tf32:
-        near = _no_finer_than_usual(near, own, oracle["results"], is_first=bool(case.get("first")))
+            return {
+                i: sensitivity(result, mine, oracle["results"][i])
+                for i, (result, mine) in enumerate(zip(there, own, strict=False))
+                if isinstance(result, torch.Tensor) and isinstance(mine, torch.Tensor)
+            }
+
+        if is_first and capture.graph.runs_tf32:
+            _narrow["seen"] = _is_narrow(own, oracle["results"], sensitivities(seed, narrow_products(capture.graph)))
+        for draw in range(FEW_DRAWS if _has_few(own) else 1):
+            # The libraries choose by the size, and by the call: what they compute in full precision on a small one is no more
+            # than the user asked for. Of the workload itself the user's own error is.
+            narrow = _narrow.get("seen", False) and not is_first
+            mode = narrow_products(capture.graph) if narrow else contextlib.nullcontext()
+            for i, distance in sensitivities(seed + draw, mode).items():
+                near[i] = max(near.get(i, 0.0), distance)
     ties = _ties(recorder, oracle["results"], inputs)
     return {"oracle": oracle["results"], "oracle_after": oracle["after"], "near": near, "ties": ties}
 
 
-def _no_finer_than_usual(
-    near: dict[int, float], own: list[Any], oracle: list[Any], *, is_first: bool
-) -> dict[int, float]:
-    """At least the error that the user's own code has on the workload itself.
+def narrow_products(graph: Graph) -> NarrowProducts:
+    """Rounds operands where the user's own products may run in TF32."""
+    return NarrowProducts(convolutions=graph.fp32_convolution == "tf32", products=graph.fp32_matmul == "tf32")
 
-    Where it may run products in TF32, the libraries choose by the size: what they compute in full precision on a small one is no
-    more than the user asked for.
+
+def _is_narrow(own: list[Any], oracle: list[Any], narrow: Mapping[int, float]) -> bool:
+    """Whether the user's own results are about as far off as those of products in TF32.
+
+    Args:
+        narrow: by result, the distance of these from the oracle, as a part of its norm.
     """
-    errors = {
-        i: agreement(mine, mine, oracle[i], 0.0, FACTORS["budget"]).own_error
-        for i, mine in enumerate(own)
-        if isinstance(mine, torch.Tensor) and mine.is_floating_point()
-    }
-    if is_first:
-        _usual.update(errors)
-        return near
-    return near | {i: max(near.get(i, 0.0), _usual.get(i, 0.0)) for i in errors}
+    for i, distance in narrow.items():
+        if own[i].is_floating_point() and distance > 0.0:
+            error = agreement(own[i], own[i], oracle[i], 0.0, FACTORS["budget"]).own_error
+            if error >= TF32_SHARE * distance:
+                return True
+    return False
 
 
 def _tolerated(capture: Capture, results: list[Any]) -> dict[int, float]:

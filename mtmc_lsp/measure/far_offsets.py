@@ -9,6 +9,8 @@ from mtmc_lsp.core.graph import InputKind, Ref, TensorType
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import product_work
 
+FAR_CHECK = "offsets beyond 2^31"
+FAR_SEED = 1000
 FAR = 1 << 31
 """The first offset that a signed number of 32 bits does not hold."""
 COPIES = 4

@@ -2,7 +2,8 @@
 
 A file of 6 GB takes 15 s to be written and read, the same copy within the GPU 5 ms. What is offered lies in memory of its own,
 so that whoever opens it sees nothing else of this process (torch's allocator would put a secret beside it), and it is
-copied at once: what the other side does to it later changes nothing. Source: CUDA driver API, ``cuIpcGetMemHandle``.
+copied at once: what the other side does to it later changes nothing. What it says of its size is not believed: the driver knows
+how large the memory is. Source: CUDA driver API, ``cuIpcGetMemHandle`` and ``cuMemGetAddressRange``.
 
 Runs in workers.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,7 +64,7 @@ def take(path: str, device: str) -> Any:
     """What :func:`give` left, as copies on ``device``.
 
     Raises:
-        HandoverFailed: its memory cannot be opened here, or is gone.
+        HandoverFailed: its memory cannot be opened here, is gone, or is smaller than what is said to be in it.
     """
     return _opened(torch.load(path, weights_only=True, map_location=device))
 
@@ -105,7 +108,6 @@ def _offer(tensor: torch.Tensor, path: str) -> dict[str, Any] | None:
     torch.cuda.synchronize()
     return {
         MARK: base64.b64encode(bytes(handle.reserved)).decode(),
-        "bytes": size,
         "like": torch.empty(0, dtype=tensor.dtype),
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),
@@ -120,18 +122,33 @@ def _opened(value: Any) -> Any:
 
 def _copied(offer: dict[str, Any]) -> torch.Tensor:
     shape, stride, dtype = offer["shape"], offer["stride"], offer["like"].dtype
-    fresh = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
+    if any(number < 0 for number in (*shape, *stride)):
+        raise HandoverFailed(f"no tensor has the shape {shape} and the strides {stride}")
+    size = _reach(shape, stride) * dtype.itemsize
     address, handle = ctypes.c_uint64(), _Handle()
     ctypes.memmove(ctypes.byref(handle), base64.b64decode(offer[MARK]), ctypes.sizeof(handle))
     failed = _driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, ctypes.c_uint(PEER_ACCESS))
     if failed:
         raise HandoverFailed(f"GPU memory of another process cannot be opened here (CUDA error {failed})")
     try:
-        _all_elements(fresh).copy_(_elements(address.value, offer["bytes"], dtype))
+        there = _bytes_from(address.value)
+        if size > there:
+            raise HandoverFailed(f"{size} bytes are offered in a piece of GPU memory that has {there}")
+        fresh = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
+        _all_elements(fresh).copy_(_elements(address.value, size, dtype))
         torch.cuda.synchronize()
     finally:
         _driver().cuIpcCloseMemHandle(address)
     return fresh
+
+
+def _bytes_from(address: int) -> int:
+    """How many bytes of one allocation follow an address."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    failed = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    if failed:
+        raise HandoverFailed(f"the size of another process's GPU memory cannot be told (CUDA error {failed})")
+    return base.value + size.value - address
 
 
 def _elements(address: int, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -146,9 +163,14 @@ def _all_elements(tensor: torch.Tensor) -> torch.Tensor:
 
 def _extent(tensor: torch.Tensor) -> int:
     """Elements from the first to the last that it reads, with what lies between."""
-    if not tensor.numel():
+    return _reach(tensor.shape, tensor.stride())
+
+
+def _reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """The same of a tensor with this shape and these strides."""
+    if not math.prod(shape):
         return 0
-    return 1 + sum((int(size) - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum((int(size) - 1) * int(step) for size, step in zip(shape, stride, strict=True))
 
 
 def _driver() -> Any:

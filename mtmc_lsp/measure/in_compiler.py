@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import re
@@ -55,6 +56,8 @@ def _module(path: str, source: str, name: str) -> Any:
 
 def _side_by_side(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadline: float) -> list[KernelReport]:
     """Compile in forked children, one for each core: a compiler that crashes or hangs takes only its own job along."""
+    if jobs:
+        _know_triton()
     context = multiprocessing.get_context("fork")
     reports: dict[int, KernelReport] = {}
     running: dict[Connection, tuple[int, Any]] = {}
@@ -73,6 +76,14 @@ def _side_by_side(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadlin
             index, process = running.pop(connection)
             reports[index] = _answer(connection, process, jobs[index], timed_out=not ready)
     return [reports[index] for index in range(len(jobs))]
+
+
+def _know_triton() -> None:
+    """Have Triton read itself, hundreds of megabytes, for its cache's keys: once here, and not in each child."""
+    with contextlib.suppress(ImportError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def _job(module: Any, launch: KernelLaunch, arch: str, sending: Connection) -> None:

@@ -24,6 +24,7 @@ from mtmc_lsp.measure.comparing import Comparison, compare_case
 from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.in_worker import compared, said
 from mtmc_lsp.measure.inputs import EXACT, dotted
+from mtmc_lsp.measure.instances import instance_of
 from mtmc_lsp.measure.keeping import is_there, kept, own_device
 from mtmc_lsp.measure.mending import mend_interpreter
 from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
@@ -177,7 +178,7 @@ def prepared_candidate(
 
 
 def _instance(module: Any, target: Target, capture: Capture, device: str, init: str) -> torch.nn.Module:
-    """The candidate, constructed as the reference is, or as its own file says where it takes no such arguments."""
+    """An unused candidate, constructed as the reference is, or as its own file says where it takes no such arguments."""
     kind = resolve(module, target.class_name)
     workload = capture.workload
     positional, named = ast.literal_eval(init)
@@ -192,8 +193,8 @@ def _instance(module: Any, target: Target, capture: Capture, device: str, init: 
             raise
         positional, named = own
     torch.manual_seed(0)
-    instance: torch.nn.Module = kind(*positional, **named).to(device)
-    return instance.eval()
+    # What of it is replaced is known only by its shapes, so that nothing in it is shared.
+    return instance_of(kind, positional, named, device, replaced=()).eval()
 
 
 def _place(instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -33,10 +34,25 @@ def instance_of(
     key = (kind, repr((positional, named)), device)
     if key not in _made:
         _made[key] = constructed(kind, positional, named, device)
+    if _has_closures(_made[key]):
+        return constructed(kind, positional, named, device)
     try:
         return _copy(_made[key], frozenset(replaced))
     except Exception:  # what a module holds need not be able to be copied: a lock, a handle, a tensor with a history
         return constructed(kind, positional, named, device)
+
+
+def _has_closures(original: torch.nn.Module) -> bool:
+    """Whether it holds functions that hold something themselves: a copy's would still use what the original has."""
+
+    def closes(value: Any) -> bool:
+        if isinstance(value, FunctionType):
+            return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+        if isinstance(value, Mapping):
+            return any(map(closes, value.values()))
+        return isinstance(value, (list, tuple)) and any(map(closes, value))
+
+    return any(closes(vars(part)) for part in original.modules())
 
 
 def _copy(original: torch.nn.Module, shared: frozenset[str]) -> torch.nn.Module:

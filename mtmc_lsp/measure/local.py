@@ -16,7 +16,7 @@ from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import CompileReport, Device, KernelReport, Timing, Verdict
+from mtmc_lsp.core.results import Check, CompileReport, Device, KernelReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.sandbox import Isolation
 from mtmc_lsp.core.template import Template
@@ -215,6 +215,17 @@ class LocalMeasurer:
             self._runner.next()
             if self.measured:
                 self._background.submit(self._runner.warm_up)
+
+    def verify_far(self, candidate: Candidate) -> Check:
+        """Run a version that was verified once more, where offsets of elements pass 2^31 and the GPU has the memory."""
+        try:
+            if self.measured:
+                # Free memory is what is free now; what is timed holds some.
+                self._runner.next()
+                self._runner.start()
+            return self._verification.verify_far(candidate, self._runner.free_bytes)
+        finally:
+            self._runner.next()
 
     def _prepare(self) -> None:
         """Let the references and, on a GPU, the compiled baseline be made while the first candidate is compiled."""

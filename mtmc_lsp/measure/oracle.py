@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 CASTS = {"float", "half", "bfloat16"}
@@ -26,6 +27,40 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             kwargs["dtype"] = torch.float64
         args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
         return function(*args, **kwargs)
+
+
+CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
+PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv"})
+"""Operations of PyTorch's core that multiply matrices, as a dispatch mode sees them."""
+CUT_BITS = 42
+"""Of a float64's significand, what TF32 lacks."""
+
+
+class NarrowProducts(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
+    """Products of float64 operands that are rounded to TF32's ten bits, as tensor cores take them; gradients' products too."""
+
+    def __init__(self, *, convolutions: bool, products: bool) -> None:
+        super().__init__()
+        self._names = (CONVOLUTIONS if convolutions else frozenset()) | (PRODUCTS if products else frozenset())
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        if name in self._names:
+            # What is only added to the product keeps its bits.
+            kept = 1 if name.startswith("add") or name == "baddbmm" else 0
+            last = {"convolution": 2, "convolution_backward": 3}.get(name, len(args))
+            args = [_in_ten_bits(a) if kept <= i < last else a for i, a in enumerate(args)]
+        return function(*args, **(kwargs or {}))
+
+
+def _in_ten_bits(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+        return value
+    bits = value.contiguous().view(torch.int64)
+    rounded: torch.Tensor = (bits + (1 << (CUT_BITS - 1))).bitwise_and_(-(1 << CUT_BITS)).view(torch.float64)
+    return torch.where(torch.isfinite(value), rounded, value)
 
 
 class IndexRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here

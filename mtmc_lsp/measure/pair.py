@@ -16,7 +16,7 @@ from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictSt
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import VALUES, Case
-from mtmc_lsp.measure.far_offsets import far_sizes
+from mtmc_lsp.measure.far_offsets import FAR_CHECK, FAR_SEED, far_sizes
 from mtmc_lsp.measure.pair_cases import VALUE_CASES, is_exact, pair_cases
 from mtmc_lsp.measure.pair_outcomes import Outcome, seen_checks
 from mtmc_lsp.measure.pair_reference import NO_ARGUMENTS, Prepared, Reference, on_gpu
@@ -30,8 +30,6 @@ REPEATED_ELEMENTS = 512
 """Cases with at most this many elements of arguments are run twice under the interpreter, too."""
 FULL_FACTOR = 4.0
 """How much longer a case may take where parameters have their full size."""
-FAR_CHECK = "offsets beyond 2^31"
-FAR_SEED = 1000
 MOST_CALLS = 30
 """At least how many calls of one case the candidate's process makes to see whether they stay alike."""
 TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, InputKind
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import (
     AUTOGRAD,
@@ -17,13 +17,12 @@ from mtmc_lsp.measure.cases import (
     verification_cases,
 )
 
-EXACT_OPERATIONS = frozenset(
-    "mm bmm matmul linear addmm baddbmm add sub rsub mul neg abs relu clamp maximum minimum where eq ne lt le gt ge sum amax "
+EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
+    "convolution conv1d conv2d conv3d add sub rsub mul neg abs relu clamp maximum minimum where eq ne lt le gt ge sum amax "
     "amin max min cumsum view reshape _unsafe_view permute transpose t unsqueeze squeeze expand clone contiguous cat slice "
     "select flatten alias detach copy stack flip".split()
 )
 """ATen operations that keep whole numbers whole."""
-LINEAR_OPERATIONS = frozenset("mm bmm matmul linear addmm baddbmm convolution conv1d conv2d conv3d".split())
 FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
 """Multiply-adds that one interpreted run at the parameters' full sizes may have."""
 PART = 0.2
@@ -33,8 +32,7 @@ VALUE_CASES = ("denormal", "infinite", "nan")
 
 def is_exact(capture: Capture) -> bool:
     """Whether the reference's arithmetic is exact on small whole numbers."""
-    allowed = EXACT_OPERATIONS | LINEAR_OPERATIONS
-    return all(node.op.split(".")[1] in allowed for node in capture.graph.nodes)
+    return all(node.op.split(".")[1] in EXACT_OPERATIONS for node in capture.graph.nodes)
 
 
 def least_that_runs(capture: Capture) -> int:

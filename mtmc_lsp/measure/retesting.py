@@ -14,7 +14,7 @@ from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.measure.clock import Run
-from mtmc_lsp.measure.comparing import LEAST, distance_and_scale, pieces
+from mtmc_lsp.measure.comparing import Distances, pieces
 from mtmc_lsp.measure.running import flatten
 
 CHANGE = 0.75
@@ -120,9 +120,12 @@ class Retest:
             return True
         if not a.is_floating_point():
             return float((a != b).float().mean()) <= MOST_OTHER_INDICES
-        if any(bool((torch.isfinite(own) & ~torch.isfinite(mine)).any()) for mine, own in pieces(a, b)):
-            return False
-        distance, scale = distance_and_scale((mine, own, torch.isfinite(own)) for mine, own in pieces(a, b))
+        distances = Distances()
+        for mine, own in pieces(a, b):
+            finite = torch.isfinite(own)
+            if bool((finite & ~torch.isfinite(mine)).any()):
+                return False
+            distances.add(own, finite, mine)
         # Two results, each within the tolerance of the oracle.
         allowed = 2 * max(TOLERANCE[str(b.dtype).removeprefix("torch.")], self._tolerance)
-        return distance <= allowed * scale + LEAST
+        return distances.relative()[0] <= allowed

@@ -19,8 +19,11 @@ from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.cases import Case, is_interpretable, verification_cases
+from mtmc_lsp.measure.far_offsets import FAR_CHECK, FAR_SEED, far_sizes
 from mtmc_lsp.measure.findings import checks_of
 
+FAR_NUMBER = 1000
+"""The number of the case beyond 2^31, which is none of the usual ones."""
 GIVEN_BYTES = 1e9
 """Workloads that move more take long to make once more."""
 
@@ -143,6 +146,8 @@ class Verification:
         self._coarse = 0
         self._references = References(verification_cases(capture, interpreted=not measured, seed=seed), self._prepared)
         self._begun = False
+        self._far_case: tuple[Prepared | None, str] | None = None
+        self._seed = seed
 
     def begin(self, background: Executor) -> None:
         """Let the references be computed; the first call alone does."""
@@ -199,23 +204,72 @@ class Verification:
                 return self._verdict(VerdictStatus.INCORRECT, checks, worst, reason)
         return self._verdict(VerdictStatus.CORRECT, checks, worst, "", fallbacks)
 
-    def _tried(self, candidate: Candidate, prepared: Prepared) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def verify_far(self, candidate: Candidate, free_bytes: float) -> Check:
+        """Whether a version also holds where offsets of elements pass 2^31: one call, on a GPU that has the memory.
+
+        Args:
+            candidate: has been verified.
+            free_bytes: the GPU's free memory.
+
+        Returns:
+            The check: skipped, with the reason, where nothing can be seen; failed with what is wrong.
+        """
+        label = ""
+        try:
+            if self._far_case is None:
+                self._far_case = self._prepared_far(free_bytes)
+            prepared, why = self._far_case
+            if prepared is None:
+                return Check(FAR_CHECK, CheckStatus.SKIPPED, label, why)
+            label = prepared.case.label
+            seen, compared = self._tried(candidate, prepared, once=True)
+        except WorkerFailed as error:
+            if error.kind == "cancelled":
+                raise
+            # What ends its process is wrong; that the time or the memory is up says nothing of the code.
+            crashed = bool(label) and error.kind == "crashed"
+            return Check(FAR_CHECK, CheckStatus.FAILED if crashed else CheckStatus.SKIPPED, label, error.message)
+        except MtmcError as error:
+            return Check(FAR_CHECK, CheckStatus.SKIPPED, label, error.message)
+        if seen["status"] != "ran":
+            # That there is too little memory says nothing of the code.
+            lacks = "out of memory" in str(seen["reason"])
+            return Check(FAR_CHECK, CheckStatus.SKIPPED if lacks else CheckStatus.FAILED, label, str(seen["reason"]))
+        if not seen["launches"] or compared is None:
+            return Check(FAR_CHECK, CheckStatus.SKIPPED, label, "the guard leaves such sizes to the original code")
+        wrong = next((c for c in checks_of(prepared.case, seen, compared) if c.status is CheckStatus.FAILED), None)
+        if wrong is not None:
+            return Check(FAR_CHECK, CheckStatus.FAILED, label, f"{wrong.name}: {wrong.detail}")
+        return Check(FAR_CHECK, CheckStatus.PASSED, label)
+
+    def _prepared_far(self, free_bytes: float) -> tuple[Prepared | None, str]:
+        sizes, why = far_sizes(self._capture, free_bytes) if self._measured else ({}, "there is no GPU")
+        if why:
+            return None, why
+        prepared = self._prepared(Case(sizes, "normal", self._seed + FAR_SEED), FAR_NUMBER)
+        return prepared, "" if prepared is not None else "your own code does not take such sizes here"
+
+    def _tried(
+        self, candidate: Candidate, prepared: Prepared, *, once: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """What was seen of the candidate on one case, and what comparing its results says; None without results."""
         try:
-            return self._run(candidate, prepared)
+            return self._run(candidate, prepared, once=once)
         except HandoverFailed:
             # From now on by files, the inputs of this case as well.
             self._handed = False
             self._call(self._reference, "measure.reference", self._with_expected(prepared), self._seconds)
-            return self._run(candidate, prepared)
+            return self._run(candidate, prepared, once=once)
 
-    def _run(self, candidate: Candidate, prepared: Prepared) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def _run(
+        self, candidate: Candidate, prepared: Prepared, *, once: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         case, request = prepared.case, self._request(prepared.case, prepared.number)
         if prepared.large and self._handed:
             with self._references.comparing():
                 self._call(self._reference, "measure.offer", request, self._seconds)
         # The interpreter runs one program after the other: one repeat shows state that is kept between calls.
-        repeats = 2 if self._measured or prepared.number == 0 else 1
+        repeats = 2 if (self._measured or prepared.number == 0) and not once else 1
         asked = {**request, "source": candidate.source, "repeats": repeats}
         seen = self._call(self._runner, "measure.candidate", asked, self._seconds)
         if seen["status"] != "ran" or (prepared.number == 0 and not seen["launches"]):

@@ -102,6 +102,11 @@ def show_replayed(out: Console, step: Step) -> None:
     out.print(Text(f"Step {step.index}  {step.action.text}: {step.status.value} before", style="dim"))
 
 
+def show_withdrawn(out: Console, step: Step) -> None:
+    """A step that was accepted, and that the last look at the final version took back."""
+    out.print(Text(f"Step {step.index}  withdrawn: {step.reason}", style=STYLE[step.status]))
+
+
 def coloured(diff: str) -> Text:
     """A unified diff in colours."""
     text = Text()

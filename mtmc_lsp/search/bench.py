@@ -6,6 +6,7 @@ result is a line of a JSONL file, written as soon as it is there, so that a run 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import fnmatch
 import hashlib
@@ -29,6 +30,7 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfM
 from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.search.bench_problem import NAME, ProblemRequest, failed
 from mtmc_lsp.search.interpreter import versions
@@ -256,6 +258,7 @@ class Bench:
         jobs: int = 1,
         devices: Sequence[str] = (),
         command: Sequence[str] = COMMAND,
+        template: Template | None = None,
     ) -> None:
         """Prepare.
 
@@ -265,7 +268,9 @@ class Bench:
             jobs: problems at a time.
             devices: GPUs that the problems are dealt to; empty without any.
             command: what works on one problem: it reads the request and writes to the file that is its last argument.
+            template: what the workers of all problems become copies of, where there is one; the caller closes it.
         """
+        self._template = template
         self._plan, self._out, self._jobs, self._command = plan, out, max(1, jobs), command
         self._store = out.resolve().parent / ".mtmc"
         self._devices: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -331,6 +336,15 @@ class Bench:
         head = {"schema": SCHEMA, "problem": problem.name, "level": problem.level, "key": self._plan.key(problem)}
         return {**head, "wall_seconds": round(time.monotonic() - began, 3), **answer}
 
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+        """Variables and descriptors for a problem's process, by which it copies the template."""
+        if self._template is None:
+            yield {}, ()
+            return
+        with self._template.lent() as offer:
+            yield offer
+
     def _answer(self, problem: Problem, device: str) -> dict[str, Any]:
         plan = self._plan
         request = ProblemRequest(
@@ -339,13 +353,14 @@ class Bench:
         environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device else {})}
         with tempfile.TemporaryDirectory(prefix="mtmc-bench-") as folder:
             answer, output = Path(folder) / "answer.json", Path(folder) / "output"
-            with output.open("wb") as told:
+            with output.open("wb") as told, self._lent() as (offer, lines):
                 process = subprocess.Popen(
                     [*self._command, str(answer)],
                     stdin=subprocess.PIPE,
                     stdout=told,
                     stderr=subprocess.STDOUT,
-                    env=environment,
+                    env={**environment, **offer},
+                    pass_fds=lines,
                     start_new_session=True,
                 )
             self._running.add(process)

@@ -12,8 +12,8 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.protocols import CannotCode, Coder, Measurer, Planner, Repairer, Sampler, State, Watcher
-from mtmc_lsp.core.results import CompileReport, Speed, Timing, VerdictStatus, Work
+from mtmc_lsp.core.protocols import CannotCode, Coder, FarVerifier, Measurer, Planner, Repairer, Sampler, State, Watcher
+from mtmc_lsp.core.results import CheckStatus, CompileReport, Speed, Timing, VerdictStatus, Work
 from mtmc_lsp.core.run import (
     SCHEMA,
     Candidate,
@@ -58,6 +58,8 @@ class Events:
     on_step: Callable[[Step], None]
     on_replayed: Callable[[Step], None] = lambda step: None
     """A step of an earlier, unfinished run that is taken over as it was."""
+    on_withdrawn: Callable[[Step], None] = lambda step: None
+    """An accepted step that, at the end, turns out to be none."""
 
 
 class GreedySearch:
@@ -111,7 +113,36 @@ class GreedySearch:
             step = self._try(action)
             self._take(step)
             self._events.on_step(step)
+        if self._measured and isinstance(self._measurer, FarVerifier):
+            self._look_far(self._measurer)
         return self._result(run_id, source_hash, time.monotonic() - began)
+
+    def _look_far(self, measurer: FarVerifier) -> None:
+        """Try the last good version beyond 2^31 elements, once; while it is wrong there, its last step is withdrawn."""
+        while accepted := [step for step in self._steps if step.status is StepStatus.ACCEPTED]:
+            last = accepted[-1]
+            if last.candidate is None or last.verdict is None:
+                return
+            self._events.on_stage("verifying beyond 2^31 elements")
+            try:
+                check = measurer.verify_far(last.candidate)
+            except MtmcError as error:
+                _failure(error)
+                return
+            verdict = replace(last.verdict, checks=(*last.verdict.checks, check))
+            wrong = check.status is CheckStatus.FAILED
+            if wrong:
+                reason = f"{check.name}: {check.detail} (on {check.case})"
+                verdict = replace(verdict, status=VerdictStatus.INCORRECT, reason=reason)
+                last = replace(last, status=StepStatus.FAILED, reason=reason)
+            last = replace(last, verdict=verdict)
+            steps = [last if step.index == last.index else step for step in self._steps]
+            self._steps, self._best, self._timing = [], self._root, None
+            for step in steps:
+                self._take(step)
+            if not wrong:
+                return
+            self._events.on_withdrawn(last)
 
     def _state(self) -> State:
         times = partial(self._kernel_times, self._best)

@@ -51,7 +51,7 @@ class Setup:
     coder: str
     settings: Settings
     plain_hash: str = ""
-    """SHA-256 of the file without our own code in it; empty in runs of earlier versions."""
+    """SHA-256 of the file without our own code in it; empty where it is not known, and the whole file's stands for it."""
     revision: Revision | None = None
     """Where the run came of another one."""
 
@@ -88,7 +88,9 @@ class Keeper:
             return tell
 
         replayed = keeping(events.on_replayed) if also_replayed else events.on_replayed
-        return replace(events, on_step=keeping(events.on_step), on_replayed=replayed)
+        return replace(
+            events, on_step=keeping(events.on_step), on_replayed=replayed, on_withdrawn=keeping(events.on_withdrawn)
+        )
 
     def _exchange(self, exchange: Exchange) -> None:
         self._store.add_exchange(self._run, self._number, exchange)

@@ -144,6 +144,7 @@ class Job:
             on_stage=lambda text: self._tell("stage", text=text),
             on_step=lambda step: self._tell("step", step=to_json(step)),
             on_replayed=lambda step: self._tell("step", step=to_json(step)),
+            on_withdrawn=lambda step: self._tell("withdrawn", step=to_json(step)),
         )
 
     def _optimize(self, opened: Opened, capture: Capture) -> None:

@@ -181,6 +181,9 @@ class Jobs:
                 job.step, job.action, job.stage = event["step"], event["text"], "starting"
             elif kind == "step":
                 job.steps.append(event["step"])
+            elif kind == "withdrawn":
+                last = event["step"]
+                job.steps[:] = [last if step["index"] == last["index"] else step for step in job.steps]
             else:
                 job.answer = event
                 job.state = JobState.FAILED if kind == "error" else JobState.DONE

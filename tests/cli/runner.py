@@ -1,14 +1,21 @@
-"""Runs ``mtmc`` as a user does: a process of its own, in the user's project."""
+"""Runs ``mtmc`` as a user does: a process of its own, in the user's project.
+
+As the problems of a suite do under ``mtmc bench``, the processes borrow one template, so that torch is imported once.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from mtmc_lsp.core.template import Template, likely_variables
 
 COMMAND = [sys.executable, "-m", "mtmc_lsp"]
 
@@ -116,18 +123,28 @@ def environment() -> dict[str, str]:
     return {**kept, "COLUMNS": "80", "NO_COLOR": "1"}
 
 
+@cache
+def template() -> Template:
+    """What workers of all commands of this test process become copies of; started when first lent, ended with the process."""
+    one = Template(sys.executable, likely_variables(), ahead=True)
+    atexit.register(one.close)
+    return one
+
+
 def mtmc(folder: Path, *arguments: str, **variables: str) -> Answer:
     """Run ``mtmc`` in a folder."""
-    done = subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=folder,
-        env={**environment(), **variables},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    with template().lent() as (offer, lines):
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=folder,
+            env={**environment(), **offer, **variables},
+            pass_fds=lines,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     return Answer(done.returncode, done.stdout, done.stderr)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from mtmc_lsp.core.errors import TargetRaises, WorkerFailed
-from mtmc_lsp.core.template import Template
+from mtmc_lsp.core.template import Launch, Template
+from mtmc_lsp.core.template_in_worker import AHEAD, AHEAD_TO_COMPILE
 from mtmc_lsp.core.worker import Worker
 from tests.core.test_worker import plain_request
 
@@ -112,7 +115,7 @@ torch._C._cuda_getDeviceCount()
 def test_nothing_that_is_imported_ahead_asks_cuda_which_could_not_be_asked_again_after_a_fork() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", AS_WITH_A_GPU], capture_output=True, env=environment, text=True)
-    assert done.stdout.split("\n") == [*["True"] * 5, "CUDA was asked", ""], done.stderr
+    assert done.stdout.split("\n") == [*["True"] * len(AHEAD + AHEAD_TO_COMPILE), "CUDA was asked", ""], done.stderr
 
 
 AS_FOR_THE_INTERPRETER = """
@@ -131,15 +134,32 @@ def test_what_the_interpreter_needs_is_imported_ahead_as_it_would_be_later() -> 
     done = subprocess.run(
         [sys.executable, "-c", AS_FOR_THE_INTERPRETER], capture_output=True, env=environment, text=True
     )
-    assert done.stdout.split() == ["True"] * 3, done.stderr
+    assert done.stdout.split() == ["True"] * len(AHEAD), done.stderr
 
 
-def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(template: Template, tmp_path: Path) -> None:
-    with Worker(sys.executable, cwd=str(tmp_path), template=template) as worker:
-        body = (
-            "import os, sys\nraise RuntimeError(f\"{os.environ.get('TRITON_INTERPRET')} {'torch' in sys.orig_argv}\")"
-        )
-        assert "None" in said(worker, tmp_path / "m.py", body)
+WHICH_TRITON = """
+import os, triton, triton.language as tl
+@triton.jit
+def kernel(x):
+    tl.store(x, tl.sum(tl.arange(0, 8)))
+kinds = [type(f).__name__ for f in (kernel, tl.sum)]
+raise RuntimeError(f"{os.getppid()} {os.environ.get('TRITON_INTERPRET')} {kinds}")
+"""
+
+
+def test_a_copy_that_compiles_has_no_interpreter_though_its_template_has(template: Template, tmp_path: Path) -> None:
+    assert template._process is not None
+    for variables, kind in (({}, "JITFunction"), ({"TRITON_INTERPRET": "1"}, "InterpretedFunction")):
+        with Worker(sys.executable, cwd=str(tmp_path), env=variables, template=template) as worker:
+            words = f"{template._process.pid} {variables.get('TRITON_INTERPRET')} {[kind] * 2}"
+            assert words in said(worker, tmp_path / "m.py", WHICH_TRITON)
+
+
+@pytest.mark.parametrize("launch", [{"python": f"{sys.executable}3"}, {"env": {"TRITON_INTERPRET": "2"}}])
+def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(template: Template, launch) -> None:
+    fitting = {"python": sys.executable, "cwd": "/", "env": {"TRITON_INTERPRET": "1"}, "options": ()}
+    assert template.fits(Launch(**fitting))
+    assert not template.fits(Launch(**{**fitting, **launch}))
 
 
 def gone(pid: int) -> bool:
@@ -153,3 +173,102 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+BORROWER = """
+import json, os, sys
+from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.template import INTERPRETS, Template
+from mtmc_lsp.core.worker import Worker
+from tests.core.test_worker import plain_request
+from pathlib import Path
+
+folder, body = Path(sys.argv[1]), sys.argv[2]
+template = Template(sys.executable, INTERPRETS)
+worker = Worker(sys.executable, cwd=str(folder), env=INTERPRETS, template=template)
+for number in range(2):
+    try:
+        worker.call("capture.capture", plain_request(folder / f"m{number}.py", body), 60)
+    except MtmcError as error:
+        print(error.message.splitlines()[0], flush=True)
+sys.stdin.readline()
+template.close()
+sys.stdin.readline()
+"""
+WHOSE = "import os\nraise RuntimeError(f\"{os.getpid()} of {os.getppid()} {'MTMC_TEMPLATE' in os.environ} {len(os.listdir('/proc/self/fd'))}\")"
+
+
+@contextmanager
+def borrowing(template: Template, folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A process that borrows the template, after two calls of one worker; gives what they said of theirs."""
+    root = str(Path(__file__).resolve().parents[2])
+    with template.lent() as (offer, files):
+        process = subprocess.Popen(
+            [sys.executable, "-c", BORROWER, str(folder), WHOSE],
+            cwd=root,
+            env={**os.environ, **offer, **variables},
+            pass_fds=files,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    assert process.stdout is not None
+    try:
+        yield process, [process.stdout.readline() for _ in range(2)]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def numbers(line: str) -> tuple[int, int]:
+    """A process and its parent."""
+    found = re.search(r"(\d+) of (\d+) False", line)
+    assert found is not None, line
+    return int(found[1]), int(found[2])
+
+
+def test_a_lent_template_is_copied_by_another_process_and_outlives_it(template: Template, tmp_path: Path) -> None:
+    assert template._process is not None
+    ours = str(template._process.pid)
+    with borrowing(template, tmp_path) as (borrower, lines), copy_of(template, tmp_path) as kept:
+        copies = {numbers(line)[0] for line in lines}
+        assert {numbers(line)[1] for line in lines} == {template._process.pid}
+        own, _ = numbers(said(kept, tmp_path / "own.py", WHOSE))
+        borrower.kill()
+        assert all(gone(pid) for pid in copies), "with the borrower's end, though their parent goes on"
+        assert f"{own} of {ours}" in said(kept, tmp_path / "again.py", WHOSE), "what was made for others is not theirs"
+    with copy_of(template, tmp_path) as another:
+        assert f" of {ours} " in said(another, tmp_path / "another.py", WHOSE)
+
+
+def test_a_borrower_that_closes_it_ends_its_own_copies_alone(template: Template, tmp_path: Path) -> None:
+    with borrowing(template, tmp_path) as (borrower, lines), copy_of(template, tmp_path) as kept:
+        own, _ = numbers(said(kept, tmp_path / "own.py", WHOSE))
+        assert borrower.stdin is not None
+        borrower.stdin.write("\n")
+        borrower.stdin.flush()
+        assert all(gone(numbers(line)[0]) for line in lines)
+        assert borrower.poll() is None
+        assert f"{own} of " in said(kept, tmp_path / "again.py", WHOSE)
+
+
+def test_a_template_that_would_be_another_is_not_borrowed(template: Template, tmp_path: Path) -> None:
+    """Where modules are found is decided when an interpreter starts, so a copy would find others."""
+    assert template._process is not None
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with template.lent() as (offer, _):
+        assert offer
+    with borrowing(template, tmp_path, PYTHONPATH=path) as (_, lines):
+        parents = {re.search(r" of (\d+) ", line)[1] for line in lines}  # type: ignore[index]
+    assert parents and str(template._process.pid) not in parents
+
+
+def test_copies_hold_no_line_on_which_others_could_be_asked_for(template: Template, tmp_path: Path) -> None:
+    body = (
+        "import os\nfolder = '/proc/self/fd'\nplaces = [f'{folder}/{n}' for n in os.listdir(folder)]\n"
+        "links = [os.readlink(place) for place in places if os.path.islink(place)]\n"
+        "raise RuntimeError([link for link in links if link.startswith('socket')])"
+    )
+    with template.lent() as (_, files), copy_of(template, tmp_path) as worker:
+        assert files
+        assert "imported: []" in said(worker, tmp_path / "m.py", body)

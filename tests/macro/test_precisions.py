@@ -179,3 +179,17 @@ def f(x, y):
     product = next(prim for prim in program.prims.values() if prim.op.value == "matmul")
     known = nonnegative_inputs(capture)
     assert all(is_nonnegative(program, name, known) for name in product.inputs) is SIGNS[text]
+
+
+@pytest.mark.parametrize(("drawn", "is_known"), [("rand", True), ("randn", False)])
+def test_the_users_own_inputs_show_their_signs(drawn: str, is_known: bool, captured) -> None:
+    source = f"""import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x @ x
+def get_inputs():
+    return [torch.{drawn}(40, 40)]
+def get_init_inputs():
+    return []
+"""
+    assert bool(nonnegative_inputs(captured(source, "Model"))) is is_known

@@ -20,13 +20,15 @@ from mtmc_lsp.measure.local import LocalMeasurer
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 
 RUN_SECONDS = 20.0
+HANG_SECONDS = 8.0
+"""Of the one that hangs: whatever the limit is, it is waited for."""
 MEMORY = 2 << 30
 END = "    return out\n"
 FAULTS = {
     "writes to the home folder": ("    (__import__('pathlib').Path.home() / 'mtmc-was-here').write_text('x')\n", "PermissionError"),
     "opens a socket": ("    from socket import socket\n    socket()\n", "PermissionError"),
     "ends its process": ("    import os\n    os._exit(3)\n", "exit code 3"),
-    "hangs": ("    while True:\n        pass\n", "took longer than"),
+    "hangs": ("    import threading\n    threading.Event().wait()\n", "took longer than"),
     "prints 1 GB": ("    for _ in range(1000):\n        print('x' * 1_000_000)\n    raise ValueError('printed')\n", "printed"),
     "crashes": ("    import os, signal\n    os.kill(os.getpid(), signal.SIGSEGV)\n", "SIGSEGV"),
     "forks": ("    import os\n    os.fork()\n", "start no processes"),
@@ -46,7 +48,8 @@ def test_a_fault_is_a_failed_verification_with_its_reason(
     monkeypatch.setattr("mtmc_lsp.measure.pair.scan", lambda *_: ())
     lines, said = FAULTS[fault]
     text = changed(HONEST, (END, lines + END))
-    verdict = judge(REFERENCE, "rms", text, "fast", memory_bytes=MEMORY, run_seconds=RUN_SECONDS)
+    seconds = HANG_SECONDS if fault == "hangs" else RUN_SECONDS
+    verdict = judge(REFERENCE, "rms", text, "fast", memory_bytes=MEMORY, run_seconds=seconds)
     assert verdict.status in FAILED
     assert said in verdict.reason
     assert not (Path.home() / "mtmc-was-here").exists()

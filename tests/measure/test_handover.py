@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +42,103 @@ def test_small_things_and_constants_go_by_file(tmp_path: Path) -> None:
     assert found["results"][1:] == value["results"][1:]
     assert found["facts"] == value["facts"]
     assert not handover.is_large(value), "there is no GPU memory to leave it in"
+
+
+class PretendedDriver:
+    """Opens any handle as an allocation of a given size that begins a little before the address; ``fails`` ends asking for it."""
+
+    def __init__(self, size: int, *, before: int = 0, fails: int = 0) -> None:
+        self.size, self.before, self.fails = size, before, fails
+        self.open: list[int] = []
+
+    def cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, flags: Any) -> int:
+        address._obj.value = 0x7F0000000000
+        self.open.append(address._obj.value)
+        return 0
+
+    def cuMemGetAddressRange_v2(self, base: Any, size: Any, address: Any) -> int:
+        assert address.value in self.open
+        base._obj.value, size._obj.value = address.value - self.before, self.size
+        return self.fails
+
+    def cuIpcCloseMemHandle(self, address: Any) -> int:
+        self.open.remove(address.value)
+        return 0
+
+
+def offered(shape: list[int], stride: list[int]) -> dict[str, Any]:
+    handle = base64.b64encode(bytes(64)).decode()
+    return {handover.MARK: handle, "like": torch.empty(0, dtype=torch.float32), "shape": shape, "stride": stride}
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "driver", "said"),
+    [
+        ([1 << 20], [1], PretendedDriver(4 << 20, before=4), "4194304 bytes are offered in .* that has 4194300"),
+        ([4, 4], [1 << 20, 1], PretendedDriver(3 << 22), "12582928 bytes are offered in .* that has 12582912"),
+        ([2], [1 << 62], PretendedDriver(1 << 30), "bytes are offered in"),
+        ([8], [1], PretendedDriver(64, fails=1), r"cannot be told \(CUDA error 1\)"),
+        ([8], [-1], PretendedDriver(64), "no tensor has the shape"),
+    ],
+    ids=["one element less", "a last row that is not there", "beyond all memory", "unknown", "backwards"],
+)
+def test_what_is_said_to_be_offered_is_not_read_beyond_the_memory_that_is_there(
+    shape: list[int],
+    stride: list[int],
+    driver: PretendedDriver,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handover, "_driver", lambda: driver)
+    monkeypatch.setattr(handover, "_elements", lambda *_: pytest.fail("it was read"))
+    torch.save({"results": [offered(shape, stride)]}, tmp_path / "results.pt")
+    with pytest.raises(HandoverFailed, match=said):
+        handover.take(str(tmp_path / "results.pt"), "cpu")
+    assert not driver.open
+
+
+def test_the_end_of_what_is_offered_may_be_the_end_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, values = PretendedDriver(4 * 13, before=4), torch.arange(12.0)
+    monkeypatch.setattr(handover, "_driver", lambda: driver)
+    monkeypatch.setattr(handover, "_elements", lambda address, size, dtype: values.clone()[: size // 4])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    made = torch.empty_strided
+    monkeypatch.setattr(torch, "empty_strided", lambda *arguments, device, **more: made(*arguments, **more))
+    torch.save(offered([3, 4], [1, 3]), tmp_path / "results.pt")
+    assert torch.equal(handover.take(str(tmp_path / "results.pt"), "cpu"), values.view(4, 3).t())
+    assert not driver.open
+
+
+LIED_TO = """\
+import sys
+import torch
+sys.path.insert(0, sys.argv[2])
+from mtmc_lsp.measure import handover
+torch.zeros(1, device="cuda")
+try:
+    handover.take(sys.argv[1], "cuda")
+except handover.HandoverFailed as error:
+    print(error.message)
+print(float(torch.ones(3, device="cuda").sum()))
+"""
+
+
+@pytest.mark.gpu
+def test_memory_that_is_smaller_than_said_is_not_read_and_the_reader_goes_on(tmp_path: Path) -> None:
+    path = str(tmp_path / "given.pt")
+    handover.give({"x": torch.ones(1 << 24, device="cuda")}, path, in_memory=True)
+    told = torch.load(path, weights_only=True)
+    told["x"]["shape"] = [1 << 34]
+    torch.save(told, path)
+    arguments = [sys.executable, "-c", LIED_TO, path, str(Path(handover.__file__).parents[2])]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    handover.withdraw(path)
+    refused, alive = done.stdout.splitlines()
+    assert refused.startswith(f"{1 << 36} bytes are offered in a piece of GPU memory that has ")
+    assert alive == "3.0", done.stderr
 
 
 @pytest.mark.gpu

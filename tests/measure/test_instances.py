@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 
 from mtmc_lsp.measure.instances import instance_of
@@ -69,6 +70,26 @@ def test_large_tensors_that_are_replaced_take_no_memory_of_their_own() -> None:
 def test_what_cannot_be_copied_is_constructed_each_time() -> None:
     Counting.made = 0
     first, second = (instance_of(Locked, [4], {}, "cpu", replaced=[]) for _ in range(2))
+    assert first is not second
+    assert Counting.made >= 2
+
+
+@pytest.mark.parametrize("held", ["closure", "default", "hook"])
+def test_what_holds_functions_that_use_itself_is_constructed_each_time(held: str) -> None:
+    """A copy of a function is the function: in a copy of the module it would use the original's parameters."""
+
+    class Calling(Counting):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            if held == "closure":
+                self.act = lambda x: self.linear(x)
+            elif held == "default":
+                self.acts = {"first": [lambda x, own=self.linear: own(x)]}
+            else:
+                self.linear.register_forward_hook(lambda module, given, made: made + self.linear.bias)
+
+    Counting.made = 0
+    first, second = (instance_of(Calling, [3], {}, "cpu", replaced=[]) for _ in range(2))
     assert first is not second
     assert Counting.made >= 2
 

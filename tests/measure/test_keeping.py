@@ -77,15 +77,3 @@ def test_a_process_that_was_started_anew_computes_again_what_it_had_kept(capture
     keeping._kept.clear()
     torch.save(first, files["results"])
     assert all(check["status"] == "passed" for check in in_worker.compare(request)["checks"])
-
-
-def test_what_runs_in_tf32_on_the_workload_is_not_asked_to_be_finer_on_small_sizes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(expecting, "_usual", {})
-    oracle = torch.linspace(1, 2, 50, dtype=torch.float64)
-    coarse, fine = (oracle * (1 + 3e-4)).float(), oracle.float()
-    near = expecting._no_finer_than_usual({0: 1e-8}, [coarse], [oracle], is_first=True)
-    assert near == {0: 1e-8}, "of the workload itself its own error is asked for"
-    later = expecting._no_finer_than_usual({0: 1e-8, 1: 3e-8}, [fine, fine], [oracle, oracle], is_first=False)
-    assert later == {0: pytest.approx(3e-4, rel=1e-3), 1: pytest.approx(3e-8)}

@@ -36,6 +36,23 @@ def test_an_honest_pair_in_two_files_passes_check_by_check(tmp_path: Path) -> No
     assert not list(tmp_path.rglob("failures"))
 
 
+def test_a_candidates_module_is_constructed_once_and_no_call_meets_what_another_did_to_it(
+    judge: Callable[..., Verdict],
+) -> None:
+    used = "        assert not hasattr(self, 'used')\n        self.used = True\n"
+    text = changed(
+        MODEL_NEW,
+        ("class ModelNew", "MADE = []\n\n\nclass ModelNew"),
+        (
+            "        super().__init__()\n",
+            "        super().__init__()\n        MADE.append(self)\n        assert len(MADE) == 1\n",
+        ),
+        ("    def forward(self, x):\n", f"    def forward(self, x):\n{used}"),
+    )
+    verdict = judge(MODEL, "Model", text, "ModelNew")
+    assert verdict.is_correct, verdict.reason
+
+
 def test_a_kernelbench_pair_gets_the_references_inputs_and_parameters(tmp_path: Path) -> None:
     """The candidate's file needs neither ``get_inputs`` nor our names; its parameters have other values than at its start."""
     (tmp_path / "model.py").write_text(MODEL)

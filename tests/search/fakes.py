@@ -162,6 +162,7 @@ def search(
         on_stage=said.append,
         on_step=lambda step: said.append(f"step {step.index}"),
         on_replayed=lambda step: said.append(f"replayed {step.index}"),
+        on_withdrawn=lambda step: said.append(f"withdrawn {step.index}"),
     )
     environment = ENVIRONMENT if measured else replace(ENVIRONMENT, gpu="", capability="")
     run = GreedySearch(

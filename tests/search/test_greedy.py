@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import TargetRaises, WorkerFailed
-from mtmc_lsp.core.run import RunStatus, StepStatus
+from mtmc_lsp.core.results import Check, CheckStatus
+from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.search.greedy import ENOUGH_FAILURES, Limits
 
 plans = st.lists(st.sampled_from(OUTCOMES), max_size=9)
@@ -54,6 +55,60 @@ def test_steps_of_an_earlier_run_are_not_measured_again() -> None:
     search(actions, done=whole.steps[:3], measurer=measurer, told=told)
     assert measurer.calls == {"verify": 1, "compile": 1, "time": 1, "quick": 0}
     assert told[:3] == ["replayed 1", "replayed 2", "replayed 3"]
+
+
+class FarSeeing(FakeMeasurer):
+    """Says what becomes of versions beyond 2^31 elements, by the number of steps in them."""
+
+    def __init__(self, far: dict[int, CheckStatus], *, measured: bool = True) -> None:
+        super().__init__(measured=measured)
+        self.far, self.looked = far, []
+
+    def verify_far(self, candidate: Candidate) -> Check:
+        steps = candidate.id.count("/")
+        self.looked.append(steps)
+        return Check("offsets beyond 2^31", self.far.get(steps, CheckStatus.PASSED), "s0=2^31", "values: all wrong")
+
+
+def test_the_final_version_alone_is_tried_beyond_32_bits_once() -> None:
+    measurer = FarSeeing({3: CheckStatus.SKIPPED})
+    result = search(
+        [action(i, name) for i, name in enumerate(("better", "same", "better", "better"))], measurer=measurer
+    )
+    assert measurer.looked == [3]
+    assert result.status is RunStatus.IMPROVED
+    assert [step.verdict.checks for step in result.steps[:3]] == [(), (), ()]
+    (check,) = result.steps[3].verdict.checks
+    assert (check.status, check.detail) == (CheckStatus.SKIPPED, "values: all wrong")
+
+
+def test_a_step_that_is_wrong_beyond_32_bits_is_withdrawn_and_the_version_before_it_stands() -> None:
+    actions = [action(i, "better") for i in range(3)]
+    before = search(actions[:1])
+    measurer, told = FarSeeing({3: CheckStatus.FAILED, 2: CheckStatus.FAILED}), []
+    result = search(actions, measurer=measurer, told=told)
+    assert measurer.looked == [3, 2, 1]
+    assert told[-4:] == [
+        "withdrawn 3",
+        "verifying beyond 2^31 elements",
+        "withdrawn 2",
+        "verifying beyond 2^31 elements",
+    ]
+    assert [step.status for step in result.steps] == [StepStatus.ACCEPTED, StepStatus.FAILED, StepStatus.FAILED]
+    assert result.steps[2].reason == "offsets beyond 2^31: values: all wrong (on s0=2^31)"
+    assert not result.steps[2].verdict.is_correct
+    assert (result.final, result.status) == (before.final, RunStatus.IMPROVED)
+
+
+def test_where_every_version_is_wrong_beyond_32_bits_the_users_own_code_stands() -> None:
+    result = search([action(0, "better")], measurer=FarSeeing({1: CheckStatus.FAILED}))
+    assert (result.final.source, result.final.speedup, result.status) == (SOURCE, None, RunStatus.INCORRECT)
+
+
+def test_what_is_not_measured_is_not_tried_beyond_32_bits() -> None:
+    measurer = FarSeeing({}, measured=False)
+    assert search([action(0, "better")], measured=False, measurer=measurer).status is RunStatus.UNMEASURED
+    assert not measurer.looked
 
 
 def test_a_step_that_fails_falls_back_to_the_last_good_version_and_the_planner_is_told_why() -> None:

@@ -7,20 +7,26 @@ changes place, verification against float64 decides as for every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
+from mtmc_lsp.macro.configs import HALVES
 from mtmc_lsp.macro.cost import matmul_flops
-from mtmc_lsp.macro.fusion import Fusion, FusionSearch
+from mtmc_lsp.macro.fusion import FusionSearch
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.rewrites import ALGEBRA, algebra_edit
 from mtmc_lsp.macro.rewrites.editing import AlgebraRule, CannotRewrite, Edit
 from mtmc_lsp.macro.schedule import KernelPlan, Rewrite, Schedule
+from mtmc_lsp.macro.sites import alike, form
 
+NEAR, MOST_NEAR = 6, 40
+"""Steps from an edit, and nodes, beyond which fusions are taken to be the same with and without it."""
+MOST_FORMS = 12
+"""Edits of different forms that are weighed at a time, heaviest products first: each takes a search for fusions."""
 LEAST_US = 0.05
 """A smaller predicted saving is noise of the model."""
 
@@ -30,8 +36,8 @@ class Algebra:
 
     kind = ActionKind.ALGEBRA
     rules: Sequence[AlgebraRule] = ALGEBRA
-    most = 1000
-    """Matches that are weighed at a time."""
+    most = MOST_FORMS
+    """Forms of matches that are weighed at a time."""
     same = "the result is the same by algebra"
     changes_rounding = False
 
@@ -41,14 +47,10 @@ class Algebra:
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         """The schedule on the rewritten graph."""
-        rewrite = Rewrite(str(action.params.get("rule", "")), str(action.params.get("node", "")))
-        changed = _rewritten(graph, schedule, rewrite)
-        program = program_for(graph, changed)
-        kernels = action.params.get("kernels")
-        for item in kernels if isinstance(kernels, (list, tuple)) else ():
-            plan = KernelPlan(tuple(item["nodes"]), dict(item["config"]))
-            changed = changed.with_kernel(replace(plan, nodes=region_of(program, plan).nodes))
-        return changed
+        changed = schedule
+        for node in nodes_of(action):
+            changed = _rewritten(graph, changed, Rewrite(str(action.params.get("rule", "")), node))
+        return with_kernels(program_for(graph, changed), changed, action)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Every rewrite that leaves less to do than fusion alone could."""
@@ -63,37 +65,75 @@ class Algebra:
             for rule in self.rules
             if self.suits(situation, rule, node) and (edit := rule.match(graph, node))
         )
-        matches = list(islice(found, self.most))
-        if not matches:
+        groups = alike(list(found), lambda match: (match[0], _form(graph, match[1])))[: self.most]
+        if not groups:
             return
-        least = _fused_cost(situation, situation.schedule)[0]
-        for name, edit in matches:
-            action = self._action(situation, Rewrite(name, edit.node), edit, least)
-            if action is not None and action.expected.saved_us > LEAST_US:
-                yield action
+        left = situation.precisions
+        search = FusionSearch(situation.program, situation.schedule, situation.device, lambda node: left.mode(node, 0))
+        tried = {(str(s.action.params.get("rule")), tuple(nodes_of(s.action))): s.status for s in situation.history}
+        for group in groups:
+            rule, edits = group[0][0], [edit for _, edit in group]
+            # Edits of one form bring the same, more or less: one tells whether to make them.
+            if not self._brings(situation, Rewrite(rule, edits[0].node), edits[0], search):
+                continue
+            # Where it failed at all places together, one of them may be at fault.
+            status = tried.get((rule, tuple(edit.node for edit in edits)))
+            if len(edits) > 1 and status is StepStatus.REJECTED:
+                continue
+            for each in [[edit] for edit in edits] if status is StepStatus.FAILED else [edits]:
+                action = self._action(situation, rule, each)
+                if action is not None and action.expected.saved_us > LEAST_US:
+                    yield action
 
-    def _action(self, situation: Situation, rewrite: Rewrite, edit: Edit, least: float) -> MacroAction | None:
-        """The action, where even the fused program costs more than ``least`` without it."""
+    def _brings(self, situation: Situation, rewrite: Rewrite, edit: Edit, search: FusionSearch) -> bool:
+        """Whether the program costs less with the edit, each time with the best fusions of what is near it."""
+        graph = situation.program.graph
+        try:
+            near = _around(graph, [edit.node])
+            base = _rewritten(situation.graph, situation.schedule, rewrite)
+            program = program_for(situation.graph, base)
+            added = {node.name for node in edit.added}
+            left = situation.precisions_of(program)
+            after = FusionSearch(program, base, situation.device, lambda node: left.mode(node, 0)).best(near | added)
+            gain = situation.cost(situation.schedule).us - situation.cost(base).us
+        except IllegalAction:
+            return False
+        fused = sum(fusion.saved_us for fusion in after) - sum(fusion.saved_us for fusion in search.best(near))
+        return gain + fused > LEAST_US
+
+    def _action(self, situation: Situation, rule: str, edits: Sequence[Edit]) -> MacroAction | None:
+        """The action that makes edits of one form, with the kernels that their new operations are part of."""
         program = situation.program
         try:
-            base = _rewritten(situation.graph, situation.schedule, rewrite)
-            after_us, fusions = _fused_cost(situation, base)
-            if least - after_us <= LEAST_US:
-                return None
-            left = {node.name for node in program_for(situation.graph, base).graph.nodes}
-            gone = tuple(node.name for node in program.graph.nodes if node.name not in left)
-            added = {node.name for node in edit.added}
+            base, made = situation.schedule, list[Edit]()
+            for edit in edits:
+                now = program_for(situation.graph, base).graph
+                rewrite = Rewrite(rule, edit.node)
+                # One edit may have taken in what the next was about.
+                if edit.node in now.named and (again := _match(now, rewrite)) is not None:
+                    base = _rewritten(situation.graph, base, rewrite)
+                    made.append(again)
+            after_all = program_for(situation.graph, base)
+            left = situation.precisions_of(after_all)
+            search = FusionSearch(after_all, base, situation.device, lambda node: left.mode(node, 0))
+            gone = tuple(node.name for node in program.graph.nodes if node.name not in after_all.graph.named)
+            added = {node.name for edit in made for node in edit.added}
             # The new operations run as kernels at once, or there might be nothing of ours to verify.
+            fusions = search.best(_around(after_all.graph, added & set(after_all.graph.named)))
             kernels = [{"nodes": list(f.region.nodes), "config": f.config} for f in fusions if f.nodes & added]
             lines, place = where(program, gone)
+            several = f" at {len(made)} places" if len(made) > 1 else ""
+            params: dict[str, object] = {"rule": rule, "node": made[0].node, "kernels": kernels}
+            if several:
+                params["nodes"] = [edit.node for edit in made]
             action = MacroAction(
                 kind=self.kind,
                 region=gone,
                 lines=lines,
-                params={"rule": rewrite.rule, "node": rewrite.node, "kernels": kernels},
-                rationale=f"{edit.why[:1].upper()}{edit.why[1:]}; {self.same}.",
-                text=f"{edit.text} in {place}",
-                changes_rounding=self.changes_rounding,
+                params=params,
+                rationale=f"{edits[0].why[:1].upper()}{edits[0].why[1:]}; {self.same}.",
+                text=f"{edits[0].text}{several} in {place}",
+                changes_rounding=self.changes_rounding or any(f.config.get("precision") in HALVES for f in fusions),
             )
             after = self.apply(situation.graph, situation.schedule, action)
             return with_saving(situation, action, after) if after.kernels else None
@@ -101,12 +141,53 @@ class Algebra:
             return None
 
 
-def _fused_cost(situation: Situation, schedule: Schedule) -> tuple[float, list[Fusion]]:
-    """What a schedule would cost with the best fusions added, and these: what algebra must be better than."""
-    program = program_for(situation.graph, schedule)
-    left = situation.precisions_of(program)
-    fusions = FusionSearch(program, schedule, situation.device, lambda node: left.mode(node, 0)).best()
-    return situation.cost(schedule).us - sum(fusion.saved_us for fusion in fusions), fusions
+def with_kernels(program: Program, schedule: Schedule, action: MacroAction) -> Schedule:
+    """The schedule with the kernels that an action names beside its rewrite.
+
+    Raises:
+        IllegalAction: one is none.
+    """
+    kernels = action.params.get("kernels")
+    for item in kernels if isinstance(kernels, (list, tuple)) else ():
+        plan = KernelPlan(tuple(item["nodes"]), dict(item["config"]))
+        schedule = schedule.with_kernel(replace(plan, nodes=region_of(program, plan).nodes))
+    return schedule
+
+
+def nodes_of(action: MacroAction) -> list[str]:
+    """The nodes that an action's rewrites are about, in the order of the rewrites."""
+    several = action.params.get("nodes")
+    return (
+        [str(node) for node in several] if isinstance(several, (list, tuple)) else [str(action.params.get("node", ""))]
+    )
+
+
+def _match(graph: Graph, rewrite: Rewrite) -> Edit | None:
+    try:
+        return algebra_edit(graph, rewrite)
+    except CannotRewrite:
+        return None
+
+
+def _form(graph: Graph, edit: Edit) -> Hashable:
+    """What an edit is about: its node among what it reads from and is read by."""
+    node = graph.named[edit.node]
+    sources = {ref.name for ref in node.inputs()} & set(graph.named)
+    readers = frozenset(reader.op for reader in graph.readers(edit.node))
+    return form(graph, {edit.node, *sources}), readers, tuple(item.op for item in edit.added)
+
+
+def _around(graph: Graph, names: Iterable[str], steps: int = NEAR) -> set[str]:
+    """The nodes from which nodes of those names are reached in a few steps, or that are so reached."""
+    found = set(names) & set(graph.named)
+    latest = found
+    for _ in range(steps):
+        if len(found) > MOST_NEAR:
+            break
+        sources = {ref.name for name in latest for ref in graph.named[name].inputs()} & set(graph.named)
+        latest = (sources | {node.name for name in latest for node in graph.readers(name)}) - found
+        found = found | latest
+    return found
 
 
 def _rewritten(graph: Graph, schedule: Schedule, rewrite: Rewrite) -> Schedule:

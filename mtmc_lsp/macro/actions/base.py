@@ -61,8 +61,11 @@ class Situation:
 
     def kernels(self) -> Iterator[tuple[KernelPlan, Region]]:
         """Every kernel with its region."""
-        for plan in self.schedule.kernels:
-            yield plan, region_of(self.program, plan)
+        yield from self._kernels
+
+    @cached_property
+    def _kernels(self) -> tuple[tuple[KernelPlan, Region], ...]:
+        return tuple((plan, region_of(self.program, plan)) for plan in self.schedule.kernels)
 
     def cost(self, schedule: Schedule) -> Cost:
         """Predicted cost of a whole schedule.

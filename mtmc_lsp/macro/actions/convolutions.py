@@ -12,25 +12,81 @@ the four products that linearity gives; low * low is at most 2 ** -22 of a term.
 
 from __future__ import annotations
 
-from mtmc_lsp.core.action import ActionKind
-from mtmc_lsp.core.graph import Node
-from mtmc_lsp.macro.actions.algebra import Algebra
-from mtmc_lsp.macro.actions.base import Situation
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.macro.actions.algebra import LEAST_US, Algebra, with_kernels
+from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
 from mtmc_lsp.macro.configs import PROMOTED
-from mtmc_lsp.macro.rewrites import convolutions
-from mtmc_lsp.macro.rewrites.editing import AlgebraRule
+from mtmc_lsp.macro.fusion import FusionSearch
+from mtmc_lsp.macro.regions import is_product
+from mtmc_lsp.macro.rewrites import convolutions, propagation
+from mtmc_lsp.macro.rewrites.editing import AlgebraRule, base_name
+from mtmc_lsp.macro.schedule import Rewrite, Schedule
 
 MOST = 3
 """Convolutions that are weighed at a time, heaviest first: each takes a search for what is then fused."""
 
 
 class ChannelsLast(Algebra):
-    """One convolution with its channels densest."""
+    """Convolutions with their channels densest: all of a target at once, or where there is one alone, that one."""
 
     kind = ActionKind.CHANNELS_LAST
     rules = convolutions.LAYOUTS
     most = MOST
     same = "the values are the same, in another order"
+
+    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+        """The schedule on a graph with other layouts; kernels keep what they compute, and read and write other addresses."""
+        if action.params.get("rule") != propagation.RULE:
+            return super().apply(graph, schedule, action)
+        changed = replace(schedule, rewrites=(*schedule.rewrites, Rewrite(propagation.RULE, "")))
+        program = program_for(graph, changed)
+        for plan in changed.kernels:
+            region_of(program, plan)
+        return with_kernels(program, changed, action)
+
+    def propose(self, situation: Situation) -> Iterable[MacroAction]:
+        """The whole target, as long as that was not tried; single convolutions only then, or where there is but one."""
+        whole = self._throughout(situation)
+        tried = any(step.action.params.get("rule") == propagation.RULE for step in situation.history)
+        if whole is not None:
+            yield whole
+        if whole is None and not (tried and propagation.is_in_order(situation.program.graph)):
+            yield from super().propose(situation)
+
+    def _throughout(self, situation: Situation) -> MacroAction | None:
+        graph = situation.program.graph
+        if not propagation.matches(graph):
+            return None
+        try:
+            after = replace(situation.schedule, rewrites=(*situation.schedule.rewrites, Rewrite(propagation.RULE, "")))
+            program = program_for(situation.graph, after)
+            copies = propagation.copied_images(graph, program.graph)
+            left = situation.precisions_of(program)
+            search = FusionSearch(program, after, situation.device, lambda node: left.mode(node, 0))
+            # Copies of images run as part of what is around them; weights are copied by torch, as the library would itself.
+            found = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
+            kernels = [{"nodes": list(f.region.nodes), "config": f.config} for f in found if not is_product(f.region)]
+            convolved = [node.name for node in graph.nodes if base_name(node) in propagation.CONVOLUTIONS]
+            lines, place = where(situation.program, convolved)
+            action = MacroAction(
+                kind=self.kind,
+                region=tuple(convolved),
+                lines=lines,
+                params={"rule": propagation.RULE, "node": "", "kernels": kernels},
+                rationale=(
+                    "The library computes convolutions with channels densest, and otherwise brings the operands and the result "
+                    f"of each into that order and back; {self.same}."
+                ),
+                text=f"run the {len(convolved)} convolutions in {place}, and what is between them, with channels last",
+            )
+            action = with_saving(situation, action, self.apply(situation.graph, situation.schedule, action))
+        except IllegalAction:
+            return None
+        return action if action.expected.saved_us > LEAST_US else None
 
 
 class HalfOperands(Algebra):

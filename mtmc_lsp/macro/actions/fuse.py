@@ -13,7 +13,8 @@ for a product is not proposed for it again (:mod:`mtmc_lsp.macro.precisions`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
@@ -29,10 +30,14 @@ from mtmc_lsp.macro.actions.base import (
     where,
 )
 from mtmc_lsp.macro.configs import HALVES, PROMOTED
+from mtmc_lsp.macro.cost import ZERO
 from mtmc_lsp.macro.fusion import Fusion, FusionSearch, has_fp32_product
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.macro.sites import alike, form
 
+SITES = "sites"
+"""The parameter with the places of an action that is done at several: nodes and configuration of each kernel."""
 LEAST_US = 0.05
 """A smaller predicted saving is noise of the model."""
 
@@ -43,7 +48,12 @@ class Fuse:
     kind = ActionKind.FUSE
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """One kernel out of the region; kernels it touches are taken into it whole."""
+        """One kernel out of each of the action's sites; kernels that one touches are taken into it whole."""
+        for site in sites_of(action):
+            schedule = self._at(graph, schedule, site)
+        return schedule
+
+    def _at(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         nodes = set(action.region)
         recomputed: set[str] = set()
         for kernel in schedule.kernels:
@@ -68,12 +78,22 @@ class Fuse:
         for rank in range(left.ranks):
             mode = partial(left.mode, rank=rank)
             search = FusionSearch(
-                program, situation.schedule, situation.device, mode, left.refused_at(rank, situation.schedule)
+                program,
+                situation.schedule,
+                situation.device,
+                mode,
+                left.refused_at(rank, situation.schedule),
+                left.slow_at(rank, situation.schedule),
             )
             taken = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
             least = LEAST_US if situation.schedule.kernels else 0.0
-            actions += [_action(program, f) for f in search.best() if not f.nodes & taken and f.saved_us > least]
+            left_over = [f for f in search.best() if not f.nodes & taken and f.saved_us > least]
+            tried_together = {tuple(sites(step.action)) for step in situation.history if SITES in step.action.params}
+            for group in alike(left_over, lambda fusion: _form(program, fusion)):
+                # What came to nothing at all sites together may still do so at some of them.
+                apart = tuple(sorted(f.region.nodes for f in group)) in tried_together
+                actions += [_action(program, each) for each in ([[f] for f in group] if apart else [group])]
         return actions
 
 
@@ -86,9 +106,10 @@ class TensorCore(Fuse):
         """As a fusion, for regions with a float32 product."""
         changed = super().apply(graph, schedule, action)
         program = program_for(graph, changed)
-        plan = next(kernel for kernel in changed.kernels if set(action.region) & set(kernel.nodes))
-        if not has_fp32_product(program, region_of(program, plan)):
-            raise IllegalAction("tensor-core: the region has no float32 matrix product")
+        for site in sites_of(action):
+            plan = next(kernel for kernel in changed.kernels if set(site.region) & set(kernel.nodes))
+            if not has_fp32_product(program, region_of(program, plan)):
+                raise IllegalAction("tensor-core: the region has no float32 matrix product")
         return changed
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
@@ -96,7 +117,58 @@ class TensorCore(Fuse):
         return ()
 
 
-def _action(program: Program, fusion: Fusion) -> MacroAction:
+def sites(action: MacroAction) -> list[tuple[str, ...]]:
+    """The nodes of each kernel that the action makes, sorted."""
+    return sorted(site.region for site in sites_of(action))
+
+
+def sites_of(action: MacroAction) -> list[MacroAction]:
+    """The action at each of its sites by itself; itself where it has one alone.
+
+    Raises:
+        IllegalAction: a site has no nodes.
+    """
+    given = action.params.get(SITES)
+    if not isinstance(given, (list, tuple)):
+        return [action]
+    found = []
+    for item in given:
+        nodes = item.get("nodes") if isinstance(item, Mapping) else None
+        if not isinstance(nodes, (list, tuple)):
+            raise IllegalAction(f"{action.kind.value}: a site has no nodes")
+        found.append(replace(action, region=tuple(nodes), params={"config": item.get("config")}))
+    return found
+
+
+def _form(program: Program, fusion: Fusion) -> Hashable:
+    return form(program.graph, fusion.region.nodes), fusion.region.kind, fusion.config.get("precision")
+
+
+def _action(program: Program, group: Sequence[Fusion]) -> MacroAction:
+    """The action for fusions of one form; each makes a kernel of its own."""
+    action = _single(program, group[0])
+    if len(group) == 1:
+        return action
+    ordered = sorted(group, key=lambda fusion: program.graph.positions[fusion.region.nodes[0]])
+    nodes = tuple(name for fusion in ordered for name in fusion.region.nodes)
+    lines, place = where(program, nodes)
+    before, after = ZERO, ZERO
+    for fusion in ordered:
+        before, after = before + fusion.before, after + fusion.after
+    names = operation_names(program, group[0].region.nodes)
+    verb = "run on tensor cores" if action.kind is ActionKind.TENSOR_CORE else "fuse"
+    return replace(
+        action,
+        region=nodes,
+        lines=lines,
+        params={SITES: [{"nodes": list(fusion.region.nodes), "config": fusion.config} for fusion in ordered]},
+        rationale=f"The same at {len(group)} places. {action.rationale}",
+        expected=expected(before, after),
+        text=f"{verb} {names} at {len(group)} places in {place}",
+    )
+
+
+def _single(program: Program, fusion: Fusion) -> MacroAction:
     region = fusion.region
     lines, place = where(program, region.nodes)
     split = has_fp32_product(program, region) and fusion.config.get("precision") in HALVES

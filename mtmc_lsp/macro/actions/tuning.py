@@ -7,7 +7,7 @@ programs are independent, so their order is free. The order of additions inside 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
@@ -27,8 +27,10 @@ from mtmc_lsp.macro.actions.base import (
 )
 from mtmc_lsp.macro.configs import MOST_ELEMENTS, stage_bytes, variants
 from mtmc_lsp.macro.cost import kernel_cost
+from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.macro.sites import alike, form
 
 TILES = ("rows", "block", "loop", "block_m", "block_n", "block_k")
 MOST_TILES, LEAST_DOT, LARGEST_DOT = 6, 16, 256
@@ -45,9 +47,15 @@ class _Tuning:
     """Part of the kernel's time that a better choice is expected to save: a guess that only orders the steps."""
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The kernel with the values that the action sets."""
-        plan = kernel_of(schedule, action)
+        """Every kernel of the action's region with the values that it sets."""
+        kernel_of(schedule, action)
         program = program_for(graph, schedule)
+        for plan in schedule.kernels:
+            if set(action.region) & set(plan.nodes):
+                schedule = self._set(program, schedule, plan, action)
+        return schedule
+
+    def _set(self, program: Program, schedule: Schedule, plan: KernelPlan, action: MacroAction) -> Schedule:
         region = region_of(program, plan)
         changes = config_of(action)
         config = current_config(program, region, plan)
@@ -78,13 +86,20 @@ class _Tuning:
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """A few other values per kernel, to be measured."""
         program = situation.program
-        for plan, region in situation.kernels() if situation.measured else ():
+        kernels = list(situation.kernels()) if situation.measured else []
+        for group in alike(kernels, lambda kernel: _same_work(program, *kernel)):
+            plan, region = group[0]
+            others = [region for _, region in group[1:]]
             config = current_config(program, region, plan)
             choices = [item for item in self.choices(situation, region, config) if item]
-            _, place = where(program, region.nodes)
-            name = f"the {kind_word(region.kind)} kernel of {place}"
-            text, why = self.words(name, choices, config)
-            yield from measured_choice(situation, plan, region, self.kind, choices, self.share, text, why)
+            _, place = where(program, [name for _, each in group for name in each.nodes])
+            which = (
+                f"the {len(group)} {kind_word(region.kind)} kernels"
+                if others
+                else f"the {kind_word(region.kind)} kernel"
+            )
+            text, why = self.words(f"{which} of {place}", choices, config)
+            yield from measured_choice(situation, plan, region, self.kind, choices, self.share, text, why, others)
 
     def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
         """Changes worth measuring."""
@@ -104,24 +119,35 @@ def measured_choice(
     share: float,
     text: str,
     why: str,
+    others: Sequence[Region] = (),
 ) -> Iterator[MacroAction]:
-    """One action that measures several configurations of a kernel; nothing where it was tried, or can bring nothing."""
+    """One action that measures several configurations of a kernel; nothing where it was tried, or can bring nothing.
+
+    ``others`` are regions that do the same work, and get what the kernel gets.
+    """
     program = situation.program
     cost = kernel_cost(program, region, current_config(program, region, plan), situation.device)
-    saved = share * (cost.us - situation.device.launch_us)
-    tried = any(step.action.kind is kind and step.action.region == region.nodes for step in situation.history)
+    saved = share * (cost.us - situation.device.launch_us) * (1 + len(others))
+    nodes = tuple(name for each in (region, *others) for name in each.nodes)
+    tried = any(step.action.kind is kind and step.action.region == nodes for step in situation.history)
     if tried or not variants or saved < LEAST_US:
         return
-    lines, _ = where(program, region.nodes)
+    lines, _ = where(program, nodes)
     yield MacroAction(
         kind=kind,
-        region=region.nodes,
+        region=nodes,
         lines=lines,
         params={"variants": [{"config": dict(choice)} for choice in variants]},
         rationale=why,
         expected=Expected(saved, cost.bytes, cost.bytes, cost.flops, cost.flops),
         text=text,
     )
+
+
+def _same_work(program: Program, plan: KernelPlan, region: Region) -> Hashable:
+    """What decides which configuration is best: what is done, over how many rows and columns, and how it is done now."""
+    sizes = [axis.size.value(program.graph.sizes) for axis in (*region.kept, *region.reduced)]
+    return form(program.graph, region.nodes), region.kind, tuple(sizes), tuple(sorted(plan.config.items()))
 
 
 def _only(names: Sequence[str], items: Iterable[Config], config: Config) -> list[Config]:
@@ -143,7 +169,10 @@ class Tile(_Tuning):
 
     def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
         """The first few of the variants that have other tiles, one for each tile; none where all were tried at once."""
-        if any(s.action.kind is ActionKind.AUTOTUNE and s.action.region == region.nodes for s in situation.history):
+        if any(
+            s.action.kind is ActionKind.AUTOTUNE and set(region.nodes) <= set(s.action.region)
+            for s in situation.history
+        ):
             return []
         found: dict[tuple[object, ...], Config] = {}
         for item in variants(situation.program, region, config):

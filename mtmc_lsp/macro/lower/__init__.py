@@ -113,9 +113,8 @@ class Call:
             CannotLower: it is; ``what`` says what the others are.
         """
         graph = self.b.graph
-        read = [ref for node in graph.nodes for ref in node.inputs()]
-        read += [ref for ref in graph.outputs if ref is not None] + [m.value for m in graph.mutations]
-        if any(ref.name == self.node.name and ref.index for ref in read):
+        read = [ref for node in graph.readers(self.node.name) for ref in node.inputs()]
+        if any(ref.name == self.node.name and ref.index for ref in (*read, *graph.left)):
             raise self.fail(f"{what} are wanted")
 
     def alone(self, value: str) -> str | tuple[str, ...]:

@@ -102,10 +102,16 @@ def split(c: Call) -> tuple[str, ...]:
     return tuple(pieces)
 
 
+MOST_PARTS = 16
+"""Tensors that one kernel puts side by side."""
+
+
 @rule("cat", "concat", "stack")
 def cat(c: Call) -> str:
     items = c.raw(0, "tensors")
     assert isinstance(items, tuple)
+    if len(items) > MOST_PARTS:
+        raise c.fail(f"more than {MOST_PARTS} tensors: each element would be looked for in all of them")
     names = [c.b.values[item.name, item.index] for item in items if isinstance(item, Ref)]
     dim = c.dim(1, "dim", len(c.out.shape))
     if c.op == "stack":

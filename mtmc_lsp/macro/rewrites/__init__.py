@@ -13,19 +13,29 @@ from mtmc_lsp.macro.lower import GraphBox, lower
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.rewrites import (
     affine,
+    attention,
     constants,
     convolutions,
     hoisting,
     identities,
     layouts,
     places,
+    propagation,
     sizes,
     totals,
 )
 from mtmc_lsp.macro.rewrites.editing import CannotRewrite, Edit, edited
 from mtmc_lsp.macro.schedule import Rewrite, Schedule
 
-ALGEBRA = (*identities.RULES, *constants.RULES, *hoisting.RULES, *places.RULES, *affine.RULES, *totals.RULES)
+ALGEBRA = (
+    *identities.RULES,
+    *constants.RULES,
+    *hoisting.RULES,
+    *places.RULES,
+    *affine.RULES,
+    *totals.RULES,
+    *attention.RULES,
+)
 """The exact rewrites, in the order in which they are looked for."""
 _BY_NAME = {rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.NARROW)}
 
@@ -51,6 +61,8 @@ def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
     Raises:
         CannotRewrite: it does not apply.
     """
+    if rewrite.rule == propagation.RULE:
+        return propagation.in_channels_last(graph)
     if rewrite.rule == layouts.RULE:
         return layouts.with_layout(graph, rewrite)
     if rewrite.rule in sizes.RULES:

@@ -54,18 +54,17 @@ def made_by(graph: Graph, value: Argument) -> Node | None:
     """The node that makes a value; None for inputs and numbers."""
     if not isinstance(value, Ref):
         return None
-    return next((node for node in graph.nodes if node.name == value.name), None)
+    return graph.named.get(value.name)
 
 
 def readers(graph: Graph, name: str) -> list[Node]:
     """The nodes that read a node or input."""
-    return [node for node in graph.nodes if any(ref.name == name for ref in node.inputs())]
+    return list(graph.readers(name))
 
 
 def is_returned(graph: Graph, name: str) -> bool:
     """Whether a node's value leaves the target, or is written into an input."""
-    left = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
-    return name in left
+    return any(ref.name == name for ref in graph.left)
 
 
 def escapes(graph: Graph, name: str) -> bool:
@@ -82,9 +81,8 @@ def is_only_for(graph: Graph, name: str, reader: str) -> bool:
 
 def uses_other_outputs(graph: Graph, node: Node) -> bool:
     """Whether anybody wants more than the first thing that a node returns."""
-    read = [ref for other in graph.nodes for ref in other.inputs()]
-    read += [ref for ref in graph.outputs if ref is not None] + [m.value for m in graph.mutations]
-    return any(ref.name == node.name and ref.index for ref in read)
+    read = [ref for other in graph.readers(node.name) for ref in other.inputs()]
+    return any(ref.name == node.name and ref.index for ref in (*read, *graph.left))
 
 
 def dense(shape: tuple[Size, ...], dtype: str) -> TensorType:
@@ -114,16 +112,17 @@ def edited(graph: Graph, edit: Edit) -> Graph:
 def _reading(node: Node, swap: Mapping[Ref, Ref]) -> Node:
     if not any(ref in swap for ref in node.inputs()):
         return node
-    args = tuple(_swapped(item, swap) for item in node.args)
-    kwargs = {key: _swapped(item, swap) for key, item in node.kwargs.items()}
+    args = tuple(swapped(item, swap) for item in node.args)
+    kwargs = {key: swapped(item, swap) for key, item in node.kwargs.items()}
     return replace(node, args=args, kwargs=kwargs)
 
 
-def _swapped(value: Argument, swap: Mapping[Ref, Ref]) -> Argument:
+def swapped(value: Argument, swap: Mapping[Ref, Ref]) -> Argument:
+    """An argument with other tensors in the place of some."""
     if isinstance(value, Ref):
         return swap.get(value, value)
     if isinstance(value, tuple):
-        return tuple(_swapped(item, swap) for item in value)
+        return tuple(swapped(item, swap) for item in value)
     return value
 
 

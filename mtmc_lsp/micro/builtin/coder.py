@@ -32,6 +32,7 @@ from mtmc_lsp.micro.builtin.launcher import Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
 from mtmc_lsp.micro.builtin.product_kernel import whole_product, write_product_kernels
 from mtmc_lsp.micro.builtin.product_split import write_split_product
+from mtmc_lsp.micro.builtin.sharing import SharedKernels
 from mtmc_lsp.micro.builtin.split_kernel import write_split_kernels
 from mtmc_lsp.micro.builtin.tile_kernel import write_tile_kernel
 from mtmc_lsp.source.compose import compose, strip_generated
@@ -98,14 +99,17 @@ def render(
     kernels: list[Kernel] = []
     lines = source.splitlines()
     todo = units(program, schedule)
+    shared = SharedKernels()
     several = sum(1 for unit in todo if unit.plan is not None) > 1
     for unit in todo:
         if unit.plan is None or unit.region is None:
             launcher.torch_call(graph.node(unit.nodes[0]))
             continue
         name = _free(_kernel_name(program, unit, base, several), {kernel.name for kernel in kernels})
-        for kernel in _write_kernels(program, unit.region, unit.plan, launcher, name, lines):
+        for written in _write_kernels(program, unit.region, unit.plan, launcher, name, lines):
+            kernel = shared.one_for(written)
             launcher.launch(kernel, unit.region)
+            # Another place may have called it already; its limits are its own.
             kernels.append(kernel)
     asked = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
     own_sizes = (in_captured_sizes(limit, schedule.rewrites) for limit in asked)
@@ -115,7 +119,11 @@ def render(
         if not eval(limit, {"__builtins__": {}}, dict(capture.graph.sizes)):
             raise CannotCode(f"the kernels hold for {limit} alone, which these sizes are not")
     block = _block(capture, limits, base, kernels, launcher)
-    return GeneratedCode(IMPORTS, block, _dispatch(capture, base, launcher)), tuple(launcher.launches)
+    launches: list[KernelLaunch] = []
+    for launch in launcher.launches:
+        if launch not in launches:
+            launches.append(launch)
+    return GeneratedCode(IMPORTS, block, _dispatch(capture, base, launcher)), tuple(launches)
 
 
 def _with_random_kernels(program: Program, schedule: Schedule) -> Schedule:
@@ -205,7 +213,7 @@ def _block(capture: Capture, limits: tuple[str, ...], base: str, kernels: list[K
     access = {item.name: item.access for item in graph.inputs}
     guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits)
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
-    sources = [kernel.source for kernel in kernels]
+    sources = list(dict.fromkeys(kernel.source for kernel in kernels))
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
     return "\n\n".join([*helpers, *sources, *checks, guard, launcher.finish(f"{base}_launch", f"{base}_triton", what)])

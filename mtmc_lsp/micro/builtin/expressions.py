@@ -57,6 +57,8 @@ class Expressions:
         self.flat = tuple(flat)
         self.declared: set[str] = set()
         self._widen = widen
+        self.outside = ""
+        """What the loads of one value give where a mask forbids them; empty for zero."""
         self.eviction = ""
         """The cache policy of loads, while a row is walked more than once."""
         self.first_column: str | None = None
@@ -358,7 +360,7 @@ class Expressions:
         if not needed:
             return ""
         mask = " & ".join(m.text for m in needed)
-        zero = "" if dtype is None else f", other={'0.0' if is_float(dtype) else '0'}"
+        zero = "" if dtype is None else f", other={self.outside or ('0.0' if is_float(dtype) else '0')}"
         return f", mask={mask}{zero}"
 
 

@@ -15,11 +15,15 @@ from mtmc_lsp.macro.configs import next_power_of_two
 from mtmc_lsp.macro.overwriting import may_overwrite
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS, Region
+from mtmc_lsp.macro.rewrites.convolutions import FORMATS, channels_last
 from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
 from mtmc_lsp.micro.builtin.torch_calls import torch_call
+
+MOST_ARGUMENTS = 64
+"""Of an operator, in PyTorch."""
 
 
 @dataclass
@@ -30,7 +34,7 @@ class Launcher:
     namespace: str = "{__name__.replace('.', '_')}"
     """Of the operators, inside an f-string: the user's module, wherever it is imported."""
     names: Names = field(
-        default_factory=lambda: Names(frozenset({"torch", "triton", "tl", "seed", "n_rows", "n_cols"}))
+        default_factory=lambda: Names(frozenset({"torch", "triton", "tl", "seed", "n_rows", "n_cols", "n_outer"}))
     )
     lines: list[str] = field(default_factory=list)
     variables: dict[Ref, str] = field(default_factory=dict)
@@ -84,10 +88,12 @@ class Launcher:
         dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         if len(wanted) == 1:
             # Kernels read the result as dense rows; where torch chose another layout this makes it so.
-            order = ".contiguous()" if dense else _channels_last(node)
-            self.lines.append(f"{wanted[0]} = {text}{order if _may_be_strided(node) else ''}")
+            order = ".contiguous()" if dense and _may_be_strided(node) else _channels_last(node)
+            self.lines.append(f"{wanted[0]} = {text}{order}")
         else:
             self.lines.append(f"{', '.join(wanted)} = {text}")
+            if _channels_last(node):
+                self.lines.append(f"{wanted[0]} = {wanted[0]}{_channels_last(node)}")
         for i, (name, kind) in enumerate(zip(wanted, node.outputs, strict=True)):
             self._place(Ref(node.name, i), name, kind)
             if _is_view(node):
@@ -243,12 +249,31 @@ class Launcher:
         result = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
         qualified = f'f"{self.namespace}::{name}"'
         wrapped = [f"wrap_triton({kernel})" for kernel in kernels]
-        call = f"    return {call_text(launcher, [*inputs, *wrapped], '    ')}"
+        what = (
+            f'    """``{launcher}`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""'
+        )
+        if len(inputs) <= MOST_ARGUMENTS:
+            call = f"    return {call_text(launcher, [*inputs, *wrapped], '    ')}"
+            head = _head(name, [f"{n}: torch.Tensor" for n in inputs], result)
+            return [f"@triton_op({qualified}, mutates_args={mutates})", *head, what, call]
+        # So many arguments no operator takes: what is only read comes as a list.
+        read = self.names.unique("tensors")
+        places = {n: f"{read}[{i}]" for i, n in enumerate(n for n in inputs if n not in mutated)}
+        call = f"    return {call_text(launcher, [*(places.get(n, n) for n in inputs), *wrapped], '    ')}"
+        own = [*mutated, read]
         return [
             f"@triton_op({qualified}, mutates_args={mutates})",
-            *_head(name, [f"{n}: torch.Tensor" for n in inputs], result),
-            f'    """``{launcher}`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""',
+            *_head(
+                f"{name}_of_list", [*(f"{n}: torch.Tensor" for n in mutated), f"{read}: list[torch.Tensor]"], result
+            ),
+            what,
             call,
+            "",
+            "",
+            *_head(name, inputs),
+            f'    """``{name}_of_list`` of these tensors."""',
+            *([f"    {read} = [", *filled(list(places), "        "), "    ]"]),
+            f"    return {name}_of_list({', '.join(own)})",
         ]
 
     def is_operator(self) -> bool:
@@ -296,7 +321,9 @@ def _may_be_strided(node: Node) -> bool:
 
 def _channels_last(node: Node) -> str:
     """What puts a result in the order with channels densest, where the graph says that it has it; nothing elsewhere."""
-    if not node.type.is_channels_last:
+    kind = node.type
+    rows = len(kind.shape) not in FORMATS or _is_view(node)
+    if rows or not kind.is_channels_last or kind.stride != channels_last(kind.shape, kind.dtype).stride:
         return ""
     return f".contiguous(memory_format=torch.channels_last{'_3d' if len(node.type.shape) == 5 else ''})"
 

@@ -116,30 +116,37 @@ def pad(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
         inner.append(index.plus(-amount))
         if length != prim.shape[dim]:
             position = tile.index(index.plus(-amount))
-            conditions.append(f"({position.text} >= 0) & ({position.text} < {tile.parameters.size(length).at(SUM)})")
+            # With nothing in front, or nothing behind, there is one end to look at.
+            if amount:
+                conditions.append(f"({position.text} >= 0)")
+            if length + amount != prim.shape[dim]:
+                conditions.append(f"({position.text} < {tile.parameters.size(length).at(SUM)})")
             rows, cols = rows or position.rows, cols or position.cols
     if not conditions:
         return tile.value(source, tuple(inner))
     inside = tile.assign(Code(" & ".join(conditions), "bool", rows, cols), "inside")
+    fill = prim.attrs["value"]
+    assert isinstance(fill, (bool, int, float))
     tile.masks.append(Mask(inside.text, rows, cols))
+    tile.outside = literal(fill) if _is_loaded(tile, source, or_padded=False) else ""
     value = tile.value(source, tuple(inner))
+    loaded = bool(tile.outside) or (is_zero_padding(prim) and _is_loaded(tile, source))
+    tile.outside = ""
     tile.masks.pop()
-    if is_zero_padding(prim) and _is_loaded(tile, source) and value.rows >= rows and value.cols >= cols:
-        # The load itself gives 0 outside.
+    if loaded and value.rows >= rows and value.cols >= cols:
+        # The load itself gives the fill value outside.
         return value
     if value.dtype != prim.dtype:
         value = tile.cast(value, prim.dtype)
-    fill = prim.attrs["value"]
-    assert isinstance(fill, (bool, int, float))
     number = tile.cast(Code(literal(fill), ""), prim.dtype).text
     return Code(f"tl.where({inside.text}, {value.text}, {number})", value.dtype, rows or value.rows, cols or value.cols)
 
 
-def _is_loaded(tile: Expressions, name: str) -> bool:
-    """Whether a value is read as it lies in memory, with zeros around it perhaps."""
+def _is_loaded(tile: Expressions, name: str, *, or_padded: bool = True) -> bool:
+    """Whether a value is read as it lies in memory, with zeros around it perhaps where ``or_padded``."""
     while name not in tile.region.inputs:
         prim = tile.program.prims[name]
-        if prim.op not in VIEW_OPS and not is_zero_padding(prim):
+        if prim.op not in VIEW_OPS and not (or_padded and is_zero_padding(prim)):
             return False
         name = prim.inputs[0]
     return True

@@ -10,8 +10,8 @@ from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.macro.prims import Program
 
 RESERVED = frozenset(
-    "tl triton torch row rows group cols start first back offsets pid part parts piece PARTS grid "
-    "BLOCK ROWS n_rows n_cols row_mask col_mask seed_ptr range self".split()
+    "tl triton torch row rows group cols start first back offsets pid part parts piece outer PARTS grid "
+    "BLOCK ROWS n_rows n_cols n_outer row_mask col_mask seed_ptr range self".split()
 )
 """Names that any kernel may use for itself."""
 

@@ -59,7 +59,7 @@ class Parameters:
     def name_size(self, size: Size, name: str) -> str:
         """Give a size its own parameter name."""
         if size not in self.sizes:
-            self.sizes[size] = self.names.unique(name) if name not in ("n_rows", "n_cols") else name
+            self.sizes[size] = self.names.unique(name) if name not in ("n_rows", "n_cols", "n_outer") else name
         return self.sizes[size]
 
     def size(self, size: Size) -> Code:

@@ -8,7 +8,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import next_power_of_two
+from mtmc_lsp.macro.configs import across, next_power_of_two, strided_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.micro.builtin.code import Code
@@ -58,6 +58,10 @@ class TileBase:
         """Whether column indices must be 64-bit."""
         if self.is_map:
             kept, reduced = kept[:-1], kept[-1:]
+        outer, kept = self._apart(kept)
+        self.outer_groups = outer
+        """Of a tile whose rows are neighbours in memory and its columns are not: the other axes, one place at a time."""
+        self.n_outer = product([axis.size for group in outer for axis in group])
         self.n_rows = product([axis.size for group in kept for axis in group])
         self.n_cols = product([axis.size for group in reduced for axis in group])
         self.has_rows = bool(kept)
@@ -101,6 +105,21 @@ class TileBase:
 
     # Structure ---------------------------------------------------------------------------------------------------
 
+    def _apart(self, rows: list[list[Axis]]) -> tuple[list[list[Axis]], list[list[Axis]]]:
+        """The axes that are walked one place at a time, and those of the tile's rows."""
+        number = int(self.config.get("rows", 1))
+        if len(rows) < 2 or number == 1 or self.config.get("split"):
+            return [], rows
+        if self.is_map:
+            turned = across(self.program, self.region)
+            own = next((group for group in rows if turned in group), None)
+        else:
+            # Neighbouring rows lie densest: they are those of the last group.
+            own = rows[-1] if strided_columns(self.program, self.region) else None
+            size = product([axis.size for axis in own or ()]).value(self.program.graph.sizes)
+            own = own if 2 * size > number else None
+        return ([group for group in rows if group is not own], [own]) if own is not None else ([], rows)
+
     def _columns_need_mask(self) -> bool:
         if not self.n_cols.is_constant and not (self.loop or self.is_map):
             return True
@@ -126,11 +145,25 @@ class TileBase:
         vector = self.rows_per_program > 1
         name = "rows" if vector else "row"
         text = f"tl.program_id({1 if self.columns_first else 0}).to(tl.int64)"
+        if self.outer_groups:
+            return self._rows_apart(text)
         self.lines.append(f"{name} = {text} * ROWS + tl.arange(0, ROWS)[:, None]" if vector else f"{name} = {text}")
         if self.row_masked:
             self.lines.append(f"row_mask = {name} < {self.named_size(self.n_rows, 'n_rows')}")
         whole = Group(tuple(axis for group in self.row_groups for axis in group), name, rows=vector)
         return taken_apart(whole, self.row_groups, self.parameters.names, 0), [whole]
+
+    def _rows_apart(self, program: str) -> tuple[list[Group], list[Group]]:
+        """A program's rows are neighbours along one axis: what lies dense there is read together, whatever its length."""
+        blocks = f"tl.cdiv({self.named_size(self.n_rows, 'n_rows')}, ROWS)"
+        self.lines.append(f"piece = {program}")
+        self.lines.append(f"rows = piece % {blocks} * ROWS + tl.arange(0, ROWS)[:, None]")
+        self.lines.append(f"outer = piece // {blocks}")
+        if self.row_masked:
+            self.lines.append(f"row_mask = rows < {self.named_size(self.n_rows, 'n_rows')}")
+        others = Group(tuple(axis for group in self.outer_groups for axis in group), "outer")
+        own = Group(tuple(axis for group in self.row_groups for axis in group), "rows", rows=True)
+        return [*taken_apart(others, self.outer_groups, self.parameters.names, 0), own], [others]
 
     def _column_variables(self) -> tuple[list[Group], list[Group]]:
         """The variables taken out of the column vector, and itself; :meth:`_declare_columns` sets it."""

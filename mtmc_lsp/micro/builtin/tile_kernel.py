@@ -103,7 +103,8 @@ class TileWriter(ReducingTile):
         """
         if self.has_rows:
             n_rows = self.named_size(self.n_rows, "n_rows")
-            return f"tl.cdiv({n_rows}, ROWS)" if self.rows_per_program > 1 else n_rows
+            blocks = f"tl.cdiv({n_rows}, ROWS)" if self.rows_per_program > 1 else n_rows
+            return f"{self.named_size(self.n_outer, 'n_outer')} * {blocks}" if self.outer_groups else blocks
         if self.is_map and self.col_groups:
             return f"tl.cdiv({self.named_size(self.n_cols, 'n_cols')}, BLOCK)"
         raise CannotCode("one program does all of it already")
@@ -255,8 +256,11 @@ class TileWriter(ReducingTile):
         sizes: dict[str, Size] = {"n_cols": self.n_cols}
         grid: list[str] = []
         if self.has_rows:
-            grid.append(_cdiv("n_rows", self.rows_per_program))
+            blocks = _cdiv("n_rows", self.rows_per_program)
+            grid.append(f"n_outer * {blocks}" if self.outer_groups else blocks)
             sizes["n_rows"] = self.n_rows
+            if self.outer_groups:
+                sizes["n_outer"] = self.n_outer
         if self.rows_per_program > 1:
             constexprs["ROWS"] = self.rows_per_program
         if self.is_map and self.col_groups:
@@ -265,7 +269,8 @@ class TileWriter(ReducingTile):
             grid.append("1")
         if self.columns_first:
             grid.reverse()
-            limits = (f"{self.n_rows} <= {MOST_PROGRAMS * self.rows_per_program}",)
+            pieces = self.n_outer * (self.n_rows + (self.rows_per_program - 1)) if self.outer_groups else self.n_rows
+            limits = (f"{pieces} <= {MOST_PROGRAMS * self.rows_per_program}",)
         if self.config.get("persist"):
             grid[0] = f"min({self.config['persist']}, {grid[0]})"
         if self.loop or self.is_map or self.n_cols.is_constant:

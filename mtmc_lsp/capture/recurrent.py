@@ -1,0 +1,102 @@
+"""Recurrent layers stay one operation each in a graph. Runs in workers.
+
+PyTorch's own tracing unrolls an LSTM over every step of its sequence, to tens of thousands of nodes of which a library's one
+call is made on a GPU. While a target is traced, its layers call operators of ours that take the same arguments, and the graph
+shows these as ATen's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn.modules.rnn import RNNBase
+
+from mtmc_lsp.capture.synonyms import RECURRENT
+
+LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_REST = (
+    "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
+)
+
+
+@lru_cache(maxsize=1)
+def _operators() -> dict[str, Any]:
+    """Each layer's operator, defined once in a process."""
+    library = torch.library.Library(RECURRENT, "DEF")
+    # Without a reference the definitions go with the library.
+    _KEPT.append(library)
+    found = {}
+    for name in LAYERS:
+        states = "Tensor[] hx" if name == "lstm" else "Tensor hx"
+        results = "(Tensor, Tensor, Tensor)" if name == "lstm" else "(Tensor, Tensor)"
+        library.define(f"{name}(Tensor input, {states}, {_REST}) -> {results}")
+        library.impl(name, getattr(torch._C._VariableFunctions, name), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{RECURRENT}::{name}", _lstm if name == "lstm" else _one_state, lib=library)
+        found[name] = getattr(getattr(torch.ops, RECURRENT), name)
+    return found
+
+
+_KEPT: list[Any] = []
+
+
+def _lstm(x: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], *rest: Any) -> Any:
+    hidden, cell = states
+    return _sequence(x, hidden, rest), torch.empty_like(hidden), torch.empty_like(cell)
+
+
+def _one_state(x: torch.Tensor, hidden: torch.Tensor, params: Sequence[torch.Tensor], *rest: Any) -> Any:
+    return _sequence(x, hidden, rest), torch.empty_like(hidden)
+
+
+def _sequence(x: torch.Tensor, hidden: torch.Tensor, rest: Sequence[Any]) -> torch.Tensor:
+    """What a layer gives for each step: ``[T, B, directions * H]``, or that seen as ``[B, T, directions * H]``."""
+    width = (2 if rest[4] else 1) * hidden.shape[-1]
+    if x.dim() == 2:
+        return x.new_empty((x.shape[0], width))
+    batch_first = rest[5]
+    steps, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
+    made = x.new_empty((steps, batch, width))
+    return made.transpose(0, 1) if batch_first else made
+
+
+@contextlib.contextmanager
+def kept_whole() -> Iterator[None]:
+    """While in it, recurrent layers in evaluation mode are one operation each."""
+    functions, operators = torch._VF, _operators()
+
+    def through(name: str) -> Any:
+        own, operator = getattr(torch._C._VariableFunctions, name), operators[name]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # Packed sequences come with the sizes of their batches in the second place; dropout draws random numbers.
+            packed = isinstance(args[1], torch.Tensor) if name == "lstm" else isinstance(args[2], torch.Tensor)
+            if kwargs or packed or args[6] or _is_projected(name, args):
+                return own(*args, **kwargs)
+            states = list(args[1]) if name == "lstm" else args[1]
+            return operator(args[0], states, list(args[2]), *args[3:])
+
+        return call
+
+    for name in LAYERS:
+        setattr(functions, name, through(name))
+    # A layer keeps a list of its weights, which does not follow where a call is made with others in their place.
+    RNNBase._flat_weights = property(_weights, lambda self, value: None)
+    try:
+        yield
+    finally:
+        del RNNBase._flat_weights
+        for name in LAYERS:
+            delattr(functions, name)
+
+
+def _weights(layer: Any) -> list[Any]:
+    return [getattr(layer, name, None) for name in layer._flat_weights_names]
+
+
+def _is_projected(name: str, args: Sequence[Any]) -> bool:
+    """Whether an LSTM's hidden states are smaller than its cells'."""
+    return name == "lstm" and args[1][0].shape[-1] != args[1][1].shape[-1]

@@ -1,0 +1,61 @@
+"""Attention written out: a library's attention in float32, whose products then run on tensor cores each by itself."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, dense, made
+
+NAME = "scaled_dot_product_attention"
+
+
+def written_out(graph: Graph, node: Node) -> Edit | None:
+    """``softmax(q @ k.T * scale) @ v`` in float32, of operands of one shape but for the sequences, without a mask."""
+    if base_name(node) != NAME or node.type.dtype != "float32" or not _is_plain(node):
+        return None
+    query, key, value = node.args[:3]
+    if not (isinstance(query, Ref) and isinstance(key, Ref) and isinstance(value, Ref)):
+        return None
+    q, k, v = (graph.type_of(ref).shape for ref in (query, key, value))
+    scale = _scale(node, q[-1])
+    if scale is None or not len(q) == len(k) == len(v) > 2 or not q[:-2] == k[:-2] == v[:-2]:
+        return None
+    step = graph.type_of(key).stride
+    turned = TensorType((*k[:-2], k[-1], k[-2]), "float32", (*step[:-2], step[-1], step[-2]))
+    pairs = dense((*q[:-1], k[-2]), "float32")
+    keys = made(node, "keys", "aten.transpose.int", (key, -2, -1), turned)
+    scores = made(node, "scores", "aten.matmul.default", (query, Ref(keys.name)), pairs)
+    scaled = made(node, "scaled", "aten.mul.Tensor", (Ref(scores.name), scale), pairs)
+    weights = made(node, "weights", "aten.softmax.int", (Ref(scaled.name), -1), pairs)
+    result = made(node, "result", "aten.matmul.default", (Ref(weights.name), value), node.type, variable=node.variable)
+    return Edit(
+        node.name,
+        Ref(result.name),
+        (keys, scores, scaled, weights, result),
+        "attention in float32 has no kernel for tensor cores in the library; written out, each of its two products can run there",
+        "write out the attention",
+    )
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether there is no mask, no dropout, no causal limit, and as many heads of each."""
+    usual: dict[str, Argument] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False}
+    given = dict(zip(("attn_mask", "dropout_p", "is_causal"), node.args[3:], strict=False)) | dict(node.kwargs)
+    return all(given.get(name, default) == default for name, default in usual.items()) and node.type.is_contiguous
+
+
+def _scale(node: Node, width: Size) -> float | None:
+    given = node.kwargs.get("scale")
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return float(given)
+    return float(width.constant) ** -0.5 if given is None and width.is_constant else None
+
+
+RULES = (
+    AlgebraRule(
+        "written-out-attention",
+        written_out,
+        "It is the definition of attention (PyTorch's documentation of scaled_dot_product_attention): a softmax over the keys of "
+        "scaled products, and a product of these weights with the values.",
+    ),
+)
