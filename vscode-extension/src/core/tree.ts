@@ -142,7 +142,8 @@ function runRow(review: Review, job: JobState | undefined, plan: Plan | undefine
     tooltip: [`${review.target}: ${state}`, ...(device === "" ? [] : [device])].join("\n"),
     ...(job !== undefined ? { icon: "sync~spin" } : runIcon(review)),
     children: [
-      ...(plan === undefined ? [] : [planRow(plan)]),
+      // Folded now: the steps tell most of it again.
+      ...(plan === undefined ? [] : [{ ...planRow(plan), id: `${plan.uri}#${plan.target}#planned`, isFolded: true }]),
       ...run.steps.map((step) => stepRow(review, step)),
     ],
   };

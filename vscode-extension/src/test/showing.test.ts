@@ -74,8 +74,9 @@ test("a run that goes on can be cancelled, one that ended early can be gone on w
 test("a plan stands with its function, or alone before there is a run", () => {
   const actions = [{ kind: "fuse", text: "fuse all", rationale: "less traffic", expected: { saved_us: 12.4 } }];
   const plan = { uri: "file:///work/model.py", target: "f", device: "H200", actions };
-  for (const [row] of [rows([review()], [], [plan]), rows([], [], [plan])]) {
+  for (const [row, isFolded] of [[rows([review()], [], [plan])[0], true], [rows([], [], [plan])[0], undefined]] as const) {
     const shown = row?.children[0];
+    assert.equal(shown?.isFolded, isFolded);
     assert.equal(shown?.label, "Plan for H200");
     assert.deepEqual(shown.children.map((child) => [child.label, child.description, child.children[0]?.label]), [["1. fuse all", "about 12 us saved, an estimate", "less traffic"]]);
   }
