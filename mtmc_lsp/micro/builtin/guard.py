@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Graph, GraphInput
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.micro.builtin.code import call_text
+from mtmc_lsp.micro.builtin.naming import identifier
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,62 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     conditions += [_substituted(text, texts) for text in (*graph.conditions, *limits)]
     unique = list(dict.fromkeys(conditions))
     body = "\n        and ".join(unique)
+    text = f"{first}    tensors = {together}\n    return (\n        {body}\n    )\n"
+    looked_up = [item.access for item in graph.modules] + tensors
     return (
         f"def {call_text(name, parameters)} -> bool:\n"
         f'    """Whether the Triton version holds for these arguments; for any others the original code runs."""\n'
-        f"{first}"
-        f"    tensors = {together}\n"
-        f"    return (\n        {body}\n    )\n"
+        f"{_looked_up_once(text, looked_up, {*parameters, 'tensors', 't', 'torch'})}"
     )
+
+
+PATH = re.compile(r"\bself(?:\.\w+|\[\d+\])+")
+"""What is looked up in a module, and in what that gives."""
+
+
+def _looked_up_once(text: str, accesses: Sequence[str], taken: Collection[str]) -> str:
+    """The statements with each module and tensor looked up once, where its name stands first.
+
+    A module finds its parts and tensors in Python, which for a whole network takes as long as its kernels. Every first place is
+    always reached: the statements are one chain of conditions, which ends the function where one does not hold.
+
+    Args:
+        text: statements that look things up from ``self`` on.
+        accesses: what may have a name: modules and tensors, from ``self`` on.
+        taken: names that are used otherwise.
+    """
+    known = {tuple(_parts(access)) for access in accesses if access.startswith("self.")}
+    counts: dict[tuple[str, ...], int] = {}
+    for match in PATH.finditer(text):
+        for prefix in _prefixes(_parts(match.group())):
+            counts[prefix] = counts.get(prefix, 0) + (prefix in known)
+    names: dict[tuple[str, ...], str] = {}
+
+    def named(path: list[str]) -> str:
+        prefix = next((p for p in reversed(_prefixes(path)) if counts.get(p, 0) > 1), None)
+        if prefix is None:
+            return "".join(path)
+        rest = "".join(path[len(prefix) :])
+        if prefix in names:
+            return names[prefix] + rest
+        inner = named([*prefix[:-1]]) + prefix[-1]
+        name = identifier("_".join(re.findall(r"\w+", "".join(prefix[1:]))))
+        while name in taken or name in names.values():
+            name += "_"
+        names[prefix] = name
+        return f"({name} := {inner}){rest}"
+
+    return PATH.sub(lambda match: named(_parts(match.group())), text)
+
+
+def _parts(path: str) -> list[str]:
+    """``self.a[0].b`` as ``self``, ``.a``, ``[0]``, ``.b``."""
+    return re.findall(r"^self|\.\w+|\[\d+\]", path)
+
+
+def _prefixes(path: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every path on the way to one, shortest first; ``self`` alone left out."""
+    return [tuple(path[:end]) for end in range(2, len(path) + 1)]
 
 
 def _common(graph: Graph) -> list[str]:
