@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from mtmc_lsp.measure.rewriting import on_cpu
 from tests.micro.checker import Checker
-from tests.micro.harness import fused
+from tests.micro.harness import fused, verified
 
 TEXT = """
 from dataclasses import dataclass
@@ -179,3 +179,45 @@ def test_a_second_target_of_a_file_is_verified_too(checker: Checker) -> None:
     block, _, rest = second.partition("# mtmc: begin Block")[2].partition("# mtmc: end Block")
     assert "is_cpu" in block and "is_cuda" not in block and "current_device" not in block
     assert "is_cuda" in second.replace(block, "") and "is_cpu" not in rest
+
+
+DEEP = """import torch
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(12)
+    def forward(self, x):
+        return torch.relu(self.norm(x)) + x
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.Sequential(*[Block() for _ in range(5)])
+    def forward(self, x):
+        return self.blocks(x)
+def get_inputs():
+    return [torch.randn(4, 12)]
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_network_finds_each_part_once_and_its_tensors_go_to_the_launcher(checker: Checker, tmp_path: Path) -> None:
+    capture = checker.capture(DEEP, "Model")
+    candidate = fused(capture, DEEP, nodes=[node.name for node in capture.graph.nodes][:2])
+    guard = candidate.source.split("def model_fits(self, x)")[1].split("\ndef ")[0]
+    assert guard.count("self.") == 1, "the rest is found from what was found before"
+    assert "(blocks_0_norm := blocks_0.norm)" in guard
+    assert "if (model_tensors := model_fits(self, x)) is not None:" in candidate.source
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+    path = tmp_path / "deep_network.py"
+    path.write_text(on_cpu(candidate.source, DEEP))
+    spec = importlib.util.spec_from_file_location("deep_network", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model, x = module.Model(), torch.randn(4, 12)
+    with torch.no_grad():
+        assert [id(t) for t in module.model_fits(model, x)] == [id(t) for t in (x, *model.parameters())]
+        model.blocks[3].norm = torch.nn.Identity()
+        assert module.model_fits(model, x) is None

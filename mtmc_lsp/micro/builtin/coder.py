@@ -28,7 +28,7 @@ from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.code import LINE, call_text
 from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
-from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, write_guard
+from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, gives_tensors, write_guard
 from mtmc_lsp.micro.builtin.kernel import Kernel
 from mtmc_lsp.micro.builtin.launcher import Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
@@ -196,7 +196,8 @@ def _base_name(qualname: str, source: str) -> str:
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
     base = identifier(words)
     while any(
-        re.search(rf"\b{base}_{suffix}\b", source) for suffix in ("fits", "launch", "triton", "kernel", "replay")
+        re.search(rf"\b{base}_{suffix}\b", source)
+        for suffix in ("fits", "launch", "triton", "kernel", "replay", "tensors")
     ):
         base += "_mtmc"
     return base
@@ -270,10 +271,14 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: b
     run = f"{base}_replay" if is_replayed else f"{base}_launch"
     if launcher.is_operator():
         run = f"({base}_triton if torch.compiler.is_compiling() else {run})"
-    arguments = [item.access for item in graph.inputs]
-    call = call_text(run, arguments, "    ")
+    fits = call_text(f"{base}_fits", _guard_parameters(capture))
+    if gives_tensors(graph):
+        # Under a name of the target's own: the user's code may have a global one of any other.
+        call, fits = f"{run}(*{base}_tensors)", f"({base}_tensors := {fits}) is not None"
+    else:
+        call = call_text(run, [item.access for item in graph.inputs], "    ")
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:
         call = f"({call},)"
-    return f"if {call_text(f'{base}_fits', _guard_parameters(capture))}:\n    return {call}\n"
+    return f"if {fits}:\n    return {call}\n"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mtmc_lsp.core.graph import Graph, GraphInput
+from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.micro.builtin.code import call_text
 from mtmc_lsp.micro.builtin.naming import identifier
@@ -74,13 +74,26 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     conditions += [_substituted(text, texts) for text in (*graph.conditions, *limits)]
     unique = list(dict.fromkeys(conditions))
     body = "\n        and ".join(unique)
-    text = f"{first}    tensors = {together}\n    return (\n        {body}\n    )\n"
+    many = gives_tensors(graph)
+    result = f"(\n        {body}\n    )"
+    text = f"{first}    tensors = {together}\n    return {f'tensors if {result} else None' if many else result}\n"
     looked_up = [item.access for item in graph.modules] + tensors
+    what = "The launcher's arguments, or None where the original code must run" if many else WHETHER
     return (
-        f"def {call_text(name, parameters)} -> bool:\n"
-        f'    """Whether the Triton version holds for these arguments; for any others the original code runs."""\n'
+        f"def {call_text(name, parameters)}{'' if many else ' -> bool'}:\n"
+        f'    """{what}."""\n'
         f"{_looked_up_once(text, looked_up, {*parameters, 'tensors', 't', 'torch'})}"
     )
+
+
+WHETHER = "Whether the Triton version holds for these arguments; for any others the original code runs"
+MANY_TENSORS = 8
+"""Tensors of a module that are not looked up again for the launcher."""
+
+
+def gives_tensors(graph: Graph) -> bool:
+    """Whether the guard gives all tensors instead of only saying that it holds."""
+    return sum(item.kind is not InputKind.ARGUMENT for item in graph.inputs) > MANY_TENSORS
 
 
 PATH = re.compile(r"\bself(?:\.\w+|\[\d+\])+")
@@ -201,7 +214,7 @@ GUARD_HELPERS = {
 
 
 def _structure(graph: Graph, values: list[str]) -> str:
-    """Statements that return False for a module that is not made as the captured one was."""
+    """Statements that return False (or None) for a module that is not made as the captured one was."""
     # Being called, the module itself has run its hooks already, and its own plain values say what it has.
     conditions = [f"type(self) is {item.kind}" for item in graph.modules if item.access == "self"]
     conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
@@ -213,7 +226,8 @@ def _structure(graph: Graph, values: list[str]) -> str:
     if not conditions:
         return ""
     unique = "\n        and ".join(dict.fromkeys(conditions))
-    return f"    if not (\n        {unique}\n    ):\n        return False\n"
+    otherwise = "None" if gives_tensors(graph) else "False"
+    return f"    if not (\n        {unique}\n    ):\n        return {otherwise}\n"
 
 
 def _shapes(graph: Graph, names: dict[str, str], texts: dict[str, str]) -> list[str]:
