@@ -105,8 +105,9 @@ def _oracle(
             _narrow["seen"] = _is_narrow(own, oracle["results"], sensitivities(seed, narrow_products(capture.graph)))
         for draw in range(FEW_DRAWS if _has_few(own) else 1):
             # The libraries choose by the size, and by the call: what they compute in full precision on a small one is no more
-            # than the user asked for. Of the workload itself the user's own error is.
-            narrow = _narrow.get("seen", False) and not is_first
+            # than the user asked for. Of the workload itself the user's own error is. Gradients choose for themselves.
+            may = capture.graph.runs_tf32 and kind == AUTOGRAD
+            narrow = (may or _narrow.get("seen", False)) and not is_first
             mode = narrow_products(capture.graph) if narrow else contextlib.nullcontext()
             for i, distance in sensitivities(seed + draw, mode).items():
                 near[i] = max(near.get(i, 0.0), distance)

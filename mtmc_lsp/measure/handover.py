@@ -14,6 +14,7 @@ import base64
 import ctypes
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,9 +71,12 @@ def take(path: str, device: str) -> Any:
 
 
 def withdraw(path: str) -> None:
-    """Give the memory of what was offered under this path back."""
-    for address in _offered.pop(path, []):
+    """Give the memory of what was offered under this path back; the file, which only says where that is, goes with it."""
+    addresses = _offered.pop(path, [])
+    for address in addresses:
         _driver().cuMemFree_v2(ctypes.c_uint64(address))
+    if addresses:
+        Path(path).unlink(missing_ok=True)
 
 
 def is_large(value: Any) -> bool:

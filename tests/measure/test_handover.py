@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,20 @@ def test_small_things_and_constants_go_by_file(tmp_path: Path) -> None:
     assert found["results"][1:] == value["results"][1:]
     assert found["facts"] == value["facts"]
     assert not handover.is_large(value), "there is no GPU memory to leave it in"
+
+
+def test_what_was_withdrawn_is_not_taken_for_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file only says where the memory was; who then finds no file makes the value again."""
+    freed: list[int] = []
+    path = tmp_path / "inputs.pt"
+    monkeypatch.setattr(handover, "_driver", lambda: SimpleNamespace(cuMemFree_v2=lambda a: freed.append(a.value)))
+    monkeypatch.setattr(handover, "_offered", {str(path): [7, 8]})
+    torch.save({"x": {handover.MARK: "a handle"}}, path)
+    handover.withdraw(str(path))
+    assert freed == [7, 8] and not path.exists()
+    handover.give({"x": torch.arange(3)}, str(path), in_memory=True)
+    handover.withdraw(str(path))
+    assert path.exists(), "what is in the file itself stays"
 
 
 class PretendedDriver:

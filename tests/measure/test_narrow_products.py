@@ -60,8 +60,8 @@ def test_only_what_may_run_in_tf32_is_rounded() -> None:
     assert product.isnan()[1].all() and not product.isfinite()[0, 0]
 
 
-def expected(capture: Capture, rows: int, *, is_first: bool, own: object) -> float:
-    case = {"kind": "values", "seed": 3, "first": is_first, "sizes": {}}
+def expected(capture: Capture, rows: int, *, is_first: bool, own: object, kind: str = "values") -> float:
+    case = {"kind": kind, "seed": 3, "first": is_first, "sizes": {}}
     torch.manual_seed(rows)
     inputs = {"a": torch.randn(rows, 64), "b": torch.randn(64, 24)}
     return expecting.expected_of(own, capture, inputs, "cpu", case)["near"][0]
@@ -87,3 +87,16 @@ def test_small_sizes_are_judged_by_what_the_workload_itself_runs(
     assert expected(capture, 40, is_first=True, own=None) < 1e-6, "of the workload itself its own error is asked for"
     near = expected(capture, 5, is_first=False, own=None)
     assert (near > 0.1 * TF32) is runs_narrow, near
+
+
+def test_gradients_choose_for_themselves(captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may run them in TF32 where it does not run the results so."""
+    monkeypatch.setattr(expecting, "_narrow", {"seen": False})
+    capture = captured(f"import torch\n{SOURCE}", "f")
+    monkeypatch.setattr(expecting, "run_case", lambda module, capture, inputs, *rest, **more: {
+        "results": [inputs["a"] @ inputs["b"]], "after": {}
+    })  # fmt: skip
+    for mode, is_coarse in (("tf32", True), ("ieee", False)):
+        there = replace(capture, graph=replace(capture.graph, fp32_matmul=mode))
+        near = expected(there, 5, is_first=False, own=None, kind="autograd")
+        assert (near > 0.1 * TF32) is is_coarse

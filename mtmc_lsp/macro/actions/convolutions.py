@@ -70,6 +70,9 @@ class ChannelsLast(Algebra):
             # Copies of images run as part of what is around them; weights are copied by torch, as the library would itself.
             found = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
             kernels = [{"nodes": list(f.region.nodes), "config": f.config} for f in found if not is_product(f.region)]
+            if not kernels and not situation.schedule.kernels:
+                # Nothing of ours would run: what fusion makes kernels of first can then have the new layout.
+                return None
             convolved = [node.name for node in graph.nodes if base_name(node) in propagation.CONVOLUTIONS]
             lines, place = where(situation.program, convolved)
             action = MacroAction(
