@@ -9,24 +9,24 @@ from __future__ import annotations
 MOST_GRAPHS = 4
 """Graphs that a file keeps, each with the memory of its intermediate values; a capture beyond them drops the oldest."""
 
-GRAPHS = "_GRAPHS = {}\n"
+GRAPHS = "from threading import Lock\n\n_GRAPHS, _CAPTURING = {}, Lock()\n"
 
 REPLAYED = f'''def _replayed(launch, given, held):
     """``launch(*given, *held)`` as one CUDA graph on copies of ``given``; its results are copies of the graph's own.
 
-    A graph is captured for each layout of ``given``, addresses of ``held`` (parameters are read where they lie) and stream.
-    While a call uses a graph no other call finds it.
+    A graph is captured for each layout of ``given``, addresses of ``held`` (parameters are read where they lie), GPU and stream.
+    While a call uses a graph no other call finds it, and one at a time is captured.
     """
     if torch.cuda.is_current_stream_capturing():
         return launch(*given, *held)
     stream = torch.cuda.current_stream()
     layouts = [(t.shape, t.stride(), t.dtype) for t in given]
-    key = (launch, stream.cuda_stream, *layouts, *[t.data_ptr() for t in held])
+    key = (launch, stream, *layouts, *[t.data_ptr() for t in held])
     found = _GRAPHS.pop(key, None)
     if found is None:
         for oldest in list(_GRAPHS)[: max(0, len(_GRAPHS) - {MOST_GRAPHS - 1})]:
             _GRAPHS.pop(oldest, None)
-        with torch.inference_mode(False), torch.no_grad():
+        with _CAPTURING, torch.inference_mode(False), torch.no_grad():
             inputs = [t.clone() for t in given]
             # A first run compiles the kernels and lets the libraries make ready; neither can be captured.
             side = torch.cuda.Stream()

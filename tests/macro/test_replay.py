@@ -106,18 +106,26 @@ def test_only_the_text_that_is_known_passes_the_scan() -> None:
     assert refused(f"{GRAPHS}\n\n{without_copies}")
 
 
+class FakeStream:
+    """As torch's, it can be a part of a key."""
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
 class FakeCuda:
     """Graphs that note what is called while they are captured, and call it again."""
 
     def __init__(self) -> None:
         self.capturing: list[Callable[[], None]] | None = None
         self.captures = 0
+        self.current = FakeStream()
 
     def is_current_stream_capturing(self) -> bool:
         return False
 
     def current_stream(self) -> Any:
-        return types.SimpleNamespace(cuda_stream=7, wait_stream=lambda other: None)
+        return self.current
 
     Stream = staticmethod(lambda: types.SimpleNamespace(wait_stream=lambda other: None))
     stream = staticmethod(lambda other: contextlib.nullcontext())
@@ -180,6 +188,15 @@ def test_other_shapes_layouts_and_parameters_have_graphs_of_their_own(cuda: Fake
     assert torch.equal(function(launch, (x,), (other,)), x * other)
     assert cuda.captures == 5
     assert len(graphs) == MOST_GRAPHS, "the oldest was dropped"
+
+
+def test_another_stream_or_gpu_has_a_graph_of_its_own(cuda: FakeCuda) -> None:
+    function, _ = replayed()
+    launch, w, x = launcher(cuda), torch.tensor([2.0, 3.0]), torch.randn(4, 2)
+    for _ in range(2):
+        assert torch.equal(function(launch, (x,), (w,)), x * w)
+        cuda.current = FakeStream()
+    assert cuda.captures == 2
 
 
 def test_in_inference_mode_and_out_of_it_one_graph_serves(cuda: FakeCuda) -> None:
