@@ -221,3 +221,33 @@ def test_a_network_finds_each_part_once_and_its_tensors_go_to_the_launcher(check
         assert [id(t) for t in module.model_fits(model, x)] == [id(t) for t in (x, *model.parameters())]
         model.blocks[3].norm = torch.nn.Identity()
         assert module.model_fits(model, x) is None
+
+
+HOSTILE = """import torch
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.isinstance = torch.nn.LayerNorm(12)
+        self.all = torch.nn.LayerNorm(12)
+    def forward(self, x):
+        return self.all(torch.relu(self.isinstance(x)))
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.Block = Block()
+        self.tensors = Block()
+        self.x = Block()
+        self.t = torch.nn.Parameter(torch.ones(12))
+    def forward(self, x):
+        return self.x(self.tensors(self.Block(x) * self.t))
+def get_inputs():
+    return [torch.randn(4, 12)]
+def get_init_inputs():
+    return []
+"""
+
+
+def test_parts_may_be_called_as_what_the_guard_speaks_of(checker: Checker) -> None:
+    capture = checker.capture(HOSTILE, "Model")
+    verdict = verified(capture, fused(capture, HOSTILE, nodes=[node.name for node in capture.graph.nodes][:2]))
+    assert verdict.is_correct, verdict.reason

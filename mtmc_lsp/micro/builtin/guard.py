@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
@@ -82,7 +82,7 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     return (
         f"def {call_text(name, parameters)}{'' if many else ' -> bool'}:\n"
         f'    """{what}."""\n'
-        f"{_looked_up_once(text, looked_up, {*parameters, 'tensors', 't', 'torch'})}"
+        f"{_looked_up_once(text, looked_up, parameters)}"
     )
 
 
@@ -100,7 +100,7 @@ PATH = re.compile(r"\bself(?:\.\w+|\[\d+\])+")
 """What is looked up in a module, and in what that gives."""
 
 
-def _looked_up_once(text: str, accesses: Sequence[str], taken: Collection[str]) -> str:
+def _looked_up_once(text: str, accesses: Sequence[str], parameters: Sequence[str]) -> str:
     """The statements with each module and tensor looked up once, where its name stands first.
 
     A module finds its parts and tensors in Python, which for a whole network takes as long as its kernels. Every first place is
@@ -109,8 +109,10 @@ def _looked_up_once(text: str, accesses: Sequence[str], taken: Collection[str]) 
     Args:
         text: statements that look things up from ``self`` on.
         accesses: what may have a name: modules and tensors, from ``self`` on.
-        taken: names that are used otherwise.
+        parameters: of the function that the statements are in.
     """
+    # A part may be called as a function or a class is that the statements speak of: ``type``, ``all``, ``Block``.
+    taken = {*parameters, *re.findall(r"(?<![\w.])[A-Za-z_]\w*", text)}
     known = {tuple(_parts(access)) for access in accesses if access.startswith("self.")}
     counts: dict[tuple[str, ...], int] = {}
     for match in PATH.finditer(text):
