@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
-from mtmc_lsp.core.graph import TensorType
-from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.orders import across, strided_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region, RegionKind
 
@@ -263,46 +263,8 @@ def _reads_again(program: Program, region: Region) -> bool:
     return passes > 1 or any(reduced & set(table.all_axes(program.of(ref).name)) for ref in region.outputs)
 
 
-def strided_columns(program: Program, region: Region) -> bool:
-    """Whether the reduced axes step over memory while an independent axis is dense."""
-    dense = _dense_axes(program, region)
-    return (
-        bool(region.kept)
-        and bool(region.reduced)
-        and not (dense & set(region.reduced))
-        and bool(dense & set(region.kept))
-    )
-
-
 PARTIAL = frozenset({PrimOp.WINDOW, PrimOp.SLICE, PrimOp.PAD, PrimOp.CAT, PrimOp.FLIP, PrimOp.GATHER, PrimOp.CROP})
 """What reads a tensor at other places than its own, so that neighbouring axes do not run together."""
-LEAST_ACROSS = 4
-"""Elements side by side from which on it pays to walk a tensor along them."""
-
-
-def across(program: Program, region: Region) -> Axis | None:
-    """The axis, other than the columns, along which tensors that an elementwise kernel reads lie dense.
-
-    Such a kernel brings one memory order into another: its tiles have this axis as rows, so that they read and write
-    neighbours together. ``None`` for all other kernels.
-    """
-    if region.kind is not RegionKind.MAP or len(region.kept) < 2:
-        return None
-    sizes = program.graph.sizes
-    whole = region.rows.value(sizes)
-    amounts: dict[Axis, int] = {}
-    for prim, kind in (
-        (name, program.graph.type_of(ref)) for name in region.inputs for ref in program.values_of.get(name, ())
-    ):
-        # What is much smaller (a number per channel) stays in caches.
-        if 2 * kind.numel.value(sizes) < whole:
-            continue
-        for dim, axis in dense_axes(region, prim, kind).items():
-            if kind.shape[dim] != Size.of(1) and axis in region.kept[:-1]:
-                amounts[axis] = amounts.get(axis, 0) + kind.numel.value(sizes) * ITEMSIZE[kind.dtype]
-    most = max(amounts, key=lambda axis: amounts[axis], default=None)
-    wide = all(axis.size.value(sizes) >= LEAST_ACROSS for axis in (most, region.kept[-1]) if axis is not None)
-    return most if wide else None
 
 
 def _turned_tiles(program: Program, region: Region, turned: Axis) -> list[Config]:
@@ -324,29 +286,6 @@ TURNED_TILES = (
     (64, 64, 8), (64, 64, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (32, 128, 8), (128, 32, 8), (16, 128, 4), (128, 16, 4),
     (16, 256, 8), (16, 64, 4),
 )  # fmt: skip
-
-
-def dense_axes(region: Region, prim: str, kind: TensorType) -> dict[int, Axis]:
-    """The dimensions of a tensor whose elements lie side by side, each with its innermost axis."""
-    inner = [dim for dim, stride in enumerate(kind.stride) if stride.is_constant and stride.constant == 1]
-    return {dim: axes[-1] for dim in inner if (axes := region.table.axes(prim, dim))}
-
-
-def _dense_axes(program: Program, region: Region) -> set[Axis]:
-    """Innermost axes of the large tensors that the region reads."""
-    found: set[Axis] = set()
-    sizes = program.graph.sizes
-    largest = 0
-    read = [(name, ref) for name in region.inputs for ref in program.values_of.get(name, ())]
-    for prim, ref in read:
-        kind = program.graph.type_of(ref)
-        numel = kind.numel.value(sizes)
-        if numel < largest:
-            continue
-        if numel > largest:
-            found, largest = set(), numel
-        found |= set(dense_axes(region, prim, kind).values())
-    return found
 
 
 def variants(program: Program, region: Region, config: Mapping[str, int | str | bool]) -> list[Config]:

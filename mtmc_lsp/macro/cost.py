@@ -11,7 +11,8 @@ from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
-from mtmc_lsp.macro.configs import HALVES, SPLIT, across, dense_axes
+from mtmc_lsp.macro.configs import HALVES, SPLIT
+from mtmc_lsp.macro.orders import across, dense_axes
 from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 

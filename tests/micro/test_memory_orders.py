@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from mtmc_lsp.macro.configs import across, default_config, variants
+from mtmc_lsp.macro.configs import default_config, variants
+from mtmc_lsp.macro.orders import across
 from tests.macro.situations import region_and_program
 from tests.micro.harness import fused, verified
 
