@@ -10,8 +10,8 @@ from typing import Protocol
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.results import Device
-from mtmc_lsp.core.run import Step
+from mtmc_lsp.core.results import Device, Timing
+from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.cost import Cost
 from mtmc_lsp.macro.precisions import Precisions
@@ -44,6 +44,12 @@ class Situation:
     history: Sequence[Step] = field(default=())
     nonnegative: frozenset[str] = frozenset()
     """Graph inputs whose recorded (or asked for) values are all at least 0."""
+
+    @property
+    def timing(self) -> Timing | None:
+        """Of the version at hand; None where no kept step was timed."""
+        kept = (s.timing for s in reversed(self.history) if s.status is StepStatus.ACCEPTED and s.timing is not None)
+        return next(kept, None)
 
     @property
     def program(self) -> Program:

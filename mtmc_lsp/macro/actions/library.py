@@ -40,9 +40,9 @@ class Library:
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Where ``torch.compile`` is faster than the version that made kernels of a product, which then may be why."""
-        best = next((s for s in reversed(situation.history) if s.status is StepStatus.ACCEPTED and s.timing), None)
-        ratio = best.timing.against(COMPILER) if best is not None and best.timing is not None else None
-        if best is None or best.timing is None or ratio is None or ratio.ratio >= AHEAD:
+        timing = situation.timing
+        ratio = timing.against(COMPILER) if timing is not None else None
+        if timing is None or ratio is None or ratio.ratio >= AHEAD:
             return
         own = program_for(situation.graph, Schedule())
         asked = {node for s in situation.history if s.action.kind is self.kind for node in nodes_of(s.action)}
@@ -50,7 +50,7 @@ class Library:
             names = [name for name in step.action.region if name in set(_products(own))]
             if step.status is not StepStatus.ACCEPTED or not names or set(names) <= asked:
                 continue
-            action = self._without(situation, own, names, best.timing.median_us * (1.0 - ratio.ratio))
+            action = self._without(situation, own, names, timing.median_us * (1.0 - ratio.ratio))
             if action is not None:
                 yield action
             return

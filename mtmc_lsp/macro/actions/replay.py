@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Graph, InputKind
-from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for
 from mtmc_lsp.macro.cost import tensor_bytes
 from mtmc_lsp.macro.prims import PrimOp
 from mtmc_lsp.macro.regions import VIEWS
+from mtmc_lsp.macro.rewrites.editing import base_name
 from mtmc_lsp.macro.schedule import Schedule
 
 COPY_US = 3.0
@@ -42,14 +42,15 @@ class Replay:
         if any(prim.op is PrimOp.RANDOM for prim in program.prims.values()):
             raise IllegalAction("cuda-graph: each call draws other random numbers")
         nodes = program.graph.named
-        if any(ref is None or ref.name not in nodes or _is_view(nodes[ref.name].op) for ref in program.graph.outputs):
+        if any(
+            ref is None or ref.name not in nodes or base_name(nodes[ref.name]) in VIEWS for ref in program.graph.outputs
+        ):
             raise IllegalAction("cuda-graph: a result may be a view of an argument")
         return replace(schedule, replayed=True)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Where the version at hand, replayed from a graph by the clock, took much less time than launched."""
-        best = next((s for s in reversed(situation.history) if s.status is StepStatus.ACCEPTED and s.timing), None)
-        timing = best.timing if best is not None else None
+        timing = situation.timing
         if timing is None or timing.graph_us is None or not situation.measured:
             return
         graph = situation.program.graph
@@ -75,7 +76,3 @@ class Replay:
         except IllegalAction:
             return
         yield action
-
-
-def _is_view(op: str) -> bool:
-    return op.split(".")[1] in VIEWS
