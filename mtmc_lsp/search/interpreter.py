@@ -62,6 +62,19 @@ def find_python(path: Path, settings: Settings) -> str:
     return sys.executable
 
 
+def _last_line(python: str, script: str) -> str:
+    """What a script says last under ``python``, in a process of its own; a failing one raises as ``subprocess.run`` does."""
+    done = subprocess.run(
+        [python, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=PROBE_SECONDS,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.stdout.strip().splitlines()[-1]
+
+
 def versions(python: str) -> dict[str, str]:
     """Versions of ``python`` itself, torch, triton and numpy; empty where a package is not installed.
 
@@ -69,14 +82,7 @@ def versions(python: str) -> dict[str, str]:
         EnvironmentNotAble: the interpreter does not run.
     """
     try:
-        done = subprocess.run(
-            [python, "-c", PROBE],
-            capture_output=True,
-            text=True,
-            timeout=PROBE_SECONDS,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
+        said_last = _last_line(python, PROBE)
     except OSError as error:
         raise EnvironmentNotAble(
             f"cannot start the interpreter {python}: {error.strerror}", remedy="Name one with --python."
@@ -86,22 +92,14 @@ def versions(python: str) -> dict[str, str]:
         raise EnvironmentNotAble(
             f"the interpreter {python} does not work: {''.join(said)}", remedy="Name another with --python."
         ) from None
-    found: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+    found: dict[str, str] = json.loads(said_last)
     return found
 
 
 def gpu_of(python: str) -> str | None:
     """The GPU that torch would use under ``python``, empty where it would use none; None where that cannot be told."""
     try:
-        done = subprocess.run(
-            [python, "-c", GPU_PROBE],
-            capture_output=True,
-            text=True,
-            timeout=PROBE_SECONDS,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-        found = json.loads(done.stdout.strip().splitlines()[-1])
+        found = json.loads(_last_line(python, GPU_PROBE))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
     return found if isinstance(found, str) else None
