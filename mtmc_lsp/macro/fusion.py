@@ -109,27 +109,23 @@ class FusionSearch:
                 units = {self._unit_of(reader) for reader in readers}
                 if taker is None and (len(units) > 1 or any(readers & other.nodes for other in chosen)):
                     continue
-                before = taker.nodes if taker is not None else next(iter(units))
-                pair = self._handed_on(name, giver, before)
+                nodes = taker.nodes if taker is not None else next(iter(units))
+                before_us = giver.after.us + (taker.after.us if taker is not None else self._apart(nodes).us)
+                pair = self._handed_on(name, giver, nodes, before_us)
                 if pair is not None:
                     return [*(each for each in chosen if each not in (giver, taker)), *pair]
         return None
 
-    def _handed_on(self, name: str, giver: Fusion, taker: frozenset[str]) -> list[Fusion] | None:
+    def _handed_on(self, name: str, giver: Fusion, taker: frozenset[str], before_us: float) -> list[Fusion] | None:
+        """Both kernels with the node moved, where they take less than ``before_us`` together."""
         left, taken = giver.nodes - {name}, self._closed(taker | {name})
         if not left or left & taken or self._region(left) is None or self._region(taken) is None:
             return None
         if self._closed(left) != left or taken & giver.nodes != {name}:
             return None
-        made = [self._fusion(nodes) for nodes in (left, taken)]
-        if any(fusion is None for fusion in made):
-            return None
-        before = giver.after.us + (self._cost(taker).us if self._is_kernel(taker) else self._apart(taker).us)
-        after = [fusion for fusion in made if fusion is not None]
-        return after if sum(fusion.after.us for fusion in after) < before - LEAST_HANDED_US else None
-
-    def _is_kernel(self, nodes: frozenset[str]) -> bool:
-        return len(nodes) > 1 and self._region(nodes) is not None
+        made = [fusion for nodes in (left, taken) if (fusion := self._fusion(nodes)) is not None]
+        is_better = len(made) == 2 and sum(fusion.after.us for fusion in made) < before_us - LEAST_HANDED_US
+        return made if is_better else None
 
     def _seeds(self) -> list[frozenset[str]]:
         seeds = [frozenset(kernel.nodes) for kernel in self.schedule.kernels]
