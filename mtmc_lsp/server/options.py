@@ -24,6 +24,8 @@ class Options:
     """Whether the client shows diffs of its own, so that a whole run needs no refactor preview."""
     offers_workload: bool = False
     """Whether the client itself offers to write a missing workload (``mtmc/runState`` tells it), so that the server does not."""
+    tells_results: bool = False
+    """Whether the client itself tells what a job came to (``mtmc/runState`` has it); the server then tells failures alone."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class RunState:
     stage: str
     step: int
     action: str
+    result: str
+    """What it came to, in words; empty where it did not come to its end, or a question follows that says it."""
     run: dict[str, Any] | None
     answer: dict[str, Any] | None
 
@@ -75,9 +77,8 @@ class Reporter:
                 self._server.work_done_progress.end(token, lsp.WorkDoneProgressEnd(message=words))
                 self._jobs.pop(self._began.pop(job.id), None)
                 self._server.work_done_progress.tokens.pop(token, None)
-            # What was recorded, and that there is no workload, is said by the question that follows, ours or the client's own.
-            is_asked = answer_calls(job.answer) is not None or lacks_workload(job)
-            if job.state is not JobState.CANCELLED and not is_asked:
+            is_client_telling = self._server.options.tells_results and job.state is JobState.DONE
+            if job.state is not JobState.CANCELLED and not _is_asked(job) and not is_client_telling:
                 self._server.window_show_message(lsp.ShowMessageParams(kind, words))
         self._tell_state(job)
 
@@ -94,10 +95,16 @@ class Reporter:
             job.stage,
             job.step,
             job.action,
+            _outcome(job)[0] if job.state is JobState.DONE and not _is_asked(job) else "",
             review.to_json() if review is not None else None,
             job.answer if job.is_over and job.answer.get("event") != "result" else None,
         )
         self._server.protocol.notify(RUN_STATE, state)
+
+
+def _is_asked(job: Job) -> bool:
+    """Whether the question that follows says it, ours or the client's own: what was recorded, or that there is no workload."""
+    return answer_calls(job.answer) is not None or lacks_workload(job)
 
 
 def _message(job: Job) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,7 +20,7 @@ from mtmc_lsp import __version__
 from mtmc_lsp.capture.loading_paths import project_root
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.results import Verdict
-from mtmc_lsp.core.run import RunResult
+from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.model_consent import ModelConsent
@@ -251,7 +252,7 @@ class Server(LanguageServer):
             self.reviews.put(make_review(result.id, job.path, job.target, started, result.steps, result=result))
         elif job.state is JobState.RUNNING and job.kind in GROWING:
             going = f"job {job.id}"
-            done = known.steps if known is not None and known.run == going else ()
+            done = _still_so(known.steps, job.steps) if known is not None and known.run == going else []
             started = known.started if known is not None and known.run == going else time.time()
             steps = [*done, *steps_from_json(job.steps[len(done) :])]
             self.reviews.put(make_review(going, job.path, job.target, started, steps))
@@ -291,3 +292,9 @@ class Server(LanguageServer):
             self.workspace_inlay_hint_refresh(None)
         for refresher in self.refreshers:
             refresher(stale)
+
+
+def _still_so(steps: Sequence[Step], told: Sequence[dict[str, Any]]) -> list[Step]:
+    """The first of a run's steps up to one that was withdrawn since, which do not have to be read again."""
+    same = itertools.takewhile(lambda pair: pair[0].status.value == pair[1]["status"], zip(steps, told, strict=False))
+    return [step for step, _ in same]

@@ -1,4 +1,4 @@
-"""A host whose searches are decided by the user's file: ``# fake f: better wrong sleep`` above everything else.
+"""A host whose searches are decided by the user's file: ``# fake f: better wrong sleep far`` above everything else.
 
 Planner and measurer are fakes; the store, the greedy search, the composition of files and the protocol are the real ones.
 """
@@ -19,7 +19,7 @@ from fakes import ENVIRONMENT, FakeMeasurer, FakePlanner, action, capture
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.results import Device, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Check, CheckStatus, Device, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, GeneratedCode, RunResult, Step
 from mtmc_lsp.core.settings import Settings, changed
 from mtmc_lsp.core.workload import Capture
@@ -32,7 +32,7 @@ from mtmc_lsp.server.host import serve
 from mtmc_lsp.source.compose import compose
 from mtmc_lsp.source.targets import find_target
 
-GAIN = {"better": 0.8, "same": 1.0, "slower": 1.5}
+GAIN = {"better": 0.8, "far": 0.8, "same": 1.0, "slower": 1.5}
 
 
 class ComposingCoder:
@@ -76,6 +76,15 @@ class SleepingMeasurer(FakeMeasurer):
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         return super().time(timed(candidate), previous)
+
+
+class FarSeeingMeasurer(SleepingMeasurer):
+    """Finds what is wrong beyond 2^31 elements alone: ``far``."""
+
+    def verify_far(self, candidate: Candidate) -> Check:
+        is_wrong = isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "far"
+        status = CheckStatus.FAILED if is_wrong else CheckStatus.PASSED
+        return Check("offsets beyond 2^31", status, "s0=2^31", "values: all wrong" if is_wrong else "")
 
 
 def timed(candidate: Candidate) -> Candidate:
@@ -135,7 +144,8 @@ class FakeEngine:
         return result
 
     def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
-        return Tools(FakePlanner(self._actions(opened)), ComposingCoder(), SleepingMeasurer(), True, Limits(60.0, 20))
+        measurer = FarSeeingMeasurer() if "far" in self._said(opened) else SleepingMeasurer()
+        return Tools(FakePlanner(self._actions(opened)), ComposingCoder(), measurer, True, Limits(60.0, 20))
 
     def end(self) -> None:
         """It has no process."""

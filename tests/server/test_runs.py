@@ -186,6 +186,29 @@ async def test_a_rich_client_gets_the_whole_run(tmp_path: Path) -> None:
         assert "def f_kernel" in last.run.steps[0].kernel
 
 
+async def test_a_step_that_is_withdrawn_is_no_longer_offered_while_the_run_goes_on(tmp_path: Path) -> None:
+    async with editor(tmp_path, options={"trusted": True, "runState": True}) as ide:
+        uri = ide.open("# fake f: better far\n" + MODEL.partition("\n")[2])
+        await ide.optimized(uri, "f")
+        last = await ide.until(lambda: next((s for s in ide.states if s.state == "done"), None))
+        assert [step.status for step in last.run.steps] == ["accepted", "failed"]
+        assert last.run.steps[1].reason == "offsets beyond 2^31: values: all wrong (on s0=2^31)"
+        running = [[step.status for step in s.run.steps] for s in ide.states if s.state == "running" and s.run]
+        assert ["accepted", "accepted"] in running, "it was offered before it was withdrawn"
+        assert running[-1] == ["accepted", "failed"], "the end of the run is not waited for"
+
+
+async def test_a_client_that_tells_results_itself_is_given_the_words_and_shown_failures_alone(tmp_path: Path) -> None:
+    async with editor(tmp_path, options={"trusted": True, "runState": True, "tellsResults": True}) as ide:
+        uri = ide.open(MODEL)
+        await ide.optimized(uri, "h")
+        end = await ide.optimized(uri, "f")
+        last = await ide.until(lambda: next((s for s in ide.states if s.state == "done"), None))
+        assert last.result == end == "f: improved: 1.56x (1.55 to 1.57) over eager, the best baseline, on Fake GPU"
+        assert {s.result for s in ide.states if s.state != "done"} == {""}
+        assert [m.message for m in ide.client.messages] == ["h: the target raises ValueError. Mend it."]
+
+
 async def test_a_client_that_vanishes_takes_its_run_with_it(tmp_path: Path) -> None:
     async with editor(tmp_path) as ide:
         uri = ide.open(MODEL)

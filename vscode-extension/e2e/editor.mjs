@@ -19,7 +19,7 @@ const BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-
 /** What turns for as long as a run goes on has the page painted anew all the time, which takes the run a part of the processor. */
 const STILL = `{
   const sheet = new CSSStyleSheet();
-  sheet.replaceSync("* { animation: none !important }");
+  sheet.replaceSync("* { animation: none !important; transition: none !important }");
   document.adoptedStyleSheets.push(sheet);
 }`;
 const LOOKS = {
@@ -58,7 +58,7 @@ export class Editor {
     const quiet = ["--auth", "none", "--disable-telemetry", "--disable-update-check"];
     editor.process = spawn(process.execPath, [ENTRY, ...own, "--bind-addr", editor.address, ...quiet, ...flags], { env, stdio: "ignore", detached: true });
     await until("the editor's server answers", async () => (await fetch(`http://${editor.address}/healthz`)).ok);
-    editor.browser = await chromium.launch({ executablePath: CHROMIUM, args: BROWSER });
+    editor.browser = await chromium.launch({ executablePath: CHROMIUM, args: BROWSER, timeout: SOON });
     return editor;
   }
 
@@ -153,10 +153,27 @@ export class Window {
     return words.reduce((found, one) => found.filter({ hasText: one }), rows).first();
   }
 
-  /** A message, with a button of it where it is named. */
-  message(words, button) {
-    const toast = this.page.locator(".notification-toast", { hasText: words });
-    return button === undefined ? toast : toast.locator(".monaco-button", { hasText: button }).first();
+  /** A message that is seen now: on a toast, or where they are listed. */
+  seen(words) {
+    return this.page.locator(".notification-list-item:visible", { hasText: words }).first();
+  }
+
+  /** Waits for a message. Toasts are few, and hide themselves after a while; all messages that were not closed are listed. */
+  async message(words) {
+    await retried((patience) => this.seen(words).waitFor({ timeout: 5 * patience }), () => this.listMessages());
+  }
+
+  /** Presses a button of a message, as a user does. */
+  async answer(words, button) {
+    this.clicks += 1;
+    const choice = this.seen(words).locator(".monaco-button", { hasText: button }).first();
+    await retried((patience) => choice.click({ timeout: 5 * patience }), () => this.listMessages());
+    const list = this.page.locator(".notifications-center.visible");
+    if (await list.isVisible()) await list.locator(".codicon-notifications-hide").click();
+  }
+
+  async listMessages() {
+    await this.command("Notifications: Show Notifications");
   }
 
   line(words) {
@@ -179,17 +196,18 @@ export class Window {
     await retried(async (patience) => {
       await this.page.keyboard.press(key);
       await input.fill(words);
-      await this.choose(widget, title, patience);
+      // The whole label: others begin with the same words.
+      const label = this.page.locator(".label-name", { hasText: new RegExp(`^${title.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}$`) });
+      await this.choose(widget.locator(".monaco-list-row", { has: label }).first(), patience);
     }, () => this.page.keyboard.press("Escape"));
     // What was picked may open another list, in the same place.
     await until(`${title} is taken`, async () => !(await input.isVisible()) || (await input.inputValue()) !== words);
   }
 
   /** Chooses a row by the keyboard: lists draw their rows anew when the mouse is over them, and a click in between is lost. */
-  async choose(widget, title, patience) {
-    const row = widget.locator(".monaco-list-row", { hasText: title }).first();
+  async choose(row, patience = SOON) {
     await row.waitFor({ timeout: patience });
-    await until(`${title} is selected`, async () => {
+    await until("the row is selected", async () => {
       if (/\bfocused\b/.test(await row.getAttribute("class"))) return true;
       await this.page.keyboard.press("ArrowDown");
       return false;
@@ -204,7 +222,7 @@ export class Window {
     const menu = this.page.locator(".action-widget");
     await retried(async (patience) => {
       await this.page.keyboard.press("Control+.");
-      await this.choose(menu, title, 4 * patience);
+      await this.choose(menu.locator(".monaco-list-row", { hasText: title }).first(), 4 * patience);
     }, () => this.page.keyboard.press("Escape"));
     await menu.waitFor({ state: "hidden" });
   }
@@ -249,8 +267,13 @@ export class Window {
 
   /** What every message says that was not closed. */
   async messages() {
-    await this.command("Notifications: Show Notifications");
-    return this.page.locator(".notifications-center .notification-list-item-message").allInnerTexts();
+    await this.listMessages();
+    const list = this.page.locator(".notifications-center.visible");
+    await list.waitFor();
+    const said = await list.locator(".notification-list-item-message").allInnerTexts();
+    await list.locator(".codicon-notifications-hide").click();
+    await list.waitFor({ state: "hidden" });
+    return said;
   }
 
   /** The frame of the report, once its document has these words. */
@@ -271,6 +294,10 @@ export class Window {
     for (const [scheme, theme] of [["dark", ".vs-dark"], ["light", ".vs"]]) {
       await this.page.emulateMedia({ colorScheme: scheme });
       await this.page.locator(`.monaco-workbench${theme}`).waitFor();
+      for (const frame of this.page.frames()) {
+        const isReport = await frame.evaluate("document.getElementById('report') !== null").catch(() => false);
+        if (isReport) await frame.locator(`body.vscode-${scheme}`).waitFor();
+      }
       await this.page.screenshot({ path: join(SHOTS, `${name}-${scheme}.png`) });
     }
   }
@@ -281,7 +308,7 @@ export class Window {
 }
 
 /** Tries until it works: with little patience at first, which a quick machine does not need, and with more each time. */
-async function retried(act, undo) {
+export async function retried(act, undo) {
   let patience = 1000;
   for (;;) {
     try {

@@ -3,13 +3,13 @@ import assert from "node:assert/strict";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { Editor, LONG, PYTHON, until } from "./editor.mjs";
-import { PAIR, SMALL, UNKNOWN } from "./samples.mjs";
+import { BLOCK, ENDLESS, PAIR, SMALL, UNKNOWN } from "./samples.mjs";
 
 export async function run(scenario) {
   const machine = { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"] };
   const editor = await Editor.start({ machine, flags: ["--disable-workspace-trust"] });
   try {
-    const one = editor.folder("one", { "pyproject.toml": "", "small.py": SMALL, "pair.py": PAIR, "unknown.py": UNKNOWN });
+    const one = editor.folder("one", { "pyproject.toml": "", "small.py": SMALL, "pair.py": PAIR, "block.py": BLOCK, "endless.py": ENDLESS, "unknown.py": UNKNOWN });
     const w = await editor.open(one, join(one, "small.py"));
     const { page } = w;
     const spinning = w.status.locator(".codicon-sync");
@@ -26,49 +26,67 @@ export async function run(scenario) {
     await scenario(w, "a function without a workload gets the inputs that are proposed for it, once changed, and the run goes on", async () => {
       await w.file(join(one, "unknown.py"));
       await w.lightbulb("sigmoid", "Optimize to Triton kernel");
-      await w.message("Nothing says what the inputs", "Record them from a command").waitFor({ timeout: LONG });
+      await w.message("Nothing says what the inputs");
+      await w.seen("Nothing says what the inputs").locator(".monaco-button", { hasText: "Record them from a command" }).waitFor();
       await w.shot("workload");
-      await w.message("Nothing says what the inputs", "Describe the inputs").click();
+      await w.answer("Nothing says what the inputs", "Describe the inputs");
       const input = page.locator(".quick-input-widget:visible input").first();
       await until("the code's proposal is there", async () => /^y=f32\[.*\]$/.test(await input.inputValue()));
+      // Typing takes the place of its sizes.
+      const selected = () => input.evaluate((field) => field === document.activeElement && field.value.slice(field.selectionStart, field.selectionEnd));
+      await until("its sizes are selected", async () => /^\d+(,\d+)*$/.test(await selected()));
       await w.shot("inputs");
-      // Its sizes are selected: typing takes their place.
       await page.keyboard.type("4,96");
       await page.keyboard.press("Enter");
       await until("the directive is above it", async () => readFileSync(join(one, "unknown.py"), "utf8").includes("\n# mtmc: y=f32[4,96]\ndef unknown(y)"));
       await w.thread("Step 1 of 1 · fuse sigmoid").waitFor({ timeout: LONG });
     });
     await scenario(w, "a run is cancelled from the status bar, and leaves the file alone", async () => {
-      await w.file(join(one, "pair.py"));
-      await w.lightbulb("scores = ", "Optimize to Triton kernel");
-      await spinning.waitFor();
-      await w.status.filter({ hasText: "pair" }).waitFor();
+      await w.file(join(one, "endless.py"));
+      await w.lightbulb("torch.tanh", "Optimize to Triton kernel");
+      await w.status.filter({ hasText: "endless" }).waitFor();
       await w.status.click();
-      const cancel = page.locator(".quick-input-list .monaco-list-row", { hasText: "Cancel: pair" });
+      const cancel = page.locator(".quick-input-list .monaco-list-row", { hasText: "Cancel: endless" });
       await cancel.waitFor();
       await w.shot("cancel");
-      await cancel.click();
-      await spinning.waitFor({ state: "detached", timeout: 10_000 });
-      assert.equal(readFileSync(join(one, "pair.py"), "utf8"), PAIR);
+      await w.choose(cancel);
+      await spinning.waitFor({ state: "detached" });
+      assert.equal(readFileSync(join(one, "endless.py"), "utf8"), ENDLESS);
     });
-    await scenario(w, "a server that is killed in mid-run is started again, tells it, and the run goes on", async () => {
+    await scenario(w, "a server that is killed in mid-run is started again, tells it once, and the run goes on", async () => {
+      await w.command("Notifications: Clear All Notifications");
+      await w.file(join(one, "block.py"));
       await w.lightbulb("scores = ", "Optimize to Triton kernel");
       await w.thread("Step 1 of").waitFor({ timeout: LONG });
       const [server, ...others] = editor.languageServers();
       assert.deepEqual(others, []);
       process.kill(server, "SIGKILL");
-      await w.message("ended while it worked on pair").waitFor();
+      await w.message("ended while it worked on block");
       await until("another server runs", async () => editor.languageServers().length === 1 && editor.languageServers()[0] !== server);
       await w.ready();
       await w.thread("Step 1 of").waitFor();
+      await page.locator(".codelens-decoration a", { hasText: "Go on with the run" }).waitFor();
+      await w.status.filter({ hasText: "CPU: verified" }).waitFor();
       await w.shot("killed");
-      await w.message("ended while it worked on pair", "Go on with the run").click();
-      await w.thread("Step 1 of 2").waitFor({ timeout: LONG });
-      await spinning.waitFor({ state: "detached", timeout: LONG });
-      assert.equal(readFileSync(join(one, "pair.py"), "utf8"), PAIR);
+      assert.deepEqual(await w.messages(), ["The language server ended while it worked on block, and is started again. The steps that it had found wait for you."]);
+      await w.answer("ended while it worked on block", "Go on with the run");
+      await spinning.waitFor();
+    });
+    await scenario(w, "the end of a run is told to who looks elsewhere, and leads to its steps", async () => {
+      await w.file(join(one, "small.py"));
+      await w.message("block: 3 steps wait for your decision");
+      await w.shot("elsewhere");
+      await w.answer("block: 3 steps wait for your decision", "Review");
+      await page.locator(".tab.active", { hasText: "block.py" }).waitFor();
+      await w.thread("Step 1 of 3").waitFor();
+      assert.equal(readFileSync(join(one, "block.py"), "utf8"), BLOCK);
     });
     await scenario(w, "trying another goes on without the step that waits", async () => {
-      await w.thread("Step 1 of 2 · fuse relu").waitFor();
+      await w.file(join(one, "pair.py"));
+      await w.lightbulb("scores = ", "Optimize to Triton kernel");
+      await w.thread("Step 1 of 2 · fuse relu").waitFor({ timeout: LONG });
+      await spinning.waitFor({ state: "detached", timeout: LONG });
+      assert.deepEqual(await w.messages(), [], "what can be seen in the editor is not told besides");
       await w.keys("scores = ", "t");
       await w.thread("· fuse sigmoid").waitFor({ timeout: LONG });
       await spinning.waitFor({ state: "detached", timeout: LONG });

@@ -31,7 +31,7 @@ export async function run(scenario) {
         await entry.filter({ hasText: /Activation: \d+ms/ }).waitFor();
         seen.push(Number(/Activation: (\d+)ms/.exec(await entry.innerText())[1]));
         await w.command("View: Close Editor");
-      } while (seen.at(-1) >= MOST_ACTIVATION && seen.length < 4 && !isBusy());
+      } while (seen.at(-1) >= MOST_ACTIVATION && seen.length < 6 && !isBusy());
       console.log(`   activation: ${seen.join(", ")} ms, load ${loadavg()[0].toFixed(1)} on ${cpus().length} cores`);
       // Where others keep the cores busy it says nothing of the extension: then it is told, and not judged.
       if (!isBusy()) assert.ok(Math.min(...seen) < MOST_ACTIVATION, `${seen.join(", ")} ms`);

@@ -45,6 +45,19 @@ def unknown(y):
     return torch.sigmoid(y)
 `;
 
+/** A run that does not come to its first step by itself. */
+export const ENDLESS = `import time
+
+import torch
+
+time.sleep(3600)
+
+
+# mtmc: x=f32[8,48]
+def endless(x):
+    return torch.tanh(x)
+`;
+
 /** A kernel with a mistake that is seen without running it. */
 export const KERNEL = `import torch
 import triton

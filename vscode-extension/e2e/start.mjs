@@ -4,6 +4,7 @@ import { spawnSync } from "node:child_process";
 import { existsSync, mkdirSync, readFileSync, readdirSync, symlinkSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { Editor, HERE, LONG, PYTHON, TOOLS, until } from "./editor.mjs";
+import { SMALL } from "./samples.mjs";
 
 /** From installing the extension to the first kept step; no key is pressed. */
 const MOST_CLICKS = 4;
@@ -25,6 +26,18 @@ function environment(path) {
   return join(path, "bin/python");
 }
 
+/** What the walkthrough offers, and a word of what stands beside it. */
+const STEPS = [["Open the example", "Open the example", "rmsnorm_residual"], ["Optimize it", "Optimize to Triton kernel", "float64 oracle"], ["Keep what you like", "Keep the first step", "searches on without it"]];
+
+/** Gives a folder an interpreter that has the server, and cannot run it. */
+function failingServer(path) {
+  const python = join(path, "python");
+  writeFileSync(python, `#!/bin/sh\ncase "$*" in *mtmc_lsp.server.app*) echo "no such luck" >&2; exit 1;; esac\nexec ${PYTHON} "$@"\n`, { mode: 0o755 });
+  mkdirSync(join(path, ".vscode"));
+  writeFileSync(join(path, ".vscode/settings.json"), JSON.stringify({ "mtmc.serverPython": python }));
+  return path;
+}
+
 export async function run(scenario) {
   // Whatever is chosen, pip refuses to touch the machine's own Python.
   const pip = { PIP_NO_INDEX: "1", PIP_FIND_LINKS: join(TOOLS, "wheels"), PIP_CONFIG_FILE: "/dev/null", PIP_REQUIRE_VIRTUALENV: "1" };
@@ -38,12 +51,11 @@ export async function run(scenario) {
     const { page } = w;
     await scenario(w, "a missing server is installed, with the command shown, and starts", async () => {
       await w.click(page.locator(".activitybar .action-item[aria-label^='MTMC'], .activitybar .action-label[aria-label^='MTMC']").first());
-      const missing = w.message("mtmc-lsp is not installed in");
-      await missing.waitFor();
-      assert.ok((await missing.innerText()).includes(`${python} -m pip install --upgrade`));
+      await w.message("mtmc-lsp is not installed in");
+      assert.ok((await w.seen("mtmc-lsp is not installed in").innerText()).includes(`${python} -m pip install --upgrade`));
       await w.shot("missing");
-      await w.click(w.message("mtmc-lsp is not installed in", "Install"));
-      await w.message("Installing mtmc-lsp into").waitFor();
+      await w.answer("mtmc-lsp is not installed in", "Install");
+      await w.message("Installing mtmc-lsp into");
       await w.status.filter({ hasText: "installing" }).waitFor();
       await w.shot("installing");
       await until("the server is ready", async () => (await w.status.innerHTML()).includes("codicon-zap"), LONG);
@@ -52,6 +64,7 @@ export async function run(scenario) {
       await w.click(page.locator(".welcome-view-content .monaco-button", { hasText: "Try it on the example" }));
       await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
       await w.row("1. fuse").waitFor();
+      await w.status.filter({ hasText: "1 step waits" }).waitFor({ timeout: LONG });
       await w.shot("example");
       await w.click(w.button("Step 1 of 1", "Keep"));
       const example = join(workspace, "rmsnorm_residual.py");
@@ -63,10 +76,29 @@ export async function run(scenario) {
       await w.command("Welcome: Open Walkthrough...");
       await page.locator(".quick-input-list .monaco-list-row", { hasText: "Your first Triton kernel" }).click();
       await page.locator(".gettingStartedContainer .step-list-container").waitFor();
-      await page.locator(".gettingStartedContainer", { hasText: "Keep what you like" }).waitFor();
       await w.shot("walkthrough");
+      for (const [title, button, picture] of STEPS) {
+        const step = page.locator(".getting-started-step", { hasText: title });
+        // The first is open from the start, and a press would change nothing.
+        await step.locator(".step-title").click();
+        await step.locator(".monaco-button", { hasText: button }).waitFor();
+        await page.frameLocator("iframe.webview.ready").frameLocator("iframe").locator("body", { hasText: picture }).first().waitFor();
+      }
+      await w.shot("walkthrough-end");
     });
     await w.close();
+
+    const failing = editor.folder("failing", { "small.py": SMALL });
+    const other = await editor.open(failingServer(failing), join(failing, "small.py"));
+    await scenario(other, "a server that does not start says so once, with what helps", async () => {
+      await other.message("did not start");
+      await other.status.locator(".codicon-error").waitFor();
+      await other.shot("failing");
+      assert.equal((await other.messages()).length, 1);
+      await other.answer("did not start", "Show the log");
+      await other.page.locator(".output.panel .view-line, .pane-body .view-line", { hasText: "no such luck" }).first().waitFor();
+    });
+    await other.close();
   } finally {
     await editor.stop();
   }

@@ -2,7 +2,7 @@
 
 import * as vscode from "vscode";
 import type { ExecuteCommandSignature } from "vscode-languageclient/node";
-import { importsTorch, isArgument, lacksWorkload, neighbour, planOf, reviewAt, type Argument, type JobState, type Review } from "./core/model";
+import { importsTorch, isArgument, isSearch, lacksWorkload, neighbour, planOf, reviewAt, waiting, type Argument, type JobState, type Review } from "./core/model";
 import type { Shown } from "./core/panel";
 import { Diffs } from "./diff";
 import { openExample } from "./example";
@@ -27,7 +27,8 @@ export function activate(context: vscode.ExtensionContext): void {
 
 /** For `when` clauses: files without torch are left alone. */
 function tellOfTorch(editor: vscode.TextEditor | undefined): void {
-  const isOurs = editor?.document.languageId === "python" && importsTorch(editor.document.getText());
+  // Of a diff's side there is nothing to be optimised.
+  const isOurs = editor?.document.languageId === "python" && editor.document.uri.scheme === "file" && importsTorch(editor.document.getText());
   void vscode.commands.executeCommand("setContext", "mtmc.importsTorch", isOurs);
 }
 
@@ -68,6 +69,7 @@ class Extension implements vscode.Disposable {
       this.server.onJob((job) => {
         if (lacksWorkload(job)) void this.offerWorkload({ uri: job.uri, target: job.target }, job.kind);
         if (planOf(job) !== undefined) void vscode.commands.executeCommand("mtmc.runs.focus");
+        else if (job.result !== "") void this.tellOfResult(job);
       }),
       this.server.onEnd((again) => void this.tellOfEnd(again, this.runs.present)),
       vscode.window.onDidChangeActiveTextEditor(tellOfTorch),
@@ -200,12 +202,25 @@ class Extension implements vscode.Disposable {
     if (await this.server.whenReady()) await vscode.commands.executeCommand("mtmc.optimize", argument);
   }
 
+  /** What a job came to. Steps that wait stand in the editor, so only somebody who looks elsewhere is told of them. */
+  private async tellOfResult(job: JobState): Promise<void> {
+    if (isSearch(job)) await this.runs.refresh();
+    const count = this.reviewOf(job)?.pending.length ?? 0;
+    const isSeen = vscode.window.visibleTextEditors.some((editor) => editor.document.uri.toString() === job.uri);
+    if (!isSearch(job) || (count === 0 && job.kind !== "undo")) {
+      void vscode.window.showInformationMessage(job.result);
+    } else if (count > 0 && !isSeen) {
+      const words = `${job.target}: ${waiting(count)} for your decision.`;
+      if ((await vscode.window.showInformationMessage(words, "Review")) !== undefined) await this.reveal(job);
+    }
+  }
+
   /** The server ended by itself, in the middle of `jobs`. */
   private async tellOfEnd(again: boolean, jobs: readonly JobState[]): Promise<void> {
     const [goOn, restart, log] = ["Go on with the run", "Start it again", "Show the log"];
     const job = jobs[0];
     if (!again) {
-      const answer = await vscode.window.showErrorMessage("The language server ended several times, and is not started again.", restart, log);
+      const answer = await vscode.window.showErrorMessage("The language server ended more than once, and is not started again.", restart, log);
       if (answer === restart) await this.server.restart();
       if (answer === log) this.server.log.show();
     } else if (job === undefined) {

@@ -23,7 +23,9 @@ export class Report implements vscode.Disposable, vscode.WebviewPanelSerializer 
     private readonly server: Server,
     runs: Runs,
   ) {
-    const refresh = (): void => void this.refresh();
+    const refresh = (): void => {
+      this.follow();
+    };
     this.subscriptions = [runs.onChange(refresh), vscode.window.registerWebviewPanelSerializer(KIND, this), this.said];
   }
 
@@ -69,7 +71,14 @@ export class Report implements vscode.Disposable, vscode.WebviewPanelSerializer 
       }
       this.said.fire(message);
     });
-    void this.refresh();
+    this.follow();
+  }
+
+  /** Refreshes what is shown; where the server ends meanwhile, that is told elsewhere, and the next one is asked anew. */
+  private follow(): void {
+    this.refresh().catch((error: unknown) => {
+      this.server.log.warn(String(error));
+    });
   }
 
   private async refresh(): Promise<void> {

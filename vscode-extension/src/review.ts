@@ -106,7 +106,9 @@ export class ReviewDrawer implements vscode.Disposable {
     const range = new vscode.Range(line, 0, line, 0);
     const shown = `${review.run.run}#${step.index}#${title(review)}`;
     const thread = known?.thread ?? this.controller.createCommentThread(vscode.Uri.parse(review.uri), range, []);
-    thread.contextValue = review.goingOn ? "pending-going" : "pending";
+    const context = review.goingOn ? "pending-going" : "pending";
+    // Whatever is set is drawn anew, buttons too, which a press may be on its way to.
+    if (thread.contextValue !== context) thread.contextValue = context;
     if (thread.range.start.line !== line) thread.range = range;
     if (known?.shown !== shown) {
       thread.canReply = false;

@@ -2,7 +2,7 @@
 
 import { mkdirSync } from "node:fs";
 import * as vscode from "vscode";
-import type { ErrorHandler, ExecuteCommandSignature, LanguageClient, LanguageClientOptions } from "vscode-languageclient/node";
+import type { ErrorHandler, ExecuteCommandSignature, LanguageClient, LanguageClientOptions, ServerOptions } from "vscode-languageclient/node";
 import { has } from "./core/fields";
 import { failure, installTarget, type Candidate } from "./core/interpreters";
 import { readGpu, readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
@@ -109,14 +109,21 @@ export class Server implements vscode.Disposable {
   }
 
   private makeClient(protocol: Protocol, python: string): LanguageClient {
+    let hasRun = false;
     const options: LanguageClientOptions = {
       documentSelector: [{ scheme: "file", language: "python" }],
       outputChannel: this.log,
       traceOutputChannel: this.traced.channel,
-      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true },
-      errorHandler: this.errorHandler(protocol),
+      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true, tellsResults: true },
+      errorHandler: this.errorHandler(protocol, () => hasRun),
+      // Whoever started it says that it failed.
+      initializationFailedHandler: () => false,
       middleware: {
-        executeCommand: (command, args, next) => this.execute(command, args, next),
+        executeCommand: (command, args, next) => this.execute(protocol, command, args, next),
+        handleWorkDoneProgress: (token, params, next) => {
+          // Our own status bar item has the run, and can cancel it; a second one beside it would say the same.
+          if (params.kind === "end") next(token, params);
+        },
         workspace: {
           configuration: async (params, token, next) => {
             const answers: unknown = await next(params, token);
@@ -127,9 +134,10 @@ export class Server implements vscode.Disposable {
       },
     };
     const run = { command: python, args: ["-m", "mtmc_lsp.server.app"], options: { cwd: this.folder } };
-    const client = new protocol.LanguageClient("mtmc", "MTMC", { run, debug: run }, options);
+    const client = quiet(protocol, { run, debug: run }, options);
     client.onDidChangeState(({ newState }) => {
       const { State } = protocol;
+      hasRun ||= newState === State.Running;
       if (client === this.client) {
         this.become(newState === State.Running ? "ready" : newState === State.Starting ? "starting" : "failed");
       }
@@ -145,17 +153,17 @@ export class Server implements vscode.Disposable {
   }
 
   /** A server that ends by itself is started again, unless it did so too often; either way it is said what became of it. */
-  private errorHandler({ CloseAction, ErrorAction }: Protocol): ErrorHandler {
+  private errorHandler({ CloseAction, ErrorAction }: Protocol, hasRun: () => boolean): ErrorHandler {
     let ends: number[] = [];
     return {
-      error: (error) => {
-        this.log.error(String(error));
-        return { action: ErrorAction.Continue };
-      },
+      // The library writes it to the log; where the server ended, that is told below.
+      error: () => ({ action: ErrorAction.Continue, handled: true }),
       closed: () => {
+        // One that never ran is told of where it was started.
+        if (!hasRun()) return { action: CloseAction.DoNotRestart, handled: true };
         const now = Date.now();
         ends = [...ends.filter((end) => now - end < PATIENCE_MS), now];
-        const again = ends.length <= MOST_ENDS;
+        const again = ends.length <= MOST_ENDS && this.current === "ready";
         this.log.error(`the language server ended by itself${again ? "; it is started again" : ""}`);
         this.ended.fire(again);
         return { action: again ? CloseAction.Restart : CloseAction.DoNotRestart, handled: true };
@@ -163,7 +171,7 @@ export class Server implements vscode.Disposable {
     };
   }
 
-  private async execute(command: string, args: unknown[], next: ExecuteCommandSignature): Promise<unknown> {
+  private async execute(protocol: Protocol, command: string, args: unknown[], next: ExecuteCommandSignature): Promise<unknown> {
     if (RUNNING.has(command) && !vscode.workspace.isTrusted) {
       const manage = "Manage trust";
       const words = "This runs the workspace's code, and the workspace is not trusted. Nothing was run.";
@@ -172,7 +180,13 @@ export class Server implements vscode.Disposable {
       }
       return undefined;
     }
-    return this.handler(command, args, next);
+    try {
+      return await this.handler(command, args, next);
+    } catch (error) {
+      // The server ended meanwhile: that is told, and this command's end with it.
+      if (error instanceof protocol.ResponseError && error.code === protocol.ErrorCodes.MessageWriteError) return undefined;
+      throw error;
+    }
   }
 
   private async offer(message: string, target: string | undefined): Promise<void> {
@@ -284,6 +298,27 @@ export class Server implements vscode.Disposable {
     this.traced.watch.dispose();
     this.log.dispose();
   }
+}
+
+/**
+ * The protocol's client, whose own words go to the log alone: each request that a server which ended leaves unanswered would be a
+ * message of its own, beside the one that says what happened.
+ */
+function quiet({ LanguageClient }: Protocol, server: ServerOptions, options: LanguageClientOptions): LanguageClient {
+  class Quiet extends LanguageClient {
+    override error(message: string, data?: unknown): void {
+      super.error(message, data, false);
+    }
+
+    override warn(message: string, data?: unknown): void {
+      super.warn(message, data, false);
+    }
+
+    override info(message: string, data?: unknown): void {
+      super.info(message, data, false);
+    }
+  }
+  return new Quiet("mtmc", "MTMC", server, options);
 }
 
 /** Settings as the server gets them: where no interpreter is set for the user's code, the Python extension's for the file or folder. */

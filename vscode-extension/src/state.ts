@@ -58,6 +58,11 @@ export class Runs implements vscode.Disposable {
     return [...this.jobs.values()];
   }
 
+  /** How many steps wait for a decision, in all files. */
+  get waiting(): number {
+    return this.reviews.reduce((sum, review) => sum + (review.stale ? 0 : review.pending.length), 0);
+  }
+
   get plans(): Plan[] {
     return [...this.planned.values()];
   }
@@ -101,7 +106,8 @@ export class Runs implements vscode.Disposable {
     this.timer = setTimeout(() => void this.refresh(), SETTLE_MS);
   }
 
-  private async refresh(): Promise<void> {
+  /** Asks anew where the reviews stand. */
+  async refresh(): Promise<void> {
     try {
       this.reviews = await this.server.reviews();
       const newest = this.reviews.map((review) => `${review.uri} ${review.run.run}`).join("\n");

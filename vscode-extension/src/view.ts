@@ -1,7 +1,7 @@
 /** The MTMC view and the status bar item. */
 
 import * as vscode from "vscode";
-import { deviceOf, deviceWords } from "./core/model";
+import { deviceOf, deviceWords, waiting } from "./core/model";
 import { rows, type Row } from "./core/tree";
 import type { Server } from "./server";
 import type { Runs } from "./state";
@@ -17,8 +17,8 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
     this.view = vscode.window.createTreeView("mtmc.runs", { treeDataProvider: this, showCollapseAll: true });
     this.subscription = runs.onChange(() => {
       this.changed.fire(undefined);
-      const count = runs.reviews.reduce((sum, review) => sum + (review.stale ? 0 : review.pending.length), 0);
-      this.view.badge = count === 0 ? undefined : { value: count, tooltip: count === 1 ? "1 step waits for a decision" : `${count} steps wait for a decision` };
+      const count = runs.waiting;
+      this.view.badge = count === 0 ? undefined : { value: count, tooltip: `${waiting(count)} for a decision` };
     });
   }
 
@@ -33,6 +33,7 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
     item.id = row.id;
     item.description = row.description;
     item.tooltip = row.tooltip;
+    if (row.spoken !== undefined) item.accessibilityInformation = { label: row.spoken };
     item.contextValue = row.context;
     item.iconPath = new vscode.ThemeIcon(row.icon, row.colour === undefined ? undefined : new vscode.ThemeColor(row.colour));
     if (row.context.startsWith("step-") && row.context !== "step-stale") {
@@ -90,7 +91,8 @@ export class Status implements vscode.Disposable {
       this.item.tooltip = `${job.kind} of ${job.target}: ${job.stage}. Click to cancel.`;
     } else {
       const icon = vscode.workspace.isTrusted ? "$(zap)" : "$(shield)";
-      this.item.text = `${icon} MTMC${device === "" ? "" : ` · ${device}`}`;
+      const count = this.runs.waiting === 0 ? "" : waiting(this.runs.waiting);
+      this.item.text = [`${icon} MTMC`, count, device].filter((part) => part !== "").join(" · ");
       const trust = vscode.workspace.isTrusted ? [] : ["The workspace is not trusted: static checks only."];
       const timed = gpu === undefined ? [] : [gpu === "" ? "There is no GPU that torch could use: steps are verified and compiled, but not timed." : `Steps are timed on ${gpu}.`];
       this.item.tooltip = ["The language server is ready.", ...timed, ...trust].join("\n");

@@ -106,6 +106,8 @@ export interface JobState {
   readonly stage: string;
   readonly step: number;
   readonly action: string;
+  /** What it came to, in words; empty as long as it goes on, where it did not come to its end, and where a question says it. */
+  readonly result: string;
   readonly answer: unknown;
 }
 
@@ -175,7 +177,7 @@ export function readHistory(answer: unknown): PastRun[] {
 /** Parameters of `mtmc/runState`; undefined where they do not fit. */
 export function readJob(params: unknown): JobState | undefined {
   const kinds = { job: "number", kind: "string", uri: "string", target: "string", state: "string", stage: "string" } as const;
-  return has(params, kinds) && has(params, { step: "number", action: "string" }) ? (params as unknown as JobState) : undefined;
+  return has(params, kinds) && has(params, { step: "number", action: "string", result: "string" }) ? (params as unknown as JobState) : undefined;
 }
 
 /** The actions of a plan that a job ended with, and for which device; undefined for other jobs. */
@@ -184,6 +186,18 @@ export function planOf(job: JobState): { device: string; actions: Action[] } | u
   if (!has(answer, { event: "string", actions: "array", device: "object" }) || answer["event"] !== "plan") return undefined;
   const actions = (answer["actions"] as unknown[]).filter((a): a is Action & Fields => has(a, { kind: "string", text: "string" }));
   return { device: String((answer["device"] as Fields)["name"]), actions };
+}
+
+/** Whether a job searched for steps, which wait where the user looks: other jobs leave nothing behind that can be seen. */
+export function isSearch(job: JobState): boolean {
+  return SEARCHES.has(job.kind);
+}
+
+const SEARCHES = new Set(["optimize", "resume", "undo", "another"]);
+
+/** How many steps wait, in words. */
+export function waiting(count: number): string {
+  return count === 1 ? "1 step waits" : `${count} steps wait`;
 }
 
 /** Whether a job failed because nothing says what the target's inputs look like. */

@@ -1,6 +1,6 @@
 /** The MTMC view as plain values: runs, and their steps or plan below. */
 
-import { deviceOf, deviceWords, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
+import { acceptedSteps, deviceOf, deviceWords, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
 
 /** A row of the view. */
 export interface Row {
@@ -8,6 +8,8 @@ export interface Row {
   readonly label: string;
   readonly description: string;
   readonly tooltip: string;
+  /** What a screen reader says, where the icon tells something that the words leave out. */
+  readonly spoken?: string;
   /** Name of the icon, and of its colour where it has one. */
   readonly icon: string;
   readonly colour?: string;
@@ -73,7 +75,7 @@ function pastStepRow(past: PastRun, step: PastStep): Row {
   return {
     id: `history#${past.run}#${step.index}`,
     label: `${step.index}. ${what}`,
-    description: joined(step.status, where, step.outcome),
+    ...described(`${step.index}. ${what}`, step.status, step.outcome, where),
     tooltip: [step.text, step.reason].filter((part) => part !== "").join("\n"),
     ...STEP_ICONS[step.status],
     context: "past-step",
@@ -155,7 +157,10 @@ function standing(review: Review): string {
     ...(review.pending.length > 0 ? [`${review.pending.length} pending`] : []),
     ...(review.kept.length > 0 ? [`${review.kept.length} kept`] : []),
   ];
-  return [WORDS[review.run.status], ...counts].join(" · ");
+  // The version of the last step is what the run came to.
+  const last = acceptedSteps(review).at(-1);
+  const gain = last?.timing == null ? WORDS[review.run.status] : (last.outcome.split(" · ")[0] ?? "");
+  return [gain, ...counts].join(" · ");
 }
 
 function runIcon(review: Review): Pick<Row, "icon" | "colour"> {
@@ -189,7 +194,7 @@ function stepRow(review: Review, step: Step): Row {
   return {
     id: `${review.uri}#${review.target}#${step.index}`,
     label: `${step.index}. ${what}`,
-    description: joined(at.word, where, step.outcome),
+    ...described(`${step.index}. ${what}`, at.word, step.outcome, where),
     tooltip: [step.action.text, step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
     icon: at.icon,
     ...(at.colour === undefined ? {} : { colour: at.colour }),
@@ -203,9 +208,9 @@ function planRow(plan: Plan): Row {
   return {
     ...base(plan, "plan"),
     id: `${plan.uri}#${plan.target}#plan`,
-    label: `Plan for ${plan.device}`,
-    description: plan.actions.length === 0 ? "nothing is predicted to be worth trying" : `${plan.actions.length} actions`,
-    tooltip: "What could be tried first, best first. Times are estimates.",
+    label: "Plan",
+    description: plan.actions.length === 0 ? "nothing is predicted to be worth trying" : `${plan.actions.length} ${plan.actions.length === 1 ? "action" : "actions"} · ${plan.device}`,
+    tooltip: `What could be tried first on ${plan.device}, best first. Times are estimates.`,
     icon: "list-ordered",
     children: plan.actions.map((action, place) => plannedRow(plan, action, place)),
   };
@@ -217,7 +222,7 @@ function plannedRow(plan: Plan, action: Action, place: number): Row {
     ...base(plan, "planned"),
     id: `${plan.uri}#${plan.target}#plan#${place}`,
     label: `${place + 1}. ${what}`,
-    description: joined(where, action.expected === undefined ? "" : `about ${action.expected.saved_us.toFixed(0)} us saved, an estimate`),
+    description: joined(action.expected === undefined ? "" : `about ${action.expected.saved_us.toFixed(0)} us saved, an estimate`, where),
     tooltip: [action.text, action.rationale].filter((part) => part !== "").join("\n"),
     icon: "lightbulb",
     children: action.rationale === "" ? [] : [reasonRow(plan, place, action.rationale)],
@@ -228,6 +233,12 @@ function plannedRow(plan: Plan, action: Action, place: number): Row {
 function parted(text: string): { what: string; where: string } {
   const found = /^(.+) in (lines? \d[\d, to]*)$/.exec(text);
   return { what: found?.[1] ?? text, where: found?.[2] ?? "" };
+}
+
+/** What came of a step. That one waits or was kept is left to its icon: a narrow view has little room. */
+function described(label: string, word: string, outcome: string, where: string): { description: string; spoken: string } {
+  const description = joined(outcome === "" ? word : outcome, where);
+  return { description, spoken: joined(label, word, outcome, where) };
 }
 
 function joined(...parts: readonly string[]): string {

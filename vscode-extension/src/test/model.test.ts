@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { acceptedSteps, deviceOf, deviceWords, isArgument, lacksWorkload, neighbour, nextStep, planOf, readGpu, readJob, readReviews, reviewAt } from "../core/model";
+import { acceptedSteps, deviceOf, deviceWords, isArgument, isSearch, lacksWorkload, neighbour, nextStep, planOf, readGpu, readJob, readReviews, reviewAt, waiting } from "../core/model";
 import { job, review } from "./samples";
 
 test("an answer of another form is refused with what to do", () => {
@@ -28,6 +28,12 @@ test("a missing workload is told from other failures", () => {
   assert.ok(lacksWorkload(job({ answer: { event: "error", error: { code: "no-workload", message: "" } } })));
   assert.ok(!lacksWorkload(job({ answer: { event: "error", error: { code: "syntax-error", message: "" } } })));
   assert.ok(!lacksWorkload(job()));
+});
+
+test("a search leaves steps behind, and other jobs a result alone", () => {
+  assert.ok(isSearch(job({ kind: "another" })));
+  assert.ok(!isSearch(job({ kind: "verify" })));
+  assert.deepEqual([waiting(1), waiting(2)], ["1 step waits", "2 steps wait"]);
 });
 
 test("a command's argument is told from a row or a thread", () => {

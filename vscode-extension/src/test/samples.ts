@@ -43,5 +43,5 @@ export function review(changes: Partial<Review> = {}): Review {
 }
 
 export function job(changes: Partial<JobState> = {}): JobState {
-  return { job: 1, kind: "optimize", uri: "file:///work/model.py", target: "f", state: "running", stage: "verifying", step: 2, action: "fuse all", answer: null, ...changes };
+  return { job: 1, kind: "optimize", uri: "file:///work/model.py", target: "f", state: "running", stage: "verifying", step: 2, action: "fuse all", result: "", answer: null, ...changes };
 }

@@ -58,6 +58,19 @@ test("each row's context offers what can be done with it now", () => {
   assert.match(row.description, /^model\.py · not timed · 2 pending · 1 kept$/);
 });
 
+test("what a step's icon shows is said to those who do not see it", () => {
+  const [row] = rows([review({ kept: [1], pending: [3] })], [], []);
+  assert.deepEqual(row?.children.map((child) => child.description), ["not timed · verified", "rejected", "not timed · verified"]);
+  assert.deepEqual(row.children.map((child) => child.spoken?.split(" · ")[1]), ["kept", "rejected", "pending"]);
+});
+
+test("a run that was timed tells what its last step came to", () => {
+  const timing = { median_us: 4, baselines: [], best: "eager", speed: "faster", method: "", roofline: 0.5 };
+  const last = step(3, { timing, outcome: "3.10x (3.05 to 3.16) over eager · verified" });
+  const run = { ...review().run, status: "improved" as const, steps: [step(1), step(3, last)] };
+  assert.equal(rows([review({ run })], [], [])[0]?.description, "model.py · 3.10x (3.05 to 3.16) over eager · 1 pending · 1 kept");
+});
+
 test("of a changed function nothing is offered", () => {
   const [row] = rows([review({ stale: true })], [], []);
   assert.equal(row?.context, "run-kept");
@@ -77,7 +90,8 @@ test("a plan stands with its function, or alone before there is a run", () => {
   for (const [row, isFolded] of [[rows([review()], [], [plan])[0], true], [rows([], [], [plan])[0], undefined]] as const) {
     const shown = row?.children[0];
     assert.equal(shown?.isFolded, isFolded);
-    assert.equal(shown?.label, "Plan for H200");
+    assert.equal(shown?.label, "Plan");
+    assert.equal(shown.description, "1 action · H200");
     assert.deepEqual(shown.children.map((child) => [child.label, child.description, child.children[0]?.label]), [["1. fuse all", "about 12 us saved, an estimate", "less traffic"]]);
   }
 });
@@ -88,9 +102,9 @@ test("the lines that an action is about stand behind what it does", () => {
     const row = rows([], [], [], [past])[0]?.children[0]?.children[0];
     return [row?.label, row?.description, row?.tooltip];
   };
-  assert.deepEqual(of("fuse neg and exp in line 7"), ["1. fuse neg and exp", "accepted · line 7 · 1.20x", "fuse neg and exp in line 7"]);
-  assert.deepEqual(of("fuse all in lines 7, 9 to 12"), ["1. fuse all", "accepted · lines 7, 9 to 12 · 1.20x", "fuse all in lines 7, 9 to 12"]);
-  assert.deepEqual(of("keep the add in line 7 in registers"), ["1. keep the add in line 7 in registers", "accepted · 1.20x", "keep the add in line 7 in registers"]);
+  assert.deepEqual(of("fuse neg and exp in line 7"), ["1. fuse neg and exp", "1.20x · line 7", "fuse neg and exp in line 7"]);
+  assert.deepEqual(of("fuse all in lines 7, 9 to 12"), ["1. fuse all", "1.20x · lines 7, 9 to 12", "fuse all in lines 7, 9 to 12"]);
+  assert.deepEqual(of("keep the add in line 7 in registers"), ["1. keep the add in line 7 in registers", "1.20x", "keep the add in line 7 in registers"]);
 });
 
 test("every row has an identity of its own", () => {
