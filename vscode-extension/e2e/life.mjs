@@ -74,6 +74,7 @@ export async function run(scenario) {
     });
     await scenario(w, "the end of a run is told to who looks elsewhere, and leads to its steps", async () => {
       await w.file(join(one, "small.py"));
+      await spinning.waitFor({ state: "detached", timeout: LONG });
       await w.message("block: 3 steps wait for your decision");
       await w.shot("elsewhere");
       await w.answer("block: 3 steps wait for your decision", "Review");
@@ -94,6 +95,15 @@ export async function run(scenario) {
       await w.row("1. fuse relu", "rejected").waitFor();
       await w.shot("another");
       assert.equal(readFileSync(join(one, "pair.py"), "utf8"), PAIR);
+    });
+    await scenario(w, "after a restart, steps wait in files that are not open, and next leads there", async () => {
+      await w.command("View: Close All Editors");
+      await w.status.filter({ hasText: "8 steps wait" }).waitFor();
+      await page.reload();
+      await w.status.filter({ hasText: "8 steps wait" }).waitFor();
+      await w.command("MTMC: Next pending step");
+      await page.locator(".tab.active", { hasText: "block.py" }).waitFor();
+      await w.thread("Step 1 of 3").waitFor();
       await w.file(join(one, "small.py"));
       await w.thread("Step 1 of 1").waitFor();
     });

@@ -55,13 +55,13 @@ code_server() {
         cannot "code-server is not in the npm registry, or that is out of reach"
     npm rebuild argon2
     cd node_modules/code-server/lib/vscode
-    npm install --no-audit --no-fund --omit=dev --ignore-scripts
+    npm install --no-audit --no-fund --omit=dev --ignore-scripts || cannot "the npm registry is out of reach"
     npm rebuild @vscode/spdlog native-watchdog kerberos @parcel/watcher
     # What node-pty does after its build fails here, so its exit code says nothing; whether it loads does.
     npm rebuild node-pty || true
     node -e 'require("node-pty")'
     ln -sfn node_modules node_modules.asar
-    (cd extensions && npm install --no-audit --no-fund --omit=dev --ignore-scripts)
+    (cd extensions && npm install --no-audit --no-fund --omit=dev --ignore-scripts) || cannot "the npm registry is out of reach"
 }
 
 # What pip installs where the test lets the extension install the server: no index is asked then.

@@ -43,7 +43,7 @@ class Extension implements vscode.Disposable {
   constructor(private readonly context: vscode.ExtensionContext) {
     const folder = vscode.Uri.joinPath(context.globalStorageUri, "server").fsPath;
     this.server = new Server(folder, (command, args, next) => this.execute(command, args, next));
-    this.runs = new Runs(this.server);
+    this.runs = new Runs(this.server, context.workspaceState);
     this.drawer = new ReviewDrawer(this.runs);
     this.diffs = new Diffs(this.server);
     this.report = new Report(vscode.Uri.joinPath(context.extensionUri, "dist"), this.server, this.runs);
@@ -204,7 +204,11 @@ class Extension implements vscode.Disposable {
 
   /** What a job came to. Steps that wait stand in the editor, so only somebody who looks elsewhere is told of them. */
   private async tellOfResult(job: JobState): Promise<void> {
-    if (isSearch(job)) await this.runs.refresh();
+    if (isSearch(job)) {
+      // The server knows open files alone, and this one may have been closed meanwhile.
+      await vscode.workspace.openTextDocument(vscode.Uri.parse(job.uri));
+      await this.runs.refresh();
+    }
     const count = this.reviewOf(job)?.pending.length ?? 0;
     const isSeen = vscode.window.visibleTextEditors.some((editor) => editor.document.uri.toString() === job.uri);
     if (!isSearch(job) || (count === 0 && job.kind !== "undo")) {

@@ -8,6 +8,9 @@ import type { Server } from "./server";
 /** How long typing may go on before the server is asked where the reviews stand. */
 const SETTLE_MS = 150;
 
+/** Where the files whose steps wait are noted, for the next start of the window. */
+const WAITING = "waiting";
+
 /** Reviews, jobs and plans of this window. */
 export class Runs implements vscode.Disposable {
   reviews: readonly Review[] = [];
@@ -23,9 +26,14 @@ export class Runs implements vscode.Disposable {
   private readonly changed = new vscode.EventEmitter<void>();
   private readonly subscriptions: vscode.Disposable[];
   private timer: NodeJS.Timeout | undefined;
+  /** Once the files are open that were noted; before, the note is not written anew. */
+  private restored: Promise<void> | undefined;
   readonly onChange = this.changed.event;
 
-  constructor(private readonly server: Server) {
+  constructor(
+    private readonly server: Server,
+    private readonly notes: vscode.Memento,
+  ) {
     this.subscriptions = [
       server.onReviews(() => {
         this.soon();
@@ -35,6 +43,7 @@ export class Runs implements vscode.Disposable {
       }),
       server.onState((state) => {
         if (state !== "ready") this.jobs.clear();
+        else this.restored ??= this.restore();
         this.soon();
         void this.askDevice();
       }),
@@ -48,6 +57,11 @@ export class Runs implements vscode.Disposable {
         if (document.languageId === "python") this.soon();
       }),
       vscode.workspace.onDidCloseTextDocument(() => {
+        this.soon();
+      }),
+      vscode.workspace.onDidDeleteFiles(({ files }) => {
+        const gone = new Set(files.map(String));
+        this.reviews = this.reviews.filter(({ uri }) => !gone.has(uri));
         this.soon();
       }),
     ];
@@ -108,8 +122,12 @@ export class Runs implements vscode.Disposable {
 
   /** Asks anew where the reviews stand. */
   async refresh(): Promise<void> {
+    await this.restored;
     try {
-      this.reviews = await this.server.reviews();
+      const answered = await this.server.reviews();
+      const open = new Set(vscode.workspace.textDocuments.map(({ uri }) => uri.toString()));
+      // The server knows open files alone; in one that was closed, the steps wait on as they did.
+      this.reviews = [...answered, ...this.reviews.filter(({ uri }) => !open.has(uri))];
       const newest = this.reviews.map((review) => `${review.uri} ${review.run.run}`).join("\n");
       if (newest !== this.newest) {
         this.newest = newest;
@@ -122,6 +140,24 @@ export class Runs implements vscode.Disposable {
       this.newest = "";
     }
     this.changed.fire();
+    this.note();
+  }
+
+  /** Notes the files whose steps wait: VS Code loads a tab again when it is looked at, and not before. */
+  private note(): void {
+    const uris = [...new Set(this.reviews.filter(({ pending, stale }) => pending.length > 0 && !stale).map(({ uri }) => uri))];
+    if (this.server.state === "ready" && String(uris) !== String(this.notes.get(WAITING, []))) void this.notes.update(WAITING, uris);
+  }
+
+  /** Opens the files that were noted, without showing them, so that the server brings their runs back. */
+  private async restore(): Promise<void> {
+    for (const uri of this.notes.get<string[]>(WAITING, [])) {
+      try {
+        await vscode.workspace.openTextDocument(vscode.Uri.parse(uri));
+      } catch (error) {
+        this.server.log.info(`steps waited in ${uri}, which cannot be opened: ${String(error)}`);
+      }
+    }
   }
 
   dispose(): void {

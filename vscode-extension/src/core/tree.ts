@@ -194,7 +194,8 @@ function stepRow(review: Review, step: Step): Row {
   return {
     id: `${review.uri}#${review.target}#${step.index}`,
     label: `${step.index}. ${what}`,
-    ...described(`${step.index}. ${what}`, at.word, step.outcome, where),
+    // That a run was not timed stands with the run.
+    ...described(`${step.index}. ${what}`, at.word, step.timing === null ? step.outcome.replace(/^.* · /, "") : step.outcome, where),
     tooltip: [step.action.text, step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
     icon: at.icon,
     ...(at.colour === undefined ? {} : { colour: at.colour }),

@@ -60,7 +60,7 @@ test("each row's context offers what can be done with it now", () => {
 
 test("what a step's icon shows is said to those who do not see it", () => {
   const [row] = rows([review({ kept: [1], pending: [3] })], [], []);
-  assert.deepEqual(row?.children.map((child) => child.description), ["not timed · verified", "rejected", "not timed · verified"]);
+  assert.deepEqual(row?.children.map((child) => child.description), ["verified", "rejected", "verified"]);
   assert.deepEqual(row.children.map((child) => child.spoken?.split(" · ")[1]), ["kept", "rejected", "pending"]);
 });
 
