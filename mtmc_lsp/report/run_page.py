@@ -146,7 +146,7 @@ class RunPage:
             (s.index, s.action.text, self._standing(s), _speed(s), s.action.rationale, s.reason) for s in self.steps
         ]
         head = ("", "Step", "Status", "Speedup", "Why it was tried", "What came of it")
-        classes = ("number", "name", "word", "word")
+        classes = ("number", "name", "word", "word", "sentence", "sentence")
         body = table(head, rows, classes=classes) if rows else "<p>No step was tried.</p>"
         return f"<h2>Steps</h2>\n{body}"
 

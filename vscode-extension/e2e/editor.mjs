@@ -278,10 +278,15 @@ export class Window {
 
   /** The frame of the report, once its document has these words. */
   async report(words) {
+    return this.frame("#report", words);
+  }
+
+  /** The frame that has these words in an element of its document. (VS Code puts one frame in another's place as it fills them.) */
+  async frame(element, words) {
     let found;
-    await until(`the report says ${words}`, async () => {
+    await until(`a frame says ${words}`, async () => {
       for (const frame of this.page.frames()) {
-        const text = await frame.evaluate("document.getElementById('report')?.innerText ?? ''").catch(() => "");
+        const text = await frame.evaluate(`document.querySelector("${element}")?.innerText ?? ""`).catch(() => "");
         if (words.test(text)) found = frame;
       }
       return found !== undefined;

@@ -27,7 +27,7 @@ function environment(path) {
 }
 
 /** What the walkthrough offers, and a word of what stands beside it. */
-const STEPS = [["Open the example", "Open the example", "rmsnorm_residual"], ["Optimize it", "Optimize to Triton kernel", "float64 oracle"], ["Keep what you like", "Keep the first step", "searches on without it"]];
+const STEPS = [["Open the example", "Open the example", /rmsnorm_residual/], ["Optimize it", "Optimize to Triton kernel", /float64 oracle/], ["Keep what you like", "Keep the first step", /searches on without it/]];
 
 /** Gives a folder an interpreter that has the server, and cannot run it. */
 function failingServer(path) {
@@ -82,7 +82,7 @@ export async function run(scenario) {
         // The first is open from the start, and a press would change nothing.
         await step.locator(".step-title").click();
         await step.locator(".monaco-button", { hasText: button }).waitFor();
-        await page.frameLocator("iframe.webview.ready").frameLocator("iframe").locator("body", { hasText: picture }).first().waitFor();
+        await w.frame("body", picture);
       }
       await w.shot("walkthrough-end");
     });
