@@ -285,7 +285,7 @@ export class Window {
   async frame(element, words) {
     let found;
     await until(`a frame says ${words}`, async () => {
-      for (const frame of this.page.frames()) {
+      for (const frame of this.page.frames().filter((one) => one !== this.page.mainFrame())) {
         const text = await frame.evaluate(`document.querySelector("${element}")?.innerText ?? ""`).catch(() => "");
         if (words.test(text)) found = frame;
       }

@@ -35,7 +35,7 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
     item.tooltip = row.tooltip;
     if (row.spoken !== undefined) item.accessibilityInformation = { label: row.spoken };
     item.contextValue = row.context;
-    item.iconPath = new vscode.ThemeIcon(row.icon, row.colour === undefined ? undefined : new vscode.ThemeColor(row.colour));
+    if (row.icon !== "") item.iconPath = new vscode.ThemeIcon(row.icon, row.colour === undefined ? undefined : new vscode.ThemeColor(row.colour));
     if (row.context.startsWith("step-") && row.context !== "step-stale") {
       item.command = { command: "mtmc.diff", title: "Diff", arguments: [row.argument] };
     } else if (row.context === "past") {

@@ -10,7 +10,7 @@ export interface Row {
   readonly tooltip: string;
   /** What a screen reader says, where the icon tells something that the words leave out. */
   readonly spoken?: string;
-  /** Name of the icon, and of its colour where it has one. */
+  /** Name of the icon, empty where there is none, and of its colour where it has one. */
   readonly icon: string;
   readonly colour?: string;
   /** What `when` clauses of the menus look at. */
@@ -248,7 +248,7 @@ function joined(...parts: readonly string[]): string {
 
 function reasonRow(plan: Plan, place: number, reason: string): Row {
   const id = `${plan.uri}#${plan.target}#plan#${place}#reason`;
-  return { ...base(plan, "reason"), id, label: reason, description: "", tooltip: reason, icon: "blank", children: [] };
+  return { ...base(plan, "reason"), id, label: reason, description: "", tooltip: reason, icon: "", children: [] };
 }
 
 function planOnlyRow(plan: Plan): Row {
