@@ -104,7 +104,7 @@ export class Server implements vscode.Disposable {
     } catch (error) {
       this.log.error(String(error));
       this.become("failed");
-      void this.offer(`The language server did not start in ${ready.path}: ${String(error)}. See the log.`, undefined);
+      void this.offer(`The language server did not start in ${ready.path}; the log says why.`, undefined);
     }
   }
 
