@@ -4,9 +4,9 @@
 
 KERNELBENCH is a checkout of github.com/ScalingIntelligence/KernelBench; its evaluator is imported from there, with what it
 needs installed. On a CUDA GPU its ``eval_kernel_against_ref`` runs as it is, at its own tolerance, at 1e-2, which its first
-versions used, and at its own with TF32 switched off. Without one, its correctness part runs on the CPU under Triton's interpreter, at the sizes of ``get_inputs``:
-keep them small. With ``--results`` our verdicts are those that ``mtmc bench`` gave the versions it kept, whose exported files
-the pairs are. The exit code is 1 where they disagree.
+versions used, and at its own with TF32 switched off. Without one, its correctness part runs on the CPU under Triton's
+interpreter, at the sizes of ``get_inputs``: keep them small. With ``--results`` our verdicts are those that ``mtmc bench`` gave
+the versions it kept, whose exported files the pairs are. The exit code is 1 where they disagree.
 """
 
 from __future__ import annotations
