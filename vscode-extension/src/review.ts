@@ -5,9 +5,6 @@ import { body, draw, fenced, title } from "./core/drawing";
 import { nextStep, type Argument, type Review } from "./core/model";
 import type { Runs } from "./state";
 
-/** How long after the first thread VS Code is made to look at all of them again. */
-const AGAIN_MS = 500;
-
 /** Draws pending steps, and tells `when` clauses of them. */
 export class ReviewDrawer implements vscode.Disposable {
   private readonly removed = vscode.window.createTextEditorDecorationType({
@@ -23,11 +20,14 @@ export class ReviewDrawer implements vscode.Disposable {
     },
     overviewRulerColor: new vscode.ThemeColor("editorOverviewRuler.addedForeground"),
   });
-  private readonly controller = vscode.comments.createCommentController("mtmc", "MTMC review");
+  /**
+   * Made for the first thread, and not at the start: a window with two extension hosts, as a remote one has, forgets every controller
+   * when the second of them starts, and would show none of its threads.
+   */
+  private controller: vscode.CommentController | undefined;
   private readonly threads = new Map<string, { shown: string; thread: vscode.CommentThread }>();
   /** How many steps of each review were kept when it was last drawn. */
   private readonly kept = new Map<string, number>();
-  private again: NodeJS.Timeout | undefined;
   private readonly arguments = new WeakMap<object, Argument>();
   private readonly subscriptions: vscode.Disposable[];
 
@@ -44,7 +44,6 @@ export class ReviewDrawer implements vscode.Disposable {
       }),
       this.removed,
       this.added,
-      this.controller,
     ];
   }
 
@@ -109,8 +108,8 @@ export class ReviewDrawer implements vscode.Disposable {
     const line = Math.max(0, review.line - 1);
     const range = new vscode.Range(line, 0, line, 0);
     const shown = `${review.run.run}#${step.index}#${title(review)}`;
+    this.controller ??= vscode.comments.createCommentController("mtmc", "MTMC review");
     const thread = known?.thread ?? this.controller.createCommentThread(vscode.Uri.parse(review.uri), range, []);
-    this.again ??= setTimeout(() => { this.showAgain(); }, AGAIN_MS);
     const context = review.goingOn ? "pending-going" : "pending";
     // Whatever is set is drawn anew, buttons too, which a press may be on its way to.
     if (thread.contextValue !== context) thread.contextValue = context;
@@ -129,14 +128,6 @@ export class ReviewDrawer implements vscode.Disposable {
     this.threads.set(key, { shown, thread });
   }
 
-  /**
-   * A window of VS Code was seen that had missed its first thread, and would not have shown it before its editor was opened anew. It
-   * looks at all threads where it is told of another provider of ranges; ours has none, since users write no comments here.
-   */
-  private showAgain(): void {
-    this.controller.commentingRangeProvider = { provideCommentingRanges: () => undefined };
-  }
-
   private tellContexts(): void {
     const uri = vscode.window.activeTextEditor?.document.uri.toString();
     const here = this.runs.reviews.filter((review) => review.uri === uri);
@@ -153,8 +144,8 @@ export class ReviewDrawer implements vscode.Disposable {
   }
 
   dispose(): void {
-    clearTimeout(this.again);
     for (const { thread } of this.threads.values()) thread.dispose();
+    this.controller?.dispose();
     for (const subscription of this.subscriptions) subscription.dispose();
   }
 }
