@@ -164,7 +164,7 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
     operand = program.prims[prim.inputs[0]].dtype
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
     graph, taps = program.graph, ProductDims.of(prim).taps
-    own = graph.fp32_convolution if prim.attrs.get("convolution") else graph.fp32_matmul
+    own = graph.convolution_mode(prim.origin) if prim.attrs.get("convolution") else graph.fp32_matmul
     if precision in HALVES and not can_split(program, prim):
         precision = "ieee"
     mode = "native" if half else (precision if precision and operand == "float32" else own)
@@ -180,8 +180,9 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most)
         if gathered:
             block_k, warps = 32, 8 if block_m * block_n > 64 * 64 else 4
-        elif is_of_halves(prim) and taps:
-            block_k = min(block_k, next_power_of_two(channels))
+        elif taps:
+            # Beyond the channels of one place of the window there would be nothing to multiply.
+            block_k = min(block_k, next_power_of_two(channels)) if walks_taps else block_k
     else:
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4

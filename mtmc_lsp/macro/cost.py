@@ -12,6 +12,7 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.configs import HALVES, SPLIT
+from mtmc_lsp.macro.loads import loads_apart_us
 from mtmc_lsp.macro.orders import across, dense_axes
 from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
@@ -30,6 +31,8 @@ DEPTHWISE_PASSES = 10
 """Likewise of a convolution with one channel per group."""
 GATHERED, SCATTERED = 0.5, 0.25
 """Shares of the peak that a product of windows reaches whose channels lie densest, or do not: guesses, not measured yet."""
+TF32_OF_OURS = 0.21
+"""Likewise of a float32 product in TF32, whose operands pass through registers to be rounded (86 of 403 TFLOP/s on an H200)."""
 TRANSPOSED_VOLUMES = 0.1
 """Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
 NO_CALL = 10.0
@@ -138,7 +141,7 @@ def _convolution_cost(program: Program, node: Node, device: Device, read: float,
         return Cost(moved, flops, _time(moved, flops, device, 1.0, 0.85) + device.launch_us)
     layouts = 0.0 if node.type.is_channels_last else 2.0 * (read + written)
     slow = "conv_transpose3d" in node.op and node.type.dtype == "float32"
-    rate = (TRANSPOSED_VOLUMES if slow else 0.85) * peak(device, node.type.dtype, graph.fp32_convolution)
+    rate = (TRANSPOSED_VOLUMES if slow else 0.85) * peak(device, node.type.dtype, graph.convolution_mode(node.name))
     apart = _time(layouts, 0.0, device, rate, 0.85)
     product_us = _time(read + written, flops, device, rate, 0.85)
     return Cost(read + written + layouts, flops, apart + product_us + device.launch_us * (3 if layouts else 1))
@@ -176,6 +179,8 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
         # A factor per sample or channel lies the same either way.
         walked = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
         share = GATHERED if all(kind.is_channels_last for kind in walked) else SCATTERED
+    if dtype == "float32" and config.get("precision") == "tf32":
+        share = min(share, TF32_OF_OURS)
     busy = _parallelism(program, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
     launches = 1
@@ -190,6 +195,8 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
         launches += 1 + _varies_along_columns(program, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
     time = max(time, _folded_bytes(program, region) / (L1_BYTES * device.sm_count) * 1e6)
+    if region.kind is RegionKind.MATMUL:
+        time += loads_apart_us(program, region, config, device)
     return Cost(moved, flops, time + device.launch_us * launches)
 
 
