@@ -165,7 +165,7 @@ class Launcher:
         keywords = []
         for param, size in kernel.sizes:
             text = local.get(size) or self.size(size)
-            if size.is_constant:
+            if kernel.passed_as_constant(param, size):
                 keywords.append(f"{param}={text}")
             else:
                 arguments.append(text)
@@ -198,7 +198,7 @@ class Launcher:
             divisible.append(param)
         for param, size in kernel.sizes:
             number = size.value(sizes)
-            if size.is_constant:
+            if kernel.passed_as_constant(param, size):
                 constexprs[param] = number
             else:
                 signature[param] = "i32" if number < 2**31 else "i64"
