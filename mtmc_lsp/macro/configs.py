@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.orders import across, strided_columns
+from mtmc_lsp.macro.orders import across, strided_columns, windows_along_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region, RegionKind
 
@@ -45,6 +45,8 @@ def default_config(program: Program, region: Region) -> Config:
         turned = across(program, region)
         if turned is not None:
             return _turned_tiles(program, region, turned)[0]
+        if windows_along_columns(program, region) is not None:
+            return _single_columns(columns, 8)
         block = _column_block(columns) if len(region.kept) > 1 else 1024
         return {"rows": max(1, 1024 // block), "block": block, "warps": 4, "stages": 2}
     columns = region.columns.value(sizes)
@@ -62,6 +64,12 @@ def default_config(program: Program, region: Region) -> Config:
         return _shared_out(program, region, {"rows": 1, "block": block, "loop": True, "warps": warps, "stages": 2})
     rows = max(1, min(16, 1024 // whole))
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
+
+
+def _single_columns(columns: int, warps: int) -> Config:
+    """A tile with one element for each thread."""
+    block = min(32 * warps, _column_block(columns))
+    return {"rows": 32 * warps // block, "block": block, "warps": warps, "stages": 2}
 
 
 SHORT = 16
@@ -308,7 +316,10 @@ def variants(program: Program, region: Region, config: Mapping[str, int | str | 
     elif (turned := across(program, region)) is not None:
         found = _turned_tiles(program, region, turned)
     elif region.kind is RegionKind.MAP:
-        found = [
+        columns = region.kept[-1].size.value(program.graph.sizes) if region.kept else 1
+        single = windows_along_columns(program, region) is not None
+        found = [_single_columns(columns, warps) for warps in (4, 8, 16)] if single else []
+        found += [
             {
                 "rows": max(1, total // min(total, int(config["block"]))),
                 "block": min(total, int(config["block"]) if len(region.kept) > 1 else total),
