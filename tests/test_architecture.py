@@ -26,6 +26,7 @@ IN_WORKER = {
     "capture/in_worker.py",
     "capture/loading.py",
     "capture/recurrent.py",
+    "capture/rounding.py",
     "measure/clock.py",
     "measure/comparing.py",
     "measure/contest.py",

@@ -212,7 +212,7 @@ def with_half_operands(graph: Graph, node: Node) -> Edit | None:
         (own.x, own.weight), own.kinds, (room - room // 2, room // 2), _kept(own), strict=True
     ):
         factor = _factor(own.chain, ref, kind, exponent, kept)
-        scaled = own.chain.add("mul.Tensor", (ref, factor), kind)
+        scaled = own.chain.add("div.Tensor", (ref, factor), kind)
         packed.append(own.packed(scaled, kind, half=True))
         factors.append(factor)
     wide = own.unpacked(own.of_packed(packed[0], packed[1], None, "float16"), half=True)
@@ -235,7 +235,7 @@ def with_split_operands(graph: Graph, node: Node) -> Edit | None:
     factors: list[Ref] = []
     for ref, kind, kept, name in zip((own.x, own.weight), own.kinds, _kept(own), ("input", "weight"), strict=True):
         factors.append(_factor(own.chain, ref, kind, SPLIT_EXPONENT, kept))
-        scaled = own.chain.add("mul.Tensor", (ref, factors[-1]), kind)
+        scaled = own.chain.add("div.Tensor", (ref, factors[-1]), kind)
         halves.append(_high_and_low(own, scaled, kind, name))
     return own.finished(
         _unscaled(own, own.of_halves(*halves), factors),
@@ -262,12 +262,12 @@ def _high_and_low(own: _Convolution, scaled: Ref, kind: TensorType, name: str) -
 
 
 def _unscaled(own: _Convolution, value: Ref, factors: Sequence[Ref]) -> Ref:
-    """A convolution's result divided by its operands' factors, and with the bias, which no factor is for."""
+    """A convolution's result times its operands' factors, and with the bias, which no factor is for."""
     chain, kind, args = own.chain, own.result, own.node.args
     per_channel = tuple(size if d == 1 else ONE for d, size in enumerate(kind.shape))
-    value = chain.add("div.Tensor", (value, factors[0]), kind)
+    value = chain.add("mul.Tensor", (value, factors[0]), kind)
     shaped = chain.add("reshape.default", (factors[1], _numbers(per_channel)), dense(per_channel, "float32"))
-    value = chain.add("div.Tensor", (value, shaped), kind)
+    value = chain.add("mul.Tensor", (value, shaped), kind)
     bias = args[2] if len(args) > 2 else None
     if isinstance(bias, Ref):
         spread = chain.add("reshape.default", (bias, _numbers(per_channel)), dense(per_channel, "float32"))
@@ -280,8 +280,9 @@ def _numbers(shape: tuple[Size, ...]) -> tuple[Argument, ...]:
 
 
 def _factor(chain: _Chain, ref: Ref, kind: TensorType, exponent: int, kept: int) -> Ref:
-    """A power of two per slice along ``kept``, which brings the slice's largest element below two to ``exponent``.
+    """A power of two per slice along ``kept``; divided by it, the slice's largest element is below two to ``exponent``.
 
+    Operands are divided as they are packed, which takes as long as memory does: the many elements of the result are multiplied.
     Slices that are all 0, or hold an infinity or NaN, are left as they are.
     """
     shape = tuple(size if d == kept else ONE for d, size in enumerate(kind.shape))
@@ -291,7 +292,7 @@ def _factor(chain: _Chain, ref: Ref, kind: TensorType, exponent: int, kept: int)
     usual = chain.add("clamp.default", (top, 2.0**-100, 2.0**100), small)
     power = chain.add("floor.default", (chain.add("log2.default", (usual,), small),), small)
     # The logarithm may be rounded up to the next power, so there is one of slack.
-    wanted = chain.add("rsub.Scalar", (power, float(exponent - 2)), small)
+    wanted = chain.add("sub.Tensor", (power, float(exponent - 2)), small)
     scale = chain.add("exp2.default", (wanted,), small)
     same = chain.add("eq.Tensor", (usual, top), TensorType(shape, "bool", small.stride))
     one = chain.add("full_like.default", (top, 1.0), small)
