@@ -48,6 +48,7 @@ IN_WORKER = {
     "measure/inputs.py",
     "measure/keeping.py",
     "measure/oracle.py",
+    "measure/repeating.py",
     "measure/retesting.py",
     "measure/running.py",
     "measure/sampling.py",

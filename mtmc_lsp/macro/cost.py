@@ -14,7 +14,7 @@ from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.configs import HALVES, SPLIT
 from mtmc_lsp.macro.loads import loads_apart_us
 from mtmc_lsp.macro.orders import across, dense_axes, windows_along_columns
-from mtmc_lsp.macro.prims import Prim, PrimOp, ProductSizes, Program
+from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
 PASSES = {
@@ -287,8 +287,9 @@ def _walks_again(program: Program, region: Region) -> bool:
     reductions = {prim.name for prim in own if prim.op is PrimOp.REDUCE}
     later: set[str] = set()
     for prim in own:
-        # A sum of exponentials is found together with its maximum.
-        if prim.op is PrimOp.REDUCE and prim.fn != "sum_exp" and later & set(prim.inputs):
+        # A sum of exponentials is found together with its maximum, one of squared deviations with its mean.
+        alone = prim.fn != "sum_exp" and prim.attrs.get(CENTRED) not in reductions
+        if prim.op is PrimOp.REDUCE and alone and later & set(prim.inputs):
             return True
         if prim.name in reductions or later & set(prim.inputs):
             later.add(prim.name)

@@ -279,7 +279,7 @@ class Verification:
             return seen, None
         results = self._secret / "results.pt"
         self._runner.take_results(results)
-        given = {"results": str(results), "precision": self._precision}
+        given = {"results": str(results), "precision": self._precision, "differing": seen["differing"]}
         with self._references.comparing():
             compared = self._call(
                 self._reference, "measure.compare", {**self._with_expected(prepared), **given}, self._seconds

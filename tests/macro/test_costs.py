@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.macro.configs import SPLIT, _column_block, default_config, product_config
+from mtmc_lsp.macro.columns import column_block
+from mtmc_lsp.macro.configs import SPLIT, default_config, product_config
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.loads import loads_apart_us
 from mtmc_lsp.macro.regions import analyse
@@ -45,7 +46,7 @@ def test_a_reduction_down_the_columns_is_dear_row_by_row(captured) -> None:
 
 @pytest.mark.parametrize("columns", [1, 3, 17, 64, 100, 300, 1000, 1024, 1025, 1152, 4096, 100_003])
 def test_a_tile_of_columns_leaves_little_unused(columns: int) -> None:
-    block = _column_block(columns)
+    block = column_block(columns)
     read = -(-columns // block) * block
     assert block & (block - 1) == 0
     assert read < 1.29 * columns + 16

@@ -18,7 +18,6 @@ POINTWISE = {
     "functions": "x: torch.atan(x) + torch.asinh(x) + torch.log1p(x.abs()) + torch.expm1(x) + torch.erf(x) + torch.sinc(x)",
     "two operands": "x, y=F[7]: torch.hypot(x, y) + torch.maximum(x, y) + torch.logaddexp(x, y) + torch.lerp(x, y, 0.3)",
     "integers": "i=i64[B,6]@-9..9, j=i32[6]@1..5: (i // j + i % j) ^ (i << 2) & ~j",
-    "products with quotients": "i=i64[B,6]@-9..9, j=i32[6]@1..5: i * (i // j) + j * (7 % j)",
     "clamped and masked": "x, y=F[7]: torch.clamp(x, max=y).masked_fill(x < 0, -1.0).nan_to_num()",
     "dropout by seed": "x: F.dropout(x, 0.3) * 2",
     "angles": "x, y: torch.atan2(x, y) * torch.asin(torch.tanh(x)) + torch.acos(torch.tanh(y))",

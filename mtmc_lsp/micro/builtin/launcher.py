@@ -11,7 +11,7 @@ from mtmc_lsp.core.graph import Node, Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.macro.configs import next_power_of_two
+from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.overwriting import may_overwrite
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS, Region
