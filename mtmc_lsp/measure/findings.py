@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtmc_lsp.core.graph import Graph
@@ -38,15 +39,18 @@ def repeats(name: str, case: Case, differing: list[int], unexplained: list[int])
     return Check(name, CheckStatus.PASSED, case.label)
 
 
-def to_find_launches(graph: Graph, code: GeneratedCode) -> dict[str, object]:
-    """What the compiler needs to call a launcher on tensors without data."""
+def to_find_launches(graph: Graph, code: GeneratedCode, calls: Sequence[Mapping[str, int]]) -> dict[str, object]:
+    """What the compiler needs to call a launcher on tensors without data, once at each of some ``calls``' sizes."""
     launcher = re.search(r"^def (\w+_launch)\(", code.block, re.MULTILINE)
     inputs = [
-        {
-            "shape": [size.value(graph.sizes) for size in item.type.shape],
-            "stride": [size.value(graph.sizes) for size in item.type.stride],
-            "dtype": item.type.dtype,
-        }
-        for item in graph.inputs
+        [
+            {
+                "shape": [size.value(sizes) for size in item.type.shape],
+                "stride": [size.value(sizes) for size in item.type.stride],
+                "dtype": item.type.dtype,
+            }
+            for item in graph.inputs
+        ]
+        for sizes in calls
     ]
-    return {"launcher": launcher[1] if launcher else "", "inputs": inputs}
+    return {"launcher": launcher[1], "calls": inputs} if launcher else {}

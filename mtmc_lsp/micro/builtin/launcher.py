@@ -198,7 +198,8 @@ class Launcher:
             divisible.append(param)
         for param, size in kernel.sizes:
             number = size.value(sizes)
-            if kernel.passed_as_constant(param, size):
+            if kernel.passed_as_constant(param, size) or number == 1:
+                # Triton makes constants of sizes that are 1.
                 constexprs[param] = number
             else:
                 signature[param] = "i32" if number < 2**31 else "i64"
