@@ -114,6 +114,8 @@ MATRIX_PRODUCTS: Mapping[str, int] = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 
 """Operations that are one matrix product, and which tensor operand's last dimension is summed over."""
 PRODUCTS = frozenset({*MATRIX_PRODUCTS, "einsum", "mv", "dot", "scaled_dot_product_attention"})
 """Operations that are or hold matrix products, beside convolutions."""
+RECURRENT_GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+"""Recurrent layers, and how many products of its input each hidden unit needs at a step."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +248,10 @@ class Graph:
     def runs_tf32(self) -> bool:
         """Whether some of its float32 products may run in TF32."""
         for node in self.nodes:
-            mode = self.fp32_convolution if "conv" in node.op else self.fp32_matmul
-            is_product = "conv" in node.op or node.op.split(".")[1] in PRODUCTS
+            # One setting is that of a GPU's convolutions and recurrent layers, which one library computes.
+            is_library = "conv" in node.op or node.op.split(".")[1] in RECURRENT_GATES
+            mode = self.fp32_convolution if is_library else self.fp32_matmul
+            is_product = is_library or node.op.split(".")[1] in PRODUCTS
             if is_product and mode == "tf32" and any(kind.dtype == "float32" for kind in node.outputs):
                 return True
         return False

@@ -16,6 +16,7 @@ from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.orders import across, strided_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.recurrence import first_config, other_configs, recurrence_in
 from mtmc_lsp.macro.regions import Region, RegionKind
 
 Config = dict[str, "int | str | bool"]
@@ -39,6 +40,8 @@ def default_config(program: Program, region: Region) -> Config:
         return product_config(program, region)
     if region.kind is RegionKind.ATTENTION:
         return _attention_config(program, region)
+    if region.kind is RegionKind.RECURRENT:
+        return first_config(program, recurrence_in(program, region))
     sizes = program.graph.sizes
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
@@ -304,6 +307,8 @@ def variants(program: Program, region: Region, config: Mapping[str, int | str | 
                 (64, 128, 4, 3),
             ]
         ]
+    elif region.kind is RegionKind.RECURRENT:
+        found = [dict(each) for each in other_configs(program, recurrence_in(program, region))]
     elif (turned := across(program, region)) is not None:
         found = _turned_tiles(program, region, turned)
     elif region.kind is RegionKind.MAP:

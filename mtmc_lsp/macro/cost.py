@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.core.graph import Graph, Node, TensorType
+from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
@@ -14,6 +14,7 @@ from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.configs import HALVES, SPLIT
 from mtmc_lsp.macro.orders import across, dense_axes
 from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
+from mtmc_lsp.macro.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
 PASSES = {
@@ -40,6 +41,9 @@ L1_BYTES = 64 * 1.7e9
 SECTOR_BYTES = 32
 L2_SPEED = 2.5
 """The L2 cache's bandwidth, in that of the memory."""
+
+PREPARING = 8
+"""About how many launches go before a recurrent kernel's own: weights side by side, first states, the first product."""
 
 TRITON_EFFICIENCY = 0.9
 """Share of the copy bandwidth that a fused kernel is expected to reach."""
@@ -109,6 +113,8 @@ def torch_cost(program: Program, node: Node, device: Device) -> Cost:
     if not node.op.startswith("aten."):
         # The library has no such operation: a kernel of ours must run it.
         return Cost(moved, flops, _time(moved, flops, device, peak(device, "float32", "ieee"), 1.0) * NO_CALL)
+    if name in RECURRENT_GATES and node.outputs[1:]:
+        return Cost(moved, flops, library_us(node, graph))
     if "conv" in name:
         return _convolution_cost(program, node, device, read, written, flops)
     rate = peak(device, node.outputs[0].dtype, graph.fp32_matmul)
@@ -146,6 +152,8 @@ def _convolution_cost(program: Program, node: Node, device: Device, read: float,
 
 def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
     """A region as one kernel (or as few kernels, where it is split)."""
+    if region.kind is RegionKind.RECURRENT:
+        return _recurrent_cost(program, region, device)
     graph = program.graph
     values = program.value_of
     reads = 0.0
@@ -191,6 +199,28 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
     time = max(time, _folded_bytes(program, region) / (L1_BYTES * device.sm_count) * 1e6)
     return Cost(moved, flops, time + device.launch_us * launches)
+
+
+def _recurrent_cost(program: Program, region: Region, device: Device) -> Cost:
+    """A launch for each group of steps, which finds all weights in the L2 cache, after the product of the whole sequence."""
+    graph, prim = program.graph, recurrence_in(program, region)
+    form = recurrence_of(prim)
+    steps, batch = (size.value(graph.sizes) for size in steps_and_batch(program, prim))
+    width = program.prims[prim.inputs[0]].shape[-1].value(graph.sizes)
+    weights, itemsize = weight_bytes(program, prim), ITEMSIZE[prim.dtype]
+    # Each multiply-add is of one weight and one row of the batch.
+    flops = 2.0 * batch * weights / itemsize
+    speed = L2_SPEED if weights < 0.5 * device.l2_bytes else 1.0
+    rate = peak(device, prim.dtype, "ieee") * 0.5
+    each = _time(weights, flops, device, rate, TRITON_EFFICIENCY * speed) + device.launch_us
+    rows = form.gates * form.hidden * form.directions
+    widths = [width] if form.directions == 1 else [width, *[form.directions * form.hidden] * (form.layers - 1)]
+    first = sum(
+        _time(itemsize * steps * batch * (k + rows), 2.0 * steps * batch * k * rows, device, rate, 0.85) for k in widths
+    )
+    launches = form.launches(steps)
+    moved = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in graph.node(region.nodes[0]).inputs())
+    return Cost(moved, flops * launches, first + each * launches + device.launch_us * PREPARING)
 
 
 def _sectors(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.core.graph import Ref
@@ -71,12 +71,10 @@ def assemble(
     fixed = [n for n, size in sizes if size.is_constant]
     header = [p for group in (tensors, scratch_read, outputs, scratch_written) for p, _ in group] + plain
     header += [f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {}))]
-    lines = ["@triton.jit", *_signature(name, header), *_docstring(docstring)]
-    lines += [f"    {line}" if line else "" for line in body]
     ordered = tuple((n, s) for n, s in sizes if not s.is_constant) + tuple((n, s) for n, s in sizes if s.is_constant)
     return Kernel(
         name=name,
-        source="\n".join(lines) + "\n",
+        source=kernel_source(name, header, docstring, body),
         tensors=tensors,
         outputs=outputs,
         sizes=ordered,
@@ -90,6 +88,14 @@ def assemble(
         scratch_written=scratch_written,
         scratch_read=scratch_read,
     )
+
+
+def kernel_source(name: str, header: list[str], docstring: str, body: list[str], varying: Sequence[str] = ()) -> str:
+    """The text of a kernel; it is compiled once for all values of the ``varying`` parameters."""
+    decorator = f"@triton.jit(do_not_specialize={list(varying)})".replace("'", '"') if varying else "@triton.jit"
+    lines = [decorator, *_signature(name, header), *_docstring(docstring)]
+    lines += [f"    {line}" if line else "" for line in body]
+    return "\n".join(lines) + "\n"
 
 
 def _signature(name: str, header: list[str]) -> list[str]:
