@@ -308,7 +308,7 @@ def variants(program: Program, region: Region, config: Mapping[str, int | str | 
             ]
         ]
     elif region.kind is RegionKind.RECURRENT:
-        found = [dict(each) for each in other_configs(program, recurrence_in(program, region))]
+        found = [*other_configs(program, recurrence_in(program, region), config)]
     elif (turned := across(program, region)) is not None:
         found = _turned_tiles(program, region, turned)
     elif region.kind is RegionKind.MAP:

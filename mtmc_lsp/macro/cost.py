@@ -153,7 +153,7 @@ def _convolution_cost(program: Program, node: Node, device: Device, read: float,
 def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
     """A region as one kernel (or as few kernels, where it is split)."""
     if region.kind is RegionKind.RECURRENT:
-        return _recurrent_cost(program, region, device)
+        return _recurrent_cost(program, region, config, device)
     graph = program.graph
     values = program.value_of
     reads = 0.0
@@ -201,7 +201,7 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     return Cost(moved, flops, time + device.launch_us * launches)
 
 
-def _recurrent_cost(program: Program, region: Region, device: Device) -> Cost:
+def _recurrent_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
     """A launch for each group of steps, which finds all weights in the L2 cache, after the product of the whole sequence."""
     graph, prim = program.graph, recurrence_in(program, region)
     form = recurrence_of(prim)
@@ -211,7 +211,7 @@ def _recurrent_cost(program: Program, region: Region, device: Device) -> Cost:
     # Each multiply-add is of one weight and one row of the batch.
     flops = 2.0 * batch * weights / itemsize
     speed = L2_SPEED if weights < 0.5 * device.l2_bytes else 1.0
-    rate = peak(device, prim.dtype, "ieee") * 0.5
+    rate = peak(device, prim.dtype, str(config["precision"])) * 0.5
     each = _time(weights, flops, device, rate, TRITON_EFFICIENCY * speed) + device.launch_us
     rows = form.gates * form.hidden * form.directions
     widths = [width] if form.directions == 1 else [width, *[form.directions * form.hidden] * (form.layers - 1)]

@@ -23,7 +23,10 @@ from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
 
 LIBRARY_STEP_US = 10.0
-"""About what cuDNN took for a step of one layer and direction of 256 units and a batch of 10 on an H200: 9.3 to 14."""
+"""About what cuDNN took for a step of one layer and direction of 256 units and a batch of 10 on an H200: 10 to 16."""
+MODES = ("tf32x3", "ieee")
+"""Precision modes for fp32, fastest first: tensor cores on operands in three parts, or fp32 units. On that H200 a launch of six
+LSTM layers took 8.6 us (error 1.2e-7, where cuDNN's own was 1.4e-7 without TF32) and 11.7 us."""
 
 
 @dataclass(frozen=True)
@@ -97,19 +100,57 @@ def weight_bytes(program: Program, prim: Prim) -> float:
     return float(per_layer * form.gates * form.hidden**2 * ITEMSIZE[prim.dtype])
 
 
-def first_config(program: Program, prim: Prim) -> dict[str, int | str | bool]:
-    """A sound first configuration: programs of few units, so that many multiprocessors read a launch's weights."""
+def modes_of(prim: Prim, *, strict: bool) -> tuple[str, ...]:
+    """The precision modes of a layer's products; ``strict`` leaves out what rounds otherwise than fp32 units."""
+    if prim.dtype == "float32":
+        return MODES[1:] if strict else MODES
+    return ("ieee",)
+
+
+def first_config(program: Program, prim: Prim, precision: str = "") -> dict[str, int | str | bool]:
+    """A sound first configuration: programs of few units, so that many multiprocessors read a launch's weights.
+
+    Args:
+        precision: of the products; the fastest one where it is left empty.
+    """
+    form = recurrence_of(prim)
     batch = steps_and_batch(program, prim)[1].value(program.graph.sizes)
-    rows, deep = (_power(number, 64) for number in (batch, recurrence_of(prim).hidden))
-    return {"block_m": rows, "block_n": 16, "block_k": deep, "warps": 4, "stages": 3}
+    precision = precision or modes_of(prim, strict=False)[0]
+    if is_added_up(prim.dtype, precision):
+        columns, deep = (16, 32)
+        return {"block_m": 16, "block_n": columns, "block_k": deep, "warps": 4, "stages": 1, "precision": precision}
+    deep = _power(form.hidden, 128 if ITEMSIZE[prim.dtype] <= 4 else 64)
+    columns = 32 if form.gates > 1 else 16
+    stages = 2 if deep == 128 else 3
+    tile = {"block_m": _power(batch, 64), "block_n": columns, "block_k": deep}
+    return {**tile, "warps": 4, "stages": stages, "precision": precision}
 
 
-def other_configs(program: Program, prim: Prim) -> Iterator[Mapping[str, int | str | bool]]:
-    """Configurations worth measuring."""
+def is_added_up(dtype: str, precision: object) -> bool:
+    """Whether products are made by units of plain arithmetic, in registers: a batch has few rows for a product's tiles."""
+    return precision == "ieee" and dtype in ("float32", "float64")
+
+
+def units_of(form: Recurrence, config: Mapping[str, int | str | bool]) -> int:
+    """Units of a program; ``block_n`` counts the tile's columns, four for each unit where a cell has gates."""
+    return int(config["block_n"]) // (1 if form.gates == 1 else 4)
+
+
+def other_configs(
+    program: Program, prim: Prim, config: Mapping[str, int | str | bool]
+) -> Iterator[dict[str, int | str | bool]]:
+    """Configurations worth measuring beside ``config``: a few that were among the fastest somewhere."""
     hidden = recurrence_of(prim).hidden
-    for wide, deep, warps, stages in ((16, 128, 4, 2), (16, 64, 8, 3), (16, 32, 4, 4), (32, 64, 4, 3), (32, 64, 8, 3)):
-        if wide < 2 * hidden and deep < 2 * hidden:
-            yield {"block_n": wide, "block_k": deep, "warps": warps, "stages": stages}
+    added_up = is_added_up(prim.dtype, config.get("precision"))
+    known = ADDED_UP_TILES if added_up else TILES
+    for columns, deep, warps, stages in known:
+        if deep < 2 * hidden and columns < 8 * hidden:
+            yield {"block_n": columns, "block_k": deep, "warps": warps, "stages": stages}
+
+
+TILES = ((32, 64, 2, 3), (64, 64, 4, 3), (32, 128, 4, 2), (64, 32, 4, 4), (32, 64, 4, 3))
+ADDED_UP_TILES = ((16, 32, 4, 1), (16, 64, 8, 1), (16, 64, 4, 1))
+"""Columns, depth, warps and stages."""
 
 
 def _power(number: int, most: int) -> int:

@@ -57,7 +57,7 @@ FORMS = {
     "double precision": ("GRU(width, hidden, 2).double()", LAST, "x=f64[T,B,5]", 16),
 }
 SIZES = {"the workload's": {}, "fewer steps than layers": {"T": 2}, "one step": {"T": 1, "B": 2}, "alone": {"B": 1}}
-CONFIG = {"block_m": 16, "block_n": 16, "block_k": 16, "warps": 4, "stages": 2}
+CONFIG = {"block_m": 16, "block_n": 16, "block_k": 16, "warps": 4, "stages": 2, "precision": "tf32x3"}
 
 
 def text_of(layer: str, body: str, inputs: str, hidden: int) -> str:
@@ -87,7 +87,7 @@ def test_layers_compute_what_pytorchs_own_do(checker: Checker, name: str) -> Non
 def test_values_of_unusual_size_and_other_tiles(checker: Checker, name: str) -> None:
     """Large values saturate every gate; the tiles do not change what is computed."""
     capture = checker.capture(text_of(*FORMS[name]), "Net")
-    tiles = [{**CONFIG, "block_m": 32, "block_n": 32, "block_k": 64}, {**CONFIG, "block_n": 8}]
+    tiles = [{**CONFIG, "block_m": 32, "block_n": 64, "block_k": 64}, {**CONFIG, "block_k": 32, "precision": "ieee"}]
     for distribution in ("large", "mixed"):
         case = Case(capture.graph.sizes, distribution, 5)
         assert checker.wrong(capture, [with_layers(capture, config) for config in tiles], case) == ["", ""]
@@ -96,7 +96,9 @@ def test_values_of_unusual_size_and_other_tiles(checker: Checker, name: str) -> 
 @pytest.mark.parametrize("name", ["three layers", "both ways", "gated", "half precision"])
 def test_kernels_compile_for_gpus(checker: Checker, name: str) -> None:
     capture = checker.capture(text_of(*FORMS[name]), "Net")
-    assert checker.compile_errors(capture, with_layers(capture, CONFIG), ("sm_80", "sm_90")) == []
+    for precision in ("tf32x3", "ieee"):
+        candidate = with_layers(capture, {**CONFIG, "precision": precision})
+        assert checker.compile_errors(capture, candidate, ("sm_80", "sm_90")) == []
 
 
 def test_a_launch_holds_all_layers_of_a_diagonal(checker: Checker) -> None:
@@ -107,4 +109,4 @@ def test_a_launch_holds_all_layers_of_a_diagonal(checker: Checker) -> None:
     launcher = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "net_launch")
     loop = next(node for node in ast.walk(launcher) if isinstance(node, ast.For))
     assert ast.unparse(loop.iter) == "range(T + 2)"
-    assert ast.unparse(loop.body[0].value.func.slice) == "(2, 3, triton.cdiv(B, 16))"  # type: ignore[attr-defined]
+    assert ast.unparse(loop.body[0].value.func.slice) == "(5, 3, triton.cdiv(B, 16))"  # type: ignore[attr-defined]

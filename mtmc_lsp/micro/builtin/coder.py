@@ -45,8 +45,8 @@ HOW = {
     RegionKind.REDUCE: "Each row is read, reduced and written by one program",
     RegionKind.SCAN: "Each row is scanned by one program, a block of columns at a time",
     RegionKind.MATMUL: "Each program makes one tile of the product; what surrounds the product is done on the tile in registers",
-    RegionKind.RECURRENT: "Steps of the layers that do not wait for one another are one launch; each program makes all gates of "
-    "a block of units",
+    RegionKind.RECURRENT: "Steps of layers (or directions) that do not wait for one another are one launch, and these follow one "
+    "another; each program makes all gates of a block of units",
     RegionKind.ATTENTION: "Each program keeps a block of queries and walks the keys; the scores never go to memory",
 }
 IMPORTS = (

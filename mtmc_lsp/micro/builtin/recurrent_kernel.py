@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_half
-from mtmc_lsp.macro.recurrence import Recurrence
+from mtmc_lsp.macro.recurrence import Recurrence, is_added_up, units_of
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES
 
 OF_STATE, OF_INPUT = "gate != 2", "gate != 3"
@@ -62,7 +62,7 @@ class RecurrentKernel:
             "LINES": self.form.lines,
             "HIDDEN": self.form.hidden,
             "BLOCK_B": int(config["block_m"]),
-            "BLOCK_H": int(config["block_n"]),
+            "BLOCK_H": units_of(self.form, config),
             "BLOCK_K": int(config["block_k"]),
         }
 
@@ -95,12 +95,12 @@ class RecurrentKernel:
     @property
     def _adds_up(self) -> bool:
         """Whether products are made by units of plain arithmetic, in registers, and added up at the end."""
-        return bool(self.config.get("fold"))
+        return is_added_up(self.dtype, self.config["precision"])
 
     @property
     def _fills_units(self) -> bool:
         """Whether blocks of units end with the units."""
-        return self.form.hidden % int(self.config["block_n"]) == 0
+        return self.form.hidden % units_of(self.form, self.config) == 0
 
     def _column_mask(self, part: str) -> str:
         """Which columns of the tile take part; empty for all."""
@@ -149,7 +149,7 @@ class RecurrentKernel:
         masks = [*([f"({own}){columns}"] if own else []), *([] if exact else [f"(k < HIDDEN){column_k}"])]
         weight_mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
         source_mask = batch_mask if exact else f"{batch_mask} & (k < HIDDEN){row_k}"
-        precision = f', input_precision="{self.config.get("precision", "ieee")}"' if self.dtype == "float32" else ""
+        precision = f', input_precision="{self.config["precision"]}"' if self.dtype == "float32" else ""
         product = f"acc += {source} * weight" if self._adds_up else f"acc = tl.dot({source}, weight, acc{precision})"
         return [
             f"rows_ptr = {weights} + {line}.to(tl.int64) * ({self.form.gates} * HIDDEN * HIDDEN) + row * HIDDEN",

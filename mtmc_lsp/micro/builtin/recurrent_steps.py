@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mtmc_lsp.core.dtypes import POINTER_TYPES
-from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.macro.prims import Program
-from mtmc_lsp.macro.recurrence import recurrence_in, recurrence_of, steps_and_batch
+from mtmc_lsp.macro.recurrence import recurrence_in, recurrence_of, steps_and_batch, units_of
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
 from mtmc_lsp.micro.builtin.kernel import Kernel, kernel_source
@@ -74,6 +74,7 @@ class RecurrentSteps:
 
     def launch(self, launcher: Launcher, kernel: Kernel) -> None:
         """Emit the loop, and say where its results are."""
+        self._check_layout()
         missing = [name for name in self.prim.inputs if name not in launcher.holders]
         if missing:
             raise CannotCode(f"{self.program.prims[missing[0]].origin} is not in memory")
@@ -99,6 +100,20 @@ class RecurrentSteps:
         for index in sorted(self.wanted):
             launcher.define(Ref(self.node.name, index), results[index])
         launcher.launches.append(self._signature(kernel))
+
+    def _check_layout(self) -> None:
+        """The sequence lies with steps outermost, whatever comes first in its shape.
+
+        Raises:
+            CannotCode: a result is to lie otherwise.
+        """
+        for index in self.wanted:
+            kind = self.node.outputs[index]
+            is_turned = index == 0 and self.form.batch_first
+            order = (1, 0, 2) if is_turned else (0, 1, 2)
+            shape = tuple(kind.shape[dim] for dim in order)
+            if not TensorType(shape, kind.dtype, tuple(kind.stride[dim] for dim in order)).is_contiguous:
+                raise CannotCode("recurrent layers write their results in the order that PyTorch's own have")
 
     def _one_way(
         self, kernel: Kernel, sequence: str, states: Sequence[str], weights: Sequence[Sequence[str]]
@@ -172,7 +187,7 @@ class RecurrentSteps:
         passed = [tensors[name] for name in self.text.pointers()] + [numbers[name] for name in self._numbers()]
         passed += [f"{name}={value}" for name, value in kernel.constexprs.items()]
         passed += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
-        blocks = -(-self.form.hidden // int(self.config["block_n"]))
+        blocks = -(-self.form.hidden // units_of(self.form, self.config))
         grid = f"{blocks}, {self.form.lines}, triton.cdiv({self.batch}, {self.config['block_m']})"
         return [f"{indent}{line}" for line in call_text(f"{kernel.name}[({grid})]", passed, inside).splitlines()]
 
