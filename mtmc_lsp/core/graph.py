@@ -114,6 +114,8 @@ MATRIX_PRODUCTS: Mapping[str, int] = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 
 """Operations that are one matrix product, and which tensor operand's last dimension is summed over."""
 PRODUCTS = frozenset({*MATRIX_PRODUCTS, "einsum", "mv", "dot", "scaled_dot_product_attention"})
 """Operations that are or hold matrix products, beside convolutions."""
+DRAWN = frozenset({"rand", "randn"})
+"""Operations that draw from PyTorch's generator and stay its own: calls in the same order give the same numbers."""
 RECURRENT_GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """Recurrent layers, and how many products of its input each hidden unit needs at a step."""
 
@@ -180,6 +182,11 @@ class Node:
     def type(self) -> TensorType:
         """The type of the first (mostly the only) output."""
         return self.outputs[0]
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers from PyTorch's generator."""
+        return self.op.split(".")[1] in DRAWN
 
     def inputs(self) -> Iterator[Ref]:
         """Every tensor that this node reads, in order, with repeats."""

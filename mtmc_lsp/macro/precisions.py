@@ -64,7 +64,7 @@ class Precisions:
             # One of several sites may be at fault: each is then tried by itself.
             blamed = "sites" not in step.action.params or step.status is StepStatus.REJECTED or rounded
             for mode, nodes in _tried(step.action):
-                if rounded and mode in (*HALVES, "tf32", "tf32x3"):
+                if rounded and mode in (*HALVES, "tf32", *RECURRENT_MODES[:-1]):
                     inexact.setdefault(mode, set()).update(nodes)
                 if step.action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE) and blamed:
                     if step.status is StepStatus.REJECTED:

@@ -24,9 +24,12 @@ from mtmc_lsp.macro.regions import Region
 
 LIBRARY_STEP_US = 10.0
 """About what cuDNN took for a step of one layer and direction of 256 units and a batch of 10 on an H200: 10 to 16."""
-MODES = ("tf32x3", "ieee")
-"""Precision modes for fp32, fastest first: tensor cores on operands in three parts, or fp32 units. On that H200 a launch of six
-LSTM layers took 8.6 us (error 1.2e-7, where cuDNN's own was 1.4e-7 without TF32) and 11.7 us."""
+MODES = ("tf32x3", "bf16x6", "ieee")
+"""Precision modes for fp32, in the order in which they are tried: tensor cores on operands in two parts, in three (AMD's compiler
+has no TF32 in parts), and fp32 units. On that H200 a launch of six LSTM layers took 8.2, 12.9 and 11.4 us, with errors of 1.2e-7,
+1.0e-7 and 1.0e-7 after 512 steps; cuDNN's own was 6.4e-5, and 1.4e-7 without TF32."""
+MANY_PROGRAMS = 90
+"""Programs that a launch should have at least: about as many as a large device has multiprocessors."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def weight_bytes(program: Program, prim: Prim) -> float:
 def modes_of(prim: Prim, *, strict: bool) -> tuple[str, ...]:
     """The precision modes of a layer's products; ``strict`` leaves out what rounds otherwise than fp32 units."""
     if prim.dtype == "float32":
-        return MODES[1:] if strict else MODES
+        return MODES[-1:] if strict else MODES
     return ("ieee",)
 
 
@@ -117,12 +120,11 @@ def first_config(program: Program, prim: Prim, precision: str = "") -> dict[str,
     batch = steps_and_batch(program, prim)[1].value(program.graph.sizes)
     precision = precision or modes_of(prim, strict=False)[0]
     if is_added_up(prim.dtype, precision):
-        columns, deep = (16, 32)
-        return {"block_m": 16, "block_n": columns, "block_k": deep, "warps": 4, "stages": 1, "precision": precision}
-    deep = _power(form.hidden, 128 if ITEMSIZE[prim.dtype] <= 4 else 64)
-    columns = 32 if form.gates > 1 else 16
-    stages = 2 if deep == 128 else 3
-    tile = {"block_m": _power(batch, 64), "block_n": columns, "block_k": deep}
+        return {"block_m": 16, "block_n": 16, "block_k": 32, "warps": 4, "stages": 1, "precision": precision}
+    many = form.lines * form.hidden >= 16 * MANY_PROGRAMS and precision != "bf16x6"
+    columns = 16 if form.gates == 1 else (64 if many else 32)
+    deep, stages = (64, 3) if many or ITEMSIZE[prim.dtype] < 4 or precision == "bf16x6" else (128, 2)
+    tile = {"block_m": _power(batch, 64), "block_n": columns, "block_k": _power(form.hidden, deep)}
     return {**tile, "warps": 4, "stages": stages, "precision": precision}
 
 
