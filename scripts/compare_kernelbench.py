@@ -3,10 +3,10 @@
     python scripts/compare_kernelbench.py KERNELBENCH FOLDER [--results FILE] [--jobs N] [--json FILE]
 
 KERNELBENCH is a checkout of github.com/ScalingIntelligence/KernelBench; its evaluator is imported from there, with what it
-needs installed. On a CUDA GPU its ``eval_kernel_against_ref`` runs as it is, at its own tolerance and at 1e-2, which its first
-versions used. Without one, its correctness part runs on the CPU under Triton's interpreter, at the sizes of ``get_inputs``:
-keep them small. With ``--results`` our verdicts are those that ``mtmc bench`` gave the versions it kept, whose exported files
-the pairs are. The exit code is 1 where they disagree.
+needs installed. On a CUDA GPU its ``eval_kernel_against_ref`` runs as it is, at its own tolerance, at 1e-2, which its first
+versions used, and at its own with TF32 switched off. Without one, its correctness part runs on the CPU under Triton's
+interpreter, at the sizes of ``get_inputs``: keep them small. With ``--results`` our verdicts are those that ``mtmc bench`` gave
+the versions it kept, whose exported files the pairs are. The exit code is 1 where they disagree.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> int:
 def told(row: dict[str, Any]) -> str:
     """A pair's row in words."""
     mine, other = row["mtmc"], row["kernelbench"]
-    loose = f", at {LOOSE}: {other['loose']}" if "loose" in other else ""
+    loose = f", at {LOOSE}: {other['loose']}, without TF32: {other['without TF32']}" if "loose" in other else ""
     verdict = f"mtmc: {mine['status']}, KernelBench: {other.get('correct')}{loose}"
     why = mine["reason"] or str(other.get("why", ""))
     return verdict if row["agree"] else f"{verdict}  DISAGREE  {why}"
@@ -136,8 +136,13 @@ def theirs(kernelbench: Path, reference: Path, candidate: Path) -> dict[str, Any
         strict = judge(evaluator, *texts)
         if not gpu:
             return strict
+        tolerance = evaluator.get_tolerance_for_precision
         evaluator.get_tolerance_for_precision = lambda precision: LOOSE
-        return {**strict, "loose": judge(evaluator, *texts)["correct"]}
+        loose = judge(evaluator, *texts)["correct"]
+        evaluator.get_tolerance_for_precision = tolerance
+        # The reference without TF32, which cuDNN may use otherwise: what rounds as TF32 does is then further off.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        return {**strict, "loose": loose, "without TF32": judge(evaluator, *texts)["correct"]}
 
 
 def _on_gpu(evaluator: Any, reference: str, candidate: str) -> dict[str, Any]:

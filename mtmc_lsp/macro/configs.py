@@ -2,9 +2,10 @@
 
 A configuration is a flat mapping. For tile kernels: ``rows`` (per program), ``block`` (columns per tile), ``loop`` (over blocks
 of columns), ``warps``, ``stages``. For products: ``block_m``, ``block_n``, ``block_k``, ``group_m``, ``warps``, ``stages``,
-``precision``; of convolutions also ``taps``: a block of K is a block of channels at one place of the window. Also ``split``
-(parts of a reduction's columns) and ``split_k`` (parts of a product's K), ``persist`` (programs that do one piece of work after
-another) and ``order`` (``columns``: an elementwise kernel's programs run along columns first).
+``precision``, and ``once`` (:mod:`mtmc_lsp.macro.few_rows`); of convolutions also ``taps``: a block of K is a block of channels
+at one place of the window. Also ``split`` (parts of a reduction's columns) and ``split_k`` (parts of a product's K), ``persist``
+(programs that do one piece of work after another) and ``order`` (``columns``: an elementwise kernel's programs run along columns
+first).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.few_rows import BUSY, LEAST_SPLIT_ROWS, ONCE, once_tile, read_once
 from mtmc_lsp.macro.orders import across, strided_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import first_config, other_configs, recurrence_in
@@ -141,9 +143,6 @@ HALVES = (SPLIT, PROMOTED)
 """Modes whose operands are split into halves."""
 LEAST_CHANNELS = 16
 """Channels from which on the places of a window are walked one after another, a block of channels each."""
-LEAST_SPLIT_ROWS = 32
-"""Rows of a product from which on its operands are split."""
-
 PROMOTED_ELEMENTS = 128 * 128
 """Largest tile whose sum and whose block's sum both fit into the registers of eight warps."""
 
@@ -151,8 +150,6 @@ CORE_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64))
 """Tiles for half-precision operands, largest first."""
 LARGE_SHARED_BYTES = 100_000
 """Shared memory from which on three stages of keys and values fit."""
-BUSY = 100
-"""Programs below which a smaller tile is taken, so that no large part of the device idles."""
 
 
 def product_config(program: Program, region: Region, precision: str = "") -> Config:
@@ -176,6 +173,12 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
     m, n, batch = (size.value(program.graph.sizes) for size in (sized.m, sized.n, sized.batch))
     channels = sized.channels.value(graph.sizes)
     walks_taps = bool(taps) and channels >= LEAST_CHANNELS
+    side = read_once(program, prim) if mode in HALVES else None
+    if side is not None:
+        # Each block of K has a scale of its own, so fp32 units add it to the sum.
+        once: Config = {**once_tile(m, n, batch, side), "precision": PROMOTED}
+        if not split_product_parts(program, region, once):
+            return once
     if half or mode in HALVES:
         most = PROMOTED_ELEMENTS if mode == PROMOTED else CORE_TILES[0][0] * CORE_TILES[0][1]
         gathered = is_of_halves(prim) and taps and not walks_taps
@@ -234,6 +237,9 @@ def stage_bytes(config: Mapping[str, int | str | bool]) -> int:
     """Shared memory of one stage of a product, at two bytes an element (what tensor cores are fed); 0 for what is none."""
     if "block_k" not in config:
         return 0
+    if ONCE in config:
+        # One operand as it is, in four bytes, and both halves of the other.
+        return 4 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"]))
     # Promoted, both halves of both operands of a block of K lie there at once.
     tiles = 2 if config.get("precision") == PROMOTED else 1
     return 2 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"])) * tiles
@@ -393,7 +399,12 @@ def _product_variants(config: Mapping[str, int | str | bool]) -> list[Config]:
     if config["precision"] in ("ieee", "tf32"):
         # Operands of four bytes: the same shared memory holds half of K.
         shapes = [(m, n, k // 2, w, s) for m, n, k, w, s in shapes]
-    if config["precision"] == PROMOTED:
+    if ONCE in config:
+        tiles = [(128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3), (64, 128, 32, 8, 4),
+                 (64, 64, 64, 4, 3), (32, 128, 64, 4, 4), (32, 64, 64, 4, 4)]  # fmt: skip
+        # Few rows, many rows: which of them are the left operand's, the side says.
+        shapes = [(few, many, k, w, s) if config[ONCE] else (many, few, k, w, s) for few, many, k, w, s in tiles]
+    elif config["precision"] == PROMOTED:
         # Two accumulators, and four tiles per stage: what is larger spills, or does not fit into shared memory.
         shapes = [
             (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (128, 128, 32, 8, 4), (128, 128, 32, 8, 3), (64, 128, 64, 4, 3),

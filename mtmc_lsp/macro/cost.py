@@ -12,8 +12,9 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.configs import HALVES, SPLIT
+from mtmc_lsp.macro.few_rows import ONCE
 from mtmc_lsp.macro.orders import across, dense_axes
-from mtmc_lsp.macro.prims import PrimOp, ProductSizes, Program
+from mtmc_lsp.macro.prims import CENTRED, PrimOp, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
@@ -33,6 +34,9 @@ GATHERED, SCATTERED = 0.5, 0.25
 """Shares of the peak that a product of windows reaches whose channels lie densest, or do not: guesses, not measured yet."""
 TRANSPOSED_VOLUMES = 0.1
 """Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
+ONCE_SHARE = 0.6
+"""Of the rate of split operands, where one of them is split as it is read (an H200: 131 of 263 TFLOP/s, of which a product
+reaches 0.8)."""
 NO_CALL = 10.0
 """How many times as long as fp32 units would take what cannot be a call is said to take, so that it becomes a kernel."""
 L1_BYTES = 64 * 1.7e9
@@ -187,9 +191,12 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     busy = _parallelism(program, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
     launches = 1
+    splits: list[float] = []
     moved = reads * passes + written
     if region.kind is RegionKind.MATMUL:
-        rate *= busy
+        rate *= busy * (ONCE_SHARE if ONCE in config else 1.0)
+        splits = _split_bytes(program, region, config)
+        launches += len(splits)
         pieces = int(str(config.get("split_k", 1)))
         if pieces > 1:
             launches += 1
@@ -198,7 +205,19 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
         launches += 1 + _varies_along_columns(program, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
     time = max(time, _folded_bytes(program, region) / (L1_BYTES * device.sm_count) * 1e6)
-    return Cost(moved, flops, time + device.launch_us * launches)
+    # What is split is split before the product begins.
+    time += _time(sum(splits), 0.0, device, rate, TRITON_EFFICIENCY)
+    return Cost(moved + sum(splits), flops, time + device.launch_us * launches)
+
+
+def _split_bytes(program: Program, region: Region, config: Mapping[str, object]) -> list[float]:
+    """Bytes that each kernel moves which splits an operand into halves before the product: it reads four and writes four."""
+    prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+    if config.get("precision") not in HALVES or is_of_halves(prim):
+        return []
+    own, sizes = ProductSizes.of(program.prims, prim), program.graph.sizes
+    sides = [side for side in (0, 1) if side != config.get(ONCE)]
+    return [8.0 * (own.batch * (own.m, own.n)[side] * own.k).value(sizes) for side in sides]
 
 
 def _recurrent_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
@@ -291,8 +310,9 @@ def _walks_again(program: Program, region: Region) -> bool:
     reductions = {prim.name for prim in own if prim.op is PrimOp.REDUCE}
     later: set[str] = set()
     for prim in own:
-        # A sum of exponentials is found together with its maximum.
-        if prim.op is PrimOp.REDUCE and prim.fn != "sum_exp" and later & set(prim.inputs):
+        # A sum of exponentials is found together with its maximum, one of squared deviations with its mean.
+        alone = prim.fn != "sum_exp" and prim.attrs.get(CENTRED) not in reductions
+        if prim.op is PrimOp.REDUCE and alone and later & set(prim.inputs):
             return True
         if prim.name in reductions or later & set(prim.inputs):
             later.add(prim.name)

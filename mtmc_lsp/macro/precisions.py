@@ -16,6 +16,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT, can_split
+from mtmc_lsp.macro.few_rows import read_once
 from mtmc_lsp.macro.lower import GraphBox
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.recurrence import MODES as RECURRENT_MODES
@@ -93,7 +94,9 @@ class Precisions:
         if not can_split(self.program, prim):
             return ("ieee",)
         left = tuple(mode for mode in MODES if mode == "ieee" or not self.is_inexact(prim.origin, mode))
-        return left[1:] if left[0] == SPLIT and self._is_long(prim) else left
+        # Split as it is read, an operand has a scale for each block of K, and fp32 units add the blocks up.
+        promoted = self._is_long(prim) or read_once(self.program, prim) is not None
+        return left[1:] if left[0] == SPLIT and promoted else left
 
     @property
     def ranks(self) -> int:

@@ -68,6 +68,9 @@ class PrimOp(Enum):
     With four inputs the first two are high halves and the others the low ones: the products of low halves are left out."""
 
 
+CENTRED = "centred"
+"""In the ``attrs`` of a sum of squared deviations from a mean: the sum of differences from the row's first element that this
+mean was made of, so that one walk finds both (Welford, Technometrics 4, 1962; Chan, Golub & LeVeque, 1983)."""
 VIEW_OPS = frozenset(
     {PrimOp.RESHAPE, PrimOp.PERMUTE, PrimOp.EXPAND, PrimOp.ALIAS, PrimOp.SLICE, PrimOp.FLIP, PrimOp.WINDOW},
 )

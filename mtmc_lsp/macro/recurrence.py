@@ -24,10 +24,10 @@ from mtmc_lsp.macro.regions import Region
 
 LIBRARY_STEP_US = 10.0
 """About what cuDNN took for a step of one layer and direction of 256 units and a batch of 10 on an H200: 10 to 16."""
-MODES = ("tf32x3", "bf16x6", "ieee")
-"""Precision modes for fp32, in the order in which they are tried: tensor cores on operands in two parts, in three (AMD's compiler
-has no TF32 in parts), and fp32 units. On that H200 a launch of six LSTM layers took 8.2, 12.9 and 11.4 us, with errors of 1.2e-7,
-1.0e-7 and 1.0e-7 after 512 steps; cuDNN's own was 6.4e-5, and 1.4e-7 without TF32."""
+MODES = ("tf32x3", "ieee")
+"""Precision modes for fp32, in the order in which they are tried: tensor cores on operands in two parts (AMD's compiler has no
+such mode), and fp32 units. On that H200 a launch of six LSTM layers took 8.2 and 11.4 us, with errors of 1.2e-7 and 1.0e-7 after
+512 steps; cuDNN's own was 6.4e-5, and 1.4e-7 without TF32. In bf16x6 it took 12.9 us."""
 MANY_PROGRAMS = 90
 """Programs that a launch should have at least: about as many as a large device has multiprocessors."""
 
@@ -121,9 +121,9 @@ def first_config(program: Program, prim: Prim, precision: str = "") -> dict[str,
     precision = precision or modes_of(prim, strict=False)[0]
     if is_added_up(prim.dtype, precision):
         return {"block_m": 16, "block_n": 16, "block_k": 32, "warps": 4, "stages": 1, "precision": precision}
-    many = form.lines * form.hidden >= 16 * MANY_PROGRAMS and precision != "bf16x6"
+    many = form.lines * form.hidden >= 16 * MANY_PROGRAMS
     columns = 16 if form.gates == 1 else (64 if many else 32)
-    deep, stages = (64, 3) if many or ITEMSIZE[prim.dtype] < 4 or precision == "bf16x6" else (128, 2)
+    deep, stages = (64, 3) if many or ITEMSIZE[prim.dtype] < 4 else (128, 2)
     tile = {"block_m": _power(batch, 64), "block_n": columns, "block_k": _power(form.hidden, deep)}
     return {**tile, "warps": 4, "stages": stages, "precision": precision}
 

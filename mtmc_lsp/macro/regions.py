@@ -200,9 +200,13 @@ def _check_repetition(
 
 
 def _check_distinct(members: list[Prim], table: AxisTable) -> None:
-    """A value against its own transpose walks one axis twice: that takes two sets of axes."""
-    for prim in members:
-        axes = table.all_axes(prim.name)
+    """A value against its own transpose walks one axis twice, and so does one whose rows meet what its columns became.
+
+    Either takes two sets of axes. What is read counts as well: the mean over the rows of a square matrix, beside the
+    columns of another tensor, would be that of its diagonal.
+    """
+    for name in dict.fromkeys(each for prim in members for each in (*prim.inputs, prim.name)):
+        axes = table.all_axes(name)
         if len(set(axes)) != len(axes):
             raise CannotFuse("a tensor meets itself along another axis")
 

@@ -29,7 +29,7 @@ def compile_launches(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: ``path``, ``name`` and ``source`` of the module, ``launches``, ``archs``, and the limit in ``seconds``.
-            Where the launches are not known, ``launcher`` and its ``inputs``, from which they are found.
+            Where the launches are not known, ``launcher`` and the inputs of its ``calls``, from which they are found.
 
     Returns:
         ``kernels`` (a :class:`KernelReport` each) and the ``seconds`` it took.
@@ -38,8 +38,9 @@ def compile_launches(request: dict[str, Any]) -> dict[str, Any]:
     launches = [from_json(KernelLaunch, item) for item in request["launches"]]
     try:
         module = _module(request["path"], request["source"], request["name"])
-        if request.get("launcher"):
-            launches = find_launches(getattr(module, request["launcher"]), request["inputs"])
+        for inputs in request.get("calls", ()):
+            launches += find_launches(getattr(module, request["launcher"]), inputs)
+        launches = list({repr(launch): launch for launch in launches}.values())
     except Exception as error:
         reports = [KernelReport("", arch, error=_said(error)) for arch in request["archs"][:1]]
     else:
@@ -120,12 +121,7 @@ def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
 
     try:
         kernel = _kernel(module, launch.kernel)
-        names = kernel.arg_names
-        signature = {name: launch.signature.get(name, "constexpr") for name in names}
-        attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in launch.divisible_by_16 if n in names}
-        source = triton.compiler.ASTSource(
-            fn=kernel, signature=signature, constexprs=dict(launch.constexprs), attrs=attrs
-        )
+        source = ast_source(kernel, launch, _target(arch))
         options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
         compiled = triton.compile(source, target=_target(arch), options=options)
     except Exception as error:
@@ -139,6 +135,32 @@ def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
     limit = SHARED_LIMIT.get(arch)
     excess = f"needs {shared} bytes of shared memory, {arch} has {limit}" if limit and shared > limit else ""
     return KernelReport(launch.kernel, arch, registers, spills, shared, 0.0 if excess else resident, excess)
+
+
+def ast_source(kernel: Any, launch: KernelLaunch, target: Any) -> Any:
+    """What is compiled, just as the launch itself would have it, so that it finds the kernel in Triton's cache.
+
+    The cache's key names all attributes of parameters, which versions of Triton write down in ways of their own.
+    """
+    import triton
+
+    names = kernel.arg_names
+    values = {name: launch.constexprs.get(name) for name in names}
+    special: list[tuple[str, object]] = []
+    for name in names:
+        kind = launch.signature.get(name)
+        # A number's attribute is that it is divisible, or an empty one; a float has none.
+        divisible = "D" if name in launch.divisible_by_16 else ("" if kind and not kind.startswith("fp") else None)
+        special.append(("constexpr", values[name]) if kind is None else (kind, divisible))
+    try:
+        backend = triton.compiler.make_backend(target)
+        _, signature, constexprs, attrs = kernel._pack_args(backend, {}, values, special, {})
+    except (AttributeError, TypeError, ValueError):
+        # Another version, whose own launches then compile for themselves.
+        signature = {name: launch.signature.get(name, "constexpr") for name in names}
+        constexprs = dict(launch.constexprs)
+        attrs = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in launch.divisible_by_16}
+    return triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
 
 
 def _kernel(module: Any, name: str) -> Any:

@@ -56,6 +56,9 @@ def _launch(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kern
             divisible.append(parameter.name)
         elif isinstance(value, bool):
             signature[parameter.name] = "i1"
+        elif isinstance(value, int) and value == 1:
+            # As Triton does, unless the kernel asks it not to.
+            constexprs[parameter.name] = value
         elif isinstance(value, int):
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if value % 16 == 0:

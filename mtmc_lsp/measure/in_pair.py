@@ -22,11 +22,12 @@ from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure.comparing import Comparison, compare_case
 from mtmc_lsp.measure.hastening import hasten_interpreter
-from mtmc_lsp.measure.in_worker import compared, said
+from mtmc_lsp.measure.in_worker import compared, said, unexplained
 from mtmc_lsp.measure.inputs import EXACT, dotted
 from mtmc_lsp.measure.instances import instance_of
 from mtmc_lsp.measure.keeping import is_there, kept, own_device
 from mtmc_lsp.measure.mending import mend_interpreter
+from mtmc_lsp.measure.repeating import differing
 from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
 from mtmc_lsp.measure.running import (
     LaunchCount,
@@ -35,10 +36,8 @@ from mtmc_lsp.measure.running import (
     is_interpreted,
     module_of,
     own_text,
-    plain,
     poison_new_memory,
     run_case,
-    same_bits,
     settled,
     snapshot,
     use_one_thread,
@@ -116,7 +115,9 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "status": "ran",
         "launches": launches.count // (1 + len(again)),
-        "repeats": all(_equal(kept["results"], other["results"]) for other in again) if again else None,
+        "differing": sorted(set().union(*(differing(kept["results"], run["results"]) for run in again)))
+        if again
+        else None,
         "used": used,
         "threads": _thread._count() - threads,
     }
@@ -151,15 +152,7 @@ def _same_without_kernels(run: Any, kept: Mapping[str, Any], inputs: Mapping[str
         found = run(copies(inputs))
     except Exception:  # whatever a candidate makes of results that are not there
         return False
-    return _equal(kept["results"], found["results"]) and sorted(kept["after"]) == sorted(found["after"])
-
-
-def _equal(first: list[Any], second: list[Any]) -> bool:
-    def same(a: Any, b: Any) -> bool:
-        tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-        return same_bits(a, plain(b)) if tensors else bool(a == plain(b))
-
-    return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
+    return not differing(kept["results"], found["results"]) and sorted(kept["after"]) == sorted(found["after"])
 
 
 def prepared_candidate(
@@ -265,7 +258,8 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
             check["status"] = "skipped"
     known = request["other"] and is_there(request["other"])
     other = kept(request["other"], own_device())["results"] if known else []
-    return {**found, "trivial": trivial_answers(inputs, want, request["precision"], other)}
+    trivial = trivial_answers(inputs, want, request["precision"], other)
+    return {**found, "trivial": trivial, "differing": unexplained(request, inputs, want)}
 
 
 def trivial_answers(

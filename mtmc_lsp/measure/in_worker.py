@@ -21,6 +21,7 @@ from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.inputs import laid_out, make_inputs, other_layout, reusing
 from mtmc_lsp.measure.keeping import in_memory, is_there, keep, kept, own_device
 from mtmc_lsp.measure.mending import mend_interpreter
+from mtmc_lsp.measure.repeating import differing, not_explained
 from mtmc_lsp.measure.running import (
     LaunchCount,
     copies,
@@ -31,7 +32,6 @@ from mtmc_lsp.measure.running import (
     plain,
     poison_new_memory,
     run_case,
-    same_bits,
     settled,
     use_one_thread,
 )
@@ -174,7 +174,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     loaded = take(request["inputs"], device)
     inputs = {name: _with_layout_of(tensor, capture, name, case["sizes"]) for name, tensor in loaded.items()}
     first: dict[str, Any] | None = None
-    repeats, calls = True, int(request["repeats"])
+    unlike, calls = set[int](), int(request["repeats"])
     launches = LaunchCount()
     with launches.counting():
         for _ in range(calls):
@@ -195,14 +195,14 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
             if first is None:
                 first = run
             else:
-                repeats &= all(_same(one, other) for one, other in zip(first["results"], run["results"], strict=True))
+                unlike |= differing(first["results"], run["results"])
     assert first is not None
     found = {**first, "results": [plain(result) for result in first["results"]]}
     del run, inputs, loaded
     give(found, left, in_memory=bool(request.get("handed")))
     del first, found
     release()
-    return {"status": "ran", "launches": launches.count // calls, "repeats": repeats}
+    return {"status": "ran", "launches": launches.count // calls, "differing": sorted(unlike)}
 
 
 def said(error: Exception) -> str:
@@ -215,12 +215,6 @@ def said(error: Exception) -> str:
     return text
 
 
-def _same(first: Any, second: Any) -> bool:
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        return same_bits(first, second)
-    return bool(first == second)
-
-
 def _with_layout_of(tensor: torch.Tensor, capture: Capture, name: str, sizes: dict[str, int]) -> torch.Tensor:
     kind = next(item.type for item in capture.graph.inputs if item.name == name)
     strides = [size.value(sizes) for size in kind.stride]
@@ -231,8 +225,18 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
     """Compare a candidate's results with the reference's and the oracle's; in the reference's process."""
     inputs, want, seen = compared(request)
     found = compare_case(inputs, want, seen, request["precision"])
+    found["differing"] = unexplained(request, inputs, want)
     release()
     return found
+
+
+def unexplained(request: dict[str, Any], inputs: dict[str, torch.Tensor], want: dict[str, Any]) -> list[int]:
+    """Which of the candidate's results that differ from call to call the user's own code gives alike each time."""
+    if not request["differing"]:
+        return []
+    capture = from_json(Capture, request["capture"])
+    module = module_of(capture, own_text(request, capture), None, bool(request["widened"]))
+    return not_explained(request["differing"], module, capture, inputs, want, request["case"])
 
 
 def compared(request: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]:

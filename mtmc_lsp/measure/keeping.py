@@ -12,6 +12,8 @@ from mtmc_lsp.measure.running import is_interpreted
 GPU_PART = 0.25
 """The part of what is free of a GPU's memory that is kept: what is timed and verified there needs most of it."""
 HOST_BYTES = 1 << 30
+FILE_BYTES = 2 << 30
+"""What is larger is sooner computed again than written to a disk and read back."""
 
 _kept: dict[str, Any] = {}
 
@@ -22,7 +24,8 @@ def keep(path: str, value: Any, *, or_file: bool) -> None:
     Args:
         path: a file, and the name that they are found by.
         value: what holds the tensors.
-        or_file: whether they go to the file where there is no room; else they are then made again when they are needed.
+        or_file: whether they go to the file where there is no room, up to ``FILE_BYTES``; else they are then made again when
+            they are needed.
     """
     _kept.pop(path, None)
     held: dict[str, int] = {}
@@ -33,7 +36,7 @@ def keep(path: str, value: Any, *, or_file: bool) -> None:
     _count(value, mine)
     if all(held[device] <= _room(device, held[device]) for device in mine):
         _kept[path] = value
-    elif or_file:
+    elif or_file and sum(mine.values()) <= FILE_BYTES:
         torch.save(value, path)
 
 

@@ -254,14 +254,23 @@ class LocalMeasurer:
             "seconds": self._compile_seconds,
         }
         if candidate.code is not None and not candidate.launches:
-            request |= to_find_launches(self._capture.graph, candidate.code)
+            request |= to_find_launches(self._capture.graph, candidate.code, [self._capture.graph.sizes])
         try:
             data = self._call(self._compiler, "measure.compile", request, 2 * self._compile_seconds)
         except WorkerFailed as error:
             if error.kind == "expired":
                 raise
             return CompileReport((KernelReport("", archs[0], error=error.message),))
-        return CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
+        report = CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
+        if self.measured and report.ok and candidate.code is not None:
+            others = to_find_launches(self._capture.graph, candidate.code, self._verification.other_sizes)
+            self._background.submit(self._compile_more, {**request, "launches": [], **others})
+        return report
+
+    def _compile_more(self, request: Mapping[str, object]) -> None:
+        """Compile what other sizes need, side by side, while the first case runs: a launch compiles one kernel at a time."""
+        with contextlib.suppress(MtmcError):
+            self._call(self._compiler, "measure.compile", request, 2 * self._compile_seconds)
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         """Paired timing; None without a GPU.

@@ -343,9 +343,10 @@ class PairVerifier:
         if tells and not other:
             self._answers[shape] = prepared.expected
         exact = is_exact(self._trial.capture)
-        judged = self._reference.judged(prepared, results, exact=exact, other=other)
+        differing = seen["differing"] or []
+        judged = self._reference.judged(prepared, results, exact=exact, other=other, differing=differing)
         checks = [Check(c["name"], CheckStatus(c["status"]), case.label, c["detail"]) for c in judged["checks"]]
-        checks += seen_checks(seen, case, decoy=first, drift=drift)
+        checks += seen_checks(seen, judged, case, decoy=first, drift=drift)
         wrong = next((check for check in checks if check.status is CheckStatus.FAILED), None)
         status = VerdictStatus.CORRECT if wrong is None else VerdictStatus.INCORRECT
         reason = f"{wrong.name}: {wrong.detail}" if wrong is not None else ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from mtmc_lsp.core.results import Check, CheckStatus, VerdictStatus
 from mtmc_lsp.measure.cases import Case
+from mtmc_lsp.measure.findings import repeats
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,17 @@ class Outcome:
         return self.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR)
 
 
-def seen_checks(seen: dict[str, object], case: Case, *, decoy: bool, drift: bool) -> list[Check]:
-    """What the candidate's process saw beside results."""
+def seen_checks(seen: dict[str, Any], judged: dict[str, Any], case: Case, *, decoy: bool, drift: bool) -> list[Check]:
+    """What the candidate's process saw beside results; ``judged`` is what the reference's process made of it."""
 
     def check(name: str, passed: object, wrong: str) -> Check:
         status = CheckStatus.PASSED if passed else CheckStatus.FAILED
         return Check(name, status, case.label, "" if passed else wrong)
 
     checks = []
-    if seen["repeats"] is not None:
-        wrong = "calls on the same inputs give different results"
-        checks.append(check("many calls" if drift else "determinism", seen["repeats"], wrong))
+    if seen["differing"] is not None:
+        name = "many calls" if drift else "determinism"
+        checks.append(repeats(name, case, seen["differing"], judged["differing"]))
     checks.append(check("no threads left", not seen["threads"], f"{seen['threads']} still run"))
     if decoy:
         wrong = "the results are the same when its kernels do nothing: they come from elsewhere"

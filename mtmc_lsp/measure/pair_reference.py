@@ -145,7 +145,9 @@ class Reference:
             self._results += 1
             return self._secret / f"results-{self._results}.pt"
 
-    def judged(self, prepared: Prepared, results: Path, *, exact: bool, other: str) -> dict[str, Any]:
+    def judged(
+        self, prepared: Prepared, results: Path, *, exact: bool, other: str, differing: list[int]
+    ) -> dict[str, Any]:
         """The checks of a case's results.
 
         Args:
@@ -153,10 +155,12 @@ class Reference:
             results: what the candidate gave; removed afterwards.
             exact: whether the reference keeps whole numbers exactly.
             other: the file of what is expected of another case of the same sizes, or empty.
+            differing: numbers of results that differed between the candidate's calls.
         """
-        files = {"expected": prepared.expected, "results": str(results), "exact": exact, "other": other}
+        files = {"expected": prepared.expected, "results": str(results), "other": other}
+        asked = {**prepared.request, **files, "exact": exact, "differing": differing}
         try:
-            return self._call("measure.judge", {**prepared.request, **files})
+            return self._call("measure.judge", asked)
         finally:
             results.unlink(missing_ok=True)
 

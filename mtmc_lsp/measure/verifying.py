@@ -144,7 +144,8 @@ class Verification:
         self._mode = "gpu" if measured else "interpreter"
         self._handed = measured
         self._coarse = 0
-        self._references = References(verification_cases(capture, interpreted=not measured, seed=seed), self._prepared)
+        self._cases = verification_cases(capture, interpreted=not measured, seed=seed)
+        self._references = References(self._cases, self._prepared)
         self._begun = False
         self._far_case: tuple[Prepared | None, str] | None = None
         self._seed = seed
@@ -170,6 +171,12 @@ class Verification:
         finally:
             with self._references.comparing():
                 self._call(self._reference, "measure.take_back", request, self._seconds)
+
+    @property
+    def other_sizes(self) -> list[dict[str, int]]:
+        """Sizes that a kernel is verified at, beside the workload's own."""
+        sizes = [dict(case.sizes) for case in self._cases if case.is_kernels_ground]
+        return [own for i, own in enumerate(sizes) if own not in sizes[:i] and own != dict(self._capture.graph.sizes)]
 
     def verify(self, candidate: Candidate) -> Verdict:
         """Run the candidate on every case and compare with the oracle; ends with the first case that fails."""
@@ -279,7 +286,7 @@ class Verification:
             return seen, None
         results = self._secret / "results.pt"
         self._runner.take_results(results)
-        given = {"results": str(results), "precision": self._precision}
+        given = {"results": str(results), "precision": self._precision, "differing": seen["differing"]}
         with self._references.comparing():
             compared = self._call(
                 self._reference, "measure.compare", {**self._with_expected(prepared), **given}, self._seconds

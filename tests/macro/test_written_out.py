@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.catalogue import proposals
+from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.regions import RegionKind, analyse
 from mtmc_lsp.macro.rewrites import ALGEBRA
+from mtmc_lsp.macro.rewrites.editing import edited
 from tests.macro.situations import SHEET, fused_as_far_as_it_goes, operations, situation, start, with_algebra
 from tests.micro.harness import verified
 
@@ -47,6 +52,28 @@ def test_it_gives_what_attention_gives(more: str, captured) -> None:
 def test_other_attention_stays_the_librarys(name: str, captured) -> None:
     capture = captured(OTHERS[name][0], "f")
     assert not any(RULE.match(capture.graph, node) for node in capture.graph.nodes)
+
+
+def test_the_result_lies_in_memory_as_the_librarys_does(captured) -> None:
+    """On a GPU the library leaves the heads of each place side by side."""
+    text = TEXT.replace("{more}", "")
+    graph = captured(text, "f").graph
+    (node,) = graph.nodes
+    _, heads, places, width = node.type.shape
+    own = replace(node.type, stride=(places * heads * width, width, heads * width, Size.of(1)))
+    graph = replace(graph, nodes=(replace(node, outputs=(own,)),))
+    edit = RULE.match(graph, graph.nodes[0])
+    assert edit is not None
+    after = edited(graph, edit)
+    assert [each.op.split(".")[1] for each in after.nodes[-4:]] == ["matmul", "permute", "clone", "permute"]
+    assert after.nodes[-1].type == own and after.outputs == (edit.result,)
+    # One kernel writes it there.
+    region = analyse(lower(after), [each.name for each in after.nodes[-4:]])
+    assert region.kind is RegionKind.MATMUL
+    value = torch.randn(2, 2, 5, 12)
+    there = value.permute(*after.nodes[-3].args[1]).clone(memory_format=torch.contiguous_format)
+    back = there.permute(*after.nodes[-1].args[1])
+    assert torch.equal(back, value) and back.stride() == (120, 12, 24, 1)
 
 
 def test_wide_heads_are_worth_it_and_the_step_says_that_it_rounds(captured) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 from handwritten import RMS
+from triton.compiler import ASTSource
 
+from mtmc_lsp.capture.loading import load_user_module
+from mtmc_lsp.measure.in_compiler import ast_source
+from mtmc_lsp.measure.in_launches import find_launches
 from mtmc_lsp.measure.occupancy import occupancy
 
 
@@ -85,3 +91,41 @@ def big_kernel(a_ptr, b_ptr, out_ptr, K, BLOCK: tl.constexpr):
 )
 def test_occupancy_is_that_of_the_vendors_calculators(registers, shared, warps, arch, expected) -> None:
     assert occupancy(registers, shared, warps, arch) == expected
+
+
+KERNEL = """import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(a_ptr, out_ptr, n, one, wide, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out_ptr + at * one, tl.load(a_ptr + at + wide, mask=at < n, other=0.0), mask=at < n)
+
+
+def kernel_launch(a, kernel=kernel):
+    out = torch.empty_like(a)
+    kernel[(1,)](a, out, a.shape[0], a.shape[1], a.shape[0] * 16, BLOCK=64, num_warps=2)
+    return out
+"""
+
+
+@pytest.mark.parametrize("shape", [(37, 1), (64, 3), (1, 16)])
+def test_what_is_compiled_is_what_a_launch_finds_in_tritons_cache(tmp_path: Path, shape: tuple[int, int]) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    path = tmp_path / "file.py"
+    path.write_text(f"import torch\n{KERNEL}")
+    module = load_user_module(str(path), path.read_text(), "launched_file")
+    (launch,) = find_launches(module.kernel_launch, [{"shape": shape, "stride": (shape[1], 1), "dtype": "float32"}])
+    target = GPUTarget("cuda", 90, 32)
+    kernel, backend = module.kernel, make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    a = torch.empty(shape)
+    given = {"BLOCK": 64, "num_warps": 2}
+    bound, special, options = bind(a, a, shape[0], shape[1], shape[0] * 16, **given)
+    _, signature, constexprs, attrs = kernel._pack_args(backend, {**given, "debug": False}, bound, special, options)
+    theirs = ASTSource(kernel, signature, constexprs, attrs)
+    assert ast_source(kernel, launch, target).hash() == theirs.hash()

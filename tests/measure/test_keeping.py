@@ -25,6 +25,9 @@ def test_what_has_room_is_kept_in_memory_and_the_rest_in_files(tmp_path: Path, m
         assert torch.equal(keeping.kept(str(tmp_path / name), "cpu")["results"][0], value["results"][0])
     assert [path.name for path in tmp_path.iterdir()] == ["large"]
     assert not keeping.is_there(str(tmp_path / "other"))
+    monkeypatch.setattr(keeping, "FILE_BYTES", 7000)
+    keeping.keep(str(tmp_path / "too large"), large, or_file=True)
+    assert not keeping.is_there(str(tmp_path / "too large"))
 
 
 def test_what_is_kept_anew_takes_the_old_ones_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +57,15 @@ def test_where_float64_does_not_fit_the_users_own_results_are_compared_with(
         "label": "",
     }
     files = {name: str(tmp_path / name) for name in ("inputs", "expected", "results")}
-    request = {"capture": to_json(capture), "own": None, "widened": False, "case": case, "precision": "budget", **files}
+    request = {
+        "capture": to_json(capture),
+        "own": None,
+        "widened": False,
+        "case": case,
+        "precision": "budget",
+        "differing": [],
+        **files,
+    }
     assert in_worker.reference(request)["coarse"]
     x = torch.load(files["inputs"])["x"]
     for factor, passes in ((1 + 5e-5, True), (1 + 5e-4, False)):
@@ -71,7 +82,15 @@ def test_a_process_that_was_started_anew_computes_again_what_it_had_kept(capture
     capture = captured(SOURCE, "f")
     case = {"sizes": {"N": 8, "D": 4}, "distribution": "normal", "seed": 1, "kind": "values", "layout": "", "label": ""}
     files = {name: str(tmp_path / name) for name in ("inputs", "expected", "results")}
-    request = {"capture": to_json(capture), "own": None, "widened": False, "case": case, "precision": "budget", **files}
+    request = {
+        "capture": to_json(capture),
+        "own": None,
+        "widened": False,
+        "case": case,
+        "precision": "budget",
+        "differing": [],
+        **files,
+    }
     assert not in_worker.reference(request)["coarse"]
     first = keeping.kept(files["expected"], "cpu")
     keeping._kept.clear()

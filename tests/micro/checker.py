@@ -110,7 +110,7 @@ class Checker:
         if not seen["launches"]:
             return NOT_LAUNCHED
         self._runner.take(RESULTS, Path(common["results"]))
-        compared = self._own.call("measure.compare", common, SECONDS)
+        compared = self._own.call("measure.compare", {**common, "differing": seen["differing"]}, SECONDS)
         failed = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
         return "; ".join(failed)
 

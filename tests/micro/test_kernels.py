@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.macro.configs import PROMOTED
+from mtmc_lsp.macro.few_rows import ONCE
 from tests.micro.harness import fused, verified
 
 NORM = """import torch
@@ -52,6 +54,11 @@ import torch.nn.functional as F
 def f(x, w, b, r):
     return F.gelu(F.linear(F.silu(x), w, b)) + r
 """
+BATCHED = """import torch
+# mtmc: x=f32[B,M,K] y=f32[B,N,K] B=3 M=40 K=40 N=24
+def f(x, y):
+    return torch.bmm(x, y.transpose(1, 2)) - 1.0
+"""
 ATTENTION = """import torch
 # mtmc: q=f32[B,S,16] k=f32[B,T,16] v=f32[B,T,16] m=f32[S,T] B=3 S=20 T=33
 def f(q, k, v, m):
@@ -95,6 +102,10 @@ CASES = {
     "scan": (SCAN, {"rows": 2, "block": 16}),
     "linear with work on both sides": (LINEAR, {**SMALL, "precision": "ieee"}),
     "linear by split operands": (LINEAR, {**SMALL, "precision": "fp16x3"}),
+    "linear, weights split as they are read": (LINEAR, {**SMALL, "precision": PROMOTED, ONCE: 1}),
+    "linear, rows split as they are read": (LINEAR, {**SMALL, "precision": PROMOTED, ONCE: 0}),
+    "batch of products, weights split as they are read": (BATCHED, {**SMALL, "precision": PROMOTED, ONCE: 1}),
+    "batch of products, rows split as they are read": (BATCHED, {**SMALL, "precision": PROMOTED, ONCE: 0}),
     "written-out attention": (ATTENTION, {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}),
     "causal attention in half precision": (SDPA, {"block_m": 16, "block_n": 32, "warps": 4, "stages": 2}),
     "embedding": (EMBED, {"rows": 2, "block": 16}),

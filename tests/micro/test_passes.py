@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mtmc_lsp.macro.lower import lower
@@ -35,3 +37,24 @@ def test_no_reduction_is_done_again_for_each_element(checker: Checker, body: str
     capture = checker.capture(f"{HEAD}{body}\n")
     with pytest.raises(CannotFuse, match="again for each element"):
         analyse(lower(capture.graph), [node.name for node in capture.graph.nodes])
+
+
+def test_the_rows_of_a_square_matrix_are_not_its_columns(checker: Checker) -> None:
+    # Equal sizes tie the columns that were reduced to those that are left: one kernel would read the diagonal.
+    text = (
+        "import torch\n\n\n# mtmc: x=f32[N,D] w=f32[D,D] N=37 D=24\ndef f(x, w):\n"
+        "    return (x * w.mean(0)).sum(1, keepdim=True) + x\n"
+    )
+    capture = checker.capture(text)
+    with pytest.raises(CannotFuse, match="another axis"):
+        analyse(lower(capture.graph), [node.name for node in capture.graph.nodes])
+
+
+@pytest.mark.parametrize("body", ["(x - y).square().mean()", "x.std()", "x.flatten().var()"])
+def test_a_count_of_elements_is_worked_out_where_numbers_have_no_32_bits(checker: Checker, body: str) -> None:
+    # A kernel's sizes are int32 below 2^31, and so is their product there.
+    text = f"{HEAD}{body}\n"
+    candidate = fused(checker.capture(text), text)
+    kernels = candidate.source.split("_is_plain_call")[0]
+    assert not re.findall(r"/ \(.*\* ", kernels), kernels
+    assert re.search(r"(\bN \* D\b|\bD \* N\b|numel\(\))", candidate.source.split("_launch(")[1])

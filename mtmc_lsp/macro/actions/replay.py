@@ -68,7 +68,8 @@ class Replay:
             lines=(0, 0),
             params={"launches": launches},
             rationale="Launching takes longer than computing: one CUDA graph launches all of it at once, on copies of the "
-            "arguments. It keeps the memory of its intermediate values.",
+            "arguments. It keeps the memory of its intermediate values, and while the first call captures it, torch lets no "
+            "other thread draw random numbers on the GPU.",
             expected=Expected(saved),
             text="replay the launches of a call as one CUDA graph",
         )

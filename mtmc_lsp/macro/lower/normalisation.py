@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtmc_lsp.core.dtypes import EPSILON, compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
-from mtmc_lsp.macro.lower.reductions import centred_moments, count, rounded, scale_by_count
+from mtmc_lsp.macro.lower.reductions import centred_moments, count, plain_mean, rounded, scale_by_count
 from mtmc_lsp.macro.prims import Builder
 
 
@@ -131,7 +131,8 @@ def batch_norm_training(c: Call) -> tuple[str, ...]:
     value = c.b.pointwise("mul", c.b.pointwise("sub", wide, mean, dtype=d), inverse, dtype=d)
     weight, bias = per_channel(c.b, c.optional(1), len(shape)), per_channel(c.b, c.optional(2), len(shape))
     result = affine(c.b, value, weight, bias, c.out.dtype)
-    saved = c.b.reshape(mean, [shape[1]]), c.b.reshape(inverse, [shape[1]])
+    own_mean = plain_mean(c.b, wide, dims)
+    saved = c.b.reshape(own_mean, [shape[1]]), c.b.reshape(inverse, [shape[1]])
     if alone:
         return (result, *saved)
     momentum = c.number(6, "momentum", 0.1)
@@ -142,7 +143,7 @@ def batch_norm_training(c: Call) -> tuple[str, ...]:
         new = c.b.pointwise("mul", c.b.reshape(batch, [shape[1]]), momentum, dtype=d)
         return c.b.cast(c.b.pointwise("add", old, new, dtype=d), c.b.dtype(running))
 
-    return (result, *saved, moved(c.tensor(3), mean), moved(c.tensor(4), unbiased))
+    return (result, *saved, moved(c.tensor(3), own_mean), moved(c.tensor(4), unbiased))
 
 
 @rule("_weight_norm")

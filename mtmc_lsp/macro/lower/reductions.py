@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.lower import Call, rule
-from mtmc_lsp.macro.prims import ONE, Builder, PrimOp
+from mtmc_lsp.macro.prims import CENTRED, ONE, Builder, PrimOp
 
 
 def rank_of(c: Call, name: str) -> int:
@@ -88,18 +89,25 @@ def variance(c: Call) -> str | tuple[str, ...]:
         dims, correction = c.dims(1, "dim", rank), 1.0 if c.flag(2, "unbiased", True) else 0.0
     else:
         dims, correction = c.dims(1, "dim", rank), c.number(99, "correction", 1.0)
-    mean, squares, n = centred_moments(c.b, c.b.cast(x, d), dims)
+    x = c.b.cast(x, d)
+    _, squares, n = centred_moments(c.b, x, dims)
     value = scale_by_count(c.b, squares, n - int(correction), d)
     if c.op.startswith("std"):
         value = c.b.pointwise("sqrt", value, dtype=d)
     result = finish(c, value)
     if c.op.endswith("mean"):
+        mean = plain_mean(c.b, x, dims)
         return result, c.b.cast(c.b.reshape(mean, c.node.outputs[1].shape), c.node.outputs[1].dtype)
     return result
 
 
+def plain_mean(b: Builder, x: str, dims: tuple[int, ...]) -> str:
+    """The mean as a result: that of :func:`centred_moments` is off by a rounding of the first element, maybe far larger."""
+    return scale_by_count(b, b.reduce("sum", x, dims, b.dtype(x)), count(b.shape(x), dims), b.dtype(x))
+
+
 def centred_moments(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, str, Size]:
-    """Mean, sum of squared deviations from it, and the count: two passes, so nothing cancels.
+    """Mean, sum of squared deviations from it, and the count: two passes, or one of running means, so nothing cancels.
 
     Differences from each row's first element are summed: where all elements are equal, or nearly, the mean is exact, as
     it is by the library's running means. Otherwise the normalised rounding error would be all that is left.
@@ -113,6 +121,9 @@ def centred_moments(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, str
     mean = b.pointwise("add", first, scale_by_count(b, difference, n, d), dtype=d)
     deviation = b.pointwise("sub", x, mean, dtype=d)
     squares = b.reduce("sum", b.pointwise("square", deviation, dtype=d), dims, d)
+    own = b.prims[squares]
+    if own.op is PrimOp.REDUCE and b.prims[difference].op is PrimOp.REDUCE:
+        b.prims[squares] = replace(own, attrs={**own.attrs, CENTRED: difference})
     return mean, squares, n
 
 

@@ -18,6 +18,7 @@ from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
 from mtmc_lsp.macro.configs import default_config
+from mtmc_lsp.macro.few_rows import ONCE
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.rewrites import program_of
@@ -33,6 +34,7 @@ from mtmc_lsp.micro.builtin.kernel import Kernel
 from mtmc_lsp.micro.builtin.launcher import Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
 from mtmc_lsp.micro.builtin.product_kernel import whole_product, write_product_kernels
+from mtmc_lsp.micro.builtin.product_once import write_product_read_once
 from mtmc_lsp.micro.builtin.product_split import write_split_product
 from mtmc_lsp.micro.builtin.recurrent_steps import RecurrentSteps
 from mtmc_lsp.micro.builtin.sharing import SharedKernels
@@ -161,6 +163,8 @@ def _write_kernels(
     config = plan.config or default_config(program, region)
     docstring = _docstring(program, region, plan, config, lines)
     if region.kind is RegionKind.MATMUL:
+        if ONCE in config:
+            return write_product_read_once(program, region, launcher.buffers, config, name, docstring)
         finished = write_split_product if int(config.get("split_k", 1)) > 1 else whole_product
         return write_product_kernels(program, region, launcher.buffers, config, name, docstring, finished)
     if region.kind is RegionKind.ATTENTION:

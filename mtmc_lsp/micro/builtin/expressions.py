@@ -180,8 +180,7 @@ class Expressions:
             value = prim.attrs["value"]
             if isinstance(value, Size):
                 # Arithmetic with floats makes a float of it.
-                size = self.parameters.size(value)
-                return Code(size.text, compute_dtype(prim.dtype), precedence=size.precedence)
+                return Code(self.parameters.divisor(value), compute_dtype(prim.dtype))
             typed = float(value) if is_float(prim.dtype) and isinstance(value, (int, float)) else value
             return Code(literal(typed), compute_dtype(prim.dtype), precedence=ATOM if not _negative(typed) else UNARY)
         if prim.op is PrimOp.IOTA:
@@ -259,8 +258,8 @@ class Expressions:
         if prim.fn == "div_by_size":
             size = prim.attrs["size"]
             assert isinstance(size, Size)
-            count = self.parameters.size(size)
-            return Code(f"{operands[0].at(PRODUCT)} / {count.at(UNARY)}", target, rows, cols, PRODUCT)
+            text = f"{operands[0].at(PRODUCT)} / {self.parameters.divisor(size)}"
+            return Code(text, target, rows, cols, PRODUCT)
         wanted = prim.attrs.get("operand_dtype")
         operand_dtype = str(wanted) if wanted else ("" if prim.dtype == "bool" else target)
         if operand_dtype:

@@ -204,7 +204,8 @@ class Launcher:
             divisible.append(param)
         for param, size in kernel.sizes:
             number = size.value(sizes)
-            if size.is_constant:
+            if size.is_constant or number == 1:
+                # Triton makes constants of sizes that are 1.
                 constexprs[param] = number
             else:
                 signature[param] = "i32" if number < 2**31 else "i64"

@@ -82,9 +82,11 @@ class Parameters:
 
     def divisor(self, size: Size) -> str:
         """A size to divide by: a product of sizes, which may pass 32 bits, is worked out by the launcher."""
-        if not size.is_constant and not size.is_symbol and size not in self.sizes and len(size.terms) == 1:
-            factors, coefficient = size.terms[0]
-            self.name_size(size, identifier("_".join([*factors, *([str(coefficient)] if coefficient != 1 else [])])))
+        if not size.is_constant and not size.is_symbol and size not in self.sizes:
+            several = [
+                [*factors, *([str(coefficient)] if coefficient != 1 else [])] for factors, coefficient in size.terms
+            ]
+            self.name_size(size, identifier("_".join(several[0])) if len(several) == 1 else "count")
         return self.size(size).at(UNARY)
 
     def _named_factors(self, size: Size) -> tuple[list[str], Size]:

@@ -13,7 +13,8 @@ from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import HALVES, LEAST_SPLIT_ROWS, PROMOTED
+from mtmc_lsp.macro.configs import HALVES, PROMOTED
+from mtmc_lsp.macro.few_rows import LEAST_SPLIT_ROWS
 from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
@@ -55,7 +56,7 @@ def write_product_kernels(
     axes = ProductAxes(program, region)
     if config.get("precision") not in HALVES or is_of_halves(axes.prim):
         return finished(axes, buffers, config, None, name, docstring)
-    names = [_operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
+    names = [operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
     halves = [Halves.of(axes, side, names[side]) for side in (0, 1)]
@@ -75,7 +76,7 @@ def whole_product(
     return [ProductWriter(axes, buffers, config, halves).kernel(name, docstring)]
 
 
-def _operand_name(program: Program, region: Region, prim: str) -> str:
+def operand_name(program: Program, region: Region, prim: str) -> str:
     """The user's name of an operand that is read as it lies in memory."""
     while prim not in region.inputs:
         inner = program.prims[prim]
@@ -112,6 +113,8 @@ class ProductWriter:
 
         self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in halves or []]
 
+    _sum_shape = "[BLOCK_M, BLOCK_N]"
+
     @property
     def _sum_dtype(self) -> str:
         return compute_dtype(self.axes.prim.dtype)
@@ -122,7 +125,7 @@ class ProductWriter:
     def kernel(self, name: str, docstring: str) -> Kernel:
         """The finished kernel."""
         self._program_order()
-        self.lines.append(f"acc = tl.zeros([BLOCK_M, BLOCK_N], {TRITON_DTYPES[self._sum_dtype]})")
+        self.lines.append(f"acc = tl.zeros({self._sum_shape}, {TRITON_DTYPES[self._sum_dtype]})")
         if self.halves is not None:
             self._loop_over_halves()
         else:
@@ -171,13 +174,11 @@ class ProductWriter:
         """Undo the scaling of split operands."""
         if self.halves is None:
             return
-        batch_m, batch_n = (f"batch * {self._size(n)} + " if self.axes.batch else "" for n in "MN")
-        mask_m = ", mask=m_mask, other=0.0" if self._mask("m", "block_m", rows=True) else ""
-        mask_n = ", mask=n_mask, other=0.0" if self._mask("n", "block_n", rows=False) else ""
-        self.lines += [
-            f"acc *= tl.load({self.scales[0]} + {batch_m}m{mask_m})",
-            f"acc *= tl.load({self.scales[1]} + {batch_n}n{mask_n})",
-        ]
+        for half, scale in zip(self.halves, self.scales, strict=True):
+            row, is_row = "mn"[half.side], half.side == 0
+            batch = f"batch * {self._size(row.upper())} + " if self.axes.batch else ""
+            mask = f", mask={row}_mask, other=0.0" if self._mask(row, f"block_{row}", rows=is_row) else ""
+            self.lines.append(f"acc *= tl.load({scale} + {batch}{row}{mask})")
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
         halves = self.halves or []

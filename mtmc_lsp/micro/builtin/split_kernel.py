@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.prims import Prim, PrimOp, Program
+from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import Code
 from mtmc_lsp.micro.builtin.index import Index
@@ -72,6 +72,9 @@ class _PassWriter(TileWriter):
         self.read: list[tuple[str, Scratch]] = []
         self.written: list[tuple[str, Scratch]] = []
         super().__init__(program, region, buffers, config, kept, reduced)
+
+    _stride_text = "(PARTS * BLOCK)"
+    _first_text = "part * BLOCK"
 
     # Kernels -----------------------------------------------------------------------------------------------------
 
@@ -179,6 +182,20 @@ class _PassWriter(TileWriter):
             self._combine(prim)
         return super()._provide(prim, at)
 
+    def _combine_moments(self, prim: Prim) -> None:
+        """Statements that make a row's sum of squared deviations of its parts', whose means differ."""
+        total = self.program.prims[str(prim.attrs[CENTRED])]
+        if total.name not in self.known:
+            self._combine(total)
+        totals, spreads = (self._partial(self.partials[name][0]) for name in (total.name, prim.name))
+        n_cols, unique = self.named_size(self.n_cols, "n_cols"), self.parameters.names.unique
+        counts, apart = unique("part_counts"), unique("apart")
+        last = f"tl.minimum(tl.maximum({n_cols} % (PARTS * BLOCK) - parts * BLOCK, 0), BLOCK)"
+        self._emit(f"{counts} = ({n_cols} // (PARTS * BLOCK) * BLOCK + {last}).to(tl.float32)", False)
+        mean = f"{self.known[total.name].text} / {n_cols}"
+        self._emit(f"{apart} = {totals} / tl.maximum({counts}, 1.0) - {mean}", False)
+        self._set(prim, self._across("tl.sum", f"{spreads} + {counts} * {apart} * {apart}"), "float32")
+
     def _combine(self, prim: Prim) -> None:
         """Statements that make one result of the parts."""
         scratches = self.partials[prim.name]
@@ -189,6 +206,8 @@ class _PassWriter(TileWriter):
             tops, totals = self._partial(self.partials[top.name][0]), self._partial(scratches[0])
             scaled = f"{totals} * tl.exp({tops} - {self.known[top.name].text})"
             self._set(prim, self._across("tl.sum", scaled), prim.dtype)
+        elif self._is_centred(prim):
+            self._combine_moments(prim)
         elif prim.fn.startswith("arg"):
             values, places = (self._partial(scratch) for scratch in scratches)
             best = self.parameters.names.unique("extreme")

@@ -15,7 +15,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.configs import MOST_ELEMENTS
-from mtmc_lsp.macro.prims import Prim, PrimOp, Program
+from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions
@@ -184,6 +184,7 @@ class TileWriter(ReducingTile):
         self._open_loop()
         self.tile.eviction = eviction
         paired = {prim.inputs[1] for prim in wanted if prim.fn == "sum_exp"}
+        paired |= {str(prim.attrs[CENTRED]) for prim in wanted if self._is_centred(prim)}
         accumulators = [self._accumulate(prim) for prim in wanted if prim.name not in paired]
         self._close_loop()
         for prim, names in accumulators:
@@ -215,8 +216,10 @@ class TileWriter(ReducingTile):
             prim = self.program.prims[name]
             below = max((level.get(source, 0) for source in prim.inputs), default=0)
             if prim.op is PrimOp.REDUCE:
-                # A sum of exponentials runs in the loop of its maximum (online softmax).
+                # A sum of exponentials runs in the loop of its maximum (online softmax), one of squares in that of its mean.
                 own[name] = level.get(prim.inputs[0], 0) + 1 if prim.fn == "sum_exp" else below + 1
+                if self._is_centred(prim):
+                    own[name] = own[str(prim.attrs[CENTRED])]
                 level[name] = own[name]
             else:
                 level[name] = below

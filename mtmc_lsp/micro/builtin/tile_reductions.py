@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.macro.prims import Prim, PrimOp
+from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.tile import TileBase
@@ -136,6 +136,8 @@ class ReducingTile(TileBase):
         kind = TRITON_DTYPES["int32" if prim.fn in ("any", "all") else compute_dtype(prim.dtype)]
         if prim.fn == "sum_exp":
             return prim, self._accumulate_online(prim, shape)
+        if self._is_centred(prim):
+            return prim, self._accumulate_moments(prim, shape)
         neutral = self._neutral(prim)
         value = self._operand(prim, neutral)
         if prim.fn.startswith("arg"):
@@ -179,12 +181,57 @@ class ReducingTile(TileBase):
         self._emit(f"{top} = {higher}", True)
         return top, total
 
+    def _is_centred(self, prim: Prim) -> bool:
+        """Whether a sum of squared deviations is found in the walk that finds its mean."""
+        return self.loop and prim.attrs.get(CENTRED) in self.region.prims
+
+    def _accumulate_moments(self, prim: Prim, shape: str) -> tuple[str, ...]:
+        """Running mean and sum of squared deviations from it, per lane (Welford, Technometrics 4, 1962)."""
+        mean, spread, step = (self.parameters.names.unique(n) for n in ("lane_mean", "lane_spread", "delta"))
+        for name in (mean, spread):
+            self.lines.append(f"{name} = tl.zeros({shape}, tl.float32)")
+        source = self.program.prims[str(prim.attrs[CENTRED])].inputs[0]
+        value = self._spread(self.tile.cast(self.tile.value(source, self.tile.own_index(source)), "float32"))
+        if not value.isidentifier():
+            name = self.parameters.names.unique("value")
+            self._emit(f"{name} = {value}", True)
+            value = name
+        delta = f"{value} - {mean}"
+        self._emit(f"{step} = tl.where(col_mask, {delta}, 0.0)" if self.col_masked else f"{step} = {delta}", True)
+        self._emit(f"{mean} += {step} * (1.0 / (start // {self._stride_text} + 1))", True)
+        self._emit(f"{spread} += {step} * ({value} - {mean})", True)
+        return mean, spread
+
+    _stride_text = "BLOCK"
+    """From one block of columns of a program to its next."""
+    _first_text = ""
+    """Its first column, where that is not 0."""
+
+    def _finish_moments(self, prim: Prim, mean: str, spread: str) -> None:
+        """All lanes' moments as those of the row (Chan, Golub & LeVeque, The American Statistician 37, 1983)."""
+        unique = self.parameters.names.unique
+        wide = "[None, :]" if self.rows_per_program > 1 else ""
+        counts, total = unique("lane_counts"), self.program.prims[str(prim.attrs[CENTRED])]
+        first = f" - {self._first_text}" if self._first_text else ""
+        left = f"{self.named_size(self.n_cols, 'n_cols')}{first} - tl.arange(0, BLOCK){wide}"
+        step = self._stride_text
+        self._emit(f"{counts} = (tl.maximum({left} + {step} - 1, 0) // {step}).to(tl.float32)", False)
+        self._set(total, self._across("tl.sum", f"{mean} * {counts}"), "float32")
+        number = unique("count")
+        own = f"tl.broadcast_to({counts}, [ROWS, BLOCK])" if self.rows_per_program > 1 else counts
+        self._emit(f"{number} = tl.maximum({self._across('tl.sum', own)}, 1.0)", False)
+        apart = unique("apart")
+        self._emit(f"{apart} = {mean} - {self.known[total.name].text} / {number}", False)
+        self._set(prim, self._across("tl.sum", f"{spread} + {counts} * {apart} * {apart}"), "float32")
+
     def _finish_reduction(self, prim: Prim, names: tuple[str, ...]) -> None:
         if prim.fn == "sum_exp":
             if prim.inputs[1] not in self.known:
                 self._set(self.program.prims[prim.inputs[1]], self._across("tl.max", names[0]), prim.dtype)
             top = self.known[prim.inputs[1]]
             self._set(prim, self._across("tl.sum", f"{names[1]} * tl.exp({names[0]} - {top.text})"), prim.dtype)
+        elif self._is_centred(prim):
+            self._finish_moments(prim, *names)
         elif prim.fn.startswith("arg"):
             best = self.parameters.names.unique("extreme")
             self.extremes[prim.name] = best

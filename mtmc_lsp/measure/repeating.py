@@ -1,0 +1,63 @@
+"""Whether calls on the same inputs give the same results: the candidate's, and the user's own code's. Runs in workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.running import copies, device_for, plain, run_case, same_bits
+
+OWN_CALLS = 8
+"""How often the user's own code is called to see whether its results differ: additions in no fixed order often agree."""
+NUMBER = -1
+"""Stands for the number of results, where that differs."""
+
+
+def differing(first: Sequence[Any], other: Sequence[Any]) -> set[int]:
+    """Which results of two calls are not the same, bit for bit."""
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            return same_bits(a, plain(b))
+        return bool(a == plain(b))
+
+    if len(first) != len(other):
+        return {NUMBER}
+    return {i for i, (a, b) in enumerate(zip(first, other, strict=True)) if not same(a, b)}
+
+
+def not_explained(
+    found: Sequence[int],
+    module: Any,
+    capture: Capture,
+    inputs: Mapping[str, torch.Tensor],
+    want: Mapping[str, Any],
+    case: Mapping[str, Any],
+) -> list[int]:
+    """Of results that differ from call to call, those that the user's own code gives alike each time.
+
+    Several of torch's gradients (of average pooling, of an embedding, of indexing) add in no fixed order on a GPU. A
+    candidate that leaves them to torch is no less settled than what it stands for.
+
+    Args:
+        found: numbers of the candidate's results that differ.
+        module: the user's own.
+        capture: of it.
+        inputs: of the case.
+        want: what the user's own code gave on them.
+        case: as in a request.
+    """
+    left = set(found)
+    device = device_for(capture, case["kind"])
+    for _ in range(OWN_CALLS):
+        if not left - {NUMBER}:
+            break
+        run = run_case(
+            module, capture, copies(inputs), device, contextlib.nullcontext(), case["seed"], case["kind"], before=inputs
+        )
+        left -= differing(want["results"], run["results"]) - {NUMBER}
+    return sorted(left)
