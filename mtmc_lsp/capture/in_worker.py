@@ -17,6 +17,7 @@ from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.capture.recurrent import kept_whole
+from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
 from mtmc_lsp.capture.structure import used_modules
 from mtmc_lsp.core.dtypes import ITEMSIZE
@@ -60,6 +61,9 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
     graph = without_unused_inputs(without_dead_nodes(returning(laid_out_as(graph, returned), given_back)))
     _check_graph(graph, workload.target)
+    if device == "cuda":
+        seen = convolution_modes(lambda: _flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
+        graph = replace(graph, convolutions_seen=seen)
     read = (*(item.access for item in graph.inputs if item.kind is not InputKind.ARGUMENT), *watched.reads)
     graph = replace(graph, modules=used_modules(call.instance, module, watched.called, read))
     result = Capture(

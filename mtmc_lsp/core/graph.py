@@ -250,15 +250,27 @@ class Graph:
     """How the user's own fp32 matrix products run: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"
     """How the user's own fp32 convolutions run on a GPU, likewise; PyTorch's default there is ``tf32``."""
+    convolutions_seen: Mapping[str, str] = field(default_factory=dict)
+    """How single float32 convolutions were seen to run on the workload's GPU: node to mode. Where TF32 is allowed, the library
+    chooses for each."""
+
+    def convolution_mode(self, node: str) -> str:
+        """How a float32 convolution of the user's runs: ``ieee`` or ``tf32``.
+
+        Args:
+            node: its name, or that of what a rewrite made of it.
+        """
+        return self.convolutions_seen.get(node.partition("_packed")[0], self.fp32_convolution)
 
     @property
     def runs_tf32(self) -> bool:
         """Whether some of its float32 products may run in TF32."""
         for node in self.nodes:
             # One setting is that of a GPU's convolutions and recurrent layers, which one library computes.
-            is_library = "conv" in node.op or node.op.split(".")[1] in RECURRENT_GATES
-            mode = self.fp32_convolution if is_library else self.fp32_matmul
-            is_product = is_library or node.op.split(".")[1] in PRODUCTS
+            is_recurrent = node.op.split(".")[1] in RECURRENT_GATES
+            mode = self.fp32_convolution if is_recurrent else self.fp32_matmul
+            mode = self.convolution_mode(node.name) if "conv" in node.op else mode
+            is_product = is_recurrent or "conv" in node.op or node.op.split(".")[1] in PRODUCTS
             if is_product and mode == "tf32" and any(kind.dtype == "float32" for kind in node.outputs):
                 return True
         return False

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.columns import column_block, next_power_of_two, single_columns
 from mtmc_lsp.macro.few_rows import BUSY, LEAST_SPLIT_ROWS, ONCE, once_tile, read_once
-from mtmc_lsp.macro.orders import across, strided_columns
+from mtmc_lsp.macro.orders import across, strided_columns, windows_along_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import first_config, other_configs, recurrence_in
 from mtmc_lsp.macro.regions import Region, RegionKind
@@ -29,11 +30,6 @@ WHOLE_ROW_LIMIT = 16384
 
 MOST_ELEMENTS = 65536
 """Elements of the largest tile of a tile kernel."""
-
-
-def next_power_of_two(number: int) -> int:
-    """The smallest power of two that is at least ``number``."""
-    return 1 << max(0, number - 1).bit_length()
 
 
 def default_config(program: Program, region: Region) -> Config:
@@ -50,7 +46,9 @@ def default_config(program: Program, region: Region) -> Config:
         turned = across(program, region)
         if turned is not None:
             return _turned_tiles(program, region, turned)[0]
-        block = _column_block(columns) if len(region.kept) > 1 else 1024
+        if windows_along_columns(program, region) is not None:
+            return single_columns(columns, 8)
+        block = column_block(columns) if len(region.kept) > 1 else 1024
         return {"rows": max(1, 1024 // block), "block": block, "warps": 4, "stages": 2}
     columns = region.columns.value(sizes)
     if strided_columns(program, region):
@@ -67,16 +65,6 @@ def default_config(program: Program, region: Region) -> Config:
         return _shared_out(program, region, {"rows": 1, "block": block, "loop": True, "warps": warps, "stages": 2})
     rows = max(1, min(16, 1024 // whole))
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
-
-
-SHORT = 16
-"""Columns whose transactions cost as much again as what they bring: shorter tiles waste memory's width."""
-
-
-def _column_block(columns: int) -> int:
-    """The tile of columns that reads least: little beyond the last column, and not much less than memory brings at once."""
-    choices = [1 << power for power in range(min(10, next_power_of_two(columns).bit_length() - 1) + 1)]
-    return min(choices, key=lambda block: (-(-columns // block) * (block + SHORT), -block))
 
 
 FEW_PROGRAMS, FEW_TILES = 256, 128
@@ -164,7 +152,7 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
     operand = program.prims[prim.inputs[0]].dtype
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
     graph, taps = program.graph, ProductDims.of(prim).taps
-    own = graph.fp32_convolution if prim.attrs.get("convolution") else graph.fp32_matmul
+    own = graph.convolution_mode(prim.origin) if prim.attrs.get("convolution") else graph.fp32_matmul
     if precision in HALVES and not can_split(program, prim):
         precision = "ieee"
     mode = "native" if half else (precision if precision and operand == "float32" else own)
@@ -186,8 +174,9 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most)
         if gathered:
             block_k, warps = 32, 8 if block_m * block_n > 64 * 64 else 4
-        elif is_of_halves(prim) and taps:
-            block_k = min(block_k, next_power_of_two(channels))
+        elif taps:
+            # Beyond the channels of one place of the window there would be nothing to multiply.
+            block_k = min(block_k, next_power_of_two(channels)) if walks_taps else block_k
     else:
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
@@ -318,7 +307,10 @@ def variants(program: Program, region: Region, config: Mapping[str, int | str | 
     elif (turned := across(program, region)) is not None:
         found = _turned_tiles(program, region, turned)
     elif region.kind is RegionKind.MAP:
-        found = [
+        columns = region.kept[-1].size.value(program.graph.sizes) if region.kept else 1
+        single = windows_along_columns(program, region) is not None
+        found = [single_columns(columns, warps) for warps in (4, 8, 16)] if single else []
+        found += [
             {
                 "rows": max(1, total // min(total, int(config["block"]))),
                 "block": min(total, int(config["block"]) if len(region.kept) > 1 else total),

@@ -13,8 +13,9 @@ from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.configs import HALVES, SPLIT
 from mtmc_lsp.macro.few_rows import ONCE
-from mtmc_lsp.macro.orders import across, dense_axes
-from mtmc_lsp.macro.prims import CENTRED, PrimOp, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.loads import loads_apart_us
+from mtmc_lsp.macro.orders import across, dense_axes, windows_along_columns
+from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
@@ -32,6 +33,8 @@ DEPTHWISE_PASSES = 10
 """Likewise of a convolution with one channel per group."""
 GATHERED, SCATTERED = 0.5, 0.25
 """Shares of the peak that a product of windows reaches whose channels lie densest, or do not: guesses, not measured yet."""
+TF32_OF_OURS = 0.21
+"""Likewise of a float32 product in TF32, whose operands pass through registers to be rounded (86 of 403 TFLOP/s on an H200)."""
 TRANSPOSED_VOLUMES = 0.1
 """Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
 ONCE_SHARE = 0.6
@@ -39,8 +42,9 @@ ONCE_SHARE = 0.6
 reaches 0.8)."""
 NO_CALL = 10.0
 """How many times as long as fp32 units would take what cannot be a call is said to take, so that it becomes a kernel."""
-L1_BYTES = 64 * 1.7e9
-"""Bytes per second that one multiprocessor is expected to read from its own cache."""
+L1_BYTES = 32 * 1.7e9
+"""Bytes per second that one multiprocessor is expected to read from its own cache, of windows that overlap. An H200 took 0.85
+to 1.0 of the time that this gives for lines and images, four columns to a thread, and 1.8 times as long for strided volumes."""
 
 SECTOR_BYTES = 32
 L2_SPEED = 2.5
@@ -148,7 +152,7 @@ def _convolution_cost(program: Program, node: Node, device: Device, read: float,
         return Cost(moved, flops, _time(moved, flops, device, 1.0, 0.85) + device.launch_us)
     layouts = 0.0 if node.type.is_channels_last else 2.0 * (read + written)
     slow = "conv_transpose3d" in node.op and node.type.dtype == "float32"
-    rate = (TRANSPOSED_VOLUMES if slow else 0.85) * peak(device, node.type.dtype, graph.fp32_convolution)
+    rate = (TRANSPOSED_VOLUMES if slow else 0.85) * peak(device, node.type.dtype, graph.convolution_mode(node.name))
     apart = _time(layouts, 0.0, device, rate, 0.85)
     product_us = _time(read + written, flops, device, rate, 0.85)
     return Cost(read + written + layouts, flops, apart + product_us + device.launch_us * (3 if layouts else 1))
@@ -188,6 +192,8 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
         # A factor per sample or channel lies the same either way.
         walked = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
         share = GATHERED if all(kind.is_channels_last for kind in walked) else SCATTERED
+    if dtype == "float32" and config.get("precision") == "tf32":
+        share = min(share, TF32_OF_OURS)
     busy = _parallelism(program, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
     launches = 1
@@ -205,6 +211,8 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
         launches += 1 + _varies_along_columns(program, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
     time = max(time, _folded_bytes(program, region) / (L1_BYTES * device.sm_count) * 1e6)
+    if region.kind is RegionKind.MATMUL:
+        time += loads_apart_us(program, region, config, device)
     # What is split is split before the product begins.
     time += _time(sum(splits), 0.0, device, rate, TRITON_EFFICIENCY)
     return Cost(moved + sum(splits), flops, time + device.launch_us * launches)
@@ -281,10 +289,28 @@ def _columns_reached(region: Region, dense: Set[Axis], config: Mapping[str, obje
 
 
 def _folded_bytes(program: Program, region: Region) -> float:
-    """Bytes of all windows that are folded: each is read from a cache, whatever comes from memory."""
-    own = [program.prims[name] for name in region.prims]
-    shapes = [program.prims[prim.inputs[0]] for prim in own if prim.op is PrimOp.FOLD]
-    return sum(float(product(prim.shape).value(program.graph.sizes) * ITEMSIZE[prim.dtype]) for prim in shapes)
+    """Bytes of all windows that are folded: each is read from a cache, whatever comes from memory.
+
+    What a fold is made of is computed anew for each of its elements; and where windows step over memory, so do its loads.
+    """
+    asked: dict[str, float] = {}
+    total = 0.0
+    for name in reversed(region.prims):
+        prim = program.prims[name]
+        times = asked.get(name) or float(product(prim.shape).value(program.graph.sizes))
+        if prim.op is PrimOp.FOLD:
+            whole, kept = (product(shape).value(program.graph.sizes) for shape in (_source(program, prim), prim.shape))
+            times *= whole / max(1, kept)
+            total += times * ITEMSIZE[prim.dtype]
+        for source in prim.inputs:
+            asked[source] = max(asked.get(source, 0.0), times)
+    windows = windows_along_columns(program, region)
+    step = int(str(windows.attrs["step"])) if windows is not None else 1
+    return total * min(step, SECTOR_BYTES // ITEMSIZE["float32"])
+
+
+def _source(program: Program, prim: Prim) -> tuple[Size, ...]:
+    return program.prims[prim.inputs[0]].shape
 
 
 def _share_of_pairs(program: Program, region: Region) -> float:

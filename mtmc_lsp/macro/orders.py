@@ -6,7 +6,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 
 LEAST_ACROSS = 4
@@ -36,6 +36,23 @@ def across(program: Program, region: Region) -> Axis | None:
     most = max(amounts, key=lambda axis: amounts[axis], default=None)
     wide = all(axis.size.value(sizes) >= LEAST_ACROSS for axis in (most, region.kept[-1]) if axis is not None)
     return most if wide else None
+
+
+def windows_along_columns(program: Program, region: Region) -> Prim | None:
+    """The windows of an elementwise kernel that slide along its columns; None where they slide across them, or there are none.
+
+    Neighbouring columns then read places that overlap, or lie apart: no thread can load several of them at once. Each has one
+    column, so that a load's threads read neighbours.
+    """
+    if region.kind is not RegionKind.MAP or not region.kept:
+        return None
+    for name in reversed(region.prims):
+        prim = program.prims[name]
+        if prim.op is PrimOp.WINDOW:
+            axes = region.table.axes(name, int(str(prim.attrs["dim"])))
+            if axes and axes[-1] == region.kept[-1]:
+                return prim
+    return None
 
 
 def strided_columns(program: Program, region: Region) -> bool:

@@ -139,7 +139,7 @@ class Precisions:
 
     def _own(self, prim: Prim) -> str:
         graph = self.program.graph
-        return graph.fp32_convolution if prim.attrs.get("convolution") else graph.fp32_matmul
+        return graph.convolution_mode(prim.origin) if prim.attrs.get("convolution") else graph.fp32_matmul
 
     def _is_long(self, prim: Prim) -> bool:
         """Whether it sums many terms, none of which cancel."""
@@ -150,14 +150,16 @@ class Precisions:
 
 @lru_cache(maxsize=8)
 def _in_full(box: GraphBox) -> Graph:
-    return replace(box.graph, fp32_convolution="ieee", fp32_matmul="ieee")
+    graph = box.graph
+    all_full = {node.name: "ieee" for node in graph.nodes if "conv" in node.op}
+    return replace(graph, convolutions_seen={**all_full, **graph.convolutions_seen}, fp32_matmul="ieee")
 
 
 def as_run(graph: Graph, schedule: Schedule, history: Sequence[Step]) -> Graph:
     """The graph with what is known of the precision that the user's own products really run in.
 
     Libraries that are allowed TF32 need not use it. Where a step was refused beside results of the user's own that are far more
-    exact than TF32 makes them, all of these are full float32, and take its time.
+    exact than TF32 makes them, all of these are full float32, and take its time: but for convolutions that were asked.
     """
     if "tf32" not in (graph.fp32_convolution, graph.fp32_matmul) or any(
         rewrite.rule == "half-operands" for rewrite in schedule.rewrites

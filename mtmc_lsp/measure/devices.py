@@ -147,7 +147,7 @@ def _product_kind(graph: Graph) -> str:
     dtypes = {item.type.dtype for item in graph.inputs}
     if "float32" not in dtypes:
         return "bf16" if "bfloat16" in dtypes else "fp16"
-    if graph.fp32_convolution == "tf32" and any(node.op.startswith("aten.conv") for node in graph.nodes):
+    if any(node.op.startswith("aten.conv") and graph.convolution_mode(node.name) == "tf32" for node in graph.nodes):
         # Scaled float16 operands keep as many bits as TF32 does.
         return "fp16"
     return "tf32" if graph.fp32_matmul == "tf32" else "fp16x3"

@@ -16,6 +16,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.catalogue import proposals
 from mtmc_lsp.macro.configs import PROMOTED
 from mtmc_lsp.macro.fusion import FusionSearch
+from mtmc_lsp.macro.precisions import as_run
 from mtmc_lsp.macro.rewrites import program_of
 from mtmc_lsp.macro.roofline import RooflinePlanner
 from mtmc_lsp.macro.schedule import Rewrite, Schedule
@@ -30,10 +31,12 @@ CASES = {
     "groups": "x=F[B,8,5,4], w=F[6,4,3,2]: F.conv2d(x, w, stride=2, groups=2) * 2",
     "volumes": "x=F[B,3,4,3,5], w=F[4,3,2,3,2], b=F[4]: F.relu(F.conv3d(x, w, b))",
     "transposed": "x=F[B,4,3,5], w=F[4,6,3,3], b=F[6]: F.conv_transpose2d(x, w, b, stride=2) + 1",
+    "lines": "x=F[B,18,9], w=F[4,18,3], b=F[4]: F.gelu(F.conv1d(x, w, b, stride=2, padding=1, dilation=2))",
+    "lines of groups": "x=F[B,6,9], w=F[4,3,3]: F.conv1d(x, w, padding='same', groups=2) * 2",
+    "transposed lines": "x=F[B,5,6], w=F[5,4,4], b=F[4]: F.conv_transpose1d(x, w, b, stride=2, padding=1) + 1",
 }
 NOT_PACKED = {
     "one channel per group": "x=F[B,6,5,4], w=F[6,1,3,3]: F.conv2d(x, w, groups=6) * 2",
-    "lines": "x=F[B,3,9], w=F[4,3,3]: F.conv1d(x, w) * 2",
     "one place": "x=F[B,3,1,1], w=F[4,3,1,1]: F.conv2d(x, w) * 2",
 }
 
@@ -74,7 +77,7 @@ def test_with_channels_last_the_values_are_the_same(name: str, library: bool, ca
 
 
 @pytest.mark.parametrize("library", [True, False], ids=["library", "own"])
-@pytest.mark.parametrize("name", ["images", "transposed"])
+@pytest.mark.parametrize("name", ["images", "transposed", "lines", "transposed lines"])
 def test_scaled_half_operands_are_as_exact_as_tf32(name: str, library: bool, captured) -> None:
     """On a CPU the user's own code is exact, so the verdict names the error; TF32's is about 3e-4."""
     text = source(CASES[name], "f32")
@@ -235,3 +238,34 @@ def test_where_tf32_is_off_operands_are_split_at_once(captured) -> None:
     assert [config["precision"] for config in products] == [PROMOTED]
     candidate = BuiltinCoder().write(capture, start(capture, text), action)
     assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
+
+
+def test_a_convolution_that_was_seen_to_be_exact_gets_split_operands_at_once(captured) -> None:
+    """Nor is it run in another layout, of which the library may choose TF32."""
+    text = source(LARGE, "f32")
+    capture = with_precision(captured(text, "f"), "tf32")
+    name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
+    seen = {
+        mode: replace(capture, graph=replace(capture.graph, convolutions_seen={name: mode}))
+        for mode in ("ieee", "tf32")
+    }
+    assert modes(planned(seen["tf32"], text, ())[0]) == {"half-operands"}
+    found = planned(seen["ieee"], text, ())
+    assert modes(found[0]) == {"split-operands"}
+    assert {mode for action in found for mode in modes(action)} <= {"split-operands", "ieee"}
+    for mode, offered in (("tf32", True), ("ieee", False)):
+        state = State(seen[mode], start(seen[mode], text), (), SHEET, True)
+        assert any(a.kind is ActionKind.CHANNELS_LAST for a in RooflinePlanner().ranked(state)) is offered
+
+
+def test_what_was_seen_outweighs_the_errors_of_results(captured) -> None:
+    """A sum of activations may hide how the products in front of it are rounded."""
+    text = source(LARGE, "f32")
+    capture = with_precision(captured(text, "f"), "tf32")
+    name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
+    failed = planned(capture, text, ())[0]
+    verdict = Verdict(VerdictStatus.INCORRECT, (), "gpu", 2.8e-4, 2.6e-7, "too inexact")
+    history = (Step(1, failed, StepStatus.FAILED, verdict.reason, verdict=verdict),)
+    assert as_run(capture.graph, Schedule(), history).convolution_mode(name) == "ieee"
+    seen = replace(capture.graph, convolutions_seen={name: "tf32"})
+    assert as_run(seen, Schedule(), history).convolution_mode(name) == "tf32"

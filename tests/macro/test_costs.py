@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.macro.configs import _column_block, default_config
+from mtmc_lsp.macro.columns import column_block
+from mtmc_lsp.macro.configs import SPLIT, default_config, product_config
 from mtmc_lsp.macro.cost import kernel_cost
+from mtmc_lsp.macro.loads import loads_apart_us
+from mtmc_lsp.macro.regions import analyse
+from mtmc_lsp.macro.rewrites import program_of
+from mtmc_lsp.macro.schedule import Rewrite, Schedule
 from tests.macro.situations import SHEET, region_and_program
+from tests.micro.families import source
 
 ACROSS = "# mtmc: a=f32[N,M] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a.t() + b\n"
 ALONG = "# mtmc: a=f32[M,N] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a + b\n"
@@ -40,7 +46,34 @@ def test_a_reduction_down_the_columns_is_dear_row_by_row(captured) -> None:
 
 @pytest.mark.parametrize("columns", [1, 3, 17, 64, 100, 300, 1000, 1024, 1025, 1152, 4096, 100_003])
 def test_a_tile_of_columns_leaves_little_unused(columns: int) -> None:
-    block = _column_block(columns)
+    block = column_block(columns)
     read = -(-columns // block) * block
     assert block & (block - 1) == 0
     assert read < 1.29 * columns + 16
+
+
+WIDE = "x=F[64,64,128,128], w=F[64,64,3,3]: F.conv2d(x, w, padding=1)"
+PHASES = "x=F[64,64,128,128], w=F[64,64,3,3]: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)"
+
+
+def test_a_product_waits_for_operands_that_are_loaded_element_by_element(captured) -> None:
+    """Weights of several phases lie apart along the columns of a tile, whatever the layout; those of plain ones along K."""
+    waits = {}
+    for name, case in (("plain", WIDE), ("phases", PHASES)):
+        text = source(case, "f32")
+        graph = captured(text, "f").graph
+        node = next(node.name for node in graph.nodes if "conv" in node.op)
+        for packed in (False, True):
+            program = program_of(graph, Schedule(rewrites=(Rewrite("channels-last", node),) if packed else ()))
+            own = next(n.name for n in program.graph.nodes if ".conv" in n.op)
+            region = analyse(program, (own,))
+            waits[name, packed] = loads_apart_us(program, region, default_config(program, region), SHEET)
+    assert waits["plain", True] == 0.0
+    assert waits["plain", False] > 1000.0
+    assert waits["phases", True] > 1000.0
+
+
+def test_what_is_split_before_is_read_together(captured) -> None:
+    text = source("x=F[64,128], w=F[64,128]: torch.mm(x.t(), w)", "f32")
+    program, region = region_and_program(captured(text, "f"))
+    assert loads_apart_us(program, region, product_config(program, region, SPLIT), SHEET) == 0.0

@@ -9,7 +9,8 @@ from mtmc_lsp.macro.configs import SPLIT, product_config
 from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.regions import analyse
 from mtmc_lsp.measure.cases import Case
-from mtmc_lsp.micro.builtin.code import LINE, call_text
+from mtmc_lsp.micro.builtin.code import LINE, PRODUCT, Code, call_text
+from mtmc_lsp.micro.builtin.formulas import render
 from tests.micro.checker import Checker
 from tests.micro.harness import fused
 
@@ -110,3 +111,10 @@ def test_long_calls_are_broken_where_an_argument_ends() -> None:
     assert "".join(inner).replace(" ", "").rstrip(",").split(",") == arguments
     assert all(line.startswith("        self") and 60 < len(line) <= LINE for line in inner)
     assert call_text("f", ["x", "y"], "    ") == "f(x, y)"
+
+
+def test_the_right_operand_of_a_product_is_computed_first() -> None:
+    """As in the user's code: from the left, the product of two large numbers would be infinite before it is divided."""
+    quotient = Code("b / c", "float32", precedence=PRODUCT)
+    assert render("mul", [Code("a", "float32"), quotient], {}, "float32") == ("a * (b / c)", PRODUCT)
+    assert render("mul", [quotient, Code("a", "float32")], {}, "float32") == ("b / c * a", PRODUCT)

@@ -38,6 +38,10 @@ class ChannelsLast(Algebra):
     most = MOST
     same = "the values are the same, in another order"
 
+    def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
+        """Not where the library chose full float32 although it may run TF32: of another layout it may choose otherwise."""
+        return _keeps_precision(situation.program.graph, node.name)
+
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         """The schedule on a graph with other layouts; kernels keep what they compute, and read and write other addresses."""
         if action.params.get("rule") != propagation.RULE:
@@ -59,7 +63,8 @@ class ChannelsLast(Algebra):
 
     def _throughout(self, situation: Situation) -> MacroAction | None:
         graph = situation.program.graph
-        if not propagation.matches(graph):
+        convolved = [node.name for node in graph.nodes if base_name(node) in propagation.CONVOLUTIONS]
+        if not propagation.matches(graph) or not all(_keeps_precision(graph, name) for name in convolved):
             return None
         try:
             after = replace(situation.schedule, rewrites=(*situation.schedule.rewrites, Rewrite(propagation.RULE, "")))
@@ -73,7 +78,6 @@ class ChannelsLast(Algebra):
             if not kernels and not situation.schedule.kernels:
                 # Nothing of ours would run: what fusion makes kernels of first can then have the new layout.
                 return None
-            convolved = [node.name for node in graph.nodes if base_name(node) in propagation.CONVOLUTIONS]
             lines, place = where(situation.program, convolved)
             action = MacroAction(
                 kind=self.kind,
@@ -90,6 +94,11 @@ class ChannelsLast(Algebra):
         except IllegalAction:
             return None
         return action if action.expected.saved_us > LEAST_US else None
+
+
+def _keeps_precision(graph: Graph, node: str) -> bool:
+    """Whether the library's result is as exact in any layout."""
+    return graph.convolution_mode(node) == graph.fp32_convolution
 
 
 class HalfOperands(Algebra):

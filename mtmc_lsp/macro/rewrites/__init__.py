@@ -20,6 +20,7 @@ from mtmc_lsp.macro.rewrites import (
     identities,
     layouts,
     places,
+    pooling,
     propagation,
     sizes,
     totals,
@@ -35,6 +36,7 @@ ALGEBRA = (
     *affine.RULES,
     *totals.RULES,
     *attention.RULES,
+    *pooling.RULES,
 )
 """The exact rewrites, in the order in which they are looked for."""
 _BY_NAME = {rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.NARROW)}

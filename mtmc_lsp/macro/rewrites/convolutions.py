@@ -16,7 +16,7 @@ float32 tensor together, and one kernel sums three products of them: high * high
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
@@ -26,6 +26,8 @@ from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, dense,
 
 FORMATS = {4: "torch.channels_last", 5: "torch.channels_last_3d"}
 """Rank to the name of the layout; PyTorch has none for lines."""
+LINES, HEIGHT = 3, 2
+"""The rank of lines with channels, which become images one place high, and the dimension that these have more."""
 LARGEST_EXPONENT = 15
 """Sums of products stay below two to this, and so below float16's largest number."""
 SPARE = 4
@@ -60,22 +62,113 @@ def channels_last(shape: tuple[Size, ...], dtype: str) -> TensorType:
     return TensorType(shape, dtype, tuple(steps[order.index(d)] for d in range(len(shape))))
 
 
-def _convolution(graph: Graph, node: Node, ranks: Collection[int] = FORMATS) -> tuple[TensorType, TensorType] | None:
-    """The types of the operands of a convolution that tensor cores compute, dense in one of the two layouts."""
+@dataclass(frozen=True)
+class _Convolution:
+    """A convolution that tensor cores compute, its operands dense in one of the two layouts.
+
+    One of lines is run as one of images that are one place high: these have a layout with channels densest, and the library
+    runs them as fast.
+    """
+
+    chain: _Chain
+    node: Node
+    x: Ref
+    weight: Ref
+    kinds: tuple[TensorType, TensorType]
+
+    @property
+    def result(self) -> TensorType:
+        return self.node.type
+
+    @property
+    def lines(self) -> bool:
+        return len(self.result.shape) == LINES
+
+    @property
+    def transposed(self) -> bool:
+        return "transpose" in base_name(self.node)
+
+    @property
+    def layout(self) -> str:
+        """The name of the layout with channels densest."""
+        return FORMATS[len(self._shape(self.result))]
+
+    def _shape(self, kind: TensorType) -> tuple[Size, ...]:
+        return (*kind.shape[:HEIGHT], ONE, *kind.shape[HEIGHT:]) if self.lines else kind.shape
+
+    def packed(self, value: Ref, kind: TensorType, half: bool) -> Ref:
+        """A copy with channels densest, in float16 where that is asked for."""
+        shape = self._shape(kind)
+        if self.lines:
+            value = self.chain.add("unsqueeze.default", (value, HEIGHT), dense(shape, kind.dtype))
+        if half:
+            type_of_copy = channels_last(shape, "float16")
+            return self.chain.add(
+                "_to_copy.default", (value,), type_of_copy, dtype="float16", memory_format=self.layout
+            )
+        return self.chain.add("clone.default", (value,), channels_last(shape, kind.dtype), memory_format=self.layout)
+
+    def of_packed(self, x: Ref, weight: Ref, bias: Argument, dtype: str) -> Ref:
+        """The same operation on packed operands, with a packed result."""
+        return self._of(x, weight, bias, channels_last(self._shape(self.result), dtype))
+
+    def of_halves(self, x: tuple[Ref, Ref], weight: tuple[Ref, Ref]) -> Ref:
+        """The same operation on packed high and low halves, with a result in the order of the user's own."""
+        kind = dense(self._shape(self.result), "float32") if self.lines else self.result
+        return self._as_lines(self._of(x[0], weight[0], None, kind, SPLIT, x_low=x[1], weight_low=weight[1]))
+
+    def unpacked(self, value: Ref, half: bool) -> Ref:
+        """A copy of the result in the order of the user's own, and in float32 where it is not."""
+        kind = dense(self._shape(self.result), self.result.dtype) if self.lines else self.result
+        order = self.layout if kind.is_channels_last else "torch.contiguous_format"
+        if half:
+            value = self.chain.add("_to_copy.default", (value,), kind, dtype="float32", memory_format=order)
+        else:
+            value = self.chain.add("clone.default", (value,), kind, memory_format=order)
+        return self._as_lines(value)
+
+    def _as_lines(self, value: Ref) -> Ref:
+        return self.chain.add("squeeze.dim", (value, HEIGHT), self.result) if self.lines else value
+
+    def _of(self, x: Ref, weight: Ref, bias: Argument, kind: TensorType, prefix: str = "", **low: Argument) -> Ref:
+        op, numbers = self.node.op.removeprefix("aten."), self.node.args[3:]
+        if self.lines:
+            op = "conv_transpose2d.input" if self.transposed else op.replace("conv1d", "conv2d")
+            neutral = (1, 0, 0, None, 1) if self.transposed else (1, 0, 1, None)
+            numbers = tuple(_with_height(value, own) for value, own in zip(numbers, neutral, strict=False))
+        return self.chain.add(prefix + op, (x, weight, bias, *numbers), kind, **low)
+
+    def finished(self, result: Ref, why: str, text: str) -> Edit:
+        """The edit, once the result is there; the last new node is called as the user calls the convolution's."""
+        nodes = self.chain.nodes
+        last = replace(nodes[-1], variable=self.node.variable)
+        return Edit(self.node.name, result, (*nodes[:-1], last), why, f"run the {base_name(self.node)} {text}")
+
+
+def _with_height(value: Argument, own: int | None) -> Argument:
+    """A convolution's number for lines as those for images one place high; groups and words are the same for both."""
+    if own is None or isinstance(value, str):
+        return value
+    return (own, *(value if isinstance(value, tuple) else (value,)))
+
+
+def _convolution(graph: Graph, node: Node) -> _Convolution | None:
     name = base_name(node)
-    if name not in {f"{kind}{rank - 2}d" for kind in ("conv", "conv_transpose") for rank in ranks} or node.kwargs:
+    if name not in {f"{kind}{n}d" for kind in ("conv", "conv_transpose") for n in (1, 2, 3)} or node.kwargs:
         return None
     x, weight = node.args[:2]
     if not isinstance(x, Ref) or not isinstance(weight, Ref) or uses_other_outputs(graph, node):
         return None
     kind, own = graph.type_of(x), graph.type_of(weight)
     per_channel = own.shape[1] == ONE and _groups(node) != 1
-    if len(kind.shape) not in ranks or len(kind.shape) != len(own.shape) or per_channel:
+    if len(own.shape) not in (LINES, *FORMATS) or len(kind.shape) != len(own.shape) or per_channel:
         return None
     # One channel, or one place, lies the same either way.
     places = product(kind.shape[2:])
     orderly = all(item == _dense_as(item, packed=item.is_channels_last) for item in (kind, node.type))
-    return (kind, own) if orderly and kind.shape[1] != ONE and places != ONE else None
+    if not orderly or kind.shape[1] == ONE or places == ONE:
+        return None
+    return _Convolution(_Chain(node, graph), node, x, weight, (kind, own))
 
 
 def _dense_as(kind: TensorType, *, packed: bool) -> TensorType:
@@ -89,118 +182,93 @@ def _groups(node: Node) -> Argument:
 
 def in_channels_last(graph: Graph, node: Node) -> Edit | None:
     """Both operands and the result with their channels densest, and a copy of the result as it was."""
-    kinds = _convolution(graph, node)
-    if kinds is None or kinds[0].is_channels_last or node.type.is_channels_last:
+    own = _convolution(graph, node)
+    if own is None or own.kinds[0].is_channels_last or own.result.is_channels_last:
         return None
-    chain, layout = _Chain(node, graph), FORMATS[len(node.type.shape)]
-    packed = [
-        chain.add("clone.default", (ref,), channels_last(kind.shape, kind.dtype), memory_format=layout)
-        for ref, kind in zip(node.args[:2], kinds, strict=True)
-    ]
-    result = chain.add(
-        node.op.removeprefix("aten."), (*packed, *node.args[2:]), channels_last(node.type.shape, node.type.dtype)
-    )
-    back = chain.add("clone.default", (result,), node.type, memory_format="torch.contiguous_format")
-    return _finished(
-        chain,
-        back,
+    x, weight = (own.packed(ref, kind, half=False) for ref, kind in zip((own.x, own.weight), own.kinds, strict=True))
+    result = own.of_packed(x, weight, node.args[2] if len(node.args) > 2 else None, node.type.dtype)
+    return own.finished(
+        own.unpacked(result, half=False),
         "the library computes it with channels densest, and otherwise brings operands and result into that order itself",
-        f"run the {base_name(node)} with channels last",
+        "with channels last",
     )
 
 
 def with_half_operands(graph: Graph, node: Node) -> Edit | None:
     """Scaled float16 operands where the user's own code runs TF32."""
-    kinds = _convolution(graph, node)
-    if kinds is None or graph.fp32_convolution != "tf32" or node.type.dtype != "float32":
+    own = _convolution(graph, node)
+    if own is None or graph.convolution_mode(node.name) != "tf32" or node.type.dtype != "float32":
         return None
-    terms = product(kinds[1].shape).divide_exactly(node.type.shape[1])
-    terms = kinds[1].numel if terms is None else terms
+    terms = product(own.kinds[1].shape).divide_exactly(own.result.shape[1])
+    terms = own.kinds[1].numel if terms is None else terms
     summed = max(1, terms.value(graph.sizes))
     room = LARGEST_EXPONENT - math.ceil(math.log2(summed))
     room -= 0 if terms.is_constant else SPARE
-    transposed = "transpose" in base_name(node)
-    if room < LEAST_ROOM or (transposed and _groups(node) != 1):
+    if room < LEAST_ROOM or (own.transposed and _groups(node) != 1):
         return None
-    chain, layout = _Chain(node, graph), FORMATS[len(node.type.shape)]
-    exponents = (room - room // 2, room // 2)
     packed: list[Ref] = []
     factors: list[Ref] = []
-    for ref, kind, exponent, kept in zip(node.args[:2], kinds, exponents, (0, 1 if transposed else 0), strict=True):
-        assert isinstance(ref, Ref)
-        factor = _factor(chain, ref, kind, exponent, kept)
-        scaled = chain.add("mul.Tensor", (ref, factor), kind)
-        half = channels_last(kind.shape, "float16")
-        packed.append(chain.add("_to_copy.default", (scaled,), half, dtype="float16", memory_format=layout))
+    for ref, kind, exponent, kept in zip(
+        (own.x, own.weight), own.kinds, (room - room // 2, room // 2), _kept(own), strict=True
+    ):
+        factor = _factor(own.chain, ref, kind, exponent, kept)
+        scaled = own.chain.add("div.Tensor", (ref, factor), kind)
+        packed.append(own.packed(scaled, kind, half=True))
         factors.append(factor)
-    kind = node.type
-    result = chain.add(
-        node.op.removeprefix("aten."), (*packed, None, *node.args[3:]), channels_last(kind.shape, "float16")
-    )
-    order = layout if kind.is_channels_last else "torch.contiguous_format"
-    wide = chain.add("_to_copy.default", (result,), kind, dtype="float32", memory_format=order)
-    value = _unscaled(chain, wide, factors)
-    return _finished(
-        chain,
-        value,
+    wide = own.unpacked(own.of_packed(packed[0], packed[1], None, "float16"), half=True)
+    return own.finished(
+        _unscaled(own, wide, factors),
         "your own code runs it in TF32, whose significands are as short as float16's: scaled float16 operands take half the "
         "memory and run at twice the rate",
-        f"run the {base_name(node)} on scaled float16 operands with channels last",
+        "on scaled float16 operands with channels last",
     )
 
 
 def with_split_operands(graph: Graph, node: Node) -> Edit | None:
     """Scaled operands as sums of two float16 tensors, and three products of these."""
-    kinds = _convolution(graph, node, (3, *FORMATS))
-    if kinds is None or any(kind.dtype != "float32" for kind in (*kinds, node.type)):
+    own = _convolution(graph, node)
+    if own is None or any(kind.dtype != "float32" for kind in (*own.kinds, node.type)):
         return None
-    transposed = "transpose" in base_name(node)
-    if transposed and _groups(node) != 1:
+    if own.transposed and _groups(node) != 1:
         return None
-    chain, kind = _Chain(node, graph), node.type
     halves: list[tuple[Ref, Ref]] = []
     factors: list[Ref] = []
-    for ref, own, kept, name in zip(
-        node.args[:2], kinds, (0, 1 if transposed else 0), ("input", "weight"), strict=True
-    ):
-        assert isinstance(ref, Ref)
-        factors.append(_factor(chain, ref, own, SPLIT_EXPONENT, kept))
-        halves.append(_high_and_low(chain, chain.add("mul.Tensor", (ref, factors[-1]), own), own, name))
-    (x, x_low), (weight, weight_low) = halves
-    args = (x, weight, None, *node.args[3:])
-    product_of_halves = chain.add(
-        f"{SPLIT}{node.op.removeprefix('aten.')}", args, kind, x_low=x_low, weight_low=weight_low
-    )
-    value = _unscaled(chain, product_of_halves, factors)
-    return _finished(
-        chain,
-        value,
+    for ref, kind, kept, name in zip((own.x, own.weight), own.kinds, _kept(own), ("input", "weight"), strict=True):
+        factors.append(_factor(own.chain, ref, kind, SPLIT_EXPONENT, kept))
+        scaled = own.chain.add("div.Tensor", (ref, factors[-1]), kind)
+        halves.append(_high_and_low(own, scaled, kind, name))
+    return own.finished(
+        _unscaled(own, own.of_halves(*halves), factors),
         "tensor cores take scaled operands as sums of two float16 tensors, which keep 22 of 24 bits in as much memory; three "
         "products of halves are summed, each block of channels by itself and the blocks by fp32 units",
-        f"run the {base_name(node)} on operands split into float16 halves",
+        "on operands split into float16 halves",
     )
 
 
-def _high_and_low(chain: _Chain, scaled: Ref, kind: TensorType, name: str) -> tuple[Ref, Ref]:
+def _kept(own: _Convolution) -> tuple[int, int]:
+    """The dimension of each operand whose slices have a factor each: samples, and output channels."""
+    return 0, 1 if own.transposed else 0
+
+
+def _high_and_low(own: _Convolution, scaled: Ref, kind: TensorType, name: str) -> tuple[Ref, Ref]:
     """Two float16 tensors whose sum is ``scaled`` but for the last two of its 24 bits, with channels densest."""
-    layout = FORMATS.get(len(kind.shape), "torch.contiguous_format")
-    packed = channels_last(kind.shape, "float16") if len(kind.shape) in FORMATS else dense(kind.shape, "float16")
+    chain = own.chain
     rest = chain.add(LOW_HALF, (scaled,), kind)
     found: list[Ref] = []
     for value, part in ((scaled, "high"), (rest, "low")):
-        found.append(chain.add("_to_copy.default", (value,), packed, dtype="float16", memory_format=layout))
+        found.append(own.packed(value, kind, half=True))
         chain.nodes[-1] = replace(chain.nodes[-1], variable=f"{name}_{part}")
     return found[0], found[1]
 
 
-def _unscaled(chain: _Chain, value: Ref, factors: Sequence[Ref]) -> Ref:
-    """A convolution's result divided by its operands' factors, and with the bias, which no factor is for."""
-    node, kind = chain.like, chain.like.type
+def _unscaled(own: _Convolution, value: Ref, factors: Sequence[Ref]) -> Ref:
+    """A convolution's result times its operands' factors, and with the bias, which no factor is for."""
+    chain, kind, args = own.chain, own.result, own.node.args
     per_channel = tuple(size if d == 1 else ONE for d, size in enumerate(kind.shape))
-    value = chain.add("div.Tensor", (value, factors[0]), kind)
+    value = chain.add("mul.Tensor", (value, factors[0]), kind)
     shaped = chain.add("reshape.default", (factors[1], _numbers(per_channel)), dense(per_channel, "float32"))
-    value = chain.add("div.Tensor", (value, shaped), kind)
-    bias = node.args[2] if len(node.args) > 2 else None
+    value = chain.add("mul.Tensor", (value, shaped), kind)
+    bias = args[2] if len(args) > 2 else None
     if isinstance(bias, Ref):
         spread = chain.add("reshape.default", (bias, _numbers(per_channel)), dense(per_channel, "float32"))
         value = chain.add("add.Tensor", (value, spread), kind)
@@ -212,8 +280,9 @@ def _numbers(shape: tuple[Size, ...]) -> tuple[Argument, ...]:
 
 
 def _factor(chain: _Chain, ref: Ref, kind: TensorType, exponent: int, kept: int) -> Ref:
-    """A power of two per slice along ``kept``, which brings the slice's largest element below two to ``exponent``.
+    """A power of two per slice along ``kept``; divided by it, the slice's largest element is below two to ``exponent``.
 
+    Operands are divided as they are packed, which takes as long as memory does: the many elements of the result are multiplied.
     Slices that are all 0, or hold an infinity or NaN, are left as they are.
     """
     shape = tuple(size if d == kept else ONE for d, size in enumerate(kind.shape))
@@ -223,16 +292,11 @@ def _factor(chain: _Chain, ref: Ref, kind: TensorType, exponent: int, kept: int)
     usual = chain.add("clamp.default", (top, 2.0**-100, 2.0**100), small)
     power = chain.add("floor.default", (chain.add("log2.default", (usual,), small),), small)
     # The logarithm may be rounded up to the next power, so there is one of slack.
-    wanted = chain.add("rsub.Scalar", (power, float(exponent - 2)), small)
+    wanted = chain.add("sub.Tensor", (power, float(exponent - 2)), small)
     scale = chain.add("exp2.default", (wanted,), small)
     same = chain.add("eq.Tensor", (usual, top), TensorType(shape, "bool", small.stride))
     one = chain.add("full_like.default", (top, 1.0), small)
     return chain.add("where.self", (same, scale, one), small)
-
-
-def _finished(chain: _Chain, result: Ref, why: str, text: str) -> Edit:
-    nodes = (*chain.nodes[:-1], replace(chain.nodes[-1], variable=chain.like.variable))
-    return Edit(chain.like.name, result, nodes, why, text)
 
 
 LAYOUTS = (

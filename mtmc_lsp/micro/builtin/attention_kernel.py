@@ -14,7 +14,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
-from mtmc_lsp.macro.configs import next_power_of_two
+from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
 from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, Code

@@ -258,7 +258,7 @@ FORMULAS: dict[str, Formula] = {
     "cast": _cast,
     "add": _infix("+", SUM, SUM),
     "sub": _infix("-", SUM),
-    "mul": _infix("*", PRODUCT, PRODUCT),
+    "mul": _infix("*", PRODUCT),
     "div": _infix("/", PRODUCT),
     "floor_div": _floor_div,
     "trunc_div": lambda x, attrs, dtype: (

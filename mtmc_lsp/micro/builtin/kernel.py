@@ -31,7 +31,7 @@ class Kernel:
     outputs: tuple[tuple[str, Ref], ...]
     """``(parameter, graph value)`` for each pointer that is written."""
     sizes: tuple[tuple[str, Size], ...]
-    """``(parameter, size)``; constant ones are ``tl.constexpr``."""
+    """``(parameter, size)``; constant ones are ``tl.constexpr``, and so are ``static`` ones."""
     constexprs: Mapping[str, int | bool | str]
     grid: tuple[str, ...]
     """Python over the launcher's names, one entry per grid dimension."""
@@ -45,6 +45,12 @@ class Kernel:
     """Conditions over named sizes that the guard must check for this kernel."""
     scratch_written: tuple[tuple[str, Scratch], ...] = ()
     scratch_read: tuple[tuple[str, Scratch], ...] = ()
+    static: frozenset[str] = frozenset()
+    """Parameters whose sizes the compiler is told."""
+
+    def passed_as_constant(self, parameter: str, size: Size) -> bool:
+        """Whether a size is a ``tl.constexpr``."""
+        return size.is_constant or parameter in self.static
 
 
 def assemble(
@@ -67,11 +73,11 @@ def assemble(
     tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
     outputs = tuple((pointer, ref) for ref, pointer in parameters.outputs.items())
     sizes = tuple(parameters.used_sizes.items())
-    plain = [n for n, size in sizes if not size.is_constant]
-    fixed = [n for n, size in sizes if size.is_constant]
+    fixed = [n for n, size in sizes if parameters.is_static(size)]
+    plain = [n for n, _ in sizes if n not in fixed]
     header = [p for group in (tensors, scratch_read, outputs, scratch_written) for p, _ in group] + plain
     header += [f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {}))]
-    ordered = tuple((n, s) for n, s in sizes if not s.is_constant) + tuple((n, s) for n, s in sizes if s.is_constant)
+    ordered = tuple((n, dict(sizes)[n]) for n in (*plain, *fixed))
     return Kernel(
         name=name,
         source=kernel_source(name, header, docstring, body),
@@ -87,6 +93,7 @@ def assemble(
         limits=limits,
         scratch_written=scratch_written,
         scratch_read=scratch_read,
+        static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
     )
 
 

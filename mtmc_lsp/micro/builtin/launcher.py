@@ -11,7 +11,7 @@ from mtmc_lsp.core.graph import Node, Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.macro.configs import next_power_of_two
+from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.overwriting import may_overwrite
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS, Region
@@ -171,7 +171,7 @@ class Launcher:
         keywords = []
         for param, size in kernel.sizes:
             text = local.get(size) or self.size(size)
-            if size.is_constant:
+            if kernel.passed_as_constant(param, size):
                 keywords.append(f"{param}={text}")
             else:
                 arguments.append(text)
@@ -204,7 +204,7 @@ class Launcher:
             divisible.append(param)
         for param, size in kernel.sizes:
             number = size.value(sizes)
-            if size.is_constant or number == 1:
+            if kernel.passed_as_constant(param, size) or number == 1:
                 # Triton makes constants of sizes that are 1.
                 constexprs[param] = number
             else:

@@ -35,6 +35,12 @@ class Parameters:
         """Sizes with a name of their own, such as ``n_cols``."""
         self.used_sizes: dict[str, Size] = {}
         """Parameter name to the size it carries."""
+        self.static_symbols: frozenset[str] = frozenset()
+        """Symbols whose sizes the compiler is told: a kernel for each value."""
+
+    def is_static(self, size: Size) -> bool:
+        """Whether the compiler knows a size: a number, or one of symbols whose values it is told."""
+        return self.static_symbols.issuperset(size.symbols())
 
     def tensor(self, name: str) -> str:
         """The pointer to the primitive's buffer."""

@@ -104,6 +104,9 @@ class ProductWriter:
         self.config = config
         self.halves = halves
         self.parameters = Parameters(axes.program, buffers, PRODUCT_NAMES)
+        if axes.taps:
+            # Only of channels whose number it knows can the compiler see that neighbours along K are neighbours in memory.
+            self.parameters.static_symbols = frozenset(axes.sizes["K"].symbols())
         self.lines: list[str] = []
         for name, size in axes.sizes.items():
             self.parameters.name_size(size, name)

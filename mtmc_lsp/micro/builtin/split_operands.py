@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.macro.configs import next_power_of_two
+from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES

@@ -8,7 +8,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import next_power_of_two
+from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.orders import across, strided_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind

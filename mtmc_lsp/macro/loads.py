@@ -1,0 +1,105 @@
+"""What the loads of a product's operands cost where a tile's neighbours do not lie together in memory.
+
+The compiler gives each thread elements that are neighbours in the tile. Where they are neighbours in memory too, one load brings
+many of them, and it runs beside the tensor cores. Where they are not, each element is a load and a memory transaction of its
+own, and the product waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.results import Device
+from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.configs import HALVES
+from mtmc_lsp.macro.orders import dense_axes
+from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.regions import Region
+
+APART_PER_SM = 1.1e9
+"""Elements per second that one multiprocessor loads one by one. On an H200 kernels of convolutions whose weights, or whose
+windows, lay so took 1.0 to 1.35 times what this gives (and 40 times what their bytes and operations did)."""
+TOGETHER = 4
+"""Neighbours from which on they are loaded together: asynchronous copies take four bytes or more."""
+
+
+def loads_apart_us(program: Program, region: Region, config: Mapping[str, object], device: Device) -> float:
+    """The time of all loads of single elements that a product's kernel makes for its operands."""
+    prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+    if config.get("precision") in HALVES and not is_of_halves(prim):
+        # A kernel before has written the operands as this one reads them.
+        return 0.0
+    sizes, own = program.graph.sizes, ProductSizes.of(program.prims, prim)
+    tall, wide, deep = (max(1, int(str(config.get(f"block_{name}", 1)))) for name in "mnk")
+    m, n = (-(-size.value(sizes) // block) for size, block in ((own.m, tall), (own.n, wide)))
+    k, channels = own.k.value(sizes), own.channels.value(sizes)
+    walked = k // channels * -(-channels // deep) if config.get("taps") else -(-k // deep)
+    elements = float(own.batch.value(sizes) * m * n * walked * deep)
+    apart = sum(
+        elements * (wide if side else tall)
+        for side, operand in _operands(prim)
+        if _together(program, region, prim, side, operand, config) < TOGETHER
+    )
+    return apart / (APART_PER_SM * device.sm_count) * 1e6
+
+
+def _operands(prim: Prim) -> Iterator[tuple[int, str]]:
+    """Each operand with its side; the low halves lie as the high ones."""
+    return ((i % 2, name) for i, name in enumerate(prim.inputs))
+
+
+def _together(
+    program: Program, region: Region, prim: Prim, side: int, operand: str, config: Mapping[str, object]
+) -> int:
+    """How many neighbours in a tile of an operand are neighbours in memory, along K or along the tile's other side."""
+    sizes, dims, table = program.graph.sizes, ProductDims.of(prim), region.table
+    found = _read(program, region, operand)
+    if found is None:
+        return TOGETHER
+    name, kind = found
+    dense = {axis for dim, axis in dense_axes(region, name, kind).items() if kind.shape[dim].value(sizes) > 1}
+    left = prim.inputs[0]
+    first = dims.batch + dims.rows + (dims.taps if config.get("taps") else 0)
+    deep = _axes(region, left, first, dims.batch + dims.rows + dims.summed)
+    rows = (dims.batch, dims.batch + dims.rows) if side == 0 else (dims.batch + dims.rows, len(prim.shape))
+    along = _axes(region, prim.name, *rows)
+    own = set(table.all_axes(name))
+    best = 1
+    for axes in (deep, along):
+        if not axes:
+            continue
+        if axes[-1] in dense:
+            best = max(best, _run(axes, sizes))
+        elif not dense & {*deep, *along} and axes is along and not own & {axes[-1]} and side == 0:
+            # Places of windows: neighbours are neighbours in memory too, as far as one line of them goes.
+            best = max(best, _power_of_two(axes[-1].size.value(sizes)))
+    return best
+
+
+def _axes(region: Region, prim: str, first: int, end: int) -> list[Axis]:
+    return [axis for dim in range(first, end) for axis in region.table.axes(prim, dim)]
+
+
+def _run(axes: list[Axis], sizes: Mapping[str, int]) -> int:
+    """Neighbours along the last of several axes that run as one index: what divides its length evenly."""
+    last = axes[-1].size.value(sizes)
+    return last if len(axes) == 1 else _power_of_two(last)
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that divides a number."""
+    return number & -number
+
+
+def _read(program: Program, region: Region, operand: str) -> tuple[str, TensorType] | None:
+    """The tensor in memory that an operand comes from, the largest where there are several."""
+    pending, found = [operand], list[str]()
+    while pending:
+        name = pending.pop()
+        if name in region.inputs:
+            found.append(name)
+        else:
+            pending += program.prims[name].inputs
+    kinds = [(name, program.graph.type_of(program.value_of[name])) for name in found if name in program.value_of]
+    return max(kinds, key=lambda item: item[1].numel.value(program.graph.sizes), default=None)
