@@ -31,7 +31,7 @@ OTHERS = {
 }  # fmt: skip
 WIDE = """import torch
 import torch.nn.functional as F
-# mtmc: q=f32[B,H,S,1024] k=f32[B,H,S,1024] v=f32[B,H,S,1024] B=1 H=1 S=16
+# mtmc: q=f32[B,H,S,1024] k=f32[B,H,S,1024] v=f32[B,H,S,1024] B=2 H=3 S=16
 def f(q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 """

@@ -45,8 +45,9 @@ def written_out(graph: Graph, node: Node) -> Edit | None:
 def memory_order(kind: TensorType) -> tuple[int, ...] | None:
     """The dimensions of a tensor from the outermost in memory to the densest; ``None`` where it is not dense."""
     for order in permutations(range(len(kind.shape))):
-        shape, stride = (tuple(values[dim] for dim in order) for values in (kind.shape, kind.stride))
-        if stride == contiguous_stride(shape):
+        inner = tuple(kind.shape[dim] for dim in order)
+        steps = zip(order, contiguous_stride(inner), strict=True)
+        if all(kind.stride[dim] == step or kind.shape[dim] == Size.of(1) for dim, step in steps):
             return order
     return None
 
