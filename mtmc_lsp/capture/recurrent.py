@@ -89,6 +89,22 @@ def _sequence(x: torch.Tensor, hidden: torch.Tensor, rest: Sequence[Any]) -> tor
     return made.transpose(0, 1) if batch_first else made
 
 
+def without_idle_modes(instance: torch.nn.Module | None, reads: dict[str, object]) -> dict[str, object]:
+    """What was read of a target's modules, without the mode of recurrent layers that have no dropout: it changes nothing there.
+
+    Args:
+        instance: the target, where it is a module.
+        reads: values by their access in the target, ``self.layers[0].training``.
+    """
+    layers = instance.named_modules() if instance is not None else ()
+    idle = {f"{name}.training" for name, layer in layers if isinstance(layer, RNNBase) and layer.dropout == 0.0}
+    return {
+        access: value
+        for access, value in reads.items()
+        if access.removeprefix("self.").replace("[", ".").replace("]", "") not in idle
+    }
+
+
 @contextlib.contextmanager
 def kept_whole() -> Iterator[None]:
     """While in it, recurrent layers in evaluation mode are one operation each."""
