@@ -29,13 +29,17 @@ def is_random(op: str) -> bool:
 
 
 def refuse_random(graph: Graph, target: Target) -> None:
-    """Refuse random numbers that kernels cannot draw alike; those of dropout they can.
+    """Refuse random numbers that a Triton version cannot draw alike.
+
+    Those of dropout kernels draw; those of ``rand`` and ``randn`` torch does, unless dropout's seeds would come in between.
 
     Raises:
         TargetUnsupported: says which operator in which line.
     """
+    has_dropout = any("dropout" in node.op for node in graph.nodes)
     for node in graph.nodes:
-        if is_random(node.op) and "dropout" not in node.op:
+        is_left = node.draws and not has_dropout
+        if is_random(node.op) and "dropout" not in node.op and not is_left:
             name = node.op.split(".")[1]
             raise TargetUnsupported(
                 f"{target.qualname} draws random numbers ({name}), so its results cannot be compared",

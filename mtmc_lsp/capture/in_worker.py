@@ -16,7 +16,7 @@ from mtmc_lsp.capture.effects import Snapshot, access_of, is_random, refuse_rand
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
-from mtmc_lsp.capture.recurrent import kept_whole
+from mtmc_lsp.capture.recurrent import kept_whole, without_idle_modes
 from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
 from mtmc_lsp.capture.structure import used_modules
@@ -56,7 +56,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     watched.refuse_writes(workload.target)
     refuse_random(graph, workload.target)
     notes += _gradient_notes(workload)
-    constants = _constants(call, watched.reads, workload.target)
+    constants = _constants(call, without_idle_modes(call.instance, watched.reads), workload.target)
     graph = replace(graph, constants=constants, returns=structure)
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
     graph = without_unused_inputs(without_dead_nodes(returning(laid_out_as(graph, returned), given_back)))

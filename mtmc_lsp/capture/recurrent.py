@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch.nn.modules.rnn import RNNBase
 
 from mtmc_lsp.capture.synonyms import RECURRENT
+from mtmc_lsp.core.graph import RECURRENT_GATES
 
-LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _REST = (
     "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
 )
@@ -30,12 +30,13 @@ def _operators() -> dict[str, Any]:
     # Without a reference the definitions go with the library.
     _KEPT.append(library)
     found = {}
-    for name in LAYERS:
+    for name, gates in RECURRENT_GATES.items():
         states = "Tensor[] hx" if name == "lstm" else "Tensor hx"
         results = "(Tensor, Tensor, Tensor)" if name == "lstm" else "(Tensor, Tensor)"
         library.define(f"{name}(Tensor input, {states}, {_REST}) -> {results}")
         library.impl(name, getattr(torch._C._VariableFunctions, name), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{RECURRENT}::{name}", _lstm if name == "lstm" else _one_state, lib=library)
+        results_of = partial(_lstm if name == "lstm" else _one_state, gates)
+        torch.library.register_fake(f"{RECURRENT}::{name}", results_of, lib=library)
         found[name] = getattr(getattr(torch.ops, RECURRENT), name)
     return found
 
@@ -43,13 +44,38 @@ def _operators() -> dict[str, Any]:
 _KEPT: list[Any] = []
 
 
-def _lstm(x: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], *rest: Any) -> Any:
+def _lstm(
+    gates: int, x: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], *rest: Any
+) -> Any:
     hidden, cell = states
+    _check_sizes(gates, x, states, params, rest)
     return _sequence(x, hidden, rest), torch.empty_like(hidden), torch.empty_like(cell)
 
 
-def _one_state(x: torch.Tensor, hidden: torch.Tensor, params: Sequence[torch.Tensor], *rest: Any) -> Any:
+def _one_state(gates: int, x: torch.Tensor, hidden: torch.Tensor, params: Sequence[torch.Tensor], *rest: Any) -> Any:
+    _check_sizes(gates, x, [hidden], params, rest)
     return _sequence(x, hidden, rest), torch.empty_like(hidden)
+
+
+def _check_sizes(
+    gates: int, x: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], rest: Sequence[Any]
+) -> None:
+    """Tie the sizes of all tensors, as the layer asks for: a graph says by them which sizes are free."""
+    has_biases, layers, _, _, bidirectional, batch_first = rest
+    hidden = states[0].shape[-1]
+    directions, each = 2 if bidirectional else 1, 4 if has_biases else 2
+    for state in states:
+        torch._check(state.shape[0] == layers * directions)
+        torch._check(state.shape[-1] == hidden)
+        if x.dim() == 3:
+            torch._check(state.shape[1] == x.shape[0 if batch_first else 1])
+    for number in range(layers * directions):
+        width = x.shape[-1] if number < directions else directions * hidden
+        weight_ih, weight_hh, *biases = params[number * each : (number + 1) * each]
+        torch._check(weight_ih.shape[1] == width)
+        torch._check(weight_hh.shape[1] == hidden)
+        for tensor in (weight_ih, weight_hh, *biases):
+            torch._check(tensor.shape[0] == gates * hidden)
 
 
 def _sequence(x: torch.Tensor, hidden: torch.Tensor, rest: Sequence[Any]) -> torch.Tensor:
@@ -61,6 +87,22 @@ def _sequence(x: torch.Tensor, hidden: torch.Tensor, rest: Sequence[Any]) -> tor
     steps, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
     made = x.new_empty((steps, batch, width))
     return made.transpose(0, 1) if batch_first else made
+
+
+def without_idle_modes(instance: torch.nn.Module | None, reads: dict[str, object]) -> dict[str, object]:
+    """What was read of a target's modules, without the mode of recurrent layers that have no dropout: it changes nothing there.
+
+    Args:
+        instance: the target, where it is a module.
+        reads: values by their access in the target, ``self.layers[0].training``.
+    """
+    layers = instance.named_modules() if instance is not None else ()
+    idle = {f"{name}.training" for name, layer in layers if isinstance(layer, RNNBase) and layer.dropout == 0.0}
+    return {
+        access: value
+        for access, value in reads.items()
+        if access.removeprefix("self.").replace("[", ".").replace("]", "") not in idle
+    }
 
 
 @contextlib.contextmanager
@@ -81,7 +123,7 @@ def kept_whole() -> Iterator[None]:
 
         return call
 
-    for name in LAYERS:
+    for name in RECURRENT_GATES:
         setattr(functions, name, through(name))
     # A layer keeps a list of its weights, which does not follow where a call is made with others in their place.
     RNNBase._flat_weights = property(_weights, lambda self, value: None)
@@ -89,7 +131,7 @@ def kept_whole() -> Iterator[None]:
         yield
     finally:
         del RNNBase._flat_weights
-        for name in LAYERS:
+        for name in RECURRENT_GATES:
             delattr(functions, name)
 
 

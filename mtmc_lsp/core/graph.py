@@ -114,6 +114,10 @@ MATRIX_PRODUCTS: Mapping[str, int] = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 
 """Operations that are one matrix product, and which tensor operand's last dimension is summed over."""
 PRODUCTS = frozenset({*MATRIX_PRODUCTS, "einsum", "mv", "dot", "scaled_dot_product_attention"})
 """Operations that are or hold matrix products, beside convolutions."""
+DRAWN = frozenset({"rand", "randn"})
+"""Operations that draw from PyTorch's generator and stay its own: calls in the same order give the same numbers."""
+RECURRENT_GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+"""Recurrent layers, and how many products of its input each hidden unit needs at a step."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,11 @@ class Node:
     def type(self) -> TensorType:
         """The type of the first (mostly the only) output."""
         return self.outputs[0]
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers from PyTorch's generator."""
+        return self.op.split(".")[1] in DRAWN
 
     def inputs(self) -> Iterator[Ref]:
         """Every tensor that this node reads, in order, with repeats."""
@@ -257,8 +266,11 @@ class Graph:
     def runs_tf32(self) -> bool:
         """Whether some of its float32 products may run in TF32."""
         for node in self.nodes:
-            mode = self.convolution_mode(node.name) if "conv" in node.op else self.fp32_matmul
-            is_product = "conv" in node.op or node.op.split(".")[1] in PRODUCTS
+            # One setting is that of a GPU's convolutions and recurrent layers, which one library computes.
+            is_recurrent = node.op.split(".")[1] in RECURRENT_GATES
+            mode = self.fp32_convolution if is_recurrent else self.fp32_matmul
+            mode = self.convolution_mode(node.name) if "conv" in node.op else mode
+            is_product = is_recurrent or "conv" in node.op or node.op.split(".")[1] in PRODUCTS
             if is_product and mode == "tf32" and any(kind.dtype == "float32" for kind in node.outputs):
                 return True
         return False

@@ -19,6 +19,7 @@ from mtmc_lsp.macro.columns import column_block, next_power_of_two, single_colum
 from mtmc_lsp.macro.few_rows import BUSY, LEAST_SPLIT_ROWS, ONCE, once_tile, read_once
 from mtmc_lsp.macro.orders import across, strided_columns, windows_along_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.recurrence import first_config, other_configs, recurrence_in
 from mtmc_lsp.macro.regions import Region, RegionKind
 
 Config = dict[str, "int | str | bool"]
@@ -37,6 +38,8 @@ def default_config(program: Program, region: Region) -> Config:
         return product_config(program, region)
     if region.kind is RegionKind.ATTENTION:
         return _attention_config(program, region)
+    if region.kind is RegionKind.RECURRENT:
+        return first_config(program, recurrence_in(program, region))
     sizes = program.graph.sizes
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
@@ -299,6 +302,8 @@ def variants(program: Program, region: Region, config: Mapping[str, int | str | 
                 (64, 128, 4, 3),
             ]
         ]
+    elif region.kind is RegionKind.RECURRENT:
+        found = [*other_configs(program, recurrence_in(program, region), config)]
     elif (turned := across(program, region)) is not None:
         found = _turned_tiles(program, region, turned)
     elif region.kind is RegionKind.MAP:

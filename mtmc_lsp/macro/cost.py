@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.core.graph import Graph, Node, TensorType
+from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
@@ -16,6 +16,7 @@ from mtmc_lsp.macro.few_rows import ONCE
 from mtmc_lsp.macro.loads import loads_apart_us
 from mtmc_lsp.macro.orders import across, dense_axes, windows_along_columns
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
 
 PASSES = {
@@ -48,6 +49,9 @@ to 1.0 of the time that this gives for lines and images, four columns to a threa
 SECTOR_BYTES = 32
 L2_SPEED = 2.5
 """The L2 cache's bandwidth, in that of the memory."""
+
+PREPARING = 8
+"""About how many launches go before a recurrent kernel's own: weights side by side, first states, the first product."""
 
 TRITON_EFFICIENCY = 0.9
 """Share of the copy bandwidth that a fused kernel is expected to reach."""
@@ -117,6 +121,8 @@ def torch_cost(program: Program, node: Node, device: Device) -> Cost:
     if not node.op.startswith("aten."):
         # The library has no such operation: a kernel of ours must run it.
         return Cost(moved, flops, _time(moved, flops, device, peak(device, "float32", "ieee"), 1.0) * NO_CALL)
+    if name in RECURRENT_GATES and node.outputs[1:]:
+        return Cost(moved, flops, library_us(node, graph))
     if "conv" in name:
         return _convolution_cost(program, node, device, read, written, flops)
     rate = peak(device, node.outputs[0].dtype, graph.fp32_matmul)
@@ -154,6 +160,8 @@ def _convolution_cost(program: Program, node: Node, device: Device, read: float,
 
 def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
     """A region as one kernel (or as few kernels, where it is split)."""
+    if region.kind is RegionKind.RECURRENT:
+        return _recurrent_cost(program, region, config, device)
     graph = program.graph
     values = program.value_of
     reads = 0.0
@@ -218,6 +226,28 @@ def _split_bytes(program: Program, region: Region, config: Mapping[str, object])
     own, sizes = ProductSizes.of(program.prims, prim), program.graph.sizes
     sides = [side for side in (0, 1) if side != config.get(ONCE)]
     return [8.0 * (own.batch * (own.m, own.n)[side] * own.k).value(sizes) for side in sides]
+
+
+def _recurrent_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
+    """A launch for each group of steps, which finds all weights in the L2 cache, after the product of the whole sequence."""
+    graph, prim = program.graph, recurrence_in(program, region)
+    form = recurrence_of(prim)
+    steps, batch = (size.value(graph.sizes) for size in steps_and_batch(program, prim))
+    width = program.prims[prim.inputs[0]].shape[-1].value(graph.sizes)
+    weights, itemsize = weight_bytes(program, prim), ITEMSIZE[prim.dtype]
+    # Each multiply-add is of one weight and one row of the batch.
+    flops = 2.0 * batch * weights / itemsize
+    speed = L2_SPEED if weights < 0.5 * device.l2_bytes else 1.0
+    rate = peak(device, prim.dtype, str(config["precision"])) * 0.5
+    each = _time(weights, flops, device, rate, TRITON_EFFICIENCY * speed) + device.launch_us
+    rows = form.gates * form.hidden * form.directions
+    widths = [width] if form.directions == 1 else [width, *[form.directions * form.hidden] * (form.layers - 1)]
+    first = sum(
+        _time(itemsize * steps * batch * (k + rows), 2.0 * steps * batch * k * rows, device, rate, 0.85) for k in widths
+    )
+    launches = form.launches(steps)
+    moved = sum(tensor_bytes(graph.type_of(ref), graph.sizes) for ref in graph.node(region.nodes[0]).inputs())
+    return Cost(moved, flops * launches, first + each * launches + device.launch_us * PREPARING)
 
 
 def _sectors(

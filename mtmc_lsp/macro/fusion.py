@@ -9,6 +9,7 @@ from mtmc_lsp.core.results import Device
 from mtmc_lsp.macro.configs import default_config, fitted, product_config
 from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.recurrence import first_config, recurrence_in
 from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse
 from mtmc_lsp.macro.schedule import Schedule
 
@@ -256,6 +257,9 @@ class FusionSearch:
             own = next(prim for name in region.prims if (prim := self.program.prims[name]).op is PrimOp.MATMUL)
             config = product_config(self.program, region, self.precision(own.origin))
             return fitted(config, self.device.shared_bytes)
+        if region.kind is RegionKind.RECURRENT:
+            layers = recurrence_in(self.program, region)
+            return first_config(self.program, layers, self.precision(layers.origin))
         config = default_config(self.program, region)
         return fitted(config, self.device.shared_bytes) if region.kind is RegionKind.ATTENTION else config
 
@@ -294,6 +298,7 @@ class FusionSearch:
 def has_fp32_product(program: Program, region: Region) -> bool:
     """Whether the region holds a float32 matrix product."""
     return any(
-        program.prims[name].op is PrimOp.MATMUL and program.prims[program.prims[name].inputs[0]].dtype == "float32"
+        program.prims[name].op in (PrimOp.MATMUL, PrimOp.RECURRENT)
+        and program.prims[program.prims[name].inputs[0]].dtype == "float32"
         for name in region.prims
     )

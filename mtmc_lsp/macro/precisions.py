@@ -19,6 +19,8 @@ from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT, can_split
 from mtmc_lsp.macro.few_rows import read_once
 from mtmc_lsp.macro.lower import GraphBox
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductSizes, Program
+from mtmc_lsp.macro.recurrence import MODES as RECURRENT_MODES
+from mtmc_lsp.macro.recurrence import modes_of
 from mtmc_lsp.macro.schedule import Schedule
 from mtmc_lsp.macro.signs import is_nonnegative
 
@@ -63,7 +65,7 @@ class Precisions:
             # One of several sites may be at fault: each is then tried by itself.
             blamed = "sites" not in step.action.params or step.status is StepStatus.REJECTED or rounded
             for mode, nodes in _tried(step.action):
-                if rounded and mode in (*HALVES, "tf32"):
+                if rounded and mode in (*HALVES, "tf32", *RECURRENT_MODES[:-1]):
                     inexact.setdefault(mode, set()).update(nodes)
                 if step.action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE) and blamed:
                     if step.status is StepStatus.REJECTED:
@@ -77,9 +79,13 @@ class Precisions:
     @cached_property
     def modes(self) -> Mapping[str, tuple[str, ...]]:
         """Node to what is left for its product, fastest first; at least ``ieee``. The user's own TF32 comes before all."""
-        return {prim.origin: self._modes(prim) for prim in self.program.prims.values() if prim.op is PrimOp.MATMUL}
+        products = (PrimOp.MATMUL, PrimOp.RECURRENT)
+        return {prim.origin: self._modes(prim) for prim in self.program.prims.values() if prim.op in products}
 
     def _modes(self, prim: Prim) -> tuple[str, ...]:
+        if prim.op is PrimOp.RECURRENT:
+            known = modes_of(prim, strict=self.strict)
+            return tuple(m for m in known if m == "ieee" or not self.is_inexact(prim.origin, m))
         own = self._own(prim)
         if own != "ieee" and not self.is_inexact(prim.origin, own):
             return (own,)
@@ -115,7 +121,7 @@ class Precisions:
             kernel = schedule.kernel_of(product) if product is not None else None
             kept = kernel.config.get("precision") if kernel is not None and set(kernel.nodes) <= nodes else None
             given = kept or (self.mode(product, rank) if product is not None else mode)
-            if mode == given or mode not in MODES:
+            if mode == given or mode not in (*MODES, *RECURRENT_MODES):
                 found.add(nodes)
         return found
 

@@ -60,6 +60,8 @@ class PrimOp(Enum):
     """Like ``REDUCE``, of few elements: each is taken one after another, wherever the result is asked for."""
     SCAN = "scan"
     """``attrs``: ``fn`` and ``dim``: inclusive, along one dimension; from its end where ``reverse`` is set."""
+    RECURRENT = "recurrent"
+    """Result ``attrs["index"]`` of the recurrent layers ``attrs["form"]`` (:mod:`mtmc_lsp.macro.recurrence`)."""
     MATMUL = "matmul"
     """``[batch, rows, summed] @ [batch, summed, columns]``; ``attrs["dims"]`` where any of these are several dimensions.
 

@@ -33,6 +33,8 @@ class RegionKind(Enum):
     SCAN = "scan"
     MATMUL = "matmul"
     ATTENTION = "attention"
+    RECURRENT = "recurrent"
+    """Recurrent layers, one launch for each group of steps that do not wait for one another."""
 
 
 PRODUCTS = frozenset({RegionKind.MATMUL, RegionKind.ATTENTION})
@@ -132,6 +134,11 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
     if set(outputs) & _returned_views(program.graph):
         raise CannotFuse("a result is a view of an input, and a kernel would make a copy of it")
     members = [program.prims[name] for name in prims]
+    if any(prim.op is PrimOp.RECURRENT for prim in members):
+        if len(ordered) > 1 or len(chosen) > 1:
+            raise CannotFuse("recurrent layers are a kernel of their own")
+        table = AxisTable(program.prims, (), program.graph.sizes)
+        return Region(ordered, prims, inputs, outputs, RegionKind.RECURRENT, table, (), ())
     # A result that is an input as it is (a clone) has axes too.
     results = [program.of(ref).name for ref in outputs]
     table = AxisTable(program.prims, [*(name for name in results if name in inputs), *prims], program.graph.sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass
 
 from mtmc_lsp.core.protocols import CannotCode
@@ -47,6 +48,10 @@ def units(program: Program, schedule: Schedule) -> list[Unit]:
     pending = list(found.values())
     place = {name: i for i, unit in enumerate(pending) for name in unit.nodes}
     waits = [{place[name] for name in _sources(program, unit) if name in place} for unit in pending]
+    # Random numbers are drawn in the user's own order.
+    drawn = [place[node.name] for node in graph.nodes if node.draws]
+    for before, after in itertools.pairwise(drawn):
+        waits[after].add(before)
     readers: list[list[int]] = [[] for _ in pending]
     for i, sources in enumerate(waits):
         for source in sources:
@@ -72,10 +77,11 @@ def _sources(program: Program, unit: Unit) -> set[str]:
 
 
 def _live_nodes(program: Program, made: dict[str, Unit]) -> set[str]:
-    """Nodes whose values are returned, mutate an input, or are read by such."""
+    """Nodes whose values are returned, mutate an input, or are read by such, and those that draw random numbers."""
     graph = program.graph
     nodes = graph.named
     pending = [ref.name for ref in graph.outputs if ref] + [mutation.value.name for mutation in graph.mutations]
+    pending += [node.name for node in graph.nodes if node.draws]
     live: set[str] = set()
     while pending:
         name = pending.pop()

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_float
-from mtmc_lsp.core.graph import MATRIX_PRODUCTS, Graph, InputKind
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
 INTERPRETER_ELEMENTS = 60_000
@@ -223,4 +223,8 @@ def product_work(graph: Graph, sizes: Mapping[str, int]) -> float:
         elif name == "scaled_dot_product_attention":
             # Two products, each of the length of the keys.
             total += 2 * made * operands[1].shape[-2].value(sizes)
+        elif name in RECURRENT_GATES and len(node.outputs) > 1:
+            # At each step every row of the batch meets every weight.
+            rows = product(operands[0].shape[:2]).value(sizes)
+            total += rows * sum(kind.numel.value(sizes) for kind in operands if len(kind.shape) == 2)
     return total

@@ -90,8 +90,9 @@ def _oracle(
         oracle = run_case(module, capture, wide, device, random_mode(), seed, kind, before=untouched)
         del wide
 
-        def sensitivities(seed: int, mode: contextlib.AbstractContextManager[Any]) -> dict[int, float]:
-            moved = _moved(inputs, seed, _finest(own))
+        def sensitivities(moving: int, mode: contextlib.AbstractContextManager[Any]) -> dict[int, float]:
+            # The inputs move otherwise each time; random numbers that the code draws stay what they are.
+            moved = _moved(inputs, moving, _finest(own))
             with mode:
                 there = run_case(module, capture, moved, device, random_mode(), seed, kind, before={})["results"]
             del moved

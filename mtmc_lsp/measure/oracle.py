@@ -9,12 +9,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mtmc_lsp.core.graph import DRAWN
+
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 CASTS = {"float", "half", "bfloat16"}
 
 
 class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Casts to narrower floats become casts to float64, and so do the dtypes of new tensors."""
+    """Casts to narrower floats become casts to float64, and so do the dtypes of new tensors.
+
+    Random numbers are drawn in the dtype that the code asks for: in another the generator gives others.
+    """
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -23,6 +28,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         name = getattr(function, "__name__", "")
         if name in CASTS and isinstance(args[0], torch.Tensor):
             return args[0].to(torch.float64)
+        if name in DRAWN:
+            return function(*args, **{**kwargs, "dtype": kwargs.get("dtype") or torch.float32}).to(torch.float64)
         if kwargs.get("dtype") in NARROW:
             kwargs["dtype"] = torch.float64
         args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in NARROW else a for a in args)

@@ -34,7 +34,7 @@ def module(forward: str) -> str:
         ("def f(x):\n    random.random()\n    return x + 1\n", "Python's random module", 12),
         ("def f(x):\n    numpy.random.rand()\n    return x + 1\n", "numpy's global generator", 12),
         ("def f(x):\n    y = x + 1\n    return y * torch.rand_like(x)\n", "(rand_like)", 14),
-        ("def f(x):\n    y = x + 1\n    return y + torch.randn(8, 48)\n", "(randn)", 14),
+        ("def f(x):\n    y = x + 1\n    return y + torch.randn_like(y)\n", "(randn_like)", 14),
         (module("self.mean = x.mean(0)"), "assigns self.mean", 19),
         (module("self.calls += 1"), "changes self.calls", 12),
         (module("self.last = x * 2"), "changes self.last", 12),

@@ -33,10 +33,14 @@ from mtmc_lsp.macro.configs import HALVES, PROMOTED
 from mtmc_lsp.macro.cost import ZERO
 from mtmc_lsp.macro.fusion import Fusion, FusionSearch, has_fp32_product
 from mtmc_lsp.macro.prims import Program
-from mtmc_lsp.macro.regions import is_product
+from mtmc_lsp.macro.recurrence import MODES as RECURRENT_MODES
+from mtmc_lsp.macro.recurrence import recurrence_in, recurrence_of, steps_and_batch
+from mtmc_lsp.macro.regions import RegionKind, is_product
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.sites import MANY, alike, form
 
+ON_TENSOR_CORES = RECURRENT_MODES[:-1]
+"""Modes of recurrent layers that split fp32 operands for tensor cores."""
 SITES = "sites"
 """The parameter with the places of an action that is done at several: nodes and configuration of each kernel."""
 SMALL = 0.05
@@ -194,8 +198,10 @@ def _action(program: Program, group: Sequence[Fusion]) -> MacroAction:
 def _single(program: Program, fusion: Fusion) -> MacroAction:
     region = fusion.region
     lines, place = where(program, region.nodes)
-    split = has_fp32_product(program, region) and fusion.config.get("precision") in HALVES
+    split = has_fp32_product(program, region) and fusion.config.get("precision") in (*HALVES, *ON_TENSOR_CORES)
     saved = fusion.before.bytes - fusion.after.bytes
+    if region.kind is RegionKind.RECURRENT:
+        return _recurrent(program, fusion, split)
     if split:
         why = (
             "Each fp32 operand is scaled and split into a high and a low float16 half, and three tensor-core products of "
@@ -214,6 +220,32 @@ def _single(program: Program, fusion: Fusion) -> MacroAction:
         rationale=f"{why}{_in_parts(fusion)}.",
         expected=expected(fusion.before, fusion.after),
         text=f"{'run on tensor cores' if split else 'fuse'} {operation_names(program, region.nodes)} in {place}",
+        changes_rounding=split,
+    )
+
+
+def _recurrent(program: Program, fusion: Fusion, split: bool) -> MacroAction:
+    """The action for recurrent layers."""
+    region = fusion.region
+    prim = recurrence_in(program, region)
+    form, steps = recurrence_of(prim), steps_and_batch(program, prim)[0].value(program.graph.sizes)
+    lines, place = where(program, region.nodes)
+    names = operation_names(program, region.nodes)
+    total = steps * form.layers * form.directions
+    why = (
+        f"The library makes {total} steps one after the other. Those that do not wait for one another are one launch here, "
+        f"{form.launches(steps)} in all, and a launch may be a part of a CUDA graph"
+    )
+    if split:
+        why += "; each fp32 operand is split into parts for tensor cores, and their products are summed in fp32"
+    return MacroAction(
+        kind=ActionKind.TENSOR_CORE if split else ActionKind.FUSE,
+        region=region.nodes,
+        lines=lines,
+        params={"config": fusion.config},
+        rationale=f"{why}.",
+        expected=expected(fusion.before, fusion.after),
+        text=f"run steps of {names} in {place} side by side{' on tensor cores' if split else ''}",
         changes_rounding=split,
     )
 

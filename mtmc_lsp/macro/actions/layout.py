@@ -46,7 +46,7 @@ class Layout:
         """Values that a reduction walks across the way they lie."""
         program = situation.program
         for plan, region in situation.kernels() if situation.measured else ():
-            for name in region.inputs:
+            for name in region.inputs if region.reduced else ():
                 order = _order_for(region, name)
                 ref = next((Ref(n, i) for (n, i), prim in program.values.items() if prim == name), None)
                 if order is None or ref is None or situation.schedule.kernel_of(ref.name) is None:

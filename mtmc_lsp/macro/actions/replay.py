@@ -39,7 +39,8 @@ class Replay:
             raise IllegalAction("cuda-graph: it is replayed already")
         if program.graph.mutations:
             raise IllegalAction("cuda-graph: the call changes its arguments or the module's tensors")
-        if any(prim.op is PrimOp.RANDOM for prim in program.prims.values()):
+        drawn = any(node.draws for node in program.graph.nodes)
+        if drawn or any(prim.op is PrimOp.RANDOM for prim in program.prims.values()):
             raise IllegalAction("cuda-graph: each call draws other random numbers")
         nodes = program.graph.named
         if any(

@@ -183,6 +183,7 @@ def lower(graph: Graph) -> Program:
         pointwise,
         pooling,
         products,
+        recurrent,
         reductions,
         resampling,
         views,

@@ -36,6 +36,7 @@ from mtmc_lsp.micro.builtin.naming import identifier, value_name
 from mtmc_lsp.micro.builtin.product_kernel import whole_product, write_product_kernels
 from mtmc_lsp.micro.builtin.product_once import write_product_read_once
 from mtmc_lsp.micro.builtin.product_split import write_split_product
+from mtmc_lsp.micro.builtin.recurrent_steps import RecurrentSteps
 from mtmc_lsp.micro.builtin.sharing import SharedKernels
 from mtmc_lsp.micro.builtin.split_kernel import write_split_kernels
 from mtmc_lsp.micro.builtin.tile_kernel import write_tile_kernel
@@ -46,6 +47,8 @@ HOW = {
     RegionKind.REDUCE: "Each row is read, reduced and written by one program",
     RegionKind.SCAN: "Each row is scanned by one program, a block of columns at a time",
     RegionKind.MATMUL: "Each program makes one tile of the product; what surrounds the product is done on the tile in registers",
+    RegionKind.RECURRENT: "Steps of layers (or directions) that do not wait for one another are one launch, and these follow one "
+    "another; each program makes all gates of a block of units",
     RegionKind.ATTENTION: "Each program keeps a block of queries and walks the keys; the scores never go to memory",
 }
 IMPORTS = (
@@ -110,6 +113,13 @@ def render(
             launcher.torch_call(graph.node(unit.nodes[0]))
             continue
         name = _free(_kernel_name(program, unit, base, several), {kernel.name for kernel in kernels})
+        if unit.region.kind is RegionKind.RECURRENT:
+            docstring = _docstring(program, unit.region, unit.plan, unit.plan.config, lines)
+            steps = RecurrentSteps(program, unit.region, unit.plan.config or default_config(program, unit.region))
+            kernel = shared.one_for(steps.kernel(name, docstring))
+            steps.launch(launcher, kernel)
+            kernels.append(kernel)
+            continue
         for written in _write_kernels(program, unit.region, unit.plan, launcher, name, lines):
             kernel = shared.one_for(written)
             launcher.launch(kernel, unit.region)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.core.graph import Ref
@@ -77,12 +77,10 @@ def assemble(
     plain = [n for n, _ in sizes if n not in fixed]
     header = [p for group in (tensors, scratch_read, outputs, scratch_written) for p, _ in group] + plain
     header += [f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {}))]
-    lines = ["@triton.jit", *_signature(name, header), *_docstring(docstring)]
-    lines += [f"    {line}" if line else "" for line in body]
     ordered = tuple((n, dict(sizes)[n]) for n in (*plain, *fixed))
     return Kernel(
         name=name,
-        source="\n".join(lines) + "\n",
+        source=kernel_source(name, header, docstring, body),
         tensors=tensors,
         outputs=outputs,
         sizes=ordered,
@@ -97,6 +95,14 @@ def assemble(
         scratch_read=scratch_read,
         static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
     )
+
+
+def kernel_source(name: str, header: list[str], docstring: str, body: list[str], varying: Sequence[str] = ()) -> str:
+    """The text of a kernel; it is compiled once for all values of the ``varying`` parameters."""
+    decorator = f"@triton.jit(do_not_specialize={list(varying)})".replace("'", '"') if varying else "@triton.jit"
+    lines = [decorator, *_signature(name, header), *_docstring(docstring)]
+    lines += [f"    {line}" if line else "" for line in body]
+    return "\n".join(lines) + "\n"
 
 
 def _signature(name: str, header: list[str]) -> list[str]:

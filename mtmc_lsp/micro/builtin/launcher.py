@@ -100,6 +100,12 @@ class Launcher:
                 source = self.variables[next(node.inputs())]
                 self._storage[name] = self._storage.get(source, source)
 
+    def define(self, ref: Ref, text: str) -> None:
+        """Give a value its variable, which holds what ``text`` is."""
+        name = self.names.unique(value_name(self.program, ref))
+        self.lines.append(f"{name} = {text}")
+        self._place(ref, name, self.program.graph.type_of(ref))
+
     def allocate(self, ref: Ref) -> str:
         """A new buffer for a value; returns its variable."""
         kind = self.program.graph.type_of(ref)
