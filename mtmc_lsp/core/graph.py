@@ -264,16 +264,23 @@ class Graph:
 
     @property
     def runs_tf32(self) -> bool:
-        """Whether some of its float32 products may run in TF32."""
-        for node in self.nodes:
-            # One setting is that of a GPU's convolutions and recurrent layers, which one library computes.
-            is_recurrent = node.op.split(".")[1] in RECURRENT_GATES
-            mode = self.fp32_convolution if is_recurrent else self.fp32_matmul
-            mode = self.convolution_mode(node.name) if "conv" in node.op else mode
-            is_product = is_recurrent or "conv" in node.op or node.op.split(".")[1] in PRODUCTS
-            if is_product and mode == "tf32" and any(kind.dtype == "float32" for kind in node.outputs):
-                return True
-        return False
+        """Whether some of its float32 products may run in TF32, as far as that was not seen otherwise."""
+        return any(self._is_allowed_tf32(node) and self._runs_tf32(node) for node in self.nodes)
+
+    @property
+    def allows_tf32(self) -> bool:
+        """Whether some of its float32 products, or their gradients, may run in TF32: the library chooses for each."""
+        return any(self._is_allowed_tf32(node) for node in self.nodes)
+
+    def _runs_tf32(self, node: Node) -> bool:
+        return "conv" not in node.op or self.convolution_mode(node.name) == "tf32"
+
+    def _is_allowed_tf32(self, node: Node) -> bool:
+        # One setting is that of a GPU's convolutions and recurrent layers, which one library computes.
+        by_cudnn = node.op.split(".")[1] in RECURRENT_GATES or "conv" in node.op
+        mode = self.fp32_convolution if by_cudnn else self.fp32_matmul
+        is_product = by_cudnn or node.op.split(".")[1] in PRODUCTS
+        return is_product and mode == "tf32" and any(kind.dtype == "float32" for kind in node.outputs)
 
     def type_of(self, ref: Ref) -> TensorType:
         """The type of what ``ref`` names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -42,6 +42,8 @@ class Contest:
     """The tensors that all of them read."""
     compiled: Mapping[str, Compiled] = field(default_factory=dict)
     previous: Run | None = None
+    moved: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple
+    """Those of them that a call has moved to memory of its own: see :func:`~mtmc_lsp.measure.inputs.moved`."""
     random: bool = False
     """Whether results are random."""
     tolerance: float = 0.0
@@ -66,7 +68,12 @@ def hold(contest: Contest, clock: Clock, seconds: float) -> Timing:
         runs["previous"] = contest.previous
     threads = set(threading.enumerate())
     retest = Retest(
-        contest.candidate, contest.eager, contest.inputs, random=contest.random, tolerance=contest.tolerance
+        contest.candidate,
+        contest.eager,
+        contest.inputs,
+        moved=contest.moved,
+        random=contest.random,
+        tolerance=contest.tolerance,
     )
     retest.before()
     samples = interleaved(clock, {**runs, "candidate": retest.kept}, seconds)

@@ -111,7 +111,7 @@ def _oracle(
         for draw in range(FEW_DRAWS if _has_few(own) else 1):
             # The libraries choose by the size, and by the call: what they compute in full precision on a small one is no more
             # than the user asked for. Of the workload itself the user's own error is. Gradients choose for themselves.
-            may = capture.graph.runs_tf32 and kind == AUTOGRAD
+            may = capture.graph.allows_tf32 and kind == AUTOGRAD
             narrow = (may or _narrow.get("seen", False)) and not is_first
             mode = narrow_products(capture.graph) if narrow else contextlib.nullcontext()
             for i, distance in sensitivities(seed + draw, mode).items():

@@ -22,7 +22,7 @@ from mtmc_lsp.measure.contest import Compiled, Contest, hold
 from mtmc_lsp.measure.handover import take
 from mtmc_lsp.measure.in_pair import module_of_candidate, prepared_candidate
 from mtmc_lsp.measure.in_worker import release
-from mtmc_lsp.measure.inputs import make_inputs, prepared_call, reusing
+from mtmc_lsp.measure.inputs import make_inputs, moved, prepared_call, reusing
 from mtmc_lsp.measure.retesting import rounded_within
 from mtmc_lsp.measure.running import module_of, own_text
 
@@ -75,24 +75,28 @@ def _bound(call: Call, values: list[Any]) -> Run:
     return lambda: function(*positional, **named)
 
 
-def _eager(capture: Capture, own: str) -> Run:
+def _eager(capture: Capture, own: str) -> tuple[Call, list[Any]]:
     module, inputs = _inputs(capture, own)
-    return _bound(*prepared_call(module, capture, inputs, _device()))
+    return prepared_call(module, capture, inputs, _device())
 
 
 def candidate_of(capture: Capture, own: str, source: str) -> Run:
     """A version of the user's file, on the workload's inputs."""
+    return _bound(*_version(capture, own, source))
+
+
+def _version(capture: Capture, own: str, source: str) -> tuple[Call, list[Any]]:
     inputs = _inputs(capture, own)[1]
-    return _bound(*prepared_call(module_of(capture, own, source, False), capture, inputs, _device()))
+    return prepared_call(module_of(capture, own, source, False), capture, inputs, _device())
 
 
-def _stranger(capture: Capture, own: str, request: dict[str, Any]) -> Run:
+def _stranger(capture: Capture, own: str, request: dict[str, Any]) -> tuple[Call, list[Any]]:
     """A candidate in a file of its own, on the workload's inputs and with the reference's parameters."""
     inputs = _inputs(capture, own)[1]
     target = from_json(Target, request["target"])
     module = module_of_candidate(target, request["source"], False)
     prepare = functools.partial(prepared_candidate, target=target, init=request["init"])
-    return _bound(*prepare(module, capture, inputs, _device()))
+    return prepare(module, capture, inputs, _device())
 
 
 def _compiled(capture: Capture, own: str, name: str) -> Compiled:
@@ -149,13 +153,13 @@ def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
         inputs = _inputs(capture, own)[1]
         # Before the candidate is loaded, so that it has no part in how its baselines are made.
         compiled = {name: _compiled(capture, own, name) for name in request["baselines"]}
-        make = (
-            _stranger(capture, own, request) if "target" in request else candidate_of(capture, own, request["source"])
-        )
+        mine = _stranger(capture, own, request) if "target" in request else _version(capture, own, request["source"])
+        eager = _eager(capture, own)
         contest = Contest(
-            candidate=make,
-            eager=_eager(capture, own),
+            candidate=_bound(*mine),
+            eager=_bound(*eager),
             inputs=inputs,
+            moved=lambda: [own for call, _ in (mine, eager) for own in moved(call.instance, capture, inputs)],
             compiled=compiled,
             previous=candidate_of(capture, own, request["previous"]) if request.get("previous") else None,
             random=capture.uses_random,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -219,6 +220,24 @@ def _place(instance: Any, access: str, value: torch.Tensor) -> None:
         owner._parameters[name] = torch.nn.Parameter(value, requires_grad=value.is_floating_point())
     else:
         owner._buffers[name] = value
+
+
+def moved(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Parameters that no longer lie where they were placed, by their input: cuDNN's recurrent layers gather theirs in one chunk.
+
+    Args:
+        instance: the module that was called; ``None`` for a function.
+        capture: of the target.
+        inputs: what was placed in it.
+    """
+    found = []
+    for item in capture.graph.inputs if instance is not None else ():
+        if item.kind is not InputKind.ARGUMENT:
+            with contextlib.suppress(AttributeError, IndexError):
+                own = _read(instance, item.access).detach()
+                if own.shape == inputs[item.name].shape and own.data_ptr() != inputs[item.name].data_ptr():
+                    found.append((item.name, own))
+    return found
 
 
 def _call_sizes(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:

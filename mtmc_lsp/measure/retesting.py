@@ -5,7 +5,7 @@ Runs in workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Retest:
         eager: Run,
         inputs: Mapping[str, torch.Tensor],
         *,
+        moved: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple,
         random: bool,
         tolerance: float = 0.0,
     ) -> None:
@@ -53,11 +54,12 @@ class Retest:
             candidate: as it is timed.
             eager: the user's own code on the same inputs.
             inputs: the tensors that both read, changed in place here and put back.
+            moved: gives those of them that a call has moved to memory of its own, which must follow.
             random: whether results are random, and therefore only their form is compared.
             tolerance: least relative L2 distance of two results that is no fault, beside that of their dtype.
         """
         self._candidate, self._eager, self._inputs = candidate, eager, inputs
-        self._random, self._tolerance = random, tolerance
+        self._moved, self._random, self._tolerance = moved, random, tolerance
         self._saved = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         self._first: list[Any] = []
         self._last: Any = None
@@ -102,6 +104,9 @@ class Retest:
         for name, tensor in self._inputs.items():
             # Expanded tensors cannot be written as they are; nothing could have changed them either.
             if 0 not in tensor.stride() and not torch.equal(tensor, contents[name]):
+                tensor.copy_(contents[name])
+        for name, tensor in self._moved():
+            if not torch.equal(tensor, contents[name]):
                 tensor.copy_(contents[name])
 
     def _compare(self, mine: list[Any], own: list[Any], when: str) -> None:

@@ -63,6 +63,25 @@ def test_short_calls_are_timed_from_a_graph_too() -> None:
     assert graphs["compile"] is None, "what cannot be captured is left out"
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_weights_that_a_library_gathered_in_memory_of_its_own_follow_new_contents(follows: bool) -> None:
+    """cuDNN's recurrent layers do so when they first run: from then on they do not see what is written to the old place."""
+    x, w = torch.linspace(-3, 3, 50), torch.linspace(0.5, 2, 50)
+    gathered = w.clone()
+    contest = Contest(
+        Costing(lambda: torch.tanh(x * w), 40.0),
+        Costing(lambda: torch.tanh(x * gathered), 100.0),
+        {"x": x, "w": w},
+        moved=lambda: [("w", gathered)] if follows else [],
+    )
+    if follows:
+        assert hold(contest, FakeClock(contest.candidate), 0.0).speed is Speed.FASTER
+        assert torch.equal(gathered, w)
+    else:
+        with pytest.raises(MeasurementRejected, match="new contents"):
+            hold(contest, FakeClock(contest.candidate), 0.0)
+
+
 def test_work_on_a_side_stream_is_refused_even_when_it_is_short() -> None:
     with pytest.raises(MeasurementRejected, match="clocks disagree"):
         held(10.0, hidden_us=60.0)
