@@ -60,6 +60,8 @@ def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Sched
 def proposals(situation: Situation) -> list[MacroAction]:
     """Legal actions that are worth trying, most predicted saving first."""
     found = [action for rule in RULES for action in rule.propose(situation)]
+    if not found and situation.measured and not situation.schedule.kernels and not situation.history:
+        found = fuse.doubted(situation)
 
     def rank(action: MacroAction) -> tuple[bool, float, str]:
         # In which order all images lie decides what every other action brings.

@@ -72,6 +72,11 @@ class FusionSearch:
         self._costs: dict[frozenset[str], Cost] = {}
         self._grown: dict[frozenset[str], Fusion | None] = {}
 
+    def least_doubted(self) -> Fusion | None:
+        """Of all kernels that could be, that with the least predicted loss; ``None`` where there can be none."""
+        found = [fusion for seed in self._seeds() if (fusion := self._fusion(self._closed(seed))) is not None]
+        return max(found, key=lambda fusion: fusion.saved_us, default=None)
+
     def best(self, near: Collection[str] | None = None) -> list[Fusion]:
         """Disjoint fusions, largest predicted gain first.
 

@@ -104,6 +104,25 @@ class Fuse:
         return actions
 
 
+def doubted(situation: Situation) -> list[MacroAction]:
+    """The one kernel to ask a GPU about where the model sees no gain in any: its estimates are no measurements."""
+    left = situation.precisions
+    search = FusionSearch(
+        situation.program,
+        situation.schedule,
+        situation.device,
+        partial(left.mode, rank=0),
+        left.refused_at(0, situation.schedule),
+    )
+    fusion = search.least_doubted()
+    if fusion is None:
+        return []
+    action = _single(situation.program, fusion)
+    return [
+        replace(action, rationale=f"No gain is predicted for any kernel; the GPU is asked once. {action.rationale}")
+    ]
+
+
 class TensorCore(Fuse):
     """A region with a float32 product, run on tensor cores by operands split into halves."""
 

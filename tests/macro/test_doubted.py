@@ -1,0 +1,29 @@
+"""Where the model sees no gain in any kernel, a GPU is asked about one; without a GPU nothing is planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.macro.catalogue import proposals
+from tests.macro.situations import SHEET, situation, start
+
+TEXT = """import torch
+import torch.nn.functional as F
+# mtmc: x=f32[B,4,H,H] B=2 H=44
+def f(x):
+    return F.avg_pool2d(x, 11)
+"""
+
+
+def test_one_kernel_is_tried_once(captured) -> None:
+    capture = captured(TEXT, "f")
+    capture = replace(capture, graph=replace(capture.graph, sizes={"B": 64, "H": 2046}))
+    begin = start(capture, TEXT)
+    asked = situation(capture, begin, measured=True, strict=False, device=SHEET)
+    (action,) = proposals(asked)
+    assert action.expected.saved_us < 0
+    assert action.region == ("avg_pool2d",) and action.rationale.startswith("No gain is predicted")
+    tried = Step(1, action, StepStatus.REJECTED, "not faster")
+    assert not proposals(replace(asked, history=(tried,)))
+    assert not proposals(situation(capture, begin, measured=False, strict=False, device=SHEET))
