@@ -337,11 +337,15 @@ def export(
     run: Annotated[str, typer.Argument(help="A run's id, see `mtmc runs`.")],
     form: Annotated[str, typer.Option("--format", help="The form of the file: kernelbench.")] = "kernelbench",
     out: Out = None,
+    reference: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--reference", help="Where to write your own code in the same form, to compare with."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Write a run's last good version as a self-contained file."""
     from mtmc_lsp.report.documents import document
-    from mtmc_lsp.search.export import kernelbench
+    from mtmc_lsp.search.export import kernelbench, kernelbench_reference
 
     _choice("format", form, ("kernelbench",))
     with _project_store() as store:
@@ -351,13 +355,15 @@ def export(
             f"there is no finished run {run!r}", where=Location(str(store.folder)), remedy="See `mtmc runs`."
         )
     source = kernelbench(result)
-    if out is not None:
-        try:
-            out.write_text(source, encoding="utf-8", newline="")
-        except OSError as error:
-            raise RequestError(
-                f"cannot be written: {error.strerror}", where=Location(str(out)), remedy="Choose another file."
-            ) from None
+    own = kernelbench_reference(result) if reference is not None else ""
+    for path, text in ((out, source), (reference, own)):
+        if path is not None:
+            try:
+                path.write_text(text, encoding="utf-8", newline="")
+            except OSError as error:
+                raise RequestError(
+                    f"cannot be written: {error.strerror}", where=Location(str(path)), remedy="Choose another file."
+                ) from None
     if as_json:
         print(document(run=run, format=form, path=str(out) if out else None, source=source))
     elif out is None:

@@ -7,7 +7,10 @@ import re
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.run import RunResult, StepStatus
 from mtmc_lsp.core.workload import ArgumentSpec, TargetKind, TensorSpec, WorkloadSource
+from mtmc_lsp.source.compose import strip_generated
 
+REFERENCE = "Model"
+"""What KernelBench calls the user's own code."""
 MARKS = re.compile(r"[ \t]*# mtmc: (begin|end) .*\n|  # mtmc: (dispatch|import)")
 
 
@@ -26,6 +29,20 @@ def kernelbench(result: RunResult) -> str:
     if result.workload.source is WorkloadSource.GET_INPUTS:
         return text + _plain_model(result)
     return text + _model(result) + _inputs(result)
+
+
+def kernelbench_reference(result: RunResult) -> str:
+    """The text of the file that the exported one stands beside: your own code as ``class Model``, with the same inputs.
+
+    Raises:
+        RequestError: as :func:`kernelbench`.
+    """
+    _check(result)
+    own = strip_generated(result.final.source.encode(), result.target.qualname).decode()
+    text = MARKS.sub("", own).rstrip("\n") + "\n"
+    if result.workload.source is WorkloadSource.GET_INPUTS:
+        return text if result.target.class_name == REFERENCE else text + _plain_model(result, REFERENCE)
+    return text + _model(result, REFERENCE) + _inputs(result)
 
 
 def _check(result: RunResult) -> None:
@@ -51,24 +68,25 @@ def _method(result: RunResult) -> str:
     return "forward" if result.target.kind is TargetKind.MODULE else ""
 
 
-def _plain_model(result: RunResult) -> str:
+def _plain_model(result: RunResult, kind: str = "ModelNew") -> str:
     """``ModelNew`` for a file that makes its own inputs."""
     name, method = result.target.class_name, _method(result)
     if method == "forward":
-        return f'\n\nclass ModelNew({name}):\n    """{name}, by Triton kernels."""\n'
+        what = f"{name}." if kind == REFERENCE else f"{name}, by Triton kernels."
+        return f'\n\nclass {kind}({name}):\n    """{what}"""\n'
     base = name or "torch.nn.Module"
     call = f"self.{method}" if name else result.target.qualname
-    return f"\n\nclass ModelNew({base}):\n    def forward(self, *inputs):\n        return {call}(*inputs)\n"
+    return f"\n\nclass {kind}({base}):\n    def forward(self, *inputs):\n        return {call}(*inputs)\n"
 
 
-def _model(result: RunResult) -> str:
+def _model(result: RunResult, kind: str = "ModelNew") -> str:
     """``ModelNew`` for a directive's workload: tensors by name, constants as they were."""
     name, method = result.target.class_name, _method(result)
     arguments = result.workload.arguments
     tensors = [argument.name for argument in arguments if argument.tensor is not None]
     passed = ", ".join(f"{a.name}={a.name if a.tensor is not None else repr(a.constant)}" for a in arguments)
     call = f"super().{method}" if name else result.target.qualname
-    lines = [f"class ModelNew({name or 'torch.nn.Module'}):"]
+    lines = [f"class {kind}({name or 'torch.nn.Module'}):"]
     if result.workload.init_arguments:
         given = result.workload.init_arguments
         taken = ", ".join(f"{a.name}={a.constant!r}" for a in given)

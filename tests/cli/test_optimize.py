@@ -79,16 +79,19 @@ def test_a_finished_run_cannot_be_resumed(finished) -> None:
 
 def check_export(folder: Path, run: str, expected: str) -> None:
     """The exported file runs alone under torch, and computes what the target does."""
-    written = folder / "exported.py"
-    answer = mtmc(folder, "export", run, "--out", str(written), "--json")
+    written, own = folder / "exported.py", folder / "own.py"
+    answer = mtmc(folder, "export", run, "--out", str(written), "--reference", str(own), "--json")
     assert answer.code == 0, answer.err
     assert written.read_text() == answer.document["source"]
     assert "mtmc:" not in written.read_text().replace("# mtmc: x=", "")
+    assert "triton" not in own.read_text()
     code = (
-        "import torch, exported, model\n"
+        "import torch, exported, model, own\n"
         "new = exported.ModelNew(*exported.get_init_inputs())\n"
         "inputs = exported.get_inputs()\n"
         f"torch.testing.assert_close(new(*inputs), {expected})\n"
+        f"torch.testing.assert_close(own.Model(*own.get_init_inputs())(*inputs), {expected})\n"
+        "assert [x.shape for x in own.get_inputs()] == [x.shape for x in inputs]\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment(), check=True)
 
