@@ -82,14 +82,17 @@ def told(row: dict[str, Any]) -> str:
 
 
 def verdicts(results: Path) -> dict[str, dict[str, str]]:
-    """By file name, the verdict on the last version that a bench kept; its problems are named ``level1/name``."""
+    """By file name, the verdict on the last version that a bench kept; of ``level1/name`` it is ``level1_name``."""
     found: dict[str, dict[str, str]] = {}
     for line in results.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         kept = [step for step in row.get("steps") or () if step["status"] == "accepted"]
         if kept:
             verdict = kept[-1]["verdict"]
-            found[row["problem"].replace("/", "_")] = {"status": verdict["status"], "reason": verdict["reason"]}
+            found[row["problem"].replace("/", "_").replace("::", "__")] = {
+                "status": verdict["status"],
+                "reason": verdict["reason"],
+            }
     return found
 
 
