@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +107,12 @@ class LocalMeasurer:
             for _ in range(2)
         )
         locked = Sandbox((self._kernels,), str(self._secret), programs=True)
-        self._compiler = Worker(
-            python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=template
+        # The second compiles what other sizes need, and never keeps the first waiting.
+        self._compiler, self._ahead = (
+            Worker(python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=template)
+            for _ in range(2)
         )
+        self._compiling: Future[None] | None = None
         self._background = ThreadPoolExecutor(4)
         self._verification = Verification(
             capture,
@@ -157,7 +160,7 @@ class LocalMeasurer:
         self, worker: Worker | CandidateProcess, command: str, request: Mapping[str, object], seconds: float
     ) -> dict[str, Any]:
         """Have a worker do something, on a GPU while nothing is timed on it; waiting for it is in no limit."""
-        if not self.measured or worker is self._compiler:
+        if not self.measured or worker in (self._compiler, self._ahead):
             return self._limited(worker, command, request, seconds)
         with shared(self._gpu.result()):
             return self._limited(worker, command, request, seconds)
@@ -195,7 +198,8 @@ class LocalMeasurer:
     def close(self) -> None:
         """End the workers and remove their files."""
         self._background.shutdown(wait=False, cancel_futures=True)
-        for worker in (self._reference, self._runner, self._compiler, self._timer):
+        self._stop_compiling()
+        for worker in (self._reference, self._runner, self._compiler, self._ahead, self._timer):
             worker.kill()
             worker.close()
         if self._template is not None:
@@ -244,6 +248,7 @@ class LocalMeasurer:
     def compile(self, candidate: Candidate) -> CompileReport:
         """Cross-compile every kernel for every architecture."""
         self._prepare()
+        self._stop_compiling()
         archs = [self._capture.environment.capability] if self.measured else list(self._archs)
         request = {
             "path": self._capture.workload.target.path,
@@ -264,13 +269,19 @@ class LocalMeasurer:
         report = CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
         if self.measured and report.ok and candidate.code is not None:
             others = to_find_launches(self._capture.graph, candidate.code, self._verification.other_sizes)
-            self._background.submit(self._compile_more, {**request, "launches": [], **others})
+            self._compiling = self._background.submit(self._compile_more, {**request, "launches": [], **others})
         return report
+
+    def _stop_compiling(self) -> None:
+        """End what is compiled for the other sizes of an earlier candidate: it was verified, or will not be."""
+        while self._compiling is not None and not self._compiling.cancel() and not self._compiling.done():
+            self._ahead.kill()
+            wait([self._compiling], 0.1)
 
     def _compile_more(self, request: Mapping[str, object]) -> None:
         """Compile what other sizes need, side by side, while the first case runs: a launch compiles one kernel at a time."""
         with contextlib.suppress(MtmcError):
-            self._call(self._compiler, "measure.compile", request, 2 * self._compile_seconds)
+            self._call(self._ahead, "measure.compile", request, 2 * self._compile_seconds)
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         """Paired timing; None without a GPU.
