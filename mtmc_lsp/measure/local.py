@@ -107,10 +107,17 @@ class LocalMeasurer:
             for _ in range(2)
         )
         locked = Sandbox((self._kernels,), str(self._secret), programs=True)
-        # The second compiles what other sizes need, and never keeps the first waiting.
+        # The second compiles what other sizes need: nobody waits for it, and it lets others have the cores first.
         self._compiler, self._ahead = (
-            Worker(python, cwd=cwd, env={"TRITON_CACHE_DIR": self._kernels}, sandbox=locked, template=template)
-            for _ in range(2)
+            Worker(
+                python,
+                cwd=cwd,
+                env={"TRITON_CACHE_DIR": self._kernels},
+                sandbox=locked,
+                template=template,
+                gives_way=gives_way,
+            )
+            for gives_way in (False, True)
         )
         self._compiling: Future[None] | None = None
         self._background = ThreadPoolExecutor(4)
@@ -292,6 +299,7 @@ class LocalMeasurer:
         """
         if not self.measured:
             return None
+        self._stop_compiling()
         request = {
             "capture": to_json(self._capture),
             "own": self._own,
