@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
+from mtmc_lsp.capture.drawn_signs import made_without_values
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, TargetRaises, TargetUnsupported
 from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
 
@@ -141,39 +142,33 @@ def build_call(
 
 def _shapes_of(make: Callable[[], Any], device: str) -> list[Any]:
     """What ``make`` gives, each tensor as a single zero that has its shape; all of it where that cannot be known without."""
-    made = _without_values(make)
+    made = made_without_values(make)
     if made is None:
         return list(make())
     return [
         torch.zeros((), dtype=item.dtype, device=device).expand(item.shape) if isinstance(item, FakeTensor) else item
-        for item in made
+        for item in made[0]
     ]
 
 
 def _stand_ins(make: Callable[[], Any], device: str) -> list[Any]:
-    """What ``make`` gives with floats between 0 and 1 in the place of its own; empty where that would save nothing.
+    """What ``make`` gives with other floats in the place of its own; empty where that would save nothing.
 
-    Integers are left as they are made: they may be indices.
+    They lie between -1 and 1, and between 0 and 1 where the user's own are known to have no negative element. Integers are left
+    as they are made: they may be indices.
     """
-    made = _without_values(make) if device != "cpu" else None
-    tensors = [item for item in made or () if isinstance(item, FakeTensor)]
-    if made is None or sum(t.numel() for t in tensors) < MANY or not all(t.is_floating_point() for t in tensors):
+    made, signs = (made_without_values(make) if device != "cpu" else None) or ([], [])
+    tensors = [item for item in made if isinstance(item, FakeTensor)]
+    if sum(t.numel() for t in tensors) < MANY or not all(t.is_floating_point() for t in tensors):
         return []
     return [
-        torch.empty_strided(item.shape, item.stride(), dtype=torch.float32, device=device).uniform_().to(item.dtype)
+        torch.empty_strided(item.shape, item.stride(), dtype=torch.float32, device=device)
+        .uniform_(0.0 if known else -1.0, 1.0)
+        .to(item.dtype)
         if isinstance(item, FakeTensor)
         else item
-        for item in made
+        for item, known in zip(made, signs, strict=True)
     ]
-
-
-def _without_values(make: Callable[[], Any]) -> list[Any] | None:
-    """What ``make`` gives, its tensors without memory; None where it looks at values, or reads tensors of its own."""
-    try:
-        with FakeTensorMode():
-            return list(make())
-    except Exception:  # user code raises anything where there are no values
-        return None
 
 
 def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sympy
 import torch
 import torch.fx.proxy
 from torch.export import Dim, export
 from torch.export.graph_signature import OutputKind
 
+from mtmc_lsp.capture.awkward import AwkwardSize, Watch, awkward_sizes, blamed, is_symbol, symbols_of
 from mtmc_lsp.capture.expanding import expansions
 from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
@@ -25,9 +25,7 @@ from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
 ATTEMPTS = 6
-"""Exports tried while sizes that divisions speak of are made constant."""
-DIVISIONS = frozenset({"FloorDiv", "Mod", "PythonMod", "CleanDiv", "ModularIndexing"})
-"""Functions of torch's symbolic sizes that no polynomial stands for."""
+"""Whole exports tried while sizes that divisions speak of are made constant."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,8 @@ class _Flat(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
 
 @contextlib.contextmanager
-def _recording_lines(path: str) -> Iterator[None]:
-    """While exporting, every node remembers the innermost line of the user's file that made it.
+def _recording_lines(path: str, watch: Watch | None = None) -> Iterator[None]:
+    """While exporting, every node remembers the innermost line of the user's file that made it, and is watched.
 
     Export's own stack traces keep only frames called ``forward``; a node's ``stack_trace`` survives decomposition, so the
     line travels in it.
@@ -64,6 +62,8 @@ def _recording_lines(path: str) -> Iterator[None]:
 
     def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
         node = original(self, *args, **kwargs)
+        if watch is not None:
+            watch.look(node)
         frame: Any = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == path:
@@ -95,12 +95,19 @@ def export_graph(
         TargetUnsupported: it cannot be exported; names file and line where that is known.
     """
     fixed: set[tuple[int, int]] = set()
-    for _ in range(ATTEMPTS):
+    held = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
+    attempts = 0
+    while attempts < ATTEMPTS:
+        watch = Watch([item.value for item in inputs], held, fixed)
         try:
-            program = _export(function, inputs, fixed, target)
+            program = _export(function, inputs, fixed, target, watch)
+        except AwkwardSize:
+            fixed |= watch.found
+            continue
         except TargetUnsupported:
             # What cannot be traced for any size, as where a condition on sizes has no solution, may be for the given ones.
             break
+        attempts += 1
         reader = _Reader(program, inputs, variables, target)
         awkward = reader.awkward_symbols()
         if not awkward:
@@ -124,10 +131,17 @@ def _expanded(program: Any, target: Target) -> Any:
             raise export_error(error, target) from error
 
 
-def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, int]], target: Target) -> Any:
+def _export(
+    function: Any,
+    inputs: Sequence[InputTensor],
+    fixed: set[tuple[int, int]],
+    target: Target,
+    watch: Watch | None = None,
+) -> Any:
     """The target's program, as torch exports it.
 
     Raises:
+        AwkwardSize: the watch ended it.
         TargetUnsupported: it cannot be traced with these sizes fixed and all others free.
     """
     # On a GPU a module's own sizes are constants of its kernels. The interpreter needs smaller ones than that.
@@ -145,10 +159,13 @@ def _export(function: Any, inputs: Sequence[InputTensor], fixed: set[tuple[int, 
         for i, item in enumerate(inputs)
     )
     tensors = tuple(item.value for item in inputs)
-    with _recording_lines(target.path), torch.no_grad():
+    with _recording_lines(target.path, watch), torch.no_grad():
         try:
             return export(_Flat(function), tensors, dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
+            if watch is not None and watch.found:
+                # Torch may have put an error of its own around it.
+                raise AwkwardSize from error
             raise export_error(error, target) from error
 
 
@@ -219,7 +236,7 @@ class _Reader:
         for i, (node, item) in enumerate(zip(self.placeholders, self.inputs, strict=True)):
             value = node.meta["val"]
             for d, size in enumerate(value.shape):
-                symbols = _symbols(size)
+                symbols = symbols_of(size)
                 self.symbols_at[i, d] = symbols
                 for symbol in sorted(symbols):
                     if symbol in self.names:
@@ -234,12 +251,12 @@ class _Reader:
                         given.add(wanted)
                     taken.add(wanted)
                     self.names[symbol] = wanted
-                if isinstance(size, torch.SymInt) and len(symbols) == 1 and str(size.node.expr) in symbols:
+                if is_symbol(size):
                     self.sizes.setdefault(self.names[next(iter(symbols))], int(item.value.shape[d]))
         # Steps over memory that no size explains, as those of a slice, are sizes of their own.
         for node, item in zip(self.placeholders, self.inputs, strict=True):
             for d, stride in enumerate(node.meta["val"].stride()):
-                for symbol in _symbols(stride) - set(self.names):
+                for symbol in symbols_of(stride) - set(self.names):
                     if str(stride.node.expr) == symbol:
                         name = f"{item.name}_stride{d}"
                         while name in taken:
@@ -251,13 +268,10 @@ class _Reader:
     def awkward_symbols(self) -> set[str]:
         """Symbols in sizes or guards that are no polynomials (divisions, remainders, maxima), and attention's head sizes."""
         # A kernel is for one head size, and the scale comes from it.
-        found = {s for node in _attentions(self.program) for each in node.args[:3] for s in _symbols(_size(each, -1))}
+        found = {s for node in _attentions(self.program) for each in node.args[:3] for s in symbols_of(_size(each, -1))}
         for node in self.program.graph.nodes:
-            value = node.meta.get("val")
-            for item in value if isinstance(value, (tuple, list)) else [value]:
-                for size in (*item.shape, *item.stride()) if isinstance(item, torch.Tensor) else [item]:
-                    if isinstance(size, torch.SymInt) and not _is_polynomial(str(size.node.expr)):
-                        found |= self._blamed(size.node.expr)
+            for expression in awkward_sizes(node.meta.get("val"), numbers=True):
+                found |= self._blamed(expression)
         for guard in self._guards():
             text = str(guard)
             # Comparisons with Max(1, size) only ask whether a tensor is dense; sizes of at least 1 satisfy them.
@@ -267,32 +281,10 @@ class _Reader:
         return found & set(self.names)
 
     def _blamed(self, expression: Any) -> set[str]:
-        """Symbols that make an expression awkward: as few as will do, since what is made constant no longer varies.
-
-        Of a size such as ``C * H * W // 32`` that is one alone: a parameter's before others, then one that is divisible.
-        Guards also speak of symbols that have become constants since; these are nobody's fault.
-        """
-        own = set(self.names)
-        divisions = [
-            atom
-            for atom in expression.atoms(sympy.Function)
-            if type(atom).__name__ in DIVISIONS and not any(type(a).__name__ in DIVISIONS for a in _below(atom))
-        ]
-        blamed: set[str] = set()
-        for division in divisions:
-            names = {str(symbol) for symbol in division.free_symbols} & own
-            parameters = names & self._of_parameters()
-            divisible = {name for name in names if self._divides(division.args[1], name)}
-            blamed |= parameters or set(sorted(divisible)[:1]) or names
-        return blamed if divisions else {str(symbol) for symbol in expression.free_symbols}
-
-    def _of_parameters(self) -> set[str]:
         held = {i for i, item in enumerate(self.inputs) if item.kind is not InputKind.ARGUMENT}
-        return {symbol for (i, _), symbols in self.symbols_at.items() if i in held for symbol in symbols}
-
-    def _divides(self, divisor: Any, symbol: str) -> bool:
-        value = self.sizes.get(self.names[symbol], 0)
-        return bool(divisor.is_Integer) and value % int(divisor) == 0
+        parameters = {symbol for (i, _), symbols in self.symbols_at.items() if i in held for symbol in symbols}
+        values = {symbol: self.sizes[name] for symbol, name in self.names.items() if name in self.sizes}
+        return blamed(expression, set(self.names), parameters, values)
 
     def _guards(self) -> list[Any]:
         for node in self.placeholders:
@@ -467,11 +459,6 @@ class _Reader:
         return tuple(dict.fromkeys(found))
 
 
-def _below(atom: Any) -> set[Any]:
-    """The function calls inside one."""
-    return {inner for argument in atom.args for inner in argument.atoms(sympy.Function)}
-
-
 def _attentions(program: Any) -> list[Any]:
     return [node for node in program.graph.nodes if "scaled_dot_product_attention" in str(node.target)]
 
@@ -484,16 +471,8 @@ def _same_by_attention(program: Any) -> dict[str, str]:
     """Symbols of keys and values whose numbers must be equal, each to the other: attention's meta kernel does not say so."""
     same: dict[str, str] = {}
     for node in _attentions(program):
-        keys, values = (_symbols(_size(operand, -2)) for operand in node.args[1:3])
+        keys, values = (symbols_of(_size(operand, -2)) for operand in node.args[1:3])
         if len(keys) == len(values) == 1 and keys != values:
             (key,), (value,) = keys, values
             same |= {key: value, value: key}
     return same
-
-
-def _symbols(size: Any) -> set[str]:
-    return {str(symbol) for symbol in size.node.expr.free_symbols} if isinstance(size, torch.SymInt) else set()
-
-
-def _is_polynomial(text: str) -> bool:
-    return not any(word in text for word in ("//", "Mod", "Max", "Min", "Piecewise", "floor", "ceil", "/"))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.branches import sizes_above_one
-from mtmc_lsp.capture.calls import MANY, Call, build_call, user_error
+from mtmc_lsp.capture.calls import Call, build_call, user_error
 from mtmc_lsp.capture.effects import Snapshot, access_of, is_random, refuse_random, watching_attributes
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
@@ -293,17 +293,15 @@ def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str
 def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument, ...]:
     arguments = []
     tensors = {item.name for item in inputs}
-    # Of more than this, capture may have made other numbers than the user's own.
-    are_own = sum(value.numel() for value in call.values if isinstance(value, torch.Tensor)) < MANY
     for name, value in zip(call.names, call.values, strict=True):
         keyword = name in call.keyword
         if name in tensors and isinstance(value, torch.Tensor):
             low = high = None
             if not value.is_floating_point() and value.dtype is not torch.bool and value.numel():
                 low, high = float(value.min()), float(value.max())
-            elif value.is_floating_point() and value.numel() and are_own:
-                # Only the sign is of use: sums of what is never negative cancel nothing.
-                low = 0.0 if bool((value >= 0).all()) else None
+            elif value.is_floating_point() and value.numel():
+                # Only the sign is of use, which stand-ins share: sums of what is never negative cancel nothing.
+                low = 0.0 if bool(value.detach().amin() >= 0) else None
             arguments.append(CapturedArgument(name, name, None, keyword, low, high))
         else:
             plain = list(value) if isinstance(value, tuple) else value

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.modules.rnn import RNNBase
 
+from mtmc_lsp.capture.effects import access_of
 from mtmc_lsp.capture.synonyms import RECURRENT
 from mtmc_lsp.core.graph import RECURRENT_GATES
 
@@ -97,12 +98,10 @@ def without_idle_modes(instance: torch.nn.Module | None, reads: dict[str, object
         reads: values by their access in the target, ``self.layers[0].training``.
     """
     layers = instance.named_modules() if instance is not None else ()
-    idle = {f"{name}.training" for name, layer in layers if isinstance(layer, RNNBase) and layer.dropout == 0.0}
-    return {
-        access: value
-        for access, value in reads.items()
-        if access.removeprefix("self.").replace("[", ".").replace("]", "") not in idle
+    idle = {
+        access_of(f"{name}.training") for name, layer in layers if isinstance(layer, RNNBase) and layer.dropout == 0.0
     }
+    return {access: value for access, value in reads.items() if access not in idle}
 
 
 @contextlib.contextmanager

@@ -99,6 +99,12 @@ class Step:
     work: Work | None = None
     """Of the candidate; ``None`` where the cost model does not know its kernels."""
 
+    @property
+    def is_base(self) -> bool:
+        """Whether its version was timed and is no faster than the user's own code: it was kept for later steps to build on."""
+        eager = self.timing.against("eager") if self.timing is not None else None
+        return eager is not None and eager.ratio <= 1.0
+
 
 class RunStatus(Enum):
     """What a whole run came to."""

@@ -96,10 +96,10 @@ class Size:
         return _from_ast(ast.parse(str(self), mode="eval").body, sizes)
 
     def divide_exactly(self, other: SizeLike) -> Size | None:
-        """``self / other`` where every term divides, else ``None``; ``other`` must be one term."""
+        """``self / other`` where that is a polynomial with integer coefficients, else ``None``."""
         divisor = Size.of(other)
         if len(divisor.terms) != 1:
-            return Size.of(1) if divisor == self and self.terms else None
+            return self._long_division(divisor)
         factors, coefficient = divisor.terms[0]
         quotient: list[tuple[Monomial, int]] = []
         for own, own_coefficient in self.terms:
@@ -112,6 +112,20 @@ class Size:
                 return None
             quotient.append((tuple(rest), own_coefficient // coefficient))
         return _normal(quotient)
+
+    def _long_division(self, divisor: Size) -> Size | None:
+        """By a sum of terms: the first term of what is left is divided by the divisor's until nothing is left."""
+        if not divisor.terms:
+            return None
+        quotient, rest = Size.of(0), self
+        first = Size(divisor.terms[:1])
+        while rest.terms:
+            # Terms are sorted as products with the same factors keep them, so each round cancels the first one for good.
+            part = Size(rest.terms[:1]).divide_exactly(first)
+            if part is None:
+                return None
+            quotient, rest = quotient + part, rest - part * divisor
+        return quotient
 
     def __add__(self, other: SizeLike) -> Size:
         return _normal([*self.terms, *Size.of(other).terms])
@@ -139,6 +153,11 @@ class Size:
         if self.is_constant and divisor.is_constant:
             return Size.of(self.constant // divisor.constant)
         exact = self.divide_exactly(divisor)
+        if exact is None and divisor.is_constant:
+            # Of multiples of the divisor and a number, the number alone is rounded.
+            number = Size.of(sum(coefficient for factors, coefficient in self.terms if not factors))
+            rest = (self - number).divide_exactly(divisor)
+            exact = rest + number // divisor if rest is not None else None
         return exact if exact is not None else Size.symbol(f"({self.as_factor()} // {divisor.as_factor()})")
 
     def as_factor(self) -> str:

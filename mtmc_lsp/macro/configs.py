@@ -12,15 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
+from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype, is_float
 from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.columns import column_block, next_power_of_two, single_columns
-from mtmc_lsp.macro.few_rows import BUSY, LEAST_SPLIT_ROWS, ONCE, once_tile, read_once
+from mtmc_lsp.macro.few_rows import (
+    BOTH,
+    BUSY,
+    LEAST_CHANNELS,
+    LEAST_SPLIT_ROWS,
+    ONCE,
+    both_tile,
+    once_tile,
+    parts_of_sum,
+    read_once,
+    window_tile,
+)
 from mtmc_lsp.macro.orders import across, strided_columns, windows_along_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import first_config, other_configs, recurrence_in
-from mtmc_lsp.macro.regions import Region, RegionKind
+from mtmc_lsp.macro.regions import Region, RegionKind, product_in
 
 Config = dict[str, "int | str | bool"]
 
@@ -67,8 +78,8 @@ def default_config(program: Program, region: Region) -> Config:
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
 
 
-FEW_PROGRAMS, FEW_TILES = 256, 128
-"""With fewer programs (of a reduction, of a product) than this, each with a long sum, much of a large device would be idle."""
+FEW_PROGRAMS = 256
+"""With fewer programs of a reduction than this, each with a long sum, much of a large device would be idle."""
 MANY_PROGRAMS = 512
 """About as many programs as a large device runs at once."""
 LEAST_SHARED = 1 << 18
@@ -101,13 +112,13 @@ def split_parts(program: Program, region: Region, config: Mapping[str, int | str
 def split_product_parts(program: Program, region: Region, config: Mapping[str, int | str | bool]) -> Config:
     """How to split a product of few tiles with a long sum; nothing where it has tiles enough."""
     sizes = program.graph.sizes
-    prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+    prim = product_in(program, region)
     own = ProductSizes.of(program.prims, prim)
     m, n, batch = (size.value(sizes) for size in (own.m, own.n, own.batch))
     tiles = -(-m // int(config["block_m"])) * -(-n // int(config["block_n"])) * batch
     depth = region.columns.value(sizes)
-    parts = min(FEW_TILES // tiles, depth // (8 * int(config["block_k"])))
-    return {"split_k": 1 << (parts.bit_length() - 1)} if parts >= 4 else {}
+    parts = parts_of_sum(tiles, depth, int(config["block_k"]))
+    return {"split_k": parts} if parts > 1 else {}
 
 
 def _warps(elements: int) -> int:
@@ -129,8 +140,6 @@ PROMOTED = "fp16x3-promoted"
 so their own error grows with K, above all where no terms cancel."""
 HALVES = (SPLIT, PROMOTED)
 """Modes whose operands are split into halves."""
-LEAST_CHANNELS = 16
-"""Channels from which on the places of a window are walked one after another, a block of channels each."""
 PROMOTED_ELEMENTS = 128 * 128
 """Largest tile whose sum and whose block's sum both fit into the registers of eight warps."""
 
@@ -148,7 +157,7 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
         region: one with a product.
         precision: the mode for fp32 operands; empty for the one that the user's own code runs.
     """
-    prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+    prim = product_in(program, region)
     operand = program.prims[prim.inputs[0]].dtype
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
     graph, taps = program.graph, ProductDims.of(prim).taps
@@ -161,10 +170,13 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
     m, n, batch = (size.value(program.graph.sizes) for size in (sized.m, sized.n, sized.batch))
     channels = sized.channels.value(graph.sizes)
     walks_taps = bool(taps) and channels >= LEAST_CHANNELS
+    # Split as they are read, blocks of K have scales of their own, so fp32 units add them to the sum.
+    if mode in HALVES and (both := both_tile(program, prim)) is not None:
+        return {**both, "precision": PROMOTED}
     side = read_once(program, prim) if mode in HALVES else None
     if side is not None:
-        # Each block of K has a scale of its own, so fp32 units add it to the sum.
-        once: Config = {**once_tile(m, n, batch, side), "precision": PROMOTED}
+        tile_of = window_tile(m, n, batch) if taps else once_tile(m, n, batch, side)
+        once: Config = {**tile_of, "precision": PROMOTED}
         if not split_product_parts(program, region, once):
             return once
     if half or mode in HALVES:
@@ -190,10 +202,10 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
 def can_split(program: Program, prim: Prim) -> bool:
     """Whether a product's own kernel may split its operands, and it is large enough for that.
 
-    Of windows, halves would be many times the input: there the input itself is split before, by a rewrite.
+    Of windows, halves would be many times the input: there it is split as it is read, or the input itself before, by a rewrite.
     """
     few = ProductSizes.of(program.prims, prim).m.value(program.graph.sizes) < LEAST_SPLIT_ROWS
-    return not ProductDims.of(prim).taps and not few
+    return not few and (not ProductDims.of(prim).taps or read_once(program, prim) is not None)
 
 
 def _tensor_core_tile(m: int, n: int, batch: int, most: int) -> tuple[int, int, int, int]:
@@ -216,9 +228,10 @@ def fitted(config: Config, shared_bytes: int) -> Config:
         return config
     if "block_k" not in config:
         return {**config, "stages": 2} if shared_bytes < LARGE_SHARED_BYTES else config
-    for deep, stages in ((64, int(config["stages"])), (64, 2), (32, 3), (32, 2)):
+    for most, stages in ((64, int(config["stages"])), (64, 2), (32, 3), (32, 2)):
+        deep = min(most, int(config["block_k"]))
         if stage_bytes({**config, "block_k": deep}) * stages <= shared_bytes:
-            return {**config, "block_k": min(deep, int(config["block_k"])), "stages": stages}
+            return {**config, "block_k": deep, "stages": stages}
     return {**config, "block_k": 32, "stages": 1}
 
 
@@ -227,7 +240,7 @@ def stage_bytes(config: Mapping[str, int | str | bool]) -> int:
     if "block_k" not in config:
         return 0
     if ONCE in config:
-        # One operand as it is, in four bytes, and both halves of the other.
+        # Operands as they are, in four bytes, or both halves of them.
         return 4 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"]))
     # Promoted, both halves of both operands of a block of K lie there at once.
     tiles = 2 if config.get("precision") == PROMOTED else 1
@@ -289,7 +302,8 @@ TURNED_TILES = (
 def variants(program: Program, region: Region, config: Mapping[str, int | str | bool]) -> list[Config]:
     """Other configurations worth measuring, the present one left out."""
     if region.kind is RegionKind.MATMUL:
-        found = _product_variants(config)
+        own = product_in(program, region)
+        found = _product_variants(config, of_windows=bool(ProductDims.of(own).taps))
     elif region.kind is RegionKind.ATTENTION:
         found = [
             {"block_m": m, "block_n": n, "warps": w, "stages": s}
@@ -330,6 +344,15 @@ def variants(program: Program, region: Region, config: Mapping[str, int | str | 
     return unique
 
 
+MOST_FACTORS = 1024
+"""Numbers of a size from 0.75 to 1.5 whose product float64 holds."""
+
+
+def is_wide_product(prim: Prim) -> bool:
+    """Whether it is a running product of floats, in the midst of which more may overflow than in its results."""
+    return prim.op is PrimOp.SCAN and prim.fn == "prod" and is_float(prim.dtype)
+
+
 def _reduction_variants(program: Program, region: Region, config: Mapping[str, int | str | bool]) -> list[Config]:
     columns = region.columns.value(program.graph.sizes)
     whole = next_power_of_two(columns)
@@ -342,6 +365,8 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
                 (32, 32, 4),
                 (64, 32, 4),
                 (64, 32, 8),
+                (256, 16, 8),
+                (256, 8, 4),
                 (128, 16, 4),
                 (128, 16, 8),
                 (32, 16, 2),
@@ -350,9 +375,11 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
             ]
         ]
     if region.kind is RegionKind.SCAN:
+        products = any(is_wide_product(program.prims[name]) for name in region.prims)
         return [
             {"block": b, "rows": r, "warps": w}
             for b, r, w in [(1024, 1, 4), (2048, 1, 8), (4096, 1, 8), (512, 4, 4), (256, 4, 4)]
+            if b <= MOST_FACTORS or not products
         ]
     if whole <= 65536:
         for rows in (1, 2, 4, 8, 16):
@@ -382,7 +409,7 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
     return found
 
 
-def _product_variants(config: Mapping[str, int | str | bool]) -> list[Config]:
+def _product_variants(config: Mapping[str, int | str | bool], *, of_windows: bool) -> list[Config]:
     shapes = [
         (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4), (128, 128, 64, 8, 4),
         (128, 128, 64, 8, 3), (128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (128, 256, 32, 8, 5), (64, 256, 64, 8, 4),
@@ -391,7 +418,17 @@ def _product_variants(config: Mapping[str, int | str | bool]) -> list[Config]:
     if config["precision"] in ("ieee", "tf32"):
         # Operands of four bytes: the same shared memory holds half of K.
         shapes = [(m, n, k // 2, w, s) for m, n, k, w, s in shapes]
-    if ONCE in config:
+    if ONCE in config and of_windows:
+        wide = int(config["block_n"])
+        shapes = [
+            (tall, wide, deep, warps, 1)
+            for tall, deep, warps in [(256, 32, 4), (256, 32, 8), (128, 64, 8), (128, 64, 4), (128, 32, 8), (64, 32, 4)]
+            if tall * wide <= PROMOTED_ELEMENTS * warps // 8
+        ]
+    elif config.get(ONCE) == BOTH:
+        shapes = [(128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3), (64, 64, 64, 4, 4),
+                  (128, 64, 32, 8, 4), (64, 128, 32, 8, 4), (64, 64, 32, 4, 4)]  # fmt: skip
+    elif ONCE in config:
         tiles = [(128, 128, 64, 8, 3), (128, 128, 32, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3), (64, 128, 32, 8, 4),
                  (64, 64, 64, 4, 3), (32, 128, 64, 4, 4), (32, 64, 64, 4, 4)]  # fmt: skip
         # Few rows, many rows: which of them are the left operand's, the side says.

@@ -12,12 +12,12 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.configs import HALVES, SPLIT
-from mtmc_lsp.macro.few_rows import ONCE
+from mtmc_lsp.macro.few_rows import BOTH, LEAST_CHANNELS, ONCE, split_programs
 from mtmc_lsp.macro.loads import loads_apart_us
 from mtmc_lsp.macro.orders import across, dense_axes, windows_along_columns
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
-from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form
+from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form, product_in
 
 PASSES = {
     "layer_norm": 2, "group_norm": 3, "batch_norm": 3, "instance_norm": 3, "softmax": 2, "log_softmax": 2,
@@ -37,9 +37,14 @@ TF32_OF_OURS = 0.21
 """Likewise of a float32 product in TF32, whose operands pass through registers to be rounded (86 of 403 TFLOP/s on an H200)."""
 TRANSPOSED_VOLUMES = 0.1
 """Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
+WINDOWS_ONCE = 0.65
+"""Likewise of windows that are split as they are read, beside the time of their loads (of which :data:`ONCE_SHARE` is left)."""
+FEW_CHANNELS, FEW_CHANNELS_WIDTH = 0.4, 48
+"""Share of the peak of fp32 units that the library reaches with few channels in, and how many channels out it takes for that
+(an H200: 7, 16, 21 and 25 of 60 TFLOP/s with 16, 24, 64 and 64)."""
 ONCE_SHARE = 0.6
 """Of the rate of split operands, where one of them is split as it is read (an H200: 131 of 263 TFLOP/s, of which a product
-reaches 0.8)."""
+reaches 0.8); a guess where both are."""
 NO_CALL = 10.0
 """How many times as long as fp32 units would take what cannot be a call is said to take, so that it becomes a kernel."""
 L1_BYTES = 32 * 1.7e9
@@ -151,11 +156,26 @@ def _convolution_cost(program: Program, node: Node, device: Device, read: float,
         moved = read * (DEPTHWISE_PASSES - 1) + written
         return Cost(moved, flops, _time(moved, flops, device, 1.0, 0.85) + device.launch_us)
     layouts = 0.0 if node.type.is_channels_last else 2.0 * (read + written)
-    slow = "conv_transpose3d" in node.op and node.type.dtype == "float32"
-    rate = (TRANSPOSED_VOLUMES if slow else 0.85) * peak(device, node.type.dtype, graph.convolution_mode(node.name))
+    rate = _library_share(program, node) * peak(device, node.type.dtype, graph.convolution_mode(node.name))
     apart = _time(layouts, 0.0, device, rate, 0.85)
     product_us = _time(read + written, flops, device, rate, 0.85)
     return Cost(read + written + layouts, flops, apart + product_us + device.launch_us * (3 if layouts else 1))
+
+
+def _library_share(program: Program, node: Node) -> float:
+    """Share of the peak that the library's convolution reaches."""
+    graph = program.graph
+    if node.type.dtype != "float32":
+        return 0.85
+    if "conv_transpose3d" in node.op:
+        return TRANSPOSED_VOLUMES
+    own = program.product_of_node(node.name)
+    if own is None or graph.convolution_mode(node.name) != "ieee":
+        return 0.85
+    sized = ProductSizes.of(program.prims, own)
+    if sized.channels.value(graph.sizes) >= LEAST_CHANNELS:
+        return 0.85
+    return FEW_CHANNELS * min(1.0, sized.n.value(graph.sizes) / FEW_CHANNELS_WIDTH)
 
 
 def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
@@ -192,16 +212,17 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
         # A factor per sample or channel lies the same either way.
         walked = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
         share = GATHERED if all(kind.is_channels_last for kind in walked) else SCATTERED
+        share = WINDOWS_ONCE if ONCE in config else share
     if dtype == "float32" and config.get("precision") == "tf32":
         share = min(share, TF32_OF_OURS)
     busy = _parallelism(program, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
     launches = 1
-    splits: list[float] = []
+    splits: list[tuple[float, float]] = []
     moved = reads * passes + written
     if region.kind is RegionKind.MATMUL:
         rate *= busy * (ONCE_SHARE if ONCE in config else 1.0)
-        splits = _split_bytes(program, region, config)
+        splits = _split_passes(program, region, config, device)
         launches += len(splits)
         pieces = int(str(config.get("split_k", 1)))
         if pieces > 1:
@@ -214,18 +235,28 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     if region.kind is RegionKind.MATMUL:
         time += loads_apart_us(program, region, config, device)
     # What is split is split before the product begins.
-    time += _time(sum(splits), 0.0, device, rate, TRITON_EFFICIENCY)
-    return Cost(moved + sum(splits), flops, time + device.launch_us * launches)
+    time += sum(_time(split, 0.0, device, rate, TRITON_EFFICIENCY * share) for split, share in splits)
+    return Cost(moved + sum(split for split, _ in splits), flops, time + device.launch_us * launches)
 
 
-def _split_bytes(program: Program, region: Region, config: Mapping[str, object]) -> list[float]:
-    """Bytes that each kernel moves which splits an operand into halves before the product: it reads four and writes four."""
-    prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+def _split_passes(
+    program: Program, region: Region, config: Mapping[str, object], device: Device
+) -> list[tuple[float, float]]:
+    """Bytes that each kernel moves which splits an operand before the product, and the share of the device that it keeps busy.
+
+    It reads four bytes and writes four, and has a program for each few rows.
+    """
+    prim = product_in(program, region)
     if config.get("precision") not in HALVES or is_of_halves(prim):
         return []
     own, sizes = ProductSizes.of(program.prims, prim), program.graph.sizes
-    sides = [side for side in (0, 1) if side != config.get(ONCE)]
-    return [8.0 * (own.batch * (own.m, own.n)[side] * own.k).value(sizes) for side in sides]
+    found = []
+    for side in (0, 1):
+        if config.get(ONCE) not in (side, BOTH):
+            rows = (own.batch * (own.m, own.n)[side]).value(sizes)
+            share = min(1.0, split_programs(rows, own.k, sizes) / (2.0 * device.sm_count))
+            found.append((8.0 * rows * own.k.value(sizes), share))
+    return found
 
 
 def _recurrent_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
@@ -360,7 +391,7 @@ def programs_of(program: Program, region: Region, config: Mapping[str, object]) 
         return -(-size // max(1, int(str(config.get(block, 1)))))
 
     if region.kind is RegionKind.MATMUL:
-        own = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+        own = product_in(program, region)
         sized = ProductSizes.of(program.prims, own)
         m, n, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.batch))
         return batch * blocks(m, "block_m") * blocks(n, "block_n") * int(str(config.get("split_k", 1)))

@@ -1,36 +1,66 @@
-"""Products with few rows (or columns): the other operand is read once, and split into halves as it is read.
+"""Products with an operand that is read once, or nearly: it is split into halves as it is read.
 
-Splitting an operand before its product reads it once more and writes its halves, which pays where many tiles use these. With
-few rows each element of the other operand (of weights, mostly) meets one tile or two, and its bytes are what takes the time: a
-program then scales and splits each tile of it in registers, which tensor cores take as their left operand (PTX ISA, ``wgmma``).
-On an H200, 128 rows by 32768 x 32768 weights took 2.1 ms so, and 5.2 ms with a pass that splits the weights before (cuBLAS in
-float32: 5.3 ms); 1024 rows by 8192 x 8192 took 1.15 ms so, and 0.76 ms with that pass.
+Splitting an operand before its product reads it once more and writes its halves, which pays where many tiles use these.
+
+With few rows (or columns) each element of the other operand (of weights, mostly) meets one tile or two, and its bytes are what
+takes the time: a program then scales and splits each tile of it in registers, which tensor cores take as their left operand (PTX
+ISA, ``wgmma``). On an H200, 128 rows by 32768 x 32768 weights took 2.1 ms so, and 5.2 ms with a pass that splits the weights
+before (cuBLAS in float32: 5.3 ms); 1024 rows by 8192 x 8192 took 1.15 ms so, and 0.76 ms with that pass.
+
+With few rows and few columns a long K is all that there is: a pass that splits an operand before has few rows to share among its
+programs (an H200 took 11 ms for 256 x 524288 by 524288 x 256 so, and cuBLAS in float32 1.3 ms). There both operands are split as
+they are read, by programs that share K.
+
+The windows of a convolution with few channels are the other case: written out, their halves would be many times the input. On
+an H200 four such convolutions, which cuDNN runs in float32, took 0.38, 0.83, 0.45 and 2.1 ms so, and 0.62, 1.9, 0.75 and 9.9 ms
+by cuDNN (3 or 8 channels to 24, 64, 64 and 16, windows of 27, 27, 9 and 64 places).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.axes import AxisTable
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 
+LEAST_CHANNELS = 16
+"""Channels from which on the places of a window are walked one after another, a block of channels each."""
 ONCE = "once"
-"""In a product's configuration: the side (0 left, 1 right) of the operand that is split as it is read."""
+"""In a product's configuration: the side (0 left, 1 right) of the operand that is split as it is read, or :data:`BOTH`."""
+BOTH = 2
 LEAST_SPLIT_ROWS = 32
 """Rows of a product from which on its operands are split."""
 FEW_ROWS = 256
 """Rows up to which the other operand is split as it is read."""
 LEAST_RATIO = 4
 """How many times as many rows as these the other operand must have."""
+FEW_TILES = 128
+"""With fewer tiles than this, each with a long sum, much of a large device would be idle."""
+LEAST_PARTS = 4
+"""Parts of K from which on they pay for the kernel that adds them."""
 BUSY = 100
 """Programs below which a smaller tile is taken, so that no large part of the device idles."""
+WHOLE_LIMIT = 16384
+"""Sizes of K up to which a row is split while it is held in registers."""
+STRIDED_ROWS = 16
+"""Rows of a program that splits an operand whose K is not dense, or too large to be held."""
 _IN_PLACE = frozenset({PrimOp.PERMUTE, PrimOp.RESHAPE, PrimOp.ALIAS})
 
 
 def read_once(program: Program, prim: Prim) -> int | None:
-    """The side of a float32 product whose operand is best split as it is read; ``None`` where both are split before."""
-    if is_of_halves(prim) or ProductDims.of(prim).taps:
+    """The side of a float32 product whose operand is best split as it is read; ``None`` where it is none of these."""
+    if is_of_halves(prim):
         return None
     sized, sizes = ProductSizes.of(program.prims, prim), program.graph.sizes
-    m, n = sized.m.value(sizes), sized.n.value(sizes)
+    m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
+    if ProductDims.of(prim).taps:
+        if sized.channels.value(sizes) >= LEAST_CHANNELS or program.prims[prim.inputs[0]].dtype != "float32":
+            return None
+        tile = window_tile(m, n, batch)
+        tall, wide, deep = (int(tile[name]) for name in ("block_m", "block_n", "block_k"))
+        # Windows are not split by programs that share K, which few tiles with a long sum would need.
+        return 0 if parts_of_sum(-(-m // tall) * -(-n // wide) * batch, k, deep) == 1 else None
     side, few = (1, m) if m <= n else (0, n)
     name = prim.inputs[side]
     if (
@@ -40,6 +70,47 @@ def read_once(program: Program, prim: Prim) -> int | None:
     ):
         return None
     return side if _is_dense_along_sum(program, prim, side) else None
+
+
+def parts_of_sum(tiles: int, depth: int, block_k: int) -> int:
+    """How many programs share the sum of each tile: a power of two, each with a few blocks of K; 1 where none need to."""
+    parts = min(FEW_TILES // tiles, depth // (8 * block_k))
+    return 1 << (parts.bit_length() - 1) if parts >= LEAST_PARTS else 1
+
+
+def split_programs(rows: int, k: Size, sizes: Mapping[str, int]) -> int:
+    """About how many programs a pass has that splits an operand of so many rows before its product."""
+    whole = k.is_constant and k.constant <= WHOLE_LIMIT
+    return -(-rows // (max(1, 2048 // k.value(sizes)) if whole else STRIDED_ROWS))
+
+
+def both_tile(program: Program, prim: Prim) -> dict[str, int | str | bool] | None:
+    """Blocks and parts of a float32 product of few tiles with a long sum, whose operands are both split as they are read.
+
+    ``None`` where it has tiles enough, or where an operand is no tensor in memory.
+    """
+    if is_of_halves(prim) or ProductDims.of(prim).taps or program.prims[prim.inputs[0]].dtype != "float32":
+        return None
+    sized, sizes = ProductSizes.of(program.prims, prim), program.graph.sizes
+    m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
+    if min(m, n) < LEAST_SPLIT_ROWS or not all(_stored(program, name)[-1] in program.value_of for name in prim.inputs):
+        return None
+    tall, wide = (min(128, 1 << (size - 1).bit_length()) for size in (m, n))
+    deep = 32
+    parts = parts_of_sum(-(-m // tall) * -(-n // wide) * batch, k, deep)
+    if parts == 1:
+        return None
+    warps = 8 if tall * wide >= 128 * 128 else 4
+    return {
+        "block_m": tall,
+        "block_n": wide,
+        "block_k": deep,
+        "group_m": 8,
+        "warps": warps,
+        "stages": 4,
+        ONCE: BOTH,
+        "split_k": parts,
+    }
 
 
 def once_tile(m: int, n: int, batch: int, side: int) -> dict[str, int | str | bool]:
@@ -58,12 +129,21 @@ def once_tile(m: int, n: int, batch: int, side: int) -> dict[str, int | str | bo
     }
 
 
+def window_tile(m: int, n: int, batch: int) -> dict[str, int | str | bool]:
+    """Likewise where that operand is of windows with few channels.
+
+    In one stage: where neither side of a tile lies dense in memory, copies that run ahead conflict in shared memory.
+    """
+    wide = min(128, max(16, 1 << (n - 1).bit_length()))
+    tall = 128 if -(-m // 128) * -(-n // wide) * batch >= BUSY else 64
+    warps = 8 if tall * wide >= 128 * 128 else 4
+    return {"block_m": tall, "block_n": wide, "block_k": 32, "group_m": 8, "warps": warps, "stages": 1, ONCE: 0}
+
+
 def _is_dense_along_sum(program: Program, prim: Prim, side: int) -> bool:
     """Whether the operand lies in memory as it is, neighbours along K side by side."""
     dims, name = ProductDims.of(prim), prim.inputs[side]
-    chain = [name]
-    while program.prims[chain[-1]].op in _IN_PLACE:
-        chain.append(program.prims[chain[-1]].inputs[0])
+    chain = _stored(program, name)
     stored = chain[-1]
     if stored not in program.value_of:
         return False
@@ -76,3 +156,11 @@ def _is_dense_along_sum(program: Program, prim: Prim, side: int) -> bool:
         return bool(set(inner) & set(summed))
     along = {axis for dim in summed for axis in table.axes(name, dim)}
     return any(axes[-1] in along for dim in inner if (axes := table.axes(stored, dim)))
+
+
+def _stored(program: Program, name: str) -> list[str]:
+    """An operand, and what it is another view of in turn: the last one is what is read."""
+    chain = [name]
+    while program.prims[chain[-1]].op in _IN_PLACE:
+        chain.append(program.prims[chain[-1]].inputs[0])
+    return chain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
@@ -10,7 +10,7 @@ from mtmc_lsp.macro.configs import default_config, fitted, product_config
 from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.recurrence import first_config, recurrence_in
-from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse
+from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse, product_in
 from mtmc_lsp.macro.schedule import Schedule
 
 COPIES = frozenset({"clone", "contiguous"})
@@ -94,12 +94,26 @@ class FusionSearch:
                 found.append(fusion)
         found.sort(key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
         chosen: list[Fusion] = []
+        taken: set[str] = set()
         for fusion in found:
-            if not any(fusion.nodes & other.nodes for other in chosen):
-                chosen.append(fusion)
+            own = fusion if not fusion.nodes & taken else self._left_of(fusion, taken)
+            if own is not None:
+                chosen.append(own)
+                taken |= own.nodes
         while (better := self._one_handed_on(chosen)) is not None:
             chosen = better
         return sorted(chosen, key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
+
+    def _left_of(self, fusion: Fusion, taken: Set[str]) -> Fusion | None:
+        """A fusion without the nodes that others have, where the rest is one kernel that gains too.
+
+        Otherwise what is read at both ends of a chain would leave the whole chain to torch.
+        """
+        left = fusion.nodes - taken
+        if not left or self._closed(left) != left:
+            return None
+        rest = self._fusion(self._without_idle_views(left))
+        return rest if rest is not None and rest.saved_us > 0 else None
 
     def _one_handed_on(self, chosen: Sequence[Fusion]) -> list[Fusion] | None:
         """The fusions with one node moved from the end of one of them to its only reader, where both then cost less.
@@ -259,7 +273,7 @@ class FusionSearch:
             if set(kernel.nodes) <= set(region.nodes) and self._kind_of(kernel.nodes) is region.kind and kernel.config:
                 return dict(kernel.config)
         if region.kind is RegionKind.MATMUL:
-            own = next(prim for name in region.prims if (prim := self.program.prims[name]).op is PrimOp.MATMUL)
+            own = product_in(self.program, region)
             config = product_config(self.program, region, self.precision(own.origin))
             return fitted(config, self.device.shared_bytes)
         if region.kind is RegionKind.RECURRENT:

@@ -13,21 +13,25 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.configs import HALVES
+from mtmc_lsp.macro.few_rows import ONCE
 from mtmc_lsp.macro.orders import dense_axes
-from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
-from mtmc_lsp.macro.regions import Region
+from mtmc_lsp.macro.prims import Prim, ProductDims, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.regions import Region, product_in
 
 APART_PER_SM = 1.1e9
 """Elements per second that one multiprocessor loads one by one. On an H200 kernels of convolutions whose weights, or whose
 windows, lay so took 1.0 to 1.35 times what this gives (and 40 times what their bytes and operations did)."""
+OF_WINDOWS_PER_SM = 7.6e9
+"""Likewise of windows that wait for no copy that runs ahead, but are split as they come (0.8 to 1.05 times, four of them)."""
 TOGETHER = 4
 """Neighbours from which on they are loaded together: asynchronous copies take four bytes or more."""
 
 
 def loads_apart_us(program: Program, region: Region, config: Mapping[str, object], device: Device) -> float:
     """The time of all loads of single elements that a product's kernel makes for its operands."""
-    prim = next(program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
-    if config.get("precision") in HALVES and not is_of_halves(prim):
+    prim = product_in(program, region)
+    of_windows = ONCE in config and bool(ProductDims.of(prim).taps)
+    if config.get("precision") in HALVES and not is_of_halves(prim) and not of_windows:
         # A kernel before has written the operands as this one reads them.
         return 0.0
     sizes, own = program.graph.sizes, ProductSizes.of(program.prims, prim)
@@ -36,6 +40,8 @@ def loads_apart_us(program: Program, region: Region, config: Mapping[str, object
     k, channels = own.k.value(sizes), own.channels.value(sizes)
     walked = k // channels * -(-channels // deep) if config.get("taps") else -(-k // deep)
     elements = float(own.batch.value(sizes) * m * n * walked * deep)
+    if of_windows:
+        return elements * tall / (OF_WINDOWS_PER_SM * device.sm_count) * 1e6
     apart = sum(
         elements * (wide if side else tall)
         for side, operand in _operands(prim)

@@ -16,7 +16,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT, can_split
-from mtmc_lsp.macro.few_rows import read_once
+from mtmc_lsp.macro.few_rows import both_tile, read_once
 from mtmc_lsp.macro.lower import GraphBox
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductSizes, Program
 from mtmc_lsp.macro.recurrence import MODES as RECURRENT_MODES
@@ -46,7 +46,7 @@ class Precisions:
     refused: Collection[tuple[str, frozenset[str]]]
     """Modes and sets of nodes that came to nothing together; where no mode was said, it is empty."""
     nonnegative: Collection[str] = ()
-    """Graph inputs without negative elements."""
+    """Graph inputs without negative elements, in all tries or in one."""
     slow: Collection[tuple[str, frozenset[str]]] = ()
     """Modes and sets of nodes that were correct as one kernel, and slower than what they were before."""
 
@@ -95,7 +95,8 @@ class Precisions:
             return ("ieee",)
         left = tuple(mode for mode in MODES if mode == "ieee" or not self.is_inexact(prim.origin, mode))
         # Split as it is read, an operand has a scale for each block of K, and fp32 units add the blocks up.
-        promoted = self._is_long(prim) or read_once(self.program, prim) is not None
+        as_read = both_tile(self.program, prim) is not None or read_once(self.program, prim) is not None
+        promoted = as_read or self._is_long(prim)
         return left[1:] if left[0] == SPLIT and promoted else left
 
     @property

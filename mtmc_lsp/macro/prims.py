@@ -173,6 +173,10 @@ class Program:
         """The primitives that came from the ATen node."""
         return iter(self._by_origin.get(node, ()))
 
+    def product_of_node(self, node: str) -> Prim | None:
+        """The matrix product that an ATen node is lowered to; ``None`` where it is none."""
+        return next((prim for prim in self.of_node(node) if prim.op is PrimOp.MATMUL), None)
+
     @cached_property
     def positions(self) -> Mapping[str, int]:
         """The place of each primitive in the order of execution."""

@@ -74,6 +74,11 @@ def is_product(region: Region) -> bool:
     return region.kind in PRODUCTS
 
 
+def product_in(program: Program, region: Region) -> Prim:
+    """The first matrix product of a region that has one."""
+    return next(prim for name in region.prims if (prim := program.prims[name]).op is PrimOp.MATMUL)
+
+
 def used_outside(program: Program, nodes: Iterable[str]) -> tuple[Ref, ...]:
     """Values made by ``nodes`` that other nodes read or the target returns, in execution order."""
     graph = program.graph

@@ -1,9 +1,10 @@
-"""Which values are known to have no negative element: sums of their products cancel nothing."""
+"""Which values are known, or tried, to have no negative element: sums of their products cancel nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, Program
 
@@ -16,10 +17,14 @@ MOVING = VIEW_OPS | {PrimOp.CAT, PrimOp.CROP, PrimOp.GATHER, PrimOp.FOLD, PrimOp
 
 
 def nonnegative_inputs(capture: Capture) -> frozenset[str]:
-    """The graph inputs whose values have no negative element, as the workload asks for them or capture saw them."""
+    """The graph inputs whose values have no negative element, as the workload asks for them or capture saw them.
+
+    Also those of floats that no range is asked for: verification tries them as numbers from 0 to 1.
+    """
     asked = {spec.name: spec.tensor.low for spec in capture.workload.arguments if spec.tensor is not None}
+    floats = {item.name for item in capture.graph.inputs if is_float(item.type.dtype)}
     ranges = ((item.input, asked.get(item.name, item.low)) for item in capture.arguments)
-    return frozenset(name for name, low in ranges if name is not None and low is not None and low >= 0)
+    return frozenset(name for name, low in ranges if name is not None and (name in floats if low is None else low >= 0))
 
 
 def is_nonnegative(program: Program, name: str, inputs: Collection[str]) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch._inductor import config as inductor
-from torch._inductor.async_compile import shutdown_compile_workers
 
 from mtmc_lsp.capture.calls import Call, build_call
 from mtmc_lsp.core.errors import HandoverFailed
@@ -30,8 +29,8 @@ TIME_BUDGET_SECONDS = 2.0
 MODES = {"compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
 """Baselines under ``torch.compile`` and their mode."""
 
-FEW_NODES = 40
-"""Operations that a single process compiles in a few seconds."""
+MOST_SAID = 200
+"""Characters of an error of the compiler's that are told."""
 
 _state: dict[str, Any] = {}
 make_clock: Callable[[], Clock] = CudaClock
@@ -106,22 +105,21 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
         module, inputs = _inputs(capture, own)
         call, values = prepared_call(module, capture, inputs, _device())
         began = time.perf_counter()
-        if len(capture.graph.nodes) <= FEW_NODES:
-            # A pool of processes takes longer to start than it saves.
-            inductor.compile_threads = 1
+        # A pool of processes takes longer to start than it saves, its idle processes would compute while candidates are timed,
+        # and on an H200 networks failed to compile in one from inside a process that is locked in.
+        inductor.compile_threads = 1
         try:
             run = _bound(replace(call, function=torch.compile(call.function, mode=MODES[name])), values)
             for _ in range(3):
                 run()
             if _device() == "cuda":
                 torch.cuda.synchronize()
-            # Its idle processes would compute, and its threads start, while candidates are timed.
-            shutdown_compile_workers()
             known[name] = Compiled(run, "", time.perf_counter() - began)
         except (
             Exception
         ) as error:  # user code under a compiler raises anything; the baseline is then left out, and said
-            known[name] = Compiled(None, f"torch.compile failed: {type(error).__name__}")
+            said = " ".join(str(error).split())[:MOST_SAID]
+            known[name] = Compiled(None, f"torch.compile failed: {type(error).__name__}: {said}")
     return known[name]
 
 

@@ -101,12 +101,9 @@ class Retest:
         return [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in flatten(run())]
 
     def _fill(self, contents: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in self._inputs.items():
+        for name, tensor in (*self._inputs.items(), *self._moved()):
             # Expanded tensors cannot be written as they are; nothing could have changed them either.
             if 0 not in tensor.stride() and not torch.equal(tensor, contents[name]):
-                tensor.copy_(contents[name])
-        for name, tensor in self._moved():
-            if not torch.equal(tensor, contents[name]):
                 tensor.copy_(contents[name])
 
     def _compare(self, mine: list[Any], own: list[Any], when: str) -> None:

@@ -32,7 +32,8 @@ from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.workload import Target
-from mtmc_lsp.search.bench_problem import NAME, ProblemRequest, failed
+from mtmc_lsp.search.bench_problem import ProblemRequest, failed
+from mtmc_lsp.search.export import REFERENCE
 from mtmc_lsp.search.interpreter import versions
 from mtmc_lsp.source.directive import parse_directive
 from mtmc_lsp.source.targets import find_targets
@@ -55,7 +56,7 @@ class Problem:
     path: Path
     level: str
     """``level1``; empty where no folder says."""
-    target: str = NAME
+    target: str = REFERENCE
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _problems(path: Path, name: str) -> list[Problem]:
     except (OSError, MtmcError):
         return []
     names = {target.qualname for target in targets}
-    if {NAME, "get_inputs"} <= names:
+    if {REFERENCE, "get_inputs"} <= names:
         return [Problem(name, path, level)]
     own = [target.qualname for target in targets if _has_directive(text, target)]
     # A directive above a module's forward is the module's as well.

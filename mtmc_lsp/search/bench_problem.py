@@ -15,7 +15,7 @@ from typing import Any
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.run import RunResult, StepStatus
+from mtmc_lsp.core.run import KEPT, RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.regions import VIEWS
@@ -25,8 +25,8 @@ from mtmc_lsp.search import session
 from mtmc_lsp.search.greedy import Events
 from mtmc_lsp.search.store import Store
 
-NAME = "Model"
-"""What a problem of KernelBench's format calls its module."""
+PLANNING = "planning"
+"""The stage before an action is chosen; what a run does else it tells."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,42 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
     Raises:
         MtmcError: it is refused, or cannot be run here.
     """
+    stages = Stages("capturing")
     deadline = time.monotonic() + request.seconds
     opened = session.open_target(session.Request(Path(request.path), request.target, request.settings, request.python))
-    quiet = Events(on_action=lambda index, action: None, on_stage=lambda stage: None, on_step=lambda step: None)
+    quiet = Events(
+        on_action=lambda index, action: None, on_stage=stages.enter, on_step=lambda step: stages.enter(PLANNING)
+    )
     with session.warmed(opened) as template, Store(Path(request.store)) as store:
         capture = session.capture_target(opened, template, seconds=request.seconds)
+        stages.enter(PLANNING)
         result = session.optimize(opened, capture, store, quiet, deadline=deadline, template=template)
     document = _document(result)
-    if time.monotonic() >= deadline and not any(step.status is StepStatus.ACCEPTED for step in result.steps):
+    if time.monotonic() >= deadline and result.status not in KEPT:
         # What was not tried to its end says nothing about whether there is something to gain.
         document["status"] = "timeout"
-    return {**document, "operations": len(capture.graph.nodes), "torch_calls": _torch_calls(capture, result)}
+    stages.enter("")
+    facts = {
+        "stages": stages.seconds,
+        "operations": len(capture.graph.nodes),
+        "torch_calls": _torch_calls(capture, result),
+    }
+    return {**document, **facts}
+
+
+class Stages:
+    """A clock for what a run does one after the other."""
+
+    def __init__(self, first: str) -> None:
+        self.seconds: dict[str, float] = {}
+        """Of each stage, all its turns together."""
+        self._stage, self._since = first, time.monotonic()
+
+    def enter(self, stage: str) -> None:
+        """The stage before has ended; numbers in its name do not tell it from others."""
+        now, name = time.monotonic(), " ".join(word for word in self._stage.split() if not word.isdigit())
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._since, 3)
+        self._stage, self._since = stage, now
 
 
 def _document(result: RunResult) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from mtmc_lsp.source.compose import unified_diff
 
 ENOUGH_FAILURES = 4
 """Steps in a row that may come to nothing before the run ends."""
-BASE_RATIO = 0.9
-"""The least speed, as a part of eager's, of a first kernel that is kept to be tuned."""
+BASE_RATIO, WHOLE_RATIO = 0.9, 0.75
+"""The least speed, as a part of eager's, of a first kernel that is kept to be tuned; the second where it is the whole target,
+so that no other step could be the better base."""
 
 
 class Ranker(Protocol):
@@ -257,7 +258,8 @@ class GreedySearch:
             return replace(step, reason=_failure(error))
         if timing is None:
             return replace(step, reason="it could not be timed")
-        return self._judge_timed(replace(step, timing=timing), timing)
+        whole = {node.name for node in self._capture.graph.nodes} <= set(step.action.region)
+        return self._judge_timed(replace(step, timing=timing), timing, whole=whole)
 
     @staticmethod
     def _judge_unmeasured(step: Step, report: CompileReport) -> Step:
@@ -268,7 +270,7 @@ class GreedySearch:
         return replace(step, status=StepStatus.ACCEPTED, reason=reason)
 
     @staticmethod
-    def _judge_timed(step: Step, timing: Timing) -> Step:
+    def _judge_timed(step: Step, timing: Timing, *, whole: bool = False) -> Step:
         against = "previous" if timing.against("previous") is not None else "eager"
         ratio = timing.against(against)
         if ratio is None:
@@ -281,7 +283,7 @@ class GreedySearch:
         if against == "eager" and alone is not None and alone < timing.median_us * ratio.ratio:
             reason = f"{interval}; its kernels alone take {alone:.1f} us: kept as a base for a CUDA graph"
             return replace(step, status=StepStatus.ACCEPTED, reason=reason)
-        if ratio.ratio >= BASE_RATIO and against == "eager":
+        if ratio.ratio >= (WHOLE_RATIO if whole else BASE_RATIO) and against == "eager":
             # A first kernel that is about as fast is a base to tune; the whole run must still be faster in the end.
             return replace(step, status=StepStatus.ACCEPTED, reason=f"{interval}; kept as a base to tune")
         return replace(step, status=StepStatus.REJECTED, reason=f"not faster: {interval}")

@@ -96,15 +96,16 @@ def without_last(store: Store, run: str, index: int) -> str:
     for step in steps:
         store.add_step(new, step)
     root = strip_generated(result.final.source.encode(), record.qualname).decode()
-    last = left[-1] if left else None
+    # What is left may be a base to tune that is slower than the user's own code.
+    last = left[-1] if left and not left[-1].is_base else None
     source = last.candidate.source if last is not None and last.candidate is not None else root
-    timing = last.timing if last is not None else None
+    timing = left[-1].timing if left else None
     speedup = None
     if timing is not None:
         speedup = Speedup(timing.against("eager"), timing.against("compile"), timing.against(timing.best))
     roofline = timing.roofline if timing is not None else None
     final = Final(source, unified_diff(root, source, record.path.rpartition("/")[2]), speedup, roofline)
-    status = result.status if left else RunStatus.NO_GAIN
+    status = result.status if last is not None else RunStatus.NO_GAIN
     store.finish(replace(result, id=new, steps=steps, final=final, status=status))
     return new
 
@@ -178,6 +179,6 @@ class _Rederivation(GreedySearch):
         return replace(step, status=StepStatus.ACCEPTED, reason=reason)
 
     @staticmethod
-    def _judge_timed(step: Step, timing: Timing) -> Step:
-        judged = GreedySearch._judge_timed(step, timing)
+    def _judge_timed(step: Step, timing: Timing, *, whole: bool = False) -> Step:
+        judged = GreedySearch._judge_timed(step, timing, whole=whole)
         return replace(judged, status=StepStatus.ACCEPTED, reason=f"written and verified again: {judged.reason}")

@@ -61,3 +61,36 @@ def test_gigabytes_of_floats_have_a_stand_in_on_the_device_and_integers_never(mo
     assert (x.shape, x.stride(), x.device.type, factor) == ((10, 20), (1, 10), "meta", 0.5)
     assert calls._stand_ins(lambda: [torch.rand(20, 10), torch.arange(9)], "meta") == [], "integers may be indices"
     assert calls._stand_ins(lambda: [torch.rand(9)], "meta") == [], "few are made as they are"
+
+
+SIGNS = {
+    "torch.rand(9, 30)": True,
+    "torch.rand(30, 9).T": True,
+    "torch.rand(9, 30) * torch.rand(())": True,
+    "(torch.rand(9, 30) * 2 + 1).half().contiguous()": True,
+    "torch.randn(9, 30).softmax(-1)": True,
+    "torch.rand(30, 9).transpose(-1, -2)": True,
+    "torch.rand(9, 30, 2).mean(-1)": True,
+    "torch.rand(9, 30).add(torch.rand(9, 30), alpha=-1)": False,
+    "torch.randn(9, 30, 2).mean(-1)": False,
+    "torch.randn(9, 30)": False,
+    "torch.rand(9, 30) - 0.5": False,
+    "-torch.rand(9, 30)": False,
+    "torch.rand(9, 30).sub_(1)": False,
+    "shown(torch.rand(270))": False,
+}
+
+
+def shown(x: torch.Tensor) -> torch.Tensor:
+    """Another view of what is then changed in place."""
+    other = x.view(9, 30)
+    x.sub_(1)
+    return other
+
+
+@pytest.mark.parametrize("text", SIGNS)
+def test_a_stand_in_has_the_signs_of_the_users_own(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner sums what is never negative more carefully, and looks for that at the values."""
+    monkeypatch.setattr(calls, "MANY", 100)
+    (made,) = calls._stand_ins(lambda: [eval(text)], "cpu:0")
+    assert bool((made >= 0).all()) is SIGNS[text]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,9 @@ def test_a_suite_is_run_once_and_summarised_by_level(suite: Path) -> None:
     assert scores["level1"]["correct"] == 1
     assert scores["level2"]["correct"] == 0
     assert not any(means["count"] for means in scores[""]["means"]), "nothing is timed without a GPU"
+    good = next(r for line in (suite / "r.jsonl").read_text().splitlines() if "stages" in (r := json.loads(line)))
+    assert {"capturing", "planning", "compiling", "verifying"} <= set(good["stages"])
+    assert sum(good["stages"].values()) <= good["wall_seconds"]
     again = mtmc(suite, "bench", ".", "--jobs", "1", "--time-limit", "120", "--out", "r.jsonl")
     assert "3 of 3 results are from before" in again.err
     assert "nothing was timed" in again.out

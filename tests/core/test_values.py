@@ -36,6 +36,14 @@ def test_arithmetic_on_sizes_is_arithmetic_on_their_values(x: Size, y: Size) -> 
     assert (x - y).value(VALUES) == x.value(VALUES) - y.value(VALUES)
 
 
+@given(sizes(), sizes())
+def test_what_was_multiplied_is_divided_again(x: Size, y: Size) -> None:
+    if y.terms:
+        assert (x * y).divide_exactly(y) == x
+        quotient = x.divide_exactly(y)
+        assert quotient is None or quotient * y == x
+
+
 @given(sizes())
 def test_a_size_is_read_back_from_its_text(x: Size) -> None:
     assert Size.parse(str(x)) == x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -248,6 +249,7 @@ def test_what_only_measuring_can_judge_is_proposed_where_steps_are_timed(capture
 
 def test_strictness_forbids_what_changes_rounding(captured) -> None:
     capture = captured(LINEAR, "f")
+    capture = replace(capture, graph=replace(capture.graph, sizes={"B": 2, "S": 512, "K": 512, "N": 512}))
     root = start(capture, LINEAR)
     assert any(a.changes_rounding for a in proposals(situation(capture, root, strict=False)))
     assert not any(a.changes_rounding for a in proposals(situation(capture, root, strict=True)))

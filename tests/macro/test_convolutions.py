@@ -240,6 +240,20 @@ def test_where_tf32_is_off_operands_are_split_at_once(captured) -> None:
     assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
 
 
+@pytest.mark.parametrize(
+    "text", [LARGE, LARGE.replace("128,64,3,3", "64,128,3,3").replace("conv2d", "conv_transpose2d")]
+)
+def test_both_operands_scales_are_found_by_kernels_in_the_first_step(text: str, captured) -> None:
+    """The weights' are read at both ends: where they are packed, and behind the convolution, whose kernel gains far more."""
+    text = source(text, "f32")
+    capture = with_precision(captured(text, "f"), "tf32")
+    action = planned(capture, text, ())[0]
+    assert modes(action) == {"half-operands"}
+    candidate = BuiltinCoder().write(capture, start(capture, text), action)
+    assert "torch.ops.aten.log2" not in candidate.source
+    assert not compile_errors(capture, candidate, ("sm_90",))
+
+
 def test_a_convolution_that_was_seen_to_be_exact_gets_split_operands_at_once(captured) -> None:
     """Nor is it run in another layout, of which the library may choose TF32."""
     text = source(LARGE, "f32")

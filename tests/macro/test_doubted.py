@@ -27,3 +27,12 @@ def test_one_kernel_is_tried_once(captured) -> None:
     tried = Step(1, action, StepStatus.REJECTED, "not faster")
     assert not proposals(replace(asked, history=(tried,)))
     assert not proposals(situation(capture, begin, measured=False, strict=False, device=SHEET))
+
+
+def test_a_doubted_product_is_asked_about_in_the_mode_that_loses_least(captured) -> None:
+    """Passes that split its few rows before would take longer than all of it."""
+    text = "import torch\n# mtmc: a=f32[M,K] b=f32[K,N] M=40 K=40 N=24\ndef f(a, b):\n    return a @ b\n"
+    capture = captured(text, "f")
+    (action,) = proposals(situation(capture, start(capture, text), measured=True, strict=False, device=SHEET))
+    assert action.rationale.startswith("No gain is predicted")
+    assert action.params["config"]["precision"] == "ieee"

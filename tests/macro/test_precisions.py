@@ -13,8 +13,12 @@ from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.catalogue import proposals
 from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT
+from mtmc_lsp.macro.cost import kernel_cost, torch_cost
+from mtmc_lsp.macro.few_rows import BOTH
 from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.regions import analyse
 from mtmc_lsp.macro.signs import is_nonnegative, nonnegative_inputs
+from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from tests.macro.situations import SHEET, situation, start
 from tests.micro.harness import compile_errors, fused, verified
 
@@ -95,7 +99,7 @@ def failed(action: MacroAction, error: float, own: float = 8e-7, candidate: Cand
     return Step(1, action, StepStatus.FAILED, verdict.reason, candidate=candidate, verdict=verdict)
 
 
-BIG = linear(b=2048, k=2048, n=2048)
+BIG = linear(range="@-1..1", b=2048, k=2048, n=2048)
 
 
 def test_what_was_too_inexact_is_promoted_and_then_done_by_fp32_units(captured) -> None:
@@ -136,13 +140,31 @@ def test_a_wrong_kernel_says_nothing_of_its_rounding(captured) -> None:
 
 
 def test_a_long_sum_of_positive_terms_is_promoted_at_once(captured) -> None:
+    """Where no range is asked for, positive numbers are among what is tried."""
     for text, expected in (
         (linear(range="@0..1", b=2048, k=2048, n=2048), PROMOTED),
         (linear(range="@-1..1", b=2048, k=2048, n=2048), SPLIT),
+        (linear(b=2048, k=2048, n=2048), PROMOTED),
         (linear(range="@0..1", b=2048, k=256, n=2048), SPLIT),
     ):
         capture = captured(text, "f")
         assert precision(planned(capture, text)[0]) == expected
+
+
+def test_few_tiles_with_a_long_sum_share_it_and_split_operands_as_they_are_read(captured) -> None:
+    """A pass over 256 rows before would have 16 programs, whose time is far above the library's."""
+    text = linear()
+    capture = captured(text, "f")
+    capture = replace(capture, graph=replace(capture.graph, sizes={"B": 256, "K": 524288, "N": 256}))
+    first = planned(capture, text)[0]
+    config = first.params["config"]
+    assert (precision(first), config["once"], config["split_k"]) == (PROMOTED, BOTH, 32)
+    assert not compile_errors(capture, BuiltinCoder().write(capture, start(capture, text), first), ("sm_90",))
+    program = lower(capture.graph)
+    region = analyse(program, first.region)
+    before = {name: value for name, value in config.items() if name != "once"}
+    library = sum(torch_cost(program, capture.graph.node(name), SHEET).us for name in first.region)
+    assert kernel_cost(program, region, config, SHEET).us < library < kernel_cost(program, region, before, SHEET).us
 
 
 def test_strict_runs_stay_with_fp32_units(captured) -> None:
@@ -170,7 +192,7 @@ def test_signs_follow_from_what_operations_do(text: str, captured) -> None:
     """``y`` is asked for from 0 on; what is not known to keep signs is not said to."""
     source = f"""import torch
 import torch.nn.functional as F
-# mtmc: x=f32[40,40] y=f32[40,40]@0..1
+# mtmc: x=f32[40,40]@-1..1 y=f32[40,40]@0..1
 def f(x, y):
     return {text}
 """
@@ -181,8 +203,8 @@ def f(x, y):
     assert all(is_nonnegative(program, name, known) for name in product.inputs) is SIGNS[text]
 
 
-@pytest.mark.parametrize(("drawn", "is_known"), [("rand", True), ("randn", False)])
-def test_the_users_own_inputs_show_their_signs(drawn: str, is_known: bool, captured) -> None:
+@pytest.mark.parametrize(("drawn", "low"), [("rand", 0.0), ("randn", None)])
+def test_the_users_own_inputs_show_their_signs(drawn: str, low: float | None, captured) -> None:
     source = f"""import torch
 class Model(torch.nn.Module):
     def forward(self, x):
@@ -192,4 +214,19 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-    assert bool(nonnegative_inputs(captured(source, "Model"))) is is_known
+    assert captured(source, "Model").arguments[0].low == low
+
+
+def test_signs_of_large_inputs_are_known(captured) -> None:
+    """Of these capture draws others in the place of the user's own where there is a GPU, of the same signs."""
+    source = """import torch
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return a @ b
+def get_inputs():
+    return [torch.rand(64, 1 << 20), torch.rand(1 << 20, 1)]
+def get_init_inputs():
+    return []
+"""
+    capture = captured(source, "Model")
+    assert [argument.low for argument in capture.arguments] == [0.0, 0.0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.macro.configs import PROMOTED
+from mtmc_lsp.macro.few_rows import BOTH
 from tests.micro.harness import fused, verified
 from tests.micro.test_kernels import COLUMNS, DROPOUT, GROUP, LINEAR, LOSS, NORM, ROTARY, SCAN, SOFTMAX
 
@@ -46,11 +48,19 @@ BATCHED = """import torch
 def f(a, b):
     return torch.relu(a @ b) + 1.0
 """
+COMPUTED = """import torch
+# mtmc: a=f32[M,K]@1..2 b=f32[K,N] M=34 K=70 N=36
+def f(a, b):
+    return torch.reciprocal(a * 1000 + 0.001) @ b + 1.0
+"""
 SMALL = {"block_m": 16, "block_n": 16, "block_k": 16, "group_m": 4, "warps": 4, "stages": 2}
 PRODUCTS = {
     "linear": (LINEAR, {"precision": "ieee", "split_k": 2}),
     "linear by split operands": (LINEAR, {"precision": "fp16x3", "split_k": 4}),
     "batched": (BATCHED, {"precision": "ieee", "split_k": 4}),
+    "both operands split as they are read": (LINEAR, {"precision": PROMOTED, "once": BOTH, "split_k": 4}),
+    "batches split as they are read": (BATCHED, {"precision": PROMOTED, "once": BOTH, "split_k": 2}),
+    "what is computed split before it is summed": (COMPUTED, {"precision": PROMOTED, "once": BOTH, "split_k": 2}),
 }
 
 

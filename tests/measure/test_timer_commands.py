@@ -65,7 +65,7 @@ def test_a_version_of_the_users_file_is_timed_against_eager_the_compiler_and_the
     assert [b.name for b in timing.baselines] == ["eager", "compile", "max-autotune", "previous"]
     assert timing.against("previous").high < 0.5
     assert timing.against("max-autotune") is None
-    assert timing.baselines[2].note == "torch.compile failed: RuntimeError"
+    assert timing.baselines[2].note.startswith("torch.compile failed: RuntimeError: ")
     assert timing.baselines[1].compile_seconds is not None
 
 

@@ -168,6 +168,8 @@ CONVOLUTIONS = {
     "transposed, as long as its phases": "x=F[B,4,3,4], w=F[4,3,3,3], b=F[3]: F.relu(F.conv_transpose2d(x, w, b, 2, 1, 1))",
     "transposed, cut": "x=F[B,4,3,4], w=F[4,3,3,3], b=F[3], r=F[B,3,7,9]: F.conv_transpose2d(x, w, b, stride=2) * r",
     "transposed groups": "x=F[B,4,3,4], w=F[4,2,3,2]: F.conv_transpose2d(x, w, None, (3, 1), 1, 0, 2, 2)",
+    "transposed, of named sizes": "x=F[B,4,B,B], w=F[4,3,3,4], b=F[3]: F.relu(F.conv_transpose2d(x, w, b, (2, 3), (1, 2)))",
+    "transposed groups of named sizes": "x=F[B,6,B,B], w=F[6,2,3,2]: F.conv_transpose2d(x, w, None, (2, 3), (1, 0), 0, 2, (2, 3))",
     "transposed volumes": "x=F[B,2,3,2,3], w=F[2,3,3,3,3]: F.conv_transpose3d(x, w, stride=2, padding=1)",
 }
 POOLING = {

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.measure.cases import Case
 from tests.micro.checker import Checker, start, with_kernel
 from tests.micro.families import source
 
@@ -80,9 +81,50 @@ def test_indices_are_widened_before_they_become_offsets(checker: Checker) -> Non
     assert ".to(tl.int64)\n" in kernel_of(checker, text, HUGE).source.split("w = tl.load")[0].split("i = tl.load")[1]
 
 
-def test_a_product_refuses_matrices_beyond_32_bits(checker: Checker) -> None:
-    text = source("a=F[B,9], b=F[9,8]: a @ b", "f16")
-    assert re.search(r"9 \* a\.shape\[0\] < 2147483648", kernel_of(checker, text, 64).source)
+def test_a_product_of_small_matrices_counts_in_32_bits_and_refuses_others(checker: Checker) -> None:
+    text = kernel_of(checker, source("a=F[B,9], b=F[9,8]: a @ b", "f16"), 64).source
+    assert re.search(r"9 \* a\.shape\[0\] < 2147483648", text)
+    assert "int64" not in text.split("def f_fits")[0]
+
+
+TILE: dict[str, object] = {"block_m": 16, "block_n": 16, "block_k": 16, "group_m": 4, "warps": 4, "stages": 2}
+FAR = {
+    "matrices": ("a=F[N,M] b=F[M,N] N=20 M=30", "torch.relu(a @ b)", {"precision": "ieee"}),
+    "matrices of numbers": ("a=F[N,33] b=F[33,M] N=20 M=30", "a @ b + 1", {"precision": "ieee"}),
+    "a batch, a transposed operand": ("a=F[B,M,N] b=F[B,M,N] B=2 N=20 M=30", "a.mT @ b", {"precision": "ieee"}),
+    "tile after tile": ("a=F[N,M] b=F[M,N] N=20 M=30", "a @ b", {"precision": "ieee", "persist": 2}),
+    "parts along K": ("a=F[N,M] b=F[M,N] N=20 M=300", "a @ b", {"precision": "ieee", "split_k": 2}),
+    "halves": ("a=F[N,M] b=F[M,N] N=40 M=30", "a @ b", {"precision": "fp16x3"}),
+    "halves, promoted": ("a=F[N,M] b=F[M,40] N=40 M=30", "a @ b", {"precision": "fp16x3-promoted"}),
+    "halves made as they are read": (
+        "a=F[40,M] b=F[N,M] N=90 M=30", "F.linear(a, b)", {"precision": "fp16x3-promoted", "once": 1, "block_m": 64},
+    ),
+    "one place": ("x=F[B,8,H,W] w=F[6,8,1,1] B=2 H=5 W=7", "F.conv2d(x, w)", {"precision": "ieee"}),
+    "places and channels": ("x=F[B,8,H,W] w=F[6,8,3,3] B=2 H=5 W=7", "F.conv2d(x, w, padding=1)", {"precision": "ieee"}),
+    "place after place": (
+        "x=F[B,16,H,W] w=F[6,16,3,3] B=2 H=5 W=7", "F.conv2d(x, w, padding=1)", {"precision": "ieee", "taps": True},
+    ),
+    "transposed, cut": (
+        "x=F[B,8,H,W] w=F[8,3,3,3] B=2 H=5 W=7", "F.conv_transpose2d(x, w, None, 2, 1) * 2", {"precision": "ieee"},
+    ),
+}  # fmt: skip
+"""Inputs, expression and configuration of products whose matrices are large."""
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_product_beyond_32_bits_counts_in_64_and_is_right_on_small_sizes(checker: Checker, name: str) -> None:
+    words, expression, config = FAR[name]
+    text = directive(words.replace("=F[", "=f32["), expression)
+    candidate = kernel_of(checker, text, HUGE, {**TILE, **config})
+    kernels = candidate.source.split("def f_fits")[0]
+    assert "tl.int64)" in kernels
+    if "promoted" in str(config.get("precision")):
+        # The other operand is small, and its halves are made with 32-bit offsets.
+        kernels = kernels.split("@triton.jit")[-1]
+    assert not re.search(r"(?<![\w.])[mnk](\[[^\]]*\])? \* [A-Z]", kernels), "no 32-bit index is multiplied"
+    assert not checker.compile_errors(checker.capture(text), candidate)
+    capture = checker.capture(text)
+    assert checker.wrong(capture, [candidate], Case(dict(capture.graph.sizes), "normal", 3)) == [""]
 
 
 @pytest.mark.parametrize("layout", ["x=f32[N,M]{1,N}", "x=f32[N,M]{2*M,1}", "x=f32[N,M]{2*M,2}"])

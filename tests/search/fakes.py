@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.errors import MtmcError, TargetRaises, WorkerFailed
-from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import (
     BaselineTime,
@@ -29,15 +29,16 @@ SOURCE = "def f(x):\n    return x + 1\n"
 EAGER_US = 100.0
 OUTCOMES = ("better", "same", "slower", "uncoded", "uncompiled", "wrong", "crash", "hang", "no-op")
 ENVIRONMENT = Environment(python="3.11", torch="2.13", triton="3.9", gpu="Fake GPU", capability="sm_90")
-GAIN = {"better": 0.8, "same": 1.0, "slower": 1.5}
+GAIN = {"better": 0.8, "same": 1.0, "nearly": 1.25, "slower": 1.5}
 
 
-def capture(path: str = "/project/model.py", environment: Environment = ENVIRONMENT) -> Capture:
+def capture(path: str = "/project/model.py", environment: Environment = ENVIRONMENT, operations: int = 9) -> Capture:
     """What a capture of ``f`` would be, as far as a search looks."""
+    nodes = tuple(Node(f"n{number}", "aten.relu.default", (), {}, ()) for number in range(operations))
     target = Target(path, "f", TargetKind.FUNCTION, 1, 2)
     workload = Workload(target, WorkloadSource.DIRECTIVE)
     return Capture(
-        workload, Graph((), (), (), "tensor", {}), (), environment, flops=1.0, bytes=1.0, module_name="model"
+        workload, Graph((), nodes, (), "tensor", {}), (), environment, flops=1.0, bytes=1.0, module_name="model"
     )
 
 
@@ -154,6 +155,7 @@ def search(
     measurer: FakeMeasurer | None = None,
     planner: FakePlanner | None = None,
     told: list[str] | None = None,
+    operations: int = 9,
 ) -> RunResult:
     """One run of the greedy search over fakes; ``told`` collects what it tells while it goes."""
     said = told if told is not None else []
@@ -166,7 +168,7 @@ def search(
     )
     environment = ENVIRONMENT if measured else replace(ENVIRONMENT, gpu="", capability="")
     run = GreedySearch(
-        capture(environment=environment),
+        capture(environment=environment, operations=operations),
         SOURCE,
         planner or FakePlanner(actions),
         FakeCoder(),

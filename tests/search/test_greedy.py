@@ -147,6 +147,17 @@ def test_a_first_kernel_as_fast_as_eager_is_a_base_to_tune_but_alone_is_no_gain(
     assert search([action(0, "same"), action(1, "better")]).status is RunStatus.IMPROVED
 
 
+def test_a_kernel_of_the_whole_target_may_be_slower_still_before_it_is_tuned() -> None:
+    """Of a part of the target another step may be the better base."""
+    first, tuned = action(0, "nearly"), action(1, "better")
+    result = search([first, tuned, action(2, "better")], operations=1)
+    assert [step.status for step in result.steps] == [StepStatus.ACCEPTED] * 3
+    assert result.status is RunStatus.IMPROVED
+    assert search([first], operations=1).final.source == SOURCE
+    part = search([first, tuned], operations=2)
+    assert [step.status for step in part.steps] == [StepStatus.REJECTED, StepStatus.ACCEPTED]
+
+
 def test_a_gain_within_the_noise_of_the_same_code_against_itself_is_not_kept() -> None:
     measurer = FakeMeasurer()
     honest = measurer.time

@@ -48,7 +48,7 @@ async def test_the_settings_program_is_run_unasked_and_what_it_did_not_call_is_s
         job = await ide.command("record", uri, "f")
         said = "f: the program did not call it with a tensor; the program ended with exit code 3"
         assert await ide.finished(job["job"]) == said
-        assert [m.message for m in ide.client.messages] == [said]
+        await ide.until(lambda: [m.message for m in ide.client.messages] == [said])
         job = await ide.command("record", uri, "f", command="no-such-program --now")
         assert "cannot start no-such-program" in await ide.finished(job["job"])
         job = await ide.command("record", uri, "f", command="python 'open")

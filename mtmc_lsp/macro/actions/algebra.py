@@ -74,8 +74,7 @@ class Algebra:
         groups = alike(list(found), lambda match: (match[0], _form(graph, match[1])))[: self.most]
         if not groups:
             return
-        left = situation.precisions
-        search = FusionSearch(situation.program, situation.schedule, situation.device, lambda node: left.mode(node, 0))
+        search = situation.search()
         tried = {(str(s.action.params.get("rule")), tuple(nodes_of(s.action))): s.status for s in situation.history}
         for group in groups:
             rule, edits = group[0][0], [edit for _, edit in group]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
@@ -14,6 +14,7 @@ from mtmc_lsp.core.results import Device, Timing
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.cost import Cost
+from mtmc_lsp.macro.fusion import FusionSearch
 from mtmc_lsp.macro.precisions import Precisions
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import CannotFuse, Region, RegionKind, analyse, lines_of
@@ -43,7 +44,7 @@ class Situation:
     """Whether actions that change rounding are forbidden."""
     history: Sequence[Step] = field(default=())
     nonnegative: frozenset[str] = frozenset()
-    """Graph inputs whose recorded (or asked for) values are all at least 0."""
+    """Graph inputs without negative elements, in all tries or in one."""
 
     @property
     def timing(self) -> Timing | None:
@@ -64,6 +65,18 @@ class Situation:
     def precisions_of(self, program: Program) -> Precisions:
         """As :attr:`precisions`, for a program that a rewrite would make."""
         return Precisions.of(program, self.history, strict=self.strict, nonnegative=self.nonnegative)
+
+    def search(self, rank: int = 0) -> FusionSearch:
+        """The fusions of the schedule's program, each product in the mode of that rank that the history leaves for it."""
+        left = self.precisions
+        return FusionSearch(
+            self.program,
+            self.schedule,
+            self.device,
+            partial(left.mode, rank=rank),
+            left.refused_at(rank, self.schedule),
+            left.slow_at(rank, self.schedule),
+        )
 
     def kernels(self) -> Iterator[tuple[KernelPlan, Region]]:
         """Every kernel with its region."""

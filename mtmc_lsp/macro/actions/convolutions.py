@@ -20,6 +20,7 @@ from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.macro.actions.algebra import LEAST_US, Algebra, with_kernels
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
 from mtmc_lsp.macro.configs import PROMOTED
+from mtmc_lsp.macro.few_rows import read_once
 from mtmc_lsp.macro.fusion import FusionSearch
 from mtmc_lsp.macro.regions import is_product
 from mtmc_lsp.macro.rewrites import convolutions, propagation
@@ -113,6 +114,11 @@ class HalfOperands(Algebra):
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
         """Whole operands where TF32 is the user's own and has not failed, split ones elsewhere."""
         modes = situation.precisions.modes.get(node.name, ())
+        own = situation.program.product_of_node(node.name)
         if rule.name == "half-operands":
             return "tf32" in modes
-        return bool(modes) and "tf32" not in modes and not situation.precisions.is_inexact(node.name, PROMOTED)
+        if own is None or "tf32" in modes or situation.precisions.is_inexact(node.name, PROMOTED):
+            return False
+        # Few channels are split as they are read, unless that came to nothing.
+        refused = any(mode == PROMOTED and node.name in nodes for mode, nodes in situation.precisions.refused)
+        return refused or read_once(situation.program, own) is None

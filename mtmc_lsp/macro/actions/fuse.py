@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
@@ -31,11 +30,11 @@ from mtmc_lsp.macro.actions.base import (
 )
 from mtmc_lsp.macro.configs import HALVES, PROMOTED
 from mtmc_lsp.macro.cost import ZERO
-from mtmc_lsp.macro.fusion import Fusion, FusionSearch, has_fp32_product
+from mtmc_lsp.macro.fusion import Fusion, has_fp32_product
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.recurrence import MODES as RECURRENT_MODES
 from mtmc_lsp.macro.recurrence import recurrence_in, recurrence_of, steps_and_batch
-from mtmc_lsp.macro.regions import RegionKind, is_product
+from mtmc_lsp.macro.regions import Region, RegionKind, is_product
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.sites import MANY, alike, form
 
@@ -80,18 +79,10 @@ class Fuse:
 
         Modes that change rounding are tensor-core actions.
         """
-        program, left = situation.program, situation.precisions
+        program = situation.program
         actions: list[MacroAction] = []
-        for rank in range(left.ranks):
-            mode = partial(left.mode, rank=rank)
-            search = FusionSearch(
-                program,
-                situation.schedule,
-                situation.device,
-                mode,
-                left.refused_at(rank, situation.schedule),
-                left.slow_at(rank, situation.schedule),
-            )
+        for rank in range(situation.precisions.ranks):
+            search = situation.search(rank)
             taken = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
             least = LEAST_US if situation.schedule.kernels else 0.0
@@ -106,15 +97,9 @@ class Fuse:
 
 def doubted(situation: Situation) -> list[MacroAction]:
     """The one kernel to ask a GPU about where the model sees no gain in any: its estimates are no measurements."""
-    left = situation.precisions
-    search = FusionSearch(
-        situation.program,
-        situation.schedule,
-        situation.device,
-        partial(left.mode, rank=0),
-        left.refused_at(0, situation.schedule),
-    )
-    fusion = search.least_doubted()
+    searches = map(situation.search, range(situation.precisions.ranks))
+    found = [fusion for search in searches if (fusion := search.least_doubted()) is not None]
+    fusion = max(found, key=lambda each: each.saved_us, default=None)
     if fusion is None:
         return []
     action = _single(situation.program, fusion)
@@ -219,9 +204,14 @@ def _single(program: Program, fusion: Fusion) -> MacroAction:
     lines, place = where(program, region.nodes)
     split = has_fp32_product(program, region) and fusion.config.get("precision") in (*HALVES, *ON_TENSOR_CORES)
     saved = fusion.before.bytes - fusion.after.bytes
+    names = operation_names(program, region.nodes)
+    text = f"{'run on tensor cores' if split else 'fuse'} {names} in {place}"
     if region.kind is RegionKind.RECURRENT:
-        return _recurrent(program, fusion, split)
-    if split:
+        why = _recurrent(program, region)
+        if split:
+            why += "; each fp32 operand is split into parts for tensor cores, and their products are summed in fp32"
+        text = f"run steps of {names} in {place} side by side{' on tensor cores' if split else ''}"
+    elif split:
         why = (
             "Each fp32 operand is scaled and split into a high and a low float16 half, and three tensor-core products of "
             f"halves are summed in fp32: several times the rate of fp32 units at {_error_text(fusion)}"
@@ -238,34 +228,18 @@ def _single(program: Program, fusion: Fusion) -> MacroAction:
         params={"config": fusion.config},
         rationale=f"{why}{_in_parts(fusion)}.",
         expected=expected(fusion.before, fusion.after),
-        text=f"{'run on tensor cores' if split else 'fuse'} {operation_names(program, region.nodes)} in {place}",
+        text=text,
         changes_rounding=split,
     )
 
 
-def _recurrent(program: Program, fusion: Fusion, split: bool) -> MacroAction:
-    """The action for recurrent layers."""
-    region = fusion.region
+def _recurrent(program: Program, region: Region) -> str:
+    """Why the steps of recurrent layers are launched side by side."""
     prim = recurrence_in(program, region)
     form, steps = recurrence_of(prim), steps_and_batch(program, prim)[0].value(program.graph.sizes)
-    lines, place = where(program, region.nodes)
-    names = operation_names(program, region.nodes)
-    total = steps * form.layers * form.directions
-    why = (
-        f"The library makes {total} steps one after the other. Those that do not wait for one another are one launch here, "
-        f"{form.launches(steps)} in all, and a launch may be a part of a CUDA graph"
-    )
-    if split:
-        why += "; each fp32 operand is split into parts for tensor cores, and their products are summed in fp32"
-    return MacroAction(
-        kind=ActionKind.TENSOR_CORE if split else ActionKind.FUSE,
-        region=region.nodes,
-        lines=lines,
-        params={"config": fusion.config},
-        rationale=f"{why}.",
-        expected=expected(fusion.before, fusion.after),
-        text=f"run steps of {names} in {place} side by side{' on tensor cores' if split else ''}",
-        changes_rounding=split,
+    return (
+        f"The library makes {steps * form.layers * form.directions} steps one after the other. Those that do not wait for one "
+        f"another are one launch here, {form.launches(steps)} in all, and a launch may be a part of a CUDA graph"
     )
 
 

@@ -43,12 +43,14 @@ def elementwise_loss(c: Call) -> str:
         log_target = bool(c.node.kwargs.get("log_target", False))
         loss = c.b.pointwise("kl_div_log" if log_target else "kl_div", x, target, dtype=d)
         return reduce_loss(c, loss, c.integer(2, "reduction", 1))
-    loss = c.b.pointwise("bce_logits", x, target, dtype=d)
+    # As PyTorch writes it, so that infinite logits become what they become there: (1 - y) * x - log_sigmoid(x), the latter
+    # weighted by pos_weight for the positives.
+    log_sigmoid = c.b.pointwise("log_sigmoid", x, dtype=d)
     if c.has(3, "pos_weight"):
-        # Softplus of -x once more for each positive, times its weight less 1.
-        more = c.b.pointwise("mul", target, c.b.pointwise("sub", c.tensor(3, "pos_weight"), 1.0, dtype=d), dtype=d)
-        softplus = c.b.pointwise("bce_logits", x, 1.0, dtype=d)
-        loss = c.b.pointwise("add", loss, c.b.pointwise("mul", more, softplus, dtype=d), dtype=d)
+        more = c.b.pointwise("mul", c.b.pointwise("sub", c.tensor(3, "pos_weight"), 1.0, dtype=d), target, dtype=d)
+        log_sigmoid = c.b.pointwise("mul", log_sigmoid, c.b.pointwise("add", more, 1.0, dtype=d), dtype=d)
+    linear = c.b.pointwise("mul", c.b.pointwise("sub", 1.0, target, dtype=d), x, dtype=d)
+    loss = c.b.pointwise("sub", linear, log_sigmoid, dtype=d)
     return reduce_loss(c, weighted(c, loss, c.optional(2, "weight")), c.integer(4, "reduction", 1))
 
 

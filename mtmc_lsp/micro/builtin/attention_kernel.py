@@ -112,7 +112,8 @@ class _AttentionWriter:
             self._edge("head[:, None]", self.head, head_block),
         )
         q = self._operand(self.scores, 0, (self.scores.m, "m"), (self.scores.k, "head[None, :]"),
-                          [*m_masks, *self._masks(head_row, rows=False)], self.lines)  # fmt: skip
+                          [*m_masks, *self._masks(head_row, rows=False)], self.lines,
+                          "[BLOCK_M, HEAD]", head_row)  # fmt: skip
         self.lines += [
             f"row_max = tl.full([BLOCK_M], {LOWEST}, tl.float32)",
             "row_total = tl.zeros([BLOCK_M], tl.float32)",
@@ -125,13 +126,15 @@ class _AttentionWriter:
             n_row, n_column = "n_mask[None, :]", "n_mask[:, None]"
             dynamic["EVEN_N"] = f"n_k % {block_n} == 0"
         k = self._operand(self.scores, 1, (self.scores.k, "head[:, None]"), (self.scores.n, "n[None, :]"),
-                          [*self._masks(head_column, rows=True), *self._masks(n_row, rows=False)], body)  # fmt: skip
+                          [*self._masks(head_column, rows=True), *self._masks(n_row, rows=False)], body,
+                          "[HEAD, BLOCK_N]", head_column)  # fmt: skip
         precision = "" if is_half(self._dtype(self.scores)) else ', input_precision="ieee"'
         body.append(f"scores = tl.dot({q}, {k}{precision})")
         body += self._softmax([*m_masks, *self._masks(n_row, rows=False)], body, n_row)
         width_edge = self._edge("width", self.width, width_block)
         v = self._operand(self.result, 1, (self.result.k, "n[:, None]"), (self.result.n, "width"),
-                          [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body)  # fmt: skip
+                          [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body,
+                          "[BLOCK_N, WIDTH]", n_column)  # fmt: skip
         dtype = self._dtype(self.result)
         weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_half(dtype) else "weights"
         body.append(f"acc = tl.dot({weights}, {v}, acc * shrink[:, None]{precision})")
@@ -207,12 +210,21 @@ class _AttentionWriter:
         return [Mask(text, rows, not rows)] if text else []
 
     def _operand(
-        self, axes: ProductAxes, side: int, rows: Side, cols: Side, masks: list[Mask], lines: list[str]
+        self,
+        axes: ProductAxes,
+        side: int,
+        rows: Side,
+        cols: Side,
+        masks: list[Mask],
+        lines: list[str],
+        shape: str,
+        inside: str,
     ) -> str:
-        """A tile of an operand, in the dtype of the product."""
+        """A tile of an operand, in the dtype of the product, 0 where the condition on what is summed does not hold."""
         plain = axes.is_plain(side)
         name = axes.prim.inputs[side]
         code = self._tile(rows, cols, masks, lines, {}, name, widen=not plain)
+        code = axes.over_tile(side, code, shape, axes.k, inside)
         dtype = self.program.prims[name].dtype
         if plain or not is_half(dtype):
             return code.text

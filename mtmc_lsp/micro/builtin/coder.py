@@ -18,7 +18,7 @@ from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
 from mtmc_lsp.macro.configs import default_config
-from mtmc_lsp.macro.few_rows import ONCE
+from mtmc_lsp.macro.few_rows import BOTH, ONCE
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.rewrites import program_of
@@ -28,8 +28,8 @@ from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.code import LINE, call_text
-from mtmc_lsp.micro.builtin.formulas import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, gives_tensors, write_guard
+from mtmc_lsp.micro.builtin.helpers import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.kernel import Kernel
 from mtmc_lsp.micro.builtin.launcher import Launcher
 from mtmc_lsp.micro.builtin.naming import identifier, value_name
@@ -163,7 +163,7 @@ def _write_kernels(
     config = plan.config or default_config(program, region)
     docstring = _docstring(program, region, plan, config, lines)
     if region.kind is RegionKind.MATMUL:
-        if ONCE in config:
+        if config.get(ONCE, BOTH) != BOTH:
             return write_product_read_once(program, region, launcher.buffers, config, name, docstring)
         finished = write_split_product if int(config.get("split_k", 1)) > 1 else whole_product
         return write_product_kernels(program, region, launcher.buffers, config, name, docstring, finished)

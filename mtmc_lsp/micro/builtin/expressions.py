@@ -53,6 +53,8 @@ class Expressions:
         self.program = program
         self.region = region
         self.parameters = parameters
+        self.wide = parameters.wide
+        """Whether rows and columns, which are 32-bit, become 64-bit before they are a part of an offset."""
         self.groups = tuple(groups)
         self.flat = tuple(flat)
         self.declared: set[str] = set()
@@ -106,7 +108,8 @@ class Expressions:
             own = {axis: c for axis in group.axes for v, c in rest.items() if v.id == axis.id and not v.code}
             if own and walks_as_one(group, own):
                 rest = {v: c for v, c in rest.items() if v.code or all(v.id != axis.id for axis in group.axes)}
-                parts.append(self._product(Code(group.name, "int64", group.rows, group.cols), own[group.axes[-1]]))
+                whole = Code(self._far(group, group.name), "int64", group.rows, group.cols)
+                parts.append(self._product(whole, own[group.axes[-1]]))
         for group in self.groups:
             own = {axis: rest.pop(v) for axis in group.axes for v in list(rest) if v.id == axis.id and not v.code}
             if own:
@@ -127,7 +130,8 @@ class Expressions:
             self.declared.add(group.name)
             self.emit(f"{group.name} = {self._taken_out(group)}", group.cols)
         if walks_as_one(group, coefficients):
-            return self._product(Code(group.name, "int64", group.rows, group.cols), coefficients[group.axes[-1]])
+            name = group.name if group.taken_from else self._far(group, group.name)
+            return self._product(Code(name, "int64", group.rows, group.cols), coefficients[group.axes[-1]])
         # Coefficients that do not follow one another: take the variable apart.
         parts, below = [], Size.of(1)
         for axis in reversed(group.axes):
@@ -140,7 +144,8 @@ class Expressions:
                         if below != ONE
                         else (f"{text} % {self.parameters.divisor(axis.size)}")
                     )
-                parts.append(self._product(Code(f"({text})", "int64", group.rows, group.cols), coefficient))
+                text = f"({text})" if group.taken_from else self._far(group, f"({text})")
+                parts.append(self._product(Code(text, "int64", group.rows, group.cols), coefficient))
             below = below * axis.size
         return Code(" + ".join(p.at(SUM) for p in parts), "int64", group.rows, group.cols, SUM)
 
@@ -151,7 +156,11 @@ class Expressions:
         if not group.outermost:
             size = product([axis.size for axis in group.axes])
             text += f" % {self.parameters.divisor(size)}"
-        return text
+        return self._far(group, f"({text})") if self.wide else text
+
+    def _far(self, group: Group, text: str) -> str:
+        """A number of rows or columns in 64 bits, where offsets need them: what it was divided by was divided in 32."""
+        return f"{text}.to(tl.int64)" if self.wide and (group.rows or group.cols) else text
 
     def _product(self, factor: Code, coefficient: Size) -> Code:
         if coefficient == ONE:

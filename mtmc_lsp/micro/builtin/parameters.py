@@ -37,6 +37,8 @@ class Parameters:
         """Parameter name to the size it carries."""
         self.static_symbols: frozenset[str] = frozenset()
         """Symbols whose sizes the compiler is told: a kernel for each value."""
+        self.wide = False
+        """Whether offsets, and so sums of sizes, may pass 32 bits: the launcher works such sums out."""
 
     def is_static(self, size: Size) -> bool:
         """Whether the compiler knows a size: a number, or one of symbols whose values it is told."""
@@ -81,9 +83,12 @@ class Parameters:
                 self.used_sizes[name] = next(known for known, own in self.sizes.items() if own == name)
             head = [] if rest == ONE else [str(rest.constant)]
             return Code(" * ".join([*head, *factors]), "int64", precedence=PRODUCT)
+        several = len(size.terms) > 1
+        if several and self.wide:
+            self.name_size(size, "reach")
+            return self.size(size)
         for symbol in size.symbols():
             self.used_sizes[symbol] = Size.symbol(symbol)
-        several = len(size.terms) > 1
         return Code(str(size), "int64", precedence=SUM if several else (PRODUCT if "*" in str(size) else ATOM))
 
     def divisor(self, size: Size) -> str:

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 
 from mtmc_lsp.core.protocols import CannotCode
 
-PROGRAM = "pid = tl.program_id(0)"
+PROGRAMS = ("pid = tl.program_id(0)", "pid = tl.cast(tl.program_id(0), tl.int64)")
 PIECE = "tl.program_id(0).to(tl.int64)"
 
 
 def one_tile_after_another(lines: Sequence[str]) -> list[str]:
     """The body of a product kernel, looped over tiles."""
-    if PROGRAM not in lines:
+    program = next((line.removeprefix("pid = ") for line in lines if line in PROGRAMS), None)
+    if program is None:
         raise CannotCode("this product has an order of programs of its own")
     shared = [line for line in lines if re.match(r"(#|blocks_[mn] = )", line)]
-    rest = [line for line in lines if line not in shared and line != PROGRAM]
-    loop = "for pid in range(tl.program_id(0), blocks_m * blocks_n, tl.num_programs(0)):"
+    rest = [line for line in lines if line not in shared and line not in PROGRAMS]
+    loop = f"for pid in range({program}, blocks_m * blocks_n, tl.num_programs(0)):"
     return [*shared, loop, *(f"    {line}" for line in rest)]
 
 

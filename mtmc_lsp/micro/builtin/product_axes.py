@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mtmc_lsp.core.dtypes import is_half
 from mtmc_lsp.core.graph import TensorType
@@ -10,14 +10,17 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
-from mtmc_lsp.macro.regions import Region
-from mtmc_lsp.micro.builtin.code import Code
+from mtmc_lsp.macro.regions import Region, product_in
+from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Group, Mask, taken_apart
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.tile import merge_axes
+
+ZERO_OF_ZEROS = frozenset("cast square abs neg relu relu6 leaky_relu silu gelu gelu_tanh tanh sqrt mul add sub".split())
+"""Pointwise functions that give 0 where each of their operands is."""
 
 
 class ProductAxes:
@@ -26,9 +29,7 @@ class ProductAxes:
     def __init__(self, program: Program, region: Region, product_prim: Prim | None = None) -> None:
         self.program = program
         self.region = region
-        self.prim: Prim = product_prim or next(
-            p for p in map(program.prims.__getitem__, region.prims) if p.op is PrimOp.MATMUL
-        )
+        self.prim: Prim = product_prim or product_in(program, region)
         dims, name, left = ProductDims.of(self.prim), self.prim.name, self.prim.inputs[0]
         rows, end = dims.batch + dims.rows, len(self.prim.shape)
         self.batch = self._of(name, 0, dims.batch)
@@ -55,22 +56,61 @@ class ProductAxes:
             for name, axes in zip("MNK", (self.m, self.n, self.k), strict=True)
         }
 
+    def are_wide(self, offsets: Iterable[Size]) -> bool:
+        """Whether offsets up to any of these pass 32 bits at the workload's sizes."""
+        sizes = self.program.graph.sizes
+        return any(size.value(sizes) >= 2**31 for size in offsets)
+
     @property
     def n_batch(self) -> Size:
         return product([axis.size for axis in self.batch])
 
     def is_plain(self, side: int) -> bool:
         """Whether the operand is read just as it lies in memory, in a half precision that tensor cores take."""
-        prim = self.program.prims[self.prim.inputs[side]]
-        if not is_half(prim.dtype):
-            return False
-        name = prim.name
+        return is_half(self.program.prims[self.prim.inputs[side]].dtype) and self.is_read(side)
+
+    def is_read(self, side: int) -> bool:
+        """Whether the operand lies in memory, with zeros around it perhaps."""
+        name = self.prim.inputs[side]
         while name not in self.region.inputs:
             inner = self.program.prims[name]
             if inner.op not in VIEW_OPS and not is_zero_padding(inner):
                 return False
             name = inner.inputs[0]
         return True
+
+    def is_zero_outside(self, name: str, axes: Iterable[Axis]) -> bool:
+        """Whether a value is certainly 0 beyond the last of these axes: what is loaded there is."""
+        prim = self.program.prims[name]
+        if name in self.region.inputs:
+            return bool(set(self.region.table.all_axes(name)) & set(axes))
+        if prim.op in VIEW_OPS or is_zero_padding(prim):
+            return self.is_zero_outside(prim.inputs[0], axes)
+        if prim.op is not PrimOp.POINTWISE or prim.fn not in ZERO_OF_ZEROS:
+            return False
+        sources = [self.program.prims[source] for source in prim.inputs]
+        # A multiple of 0 is 0.
+        counted = [each.name for each in sources if prim.fn != "mul" or each.op is not PrimOp.CONSTANT]
+        return bool(counted) and all(self.is_zero_outside(source, axes) for source in counted)
+
+    def over_tile(self, side: int, value: Code, shape: str, summed: Iterable[Axis], inside: str) -> Code:
+        """An operand's value over a whole tile, and 0 beyond the last of what is summed, which must add nothing.
+
+        Args:
+            side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves where they are split.
+            value: of the operand at the tile's places; it may be the same for all rows, or for all columns.
+            shape: the tile's, as text.
+            summed: the axes of K that the tile walks.
+            inside: the condition on K; empty where no block of it sticks out.
+        """
+        text = value.text
+        if not value.rows and not value.cols:
+            text = f"tl.full({shape}, {text}, {TRITON_DTYPES[value.dtype]})"
+        elif not (value.rows and value.cols):
+            text = f"tl.broadcast_to({text}, {shape})"
+        if inside and not self.is_zero_outside(self.prim.inputs[side], summed):
+            text = f"tl.where({inside}, {text}, 0.0)"
+        return value if text == value.text else Code(text, value.dtype, True, True)
 
 
 class Tile:
@@ -150,6 +190,11 @@ def operand_accesses(
 def int32_limit(size: Size) -> str:
     """The guard's condition under which offsets below ``size`` fit in 32 bits."""
     return f"{size} < 2147483648"
+
+
+def widened(index: str, *, wide: bool) -> str:
+    """The expression of an index, in 64 bits where offsets need them."""
+    return f"tl.cast({index}, tl.int64)" if wide else index
 
 
 def mask_needed(size: Size, block: int) -> bool:

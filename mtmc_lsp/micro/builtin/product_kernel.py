@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_half
 from mtmc_lsp.core.graph import Ref, TensorType
-from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.configs import HALVES, PROMOTED
-from mtmc_lsp.macro.few_rows import LEAST_SPLIT_ROWS
+from mtmc_lsp.macro.few_rows import BOTH, LEAST_SPLIT_ROWS, ONCE
 from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
@@ -25,8 +24,15 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.persistence import one_tile_after_another, parted
-from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses
-from mtmc_lsp.micro.builtin.split_operands import Halves, promoted_sum, walk_halves, walk_promoted, write_split
+from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses, widened
+from mtmc_lsp.micro.builtin.split_operands import (
+    Halves,
+    promoted_sum,
+    split_as_read,
+    walk_halves,
+    walk_promoted,
+    write_split,
+)
 
 Config = Mapping[str, "int | str | bool"]
 Finish = Callable[
@@ -54,7 +60,7 @@ def write_product_kernels(
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(program, region)
-    if config.get("precision") not in HALVES or is_of_halves(axes.prim):
+    if config.get("precision") not in HALVES or is_of_halves(axes.prim) or config.get(ONCE) == BOTH:
         return finished(axes, buffers, config, None, name, docstring)
     names = [operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
@@ -103,7 +109,12 @@ class ProductWriter:
         self.buffers = buffers
         self.config = config
         self.halves = halves
+        self.wide = axes.are_wide(self._offsets())
+        """Whether offsets inside one matrix take 64 bits."""
+        self.many = axes.are_wide(self._numbers())
+        """Whether the numbers of rows or columns do."""
         self.parameters = Parameters(axes.program, buffers, PRODUCT_NAMES)
+        self.parameters.wide = self.wide
         if axes.taps:
             # Only of channels whose number it knows can the compiler see that neighbours along K are neighbours in memory.
             self.parameters.static_symbols = frozenset(axes.sizes["K"].symbols())
@@ -189,16 +200,23 @@ class ProductWriter:
         return values + tuple((pointer, half.scale) for pointer, half in zip(self.scales, halves, strict=True))
 
     def _limits(self) -> tuple[str, ...]:
-        """Offsets inside one matrix are 32-bit, so each matrix must be smaller than that."""
-        m, n, k = (self.axes.sizes[name] for name in "MNK")
-        sizes = self._accessed() if self.axes.taps else (m * k, n * k, m * n)
-        limits = [int32_limit(size) for size in sizes if not size.is_constant]
-        if self.axes.taps and any(size.is_constant and size.constant >= 2**31 for size in sizes):
-            raise CannotCode("offsets of a convolution would pass 32 bits")
+        """What must hold for other sizes: offsets that are 32-bit fit into them."""
+        m = self.axes.sizes["M"]
+        narrow = () if self.many else (self._numbers() if self.wide else self._offsets())
+        limits = [int32_limit(size) for size in narrow if not size.is_constant]
         if self.halves is not None:
             # Splitting pays where each half is used many times; with few rows the library's product is also more exact.
             limits += [f"{m} >= {LEAST_SPLIT_ROWS}"] if not m.is_constant else []
         return tuple(limits)
+
+    def _numbers(self) -> tuple[Size, ...]:
+        """What the numbers of rows and columns stay below, those in the last block included that are not there."""
+        return (self.axes.sizes["M"] * 2, self.axes.sizes["N"] * 2)
+
+    def _offsets(self) -> tuple[Size, ...]:
+        """What offsets inside one matrix, or into any tensor that windows read or write, stay below."""
+        m, n, k = (self.axes.sizes[name] for name in "MNK")
+        return self._accessed() if self.axes.taps else (m * k, n * k, m * n)
 
     def _accessed(self) -> tuple[Size, ...]:
         """Elements of every tensor that is read or written: of a window more is computed than lies in memory."""
@@ -210,7 +228,7 @@ class ProductWriter:
         m, n = self._size("M"), self._size("N")
         self.lines += [
             "# Programs that share operands run near each other, so the operands stay in the L2 cache.",
-            "pid = tl.program_id(0)",
+            f"pid = {widened('tl.program_id(0)', wide=self.many)}",
             f"blocks_m = tl.cdiv({m}, BLOCK_M)",
             f"blocks_n = tl.cdiv({n}, BLOCK_N)",
             "first_m = pid // (GROUP_M * blocks_n) * GROUP_M",
@@ -239,19 +257,22 @@ class ProductWriter:
         body: list[str] = []
         masked = mask_needed(depth, int(self.config["block_k"]))
         k_row, k_column = "k[None, :]", "k[:, None]"
+        inside_a, inside_b = (f"({at} < {k_size})" if masked else "" for at in (k_row, k_column))
         masks_a, masks_b = self._mask("m", "block_m", rows=True), self._mask("n", "block_n", rows=False)
         if masked:
-            masks_a = [*masks_a, Mask(f"({k_row} < {k_size})", False, True)]
-            masks_b = [Mask(f"({k_column} < {k_size})", True, False), *masks_b]
+            masks_a = [*masks_a, Mask(inside_a, False, True)]
+            masks_b = [Mask(inside_b, True, False), *masks_b]
         operands = [
-            self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, taps)
+            self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, taps, inside_b)
             if side % 2
-            else self._operand(side, (self.axes.m, "m"), (axes, k_row), masks_a, body, taps)
+            else self._operand(side, (self.axes.m, "m"), (axes, k_row), masks_a, body, taps, inside_a)
             for side in range(len(self.axes.prim.inputs))
         ]
         a, b = operands[:2]
         if is_of_halves(self.axes.prim):
             dots = promoted_sum((operands[2], a), (operands[3], b))
+        elif self.config.get(ONCE) == BOTH:
+            dots = split_as_read(self.parameters.names, a, b)
         elif is_half(operand.dtype) or operand.dtype == "float64":
             dots = [f"acc = tl.dot({a}, {b}, acc)"]
         elif self.config["precision"] == "tf32":
@@ -265,7 +286,10 @@ class ProductWriter:
                 f"blocks_k = tl.cdiv({k_size}, BLOCK_K)",
             ]
             head = f"for step in range(0, {n_taps} * blocks_k):"
-            first = ["tap = step // blocks_k", "k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)"]
+            first = [
+                f"tap = {widened('step // blocks_k', wide=self.wide)}",
+                "k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)",
+            ]
         else:
             head = f"for start in range(0, {k_size}, BLOCK_K):"
             first = ["k = start + tl.arange(0, BLOCK_K)"]
@@ -280,6 +304,7 @@ class ProductWriter:
         masks: list[Mask],
         body: list[str],
         taps: tuple[Axis, ...],
+        inside: str,
     ) -> str:
         plain = self.axes.is_plain(side)
         tile = Tile(
@@ -294,7 +319,8 @@ class ProductWriter:
             accesses=operand_accesses(self.axes, self.buffers, side, taps),
         )
         name = self.axes.prim.inputs[side]
-        value = tile.value(name)
+        shape, summed = ("[BLOCK_K, BLOCK_N]", rows[0]) if side % 2 else ("[BLOCK_M, BLOCK_K]", cols[0])
+        value = self.axes.over_tile(side, tile.value(name), shape, summed, inside)
         dtype = self.axes.program.prims[name].dtype
         return value.text if plain or not is_half(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
 

@@ -107,10 +107,17 @@ class _OnceWriter(ProductWriter):
         masks = []
         if mask_needed(self.axes.sizes["MN"[side]], int(self.config[block])):
             masks.append(Mask(f"({index} < {size})", True, False))
-        if masked:
-            masks.append(Mask(f"(k[None, :] < {k})", False, True))
+        inside = f"(k[None, :] < {k})" if masked else ""
+        if inside:
+            masks.append(Mask(inside, False, True))
         tile = Tile(
             self.axes, self.parameters, (rows, index), (self.axes.k, "k[None, :]"), masks, body,
             accesses=operand_accesses(self.axes, self.buffers, side),
         )  # fmt: skip
-        return tile.value(self.axes.prim.inputs[side]).text
+        shape = f"[{block.upper()}, BLOCK_K]"
+        value = self.axes.over_tile(side, tile.value(self.axes.prim.inputs[side]), shape, self.axes.k, inside).text
+        if value.isidentifier():
+            return value
+        named = self.parameters.names.unique("value")
+        body.append(f"{named} = {value}")
+        return named

@@ -12,7 +12,7 @@ from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
-from mtmc_lsp.micro.builtin.product_axes import ProductAxes, int32_limit
+from mtmc_lsp.micro.builtin.product_axes import ProductAxes, int32_limit, widened
 from mtmc_lsp.micro.builtin.product_kernel import Config, ProductWriter
 from mtmc_lsp.micro.builtin.split_operands import Halves
 
@@ -66,20 +66,24 @@ class _SplitWriter(ProductWriter):
         super().__init__(axes, buffers, config, halves)
         self.sums, self.parts = sums, parts
         self.pointer = self.parameters.names.unique("product_parts_ptr")
+        self.all_sums = axes.n_batch * axes.sizes["M"] * axes.sizes["N"] * parts
+        self.wide_sums = axes.are_wide([self.all_sums])
+        """Whether offsets into the sums take 64 bits."""
 
     def _place(self, piece: str) -> str:
-        m, n = self._size("M"), self._size("N")
-        batch = f"batch * {m} * {n} + " if self.axes.batch else ""
+        rows, n = self._size("M"), self._size("N")
+        batch = f"batch * {rows} * {n} + " if self.axes.batch else ""
         total = self.parameters.size(self.axes.n_batch * self.axes.sizes["M"] * self.axes.sizes["N"]).at(80)
-        return f"{self.pointer} + {piece} * {total} + {batch}m * {n} + n"
+        m = widened("m", wide=self.wide_sums)
+        return f"{self.pointer} + {widened(piece, wide=self.wide_sums)} * {total} + {batch}{m} * {n} + n"
 
     def _mask_text(self) -> str:
         masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)
         return f", mask={' & '.join(mask.text for mask in masks)}" if masks else ""
 
     def _limits(self) -> tuple[str, ...]:
-        size = self.axes.n_batch * self.axes.sizes["M"] * self.axes.sizes["N"] * self.parts
-        return (*super()._limits(), *([] if size.is_constant else [int32_limit(size)]))
+        narrow = not self.wide_sums and not self.all_sums.is_constant
+        return (*super()._limits(), *([int32_limit(self.all_sums)] if narrow else []))
 
 
 class _PartWriter(_SplitWriter):

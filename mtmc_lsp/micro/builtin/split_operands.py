@@ -7,6 +7,9 @@ both halves, and the third starts in the middle of the left and at the beginning
 
 Promoted, all three terms of a block of K are summed by the tensor cores, small ones first, and that sum is added to the whole
 by fp32 units, which round to nearest: what tensor cores lose by rounding towards zero then grows with a block of K, not with K.
+
+A row with an infinity gives NaN throughout, since infinity has no low half, and results within a few powers of two of float32's
+largest become infinite before they are scaled back.
 """
 
 from __future__ import annotations
@@ -17,18 +20,17 @@ from dataclasses import dataclass
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.columns import next_power_of_two
+from mtmc_lsp.macro.few_rows import STRIDED_ROWS, WHOLE_LIMIT
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
-from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
+from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES, Names
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, operand_accesses
 
 PAD = 128
 """K is padded to a multiple of this where it is a number, so that no block of K is cut."""
-WHOLE_LIMIT = 16384
-"""Sizes of K up to which a row is split while it is held in registers."""
-STRIDED_ROWS, STRIDED_DEPTH = 16, 128
-"""Tile of a program that splits an operand whose K is not dense, or too large to be held."""
+STRIDED_DEPTH = 128
+"""Depth of the tile of a program that splits an operand whose K is not dense, or too large to be held."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class _SplitWriter:
         self.n_rows, self.k = (self.parameters.size(size).text for size in (halves.rows, halves.k))
         self.k_pad = self.parameters.size(halves.k_pad).text
         self.accesses = operand_accesses(axes, buffers, halves.side)
+        self.parameters.wide = axes.are_wide([halves.rows * halves.k])
 
     def kernel(self, name: str) -> Kernel:
         """The finished kernel."""
@@ -129,8 +132,9 @@ class _SplitWriter:
         tile = Tile(
             self.axes, self.parameters, (rows, self.row), (self.axes.k, "k"), mask, lines, accesses=self.accesses
         )
-        value = tile.value(self.axes.prim.inputs[side])
-        if value.text.isidentifier():
+        operand = self.axes.prim.inputs[side]
+        value = tile.value(operand)
+        if value.text.isidentifier() and self.axes.is_zero_outside(operand, self.axes.k):
             return value.text
         name = self.parameters.names.unique("value")
         # What lies outside is no part of the row: its size must not count.
@@ -270,3 +274,36 @@ def promoted_sum(a: tuple[str, str], b: tuple[str, str]) -> list[str]:
         "# fp32 units round to nearest; tensor cores round towards zero, which would add up over a long sum.",
         "acc += part",
     ]
+
+
+def split_as_read(names: Names, a: str, b: str) -> list[str]:
+    """Statements that split a block of both operands and add its three products to ``acc``.
+
+    Each row of the left block and each column of the right one has a scale of its own.
+
+    Args:
+        names: of the kernel's variables.
+        a: the left block, which holds zeros beyond the last of K: what lies there is no part of a row, whose size it must not be.
+        b: the right block, likewise.
+    """
+    lines: list[str] = []
+    made: list[tuple[str, str, str]] = []
+    for side, value in enumerate((a, b)):
+        own = "ab"[side]
+        factor, inverse, scaled, high, low = (
+            names.unique(f"{own}_{part}") for part in ("factor", "inverse", "scaled", "high", "low")
+        )
+        if not value.isidentifier():
+            block = names.unique(f"{own}_block")
+            lines.append(f"{block} = {value}")
+            value = block
+        lines += [
+            f"{factor}, {inverse} = _unit_scale(tl.max(tl.abs({value}), axis={1 - side}, keep_dims=True))",
+            f"{scaled} = {value} * {factor}",
+            f"{high} = {scaled}.to(tl.float16)",
+            f"{low} = ({scaled} - {high}.to(tl.float32)).to(tl.float16)",
+        ]
+        made.append((low, high, inverse))
+    (low_a, high_a, inverse_a), (low_b, high_b, inverse_b) = made
+    *dots, last = promoted_sum((low_a, high_a), (low_b, high_b))
+    return [*lines, *dots, f"{last} * {inverse_a} * {inverse_b}"]

@@ -14,7 +14,7 @@ from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import MOST_ELEMENTS
+from mtmc_lsp.macro.configs import MOST_ELEMENTS, is_wide_product
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
@@ -230,24 +230,69 @@ class TileWriter(ReducingTile):
     def _write_scan(self) -> None:
         """Block after block of columns, carrying the running total of each row."""
         prim = next(p for p in map(self.program.prims.__getitem__, self.region.prims) if p.op is PrimOp.SCAN)
-        carry = self.parameters.names.unique("carry")
-        neutral, scan, join, total = SCANS[prim.fn]
+        unique = self.parameters.names.unique
+        carry, value, scanned = unique("carry"), unique("value"), unique("scanned")
+        neutral = SCANS[prim.fn][0]
         if not is_float(prim.dtype):
             neutral = neutral.removesuffix(".0")
-        kind = TRITON_DTYPES[compute_dtype(prim.dtype)]
-        shape = "[ROWS, 1]" if self.rows_per_program > 1 else "[1]"
-        self.lines.append(f"{carry} = tl.full({shape}, {neutral}, {kind})")
-        self._open_loop()
-        value = self.parameters.names.unique("value")
-        self._emit(f"{value} = {self._operand(prim, neutral)}", True)
-        scanned = self.parameters.names.unique("scanned")
         backwards = bool(prim.attrs.get("reverse"))
-        within = scan.format(value=value, axis=self.axis, reverse=", reverse=True" if backwards else "")
-        self._emit(f"{scanned} = {join.format(within, carry)}", True)
+        write = self._running_product if is_wide_product(prim) else self._running_total
+        before, within, after = write(prim, neutral, carry, value, scanned, ", reverse=True" * backwards)
+        self.lines += before
+        self._open_loop()
+        self._emit(f"{value} = {self._operand(prim, neutral)}", True)
+        for line in within:
+            self._emit(line, True)
         self.known[prim.name] = Code(scanned, compute_dtype(prim.dtype), self.rows_per_program > 1, True)
         self._store_all(self.region.outputs)
-        self._emit(f"{carry} = {join.format(total.format(value=value, axis=self.axis), carry)}", True)
+        for line in after:
+            self._emit(line, True)
         self._close_loop(backwards="From the last block to the first." if backwards else "")
+
+    @property
+    def _one_per_row(self) -> str:
+        return "[ROWS, 1]" if self.rows_per_program > 1 else "[1]"
+
+    def _running_total(
+        self, prim: Prim, neutral: str, carry: str, value: str, scanned: str, reverse: str
+    ) -> tuple[list[str], list[str], list[str]]:
+        """What stands before the loop, and in it before and behind what is stored."""
+        _, scan, join, total = SCANS[prim.fn]
+        kind = TRITON_DTYPES[compute_dtype(prim.dtype)]
+        within = scan.format(value=value, axis=self.axis, reverse=reverse)
+        return (
+            [f"{carry} = tl.full({self._one_per_row}, {neutral}, {kind})"],
+            [f"{scanned} = {join.format(within, carry)}"],
+            [f"{carry} = {join.format(total.format(value=value, axis=self.axis), carry)}"],
+        )
+
+    def _running_product(
+        self, prim: Prim, neutral: str, carry: str, value: str, scanned: str, reverse: str
+    ) -> tuple[list[str], list[str], list[str]]:
+        """As :meth:`_running_total`, significands and exponents of two by themselves.
+
+        A block's product may overflow where the whole one, begun with what is small, does not.
+        """
+        unique = self.parameters.names.unique
+        size, exponent, carried, more = unique("size"), unique("exponent"), unique("carry_exponent"), unique("more")
+        kind = TRITON_DTYPES[compute_dtype(prim.dtype)]
+        total = SCANS[prim.fn][3].format(value=size, axis=self.axis)
+        return (
+            [
+                f"{carry} = tl.full({self._one_per_row}, {neutral}, tl.float64)",
+                f"{carried} = tl.full({self._one_per_row}, 0, tl.int64)",
+            ],
+            [
+                "# Some numbers' product may overflow where it does not with all before them: exponents are added up apart.",
+                f"{size}, {exponent} = _significand({value})",
+                f"{scanned} = _scaled({carry} * tl.cumprod({size}, axis={self.axis}{reverse}), "
+                f"{carried} + tl.cumsum({exponent}, axis={self.axis}{reverse})).to({kind})",
+            ],
+            [
+                f"{carry}, {more} = _significand({carry} * {total})",
+                f"{carried} += tl.sum({exponent}, axis={self.axis}, keep_dims=True) + {more}",
+            ],
+        )
 
     # Finishing ---------------------------------------------------------------------------------------------------
 

@@ -199,6 +199,8 @@ async def _undo_last(ls: Server, document: Document, standing: Standing, step: S
     review = standing.review
     if standing.kept == len(review.accepted):
         before = review.accepted[-2] if len(review.accepted) > 1 else None
+        if before is not None and before.is_base:
+            before = None
         if not await _put(ls, document, standing, before, f"Undo step {step.index}: {step.action.text}"):
             return False
 

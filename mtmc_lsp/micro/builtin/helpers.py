@@ -1,0 +1,164 @@
+"""Small functions that generated kernels call, each as its source; the coder adds those that are used."""
+
+from __future__ import annotations
+
+HELPERS: dict[str, str] = {
+    "_tanh": '''@triton.jit
+def _tanh(x):
+    """tanh to a few ulp: an odd polynomial near zero, where the exponential form cancels."""
+    e = tl.exp(-2.0 * tl.abs(x))
+    large = (1.0 - e) / (1.0 + e)
+    s = x * x
+    small = tl.abs(x) * (1.0 + s * (-0.33333334 + s * (0.13333331 + s * (-0.05396779 + s * (0.02181148 - s * 0.0083)))))
+    return tl.where(x < 0.0, -1.0, 1.0) * tl.where(tl.abs(x) < 0.35, small, large)
+''',
+    "_log1p": '''@triton.jit
+def _log1p(x):
+    """log(1 + x) without losing small x (W. Kahan's correction of the rounding of 1 + x)."""
+    u = 1.0 + x
+    safe = tl.where(u == 1.0, 2.0, u)
+    corrected = tl.log(safe) * (x / (safe - 1.0))
+    return tl.where(u == 1.0, x, tl.where(u == float("inf"), u, corrected))
+''',
+    "_expm1": '''@triton.jit
+def _expm1(x):
+    """exp(x) - 1 without losing small x: a Taylor polynomial near zero, where the difference cancels."""
+    small = x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666667 + x * (0.0083333333 + x * 0.0013888889)))))
+    return tl.where(tl.abs(x) < 0.3, small, tl.exp(x) - 1.0)
+''',
+    "_tf32": '''@triton.jit
+def _tf32(x):
+    """x rounded to the ten bits of TF32, as libraries do: tensor cores by themselves cut the others off, at twice the error."""
+    rounded = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
+''',
+    "_mish": '''@triton.jit
+def _mish(x):
+    """x * tanh(log(1 + exp(x))) without a logarithm: with e = exp(x) the tanh is (e * e + 2 * e) / (e * e + 2 * e + 2)."""
+    e = tl.exp(tl.minimum(x, 20.0))
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
+''',
+    "_tanh64": '''@triton.jit
+def _tanh64(x):
+    """tanh in double precision, by exp(x) - 1 that does not cancel."""
+    e = _expm1_64(-2.0 * tl.abs(x))
+    return tl.where(x < 0.0, e, -e) / (2.0 + e)
+''',
+    "_expm1_64": '''@triton.jit
+def _expm1_64(x):
+    """exp(x) - 1 in double precision without losing small x (W. Kahan's correction by the logarithm of the rounded power)."""
+    u = tl.exp(x)
+    # So small a power is nothing beside 1, and once it is subnormal its logarithm is no longer x.
+    plain = (u == 1.0) | (u < 1e-20) | (u == float("inf"))
+    safe = tl.where(plain, 2.0, u)
+    corrected = (safe - 1.0) * (x / tl.log(safe))
+    return tl.where(u == 1.0, x, tl.where(plain, u - 1.0, corrected))
+''',
+    "_atan": '''@triton.jit
+def _atan(x):
+    """atan to a few ulp: folded to below tan(pi / 8), then an odd polynomial (S. Moshier, Cephes)."""
+    a = tl.abs(x)
+    steep, middle = a > 2.414213562, a > 0.4142135624
+    t = tl.where(steep, -1.0 / a, tl.where(middle, (a - 1.0) / (a + 1.0), a))
+    z = t * t
+    p = t + t * z * (-0.333329491539 + z * (0.199777106478 + z * (-0.138776856032 + z * 0.0805374449538)))
+    angle = p + tl.where(steep, 1.5707963267948966, tl.where(middle, 0.7853981633974483, 0.0))
+    return tl.where(x < 0.0, -angle, angle)
+''',
+    "_atan2": '''@triton.jit
+def _atan2(y, x):
+    """The angle of (x, y): atan of the smaller over the larger, mirrored into its octant; signs of zeros count."""
+    a, b = tl.abs(x), tl.abs(y)
+    small, large = tl.minimum(a, b), tl.maximum(a, b)
+    ratio = tl.where(small == large, tl.where(large == 0.0, 0.0, 1.0), small / large)
+    angle = _atan(ratio)
+    angle = tl.where(b > a, 1.5707963267948966 - angle, angle)
+    angle = tl.where((x < 0.0) | (1.0 / x < 0.0), 3.141592653589793 - angle, angle)
+    angle = tl.where((y < 0.0) | (1.0 / y < 0.0), -angle, angle)
+    return tl.where((x != x) | (y != y), float("nan"), angle)
+''',
+    "_round_half_even": '''@triton.jit
+def _round_half_even(x):
+    """Round to the nearest integer, halves to even, as torch.round does."""
+    down = tl.floor(x)
+    rest = x - down
+    odd = down - 2.0 * tl.floor(down * 0.5)
+    up = (rest > 0.5) | ((rest == 0.5) & (odd == 1.0))
+    return tl.where(up, down + 1.0, down)
+''',
+    "_pow": '''@triton.jit
+def _pow(x, y):
+    """x ** y for real y: the sign of a negative base follows the parity of an integral exponent."""
+    whole = tl.floor(y) == y
+    odd = whole & (y - 2.0 * tl.floor(y * 0.5) == 1.0)
+    size = tl.exp2(y * tl.log2(tl.abs(x)))
+    signed = tl.where(x < 0.0, tl.where(whole, tl.where(odd, -size, size), float("nan")), size)
+    return tl.where(y == 0.0, 1.0, signed)
+''',
+    "_uniform": '''@triton.jit
+def _uniform(seed, start, BLOCK: tl.constexpr):
+    """Uniform in [0, 1) for the BLOCK elements from ``start``, a multiple of 4, on: four from each Philox counter."""
+    a, b, c, d = tl.rand4x(seed, (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.int32))
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BLOCK])
+''',
+    "_uniform_at": '''@triton.jit
+def _uniform_at(seed, at):
+    """Uniform in [0, 1) for the elements ``at``: the same numbers as in a run of them."""
+    a, b, c, d = tl.rand4x(seed, (at // 4).to(tl.int32))
+    lane = at % 4
+    return tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
+''',
+    "_unit_scale": '''@triton.jit
+def _unit_scale(largest):
+    """The power of two that brings ``largest`` into [64, 128), and its inverse: exact, also for 0 and subnormals."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    up = tl.minimum(260 - exponent, 252)
+    return (up << 23).to(tl.float32, bitcast=True), ((254 - up) << 23).to(tl.float32, bitcast=True)
+''',
+    "_max_nan": """@triton.jit
+def _max_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_min_nan": """@triton.jit
+def _min_nan(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_log_add_exp": '''@triton.jit
+def _log_add_exp(a, b):
+    """log(exp(a) + exp(b)), the larger of the two taken out; equal infinities stay as they are."""
+    top = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    distance = tl.where(a == b, 0.0, -tl.abs(a - b))
+    return top + tl.log(1.0 + tl.exp(distance))
+''',
+    "_multiply": """@triton.jit
+def _multiply(a, b):
+    return a * b
+""",
+    "_significand": '''@triton.jit
+def _significand(x):
+    """x as a float64 number of a size in [0.75, 1.5) and an exponent of two; zero, infinities and NaN as they are."""
+    x = x.to(tl.float64)
+    bits = x.to(tl.int64, bitcast=True)
+    stored = ((bits >> 52) & 2047).to(tl.int32)
+    usual = (stored > 0) & (stored < 2047)
+    size = ((bits & -9218868437227405313) | 4607182418800017408).to(tl.float64, bitcast=True)
+    large = tl.abs(size) >= 1.5
+    size = tl.where(large, size * 0.5, size)
+    return tl.where(usual, size, x), tl.where(usual, stored - 1023 + large.to(tl.int32), 0)
+''',
+    "_scaled": '''@triton.jit
+def _scaled(size, exponent):
+    """size * 2**exponent, in two steps, neither of which overflows where the result does not."""
+    exponent = tl.minimum(tl.maximum(exponent, -1800), 1800)
+    half = exponent >> 1
+    first = ((half + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+    second = ((exponent - half + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+    return size * first * second
+''',
+}
+
+
+def helpers_used(text: str) -> list[str]:
+    """Names of the helper functions that ``text`` calls, callees first."""
+    return [name for name in HELPERS if f"{name}(" in text or f", {name}" in text]

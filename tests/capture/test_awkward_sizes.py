@@ -1,0 +1,49 @@
+"""An export ends at the first size that must be constant, and is made again with fewer free ones: networks are captured sooner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mtmc_lsp.capture import exporting
+from mtmc_lsp.capture.exporting import InputTensor, export_graph
+from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.workload import Target, TargetKind
+
+TARGET = Target(__file__, "f", TargetKind.FUNCTION, 1, 1)
+FORMS = {
+    "strided": (lambda x, w: torch.relu(torch.nn.functional.conv2d(x, w, stride=2)), True),
+    "pooled": (lambda x, w: torch.nn.functional.max_pool2d(torch.nn.functional.conv2d(x, w), 2) * 2, True),
+    "neither": (lambda x, w: torch.relu(x).sum(-1, keepdim=True) * x, False),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_divisions_speak_of_is_constant_after_one_whole_export(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, is_constant = FORMS[name]
+    read: list[Any] = []
+
+    class Reader(exporting._Reader):
+        def __init__(self, program: Any, *more: Any) -> None:
+            super().__init__(program, *more)
+            read.append(program)
+
+    monkeypatch.setattr(exporting, "_Reader", Reader)
+    inputs = [
+        InputTensor("x", "x", InputKind.ARGUMENT, torch.rand(5, 3, 20, 24)),
+        InputTensor("w", "self.w", InputKind.PARAMETER, torch.rand(7, 3, 3, 3)),
+    ]
+    graph, notes = export_graph(function, inputs, TARGET, {})
+    assert len(read) == 2, "one program, and what it is expanded to"
+    assert not notes
+    assert [size.is_constant for size in graph.inputs[0].type.shape[2:]] == [is_constant] * 2
+    batch = graph.inputs[0].type.shape[0]
+    assert not batch.is_constant and batch.value(graph.sizes) == 5
+
+
+def test_an_error_of_the_users_is_told_as_before() -> None:
+    inputs = [InputTensor("x", "x", InputKind.ARGUMENT, torch.rand(4, 6))]
+    with pytest.raises(exporting.TargetUnsupported):
+        export_graph(lambda x: x if x.sum() > 0 else -x, inputs, TARGET, {})
