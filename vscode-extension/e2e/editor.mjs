@@ -105,11 +105,11 @@ export class Editor {
     }).map(Number);
   }
 
-  /** The end of what the extension and its server wrote to their log. */
-  log() {
+  /** The last lines that the extension and its server wrote to their log. */
+  log(lines = 100) {
     const folder = join(this.home, "data/logs");
     const files = readdirSync(folder, { recursive: true }).filter((name) => name.endsWith("MTMC.log"));
-    return files.map((name) => readFileSync(join(folder, name), "utf8").split("\n").slice(-400).join("\n")).join("\n");
+    return files.map((name) => readFileSync(join(folder, name), "utf8").split("\n").slice(-lines).join("\n")).join("\n");
   }
 
   async stop() {
@@ -168,12 +168,20 @@ export class Window {
     this.clicks += 1;
     const choice = this.seen(words).locator(".monaco-button", { hasText: button }).first();
     await retried((patience) => choice.click({ timeout: 5 * patience }), () => this.listMessages());
-    const list = this.page.locator(".notifications-center.visible");
-    if (await list.isVisible()) await list.locator(".codicon-notifications-hide").click();
+    await this.hideMessages();
   }
 
   async listMessages() {
     await this.command("Notifications: Show Notifications");
+  }
+
+  /** Hides the list of messages, which also hides itself once it has none. */
+  async hideMessages() {
+    const list = this.page.locator(".notifications-center.visible");
+    await until("the list of messages is hidden", async () => {
+      if (await list.isVisible()) await list.locator(".codicon-notifications-hide").click({ timeout: 1000 });
+      return !(await list.isVisible());
+    });
   }
 
   line(words) {
@@ -208,7 +216,7 @@ export class Window {
   async choose(row, patience = SOON) {
     await row.waitFor({ timeout: patience });
     await until("the row is selected", async () => {
-      if (/\bfocused\b/.test(await row.getAttribute("class"))) return true;
+      if (/\bfocused\b/.test(await row.getAttribute("class", { timeout: 1000 }))) return true;
       await this.page.keyboard.press("ArrowDown");
       return false;
     }, patience);
@@ -271,8 +279,7 @@ export class Window {
     const list = this.page.locator(".notifications-center.visible");
     await list.waitFor();
     const said = await list.locator(".notification-list-item-message").allInnerTexts();
-    await list.locator(".codicon-notifications-hide").click();
-    await list.waitFor({ state: "hidden" });
+    await this.hideMessages();
     return said;
   }
 

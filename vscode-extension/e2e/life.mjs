@@ -16,7 +16,7 @@ export async function run(scenario) {
 
     await scenario(w, "the talk with the server is in the log, as the setting says", async () => {
       await w.ready();
-      await until("a request and its answer are there", async () => /Sending request 'textDocument[\s\S]*Received response 'textDocument/.test(editor.log()));
+      await until("a request and its answer are there", async () => /Sending request 'textDocument[\s\S]*Received response 'textDocument/.test(editor.log(1000)));
     });
     await scenario(w, "a step of a short run waits", async () => {
       await w.lightbulb("softmax", "Optimize to Triton kernel");
@@ -58,8 +58,9 @@ export async function run(scenario) {
       await w.file(join(one, "block.py"));
       await w.lightbulb("scores = ", "Optimize to Triton kernel");
       await w.thread("Step 1 of").waitFor({ timeout: LONG });
-      const [server, ...others] = editor.languageServers();
-      assert.deepEqual(others, []);
+      // A process that it starts is one more of them until it has become its own program.
+      await until("one server runs", async () => editor.languageServers().length === 1);
+      const [server] = editor.languageServers();
       process.kill(server, "SIGKILL");
       await w.message("ended while it worked on block");
       await until("another server runs", async () => editor.languageServers().length === 1 && editor.languageServers()[0] !== server);
