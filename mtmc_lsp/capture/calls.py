@@ -127,7 +127,8 @@ def build_call(
     function = resolve(module, target.qualname)
     if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
         instance = construct(resolve(module, target.class_name), init_positional, init_named, device)
-        instance.eval()
+        if not workload.as_constructed:
+            instance.eval()
         function = (
             instance.forward
             if target.kind is TargetKind.MODULE

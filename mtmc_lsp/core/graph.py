@@ -184,6 +184,12 @@ class Node:
         return self.outputs[0]
 
     @property
+    def word(self) -> str:
+        """What people call the operation: ``softmax`` for ``aten._softmax.default``."""
+        name = self.op.split(".")[1].strip("_")
+        return "batch_norm" if name.startswith("native_batch_norm") else name
+
+    @property
     def draws(self) -> bool:
         """Whether it draws random numbers from PyTorch's generator."""
         return self.op.split(".")[1] in DRAWN

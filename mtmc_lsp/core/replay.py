@@ -11,11 +11,12 @@ MOST_GRAPHS = 4
 
 GRAPHS = "from threading import Lock\n\n_GRAPHS, _CAPTURING = {}, Lock()\n"
 
-REPLAYED = f'''def _replayed(launch, given, held):
+REPLAYED = f'''def _replayed(launch, given, held, changed=()):
     """``launch(*given, *held)`` as one CUDA graph on copies of ``given``; its results are copies of the graph's own.
 
     A graph is captured for each layout of ``given``, addresses of ``held`` (parameters are read where they lie), GPU and stream.
-    While a call uses a graph no other call finds it, and one at a time is captured.
+    While a call uses a graph no other call finds it, and one at a time is captured. ``changed`` are the places in ``held`` of
+    tensors that a launch writes into.
     """
     if torch.cuda.is_current_stream_capturing():
         return launch(*given, *held)
@@ -28,11 +29,11 @@ REPLAYED = f'''def _replayed(launch, given, held):
             _GRAPHS.pop(oldest, None)
         with _CAPTURING, torch.inference_mode(False), torch.no_grad():
             inputs = [t.clone() for t in given]
-            # A first run compiles the kernels and lets the libraries make ready; neither can be captured.
+            # A first run compiles the kernels and lets the libraries make ready; neither can be captured. It counts as no call.
             side = torch.cuda.Stream()
             side.wait_stream(stream)
             with torch.cuda.stream(side):
-                launch(*inputs, *held)
+                launch(*inputs, *[t.clone() if i in changed else t for i, t in enumerate(held)])
             stream.wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):

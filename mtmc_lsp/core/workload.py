@@ -98,6 +98,14 @@ class Workload:
     assumed: tuple[str, ...] = ()
     """Sentences on what was assumed, to be shown."""
 
+    @property
+    def as_constructed(self) -> bool:
+        """Whether modules stay in the mode that they are constructed in, which is training unless they say otherwise.
+
+        A file that makes its own inputs says how it is called, KernelBench's harness by this mode; others are evaluated.
+        """
+        return self.source is WorkloadSource.GET_INPUTS
+
 
 @dataclass(frozen=True)
 class CapturedArgument:

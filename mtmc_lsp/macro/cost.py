@@ -27,6 +27,9 @@ PASSES = {
 
 Of pooling, whose kernels read every window: about what the H200 took of the time of one pass (level 1 of KernelBench).
 """
+CHANNEL_BYTES = 11.5e9
+"""Bytes per second that PyTorch's batch norm reads of each channel in training, whose statistics one block of threads finds (an
+H200: 0.74 TB/s with 64 channels, 0.18 with 16)."""
 HELD_BY_SOFTMAX, PASSES_OF_LONG_SOFTMAX = 1024, 4
 """PyTorch's softmax holds rows up to that long; longer ones it reads three times."""
 DEPTHWISE_PASSES = 10
@@ -128,6 +131,8 @@ def torch_cost(program: Program, node: Node, device: Device) -> Cost:
         return Cost(moved, flops, _time(moved, flops, device, peak(device, "float32", "ieee"), 1.0) * NO_CALL)
     if name in RECURRENT_GATES and node.outputs[1:]:
         return Cost(moved, flops, library_us(node, graph))
+    if name.startswith("_native_batch_norm_legit") and "no_training" not in name:
+        return _training_cost(graph, node, device)
     if "conv" in name:
         return _convolution_cost(program, node, device, read, written, flops)
     rate = peak(device, node.outputs[0].dtype, graph.fp32_matmul)
@@ -138,6 +143,17 @@ def torch_cost(program: Program, node: Node, device: Device) -> Cost:
         kept = node.type.shape[: len(node.type.shape) - (len(width) if isinstance(width, tuple) else 1)]
         busy = min(1.0, product(kept).value(graph.sizes) / device.sm_count)
     return Cost(moved, flops, _time(moved, flops, device, rate, 0.85 * busy) + device.launch_us * launches)
+
+
+def _training_cost(graph: Graph, node: Node, device: Device) -> Cost:
+    """A batch norm in training mode: the statistics of each channel, then the values."""
+    own = tensor_bytes(node.type, graph.sizes)
+    channels = node.type.shape[1].value(graph.sizes)
+    # With channels densest several blocks share them.
+    reading = 0.85 * device.bandwidth
+    statistics = own / (reading if node.type.is_channels_last else min(reading, CHANNEL_BYTES * channels)) * 1e6
+    values = _time(2.0 * own, 0.0, device, 1.0, 0.85)
+    return Cost(3.0 * own, 0.0, statistics + values + 2.0 * device.launch_us)
 
 
 def _passes(graph: Graph, node: Node) -> int:

@@ -110,7 +110,8 @@ def compare_case(
             comparison.untouched(name, held, mine)
         else:
             oracle = want["oracle_after"].get(name, own)
-            comparison.tensor(f"input {name} afterwards", held if mine is None else mine, own, oracle, 0.0, None)
+            mine, near = held if mine is None else mine, want["near"].get(name, 0.0)
+            comparison.tensor(f"input {name} afterwards", mine, own, oracle, near, None)
     return {"checks": comparison.checks, "error": comparison.worst[0], "reference_error": comparison.worst[1]}
 
 

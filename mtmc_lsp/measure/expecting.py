@@ -20,6 +20,9 @@ from mtmc_lsp.measure.inputs import laid_out
 from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, NarrowProducts, SharedRandomMode, draw_seeds
 from mtmc_lsp.measure.running import copies, run_case
 
+Place = int | str
+"""A result by its number, or a changed input by its name."""
+
 _narrow: dict[str, bool] = {}
 """Under ``seen``: whether the user's own products ran in TF32 on the workload itself; empty before it was run."""
 FEW, FEW_DRAWS = 64, 3
@@ -36,9 +39,9 @@ def expected_of(
     """What the user's own code gives on a case's inputs, and what it gives in float64.
 
     Returns:
-        What :func:`run_case` does; ``oracle`` and ``oracle_after``, the same in float64; by result ``near``, how far the oracle
-        moves with rounding of the inputs, and ``ties``, what an index of an extreme value was chosen from; ``coarse``, whether
-        float64 did not fit into memory.
+        What :func:`run_case` does; ``oracle`` and ``oracle_after``, the same in float64; by result (or by name, of inputs that
+        are changed) ``near``, how far the oracle moves with rounding of the inputs; by result ``ties``, what an index of an
+        extreme value was chosen from; ``coarse``, whether float64 did not fit into memory.
     """
     kind, seed = case["kind"], case["seed"]
 
@@ -67,7 +70,7 @@ def expected_of(
     except torch.OutOfMemoryError:
         if case.get("first"):
             _narrow["seen"] = capture.graph.runs_tf32
-        return {**own, **same, "near": _tolerated(capture, own["results"]), "coarse": True}
+        return {**own, **same, "near": _tolerated(capture, own), "coarse": True}
 
 
 def _oracle(
@@ -84,23 +87,21 @@ def _oracle(
     # Inputs that the code leaves alone in its own precision need not be copied to see whether it does in another.
     untouched: dict[str, torch.Tensor] | None = None if ran["after"] else {}
     recorder = IndexRecorder()
-    is_first, near = bool(case.get("first")), dict[int, float]()
+    is_first, near = bool(case.get("first")), dict[Place, float]()
+    changed = {name: inputs[name] for name in ran["after"]}
     with _float64_default(), recorder, Float64Mode():
         wide = {name: in_float64(tensor) for name, tensor in inputs.items()}
         oracle = run_case(module, capture, wide, device, random_mode(), seed, kind, before=untouched)
         del wide
 
-        def sensitivities(moving: int, mode: contextlib.AbstractContextManager[Any]) -> dict[int, float]:
+        def sensitivities(moving: int, mode: contextlib.AbstractContextManager[Any]) -> dict[Place, float]:
             # The inputs move otherwise each time; random numbers that the code draws stay what they are.
             moved = _moved(inputs, moving, _finest(own))
             with mode:
-                there = run_case(module, capture, moved, device, random_mode(), seed, kind, before={})["results"]
+                there = _by_place(run_case(module, capture, moved, device, random_mode(), seed, kind, before=changed))
             del moved
-            return {
-                i: sensitivity(result, mine, oracle["results"][i])
-                for i, (result, mine) in enumerate(zip(there, own, strict=False))
-                if isinstance(result, torch.Tensor) and isinstance(mine, torch.Tensor)
-            }
+            mine, truth = _by_place(ran), _by_place(oracle)
+            return {i: sensitivity(there[i], mine[i], truth[i]) for i in there if i in mine and i in truth}
 
         if is_first and capture.graph.runs_tf32:
             # Results may hide it, as a sum of activations far from 0 does.
@@ -125,25 +126,31 @@ def narrow_products(graph: Graph) -> NarrowProducts:
     return NarrowProducts(convolutions=graph.fp32_convolution == "tf32", products=graph.fp32_matmul == "tf32")
 
 
-def _is_narrow(own: list[Any], oracle: list[Any], narrow: Mapping[int, float]) -> bool:
+def _by_place(run: Mapping[str, Any]) -> dict[Place, torch.Tensor]:
+    """The tensors that a run gave, and those that it changed."""
+    places = {**dict(enumerate(run["results"])), **run["after"]}
+    return {place: value for place, value in places.items() if isinstance(value, torch.Tensor)}
+
+
+def _is_narrow(own: list[Any], oracle: list[Any], narrow: Mapping[Place, float]) -> bool:
     """Whether the user's own results are about as far off as those of products in TF32.
 
     Args:
         narrow: by result, the distance of these from the oracle, as a part of its norm.
     """
     for i, distance in narrow.items():
-        if own[i].is_floating_point() and distance > 0.0:
+        if isinstance(i, int) and own[i].is_floating_point() and distance > 0.0:
             error = agreement(own[i], own[i], oracle[i], 0.0, FACTORS["budget"]).own_error
             if error >= TF32_SHARE * distance:
                 return True
     return False
 
 
-def _tolerated(capture: Capture, results: list[Any]) -> dict[int, float]:
+def _tolerated(capture: Capture, ran: Mapping[str, Any]) -> dict[Place, float]:
     """Without an oracle: an error that, eight times, is the dtype's published tolerance, or what TF32 costs."""
     found = {}
-    for i, result in enumerate(results):
-        dtype = str(result.dtype).removeprefix("torch.") if isinstance(result, torch.Tensor) else ""
+    for i, result in _by_place(ran).items():
+        dtype = str(result.dtype).removeprefix("torch.")
         if dtype in TOLERANCE:
             narrow = dtype == "float32" and capture.graph.runs_tf32
             found[i] = max(TOLERANCE[dtype] / FACTORS["budget"], TF32_ERROR if narrow else 0.0)

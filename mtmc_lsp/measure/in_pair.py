@@ -187,7 +187,8 @@ def _instance(module: Any, target: Target, capture: Capture, device: str, init: 
         positional, named = own
     torch.manual_seed(0)
     # What of it is replaced is known only by its shapes, so that nothing in it is shared.
-    return instance_of(kind, positional, named, device, replaced=()).eval()
+    instance = instance_of(kind, positional, named, device, replaced=())
+    return instance if workload.as_constructed else instance.eval()
 
 
 def _place(instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> None:

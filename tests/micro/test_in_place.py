@@ -23,8 +23,13 @@ COPIED = {
 }
 
 
-def checked(checker: Checker, body: str) -> str:
-    text = f"{HEAD}    {body}\n"
+ROWS = "import torch\n\n\n# mtmc: x=f32[8,N] m=f32[8] N=37\ndef f(x, m):\n"
+OF_ROWS = "m.mul_(0.9).add_(x.mean(1), alpha=0.1)\n    return x - x.mean(1, keepdim=True)"
+OF_ROWS_WANTED = "y = x * m[:, None]\n    m.copy_(m * 0.9 + y.mean(1))\n    return y"
+
+
+def checked(checker: Checker, body: str, head: str = HEAD) -> str:
+    text = f"{head}    {body}\n"
     capture = checker.capture(text)
     candidate = planned(capture)
     assert candidate.launches
@@ -41,6 +46,13 @@ def test_an_elementwise_update_needs_no_copy(checker: Checker, name: str) -> Non
 @pytest.mark.parametrize("name", COPIED)
 def test_an_old_value_that_is_still_wanted_is_not_overwritten(checker: Checker, name: str) -> None:
     assert "x.copy_(" in checked(checker, COPIED[name])
+
+
+def test_an_update_of_each_rows_own_number_needs_no_copy(checker: Checker) -> None:
+    assert "m.copy_(" not in checked(checker, OF_ROWS, ROWS)
+    assert "m.copy_(" in checked(checker, OF_ROWS_WANTED, ROWS), (
+        "programs that share a row read the old number all along it"
+    )
 
 
 def test_overlapping_arguments_run_the_original_code(checker: Checker) -> None:

@@ -223,7 +223,7 @@ def kind_word(kind: RegionKind) -> str:
 
 def operation_names(program: Program, nodes: Iterable[str]) -> str:
     """The operations of a region in a sentence."""
-    names = list(dict.fromkeys(program.graph.node(n).op.split(".")[1].strip("_") for n in nodes))
+    names = list(dict.fromkeys(program.graph.node(n).word for n in nodes))
     shown = names if len(names) <= 5 else [*names[:2], "...", *names[-2:]]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 

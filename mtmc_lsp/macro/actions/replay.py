@@ -1,8 +1,9 @@
 """CUDA graph: all launches of a call are replayed as one, where launching takes longer than computing.
 
-*Legal* where a call does nothing but compute its results from its arguments and the module's tensors: it changes none of them,
-draws no random numbers, and its results are tensors of their own. Arguments are copied into the graph's own memory and results
-out of it, so each call computes from what it is given; parameters are read where they lie, and others are captured anew.
+*Legal* where a call does nothing but compute its results, and new values of the module's buffers, from its arguments and the
+module's tensors: it changes no argument, draws no random numbers, and its results are tensors of their own. Arguments are copied
+into the graph's own memory and results out of it, so each call computes from what it is given; the module's tensors are read and
+written where they lie, and for others a graph is captured anew. Capturing runs nothing, so a first call changes buffers once.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class Replay:
             raise IllegalAction("cuda-graph: there is no kernel yet")
         if schedule.replayed:
             raise IllegalAction("cuda-graph: it is replayed already")
-        if program.graph.mutations:
-            raise IllegalAction("cuda-graph: the call changes its arguments or the module's tensors")
+        arguments = {item.name for item in program.graph.inputs if item.kind is InputKind.ARGUMENT}
+        if any(mutation.input in arguments for mutation in program.graph.mutations):
+            raise IllegalAction("cuda-graph: the call changes its arguments")
         drawn = any(node.draws for node in program.graph.nodes)
         if drawn or any(prim.op is PrimOp.RANDOM for prim in program.prims.values()):
             raise IllegalAction("cuda-graph: each call draws other random numbers")

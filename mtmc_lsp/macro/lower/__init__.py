@@ -8,6 +8,7 @@ from functools import lru_cache
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.prims import Builder, CannotLower, PrimOp, Program
+from mtmc_lsp.macro.updates import counts
 
 Rule = Callable[["Call"], "str | tuple[str, ...]"]
 RULES: dict[str, Rule] = {}
@@ -132,14 +133,16 @@ def _lower(graph_box: GraphBox) -> Program:
     graph = graph_box.graph
     builder = Builder(graph)
     opaque: set[str] = set()
+    counted = counts(graph)
     for item in graph.inputs:
         name = builder.add(PrimOp.INPUT, (), item.type.shape, item.type.dtype, input=item.name)
         builder.values[item.name, 0] = name
     for node in graph.nodes:
         builder.origin = node.name
         mark, streams = len(builder.prims), builder.streams
+        has_rule = _base(node.op) in RULES and node.name not in counted
         try:
-            lowered = RULES[_base(node.op)](Call(builder, node)) if _base(node.op) in RULES else None
+            lowered = RULES[_base(node.op)](Call(builder, node)) if has_rule else None
         except CannotLower:
             lowered = None
             for extra in list(builder.prims)[mark:]:

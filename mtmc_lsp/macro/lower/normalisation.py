@@ -12,9 +12,9 @@ from mtmc_lsp.macro.prims import Builder
 def normalise(b: Builder, x: str, dims: tuple[int, ...], eps: float) -> str:
     """``(x - mean) * rsqrt(var + eps)`` over ``dims``; ``x`` already in the dtype to compute in."""
     d, x = b.dtype(x), rounded(b, x)
-    mean, squares, n = centred_moments(b, x, dims)
+    deviation, squares, n = centred_moments(b, x, dims)
     inverse = b.pointwise("rsqrt", b.pointwise("add", scale_by_count(b, squares, n, d), eps, dtype=d), dtype=d)
-    return b.pointwise("mul", b.pointwise("sub", x, mean, dtype=d), inverse, dtype=d)
+    return b.pointwise("mul", deviation, inverse, dtype=d)
 
 
 def affine(b: Builder, x: str, weight: str | None, bias: str | None, dtype: str) -> str:
@@ -124,11 +124,11 @@ def batch_norm_training(c: Call) -> tuple[str, ...]:
         raise c.fail("without batch statistics")
     dims = tuple(i for i in range(len(shape)) if i != 1)
     wide = rounded(c.b, c.b.cast(x, d))
-    mean, squares, n = centred_moments(c.b, wide, dims)
+    deviation, squares, n = centred_moments(c.b, wide, dims)
     var = scale_by_count(c.b, squares, n, d)
     eps = c.number(5 if alone else 7, "eps", 1e-5)
     inverse = c.b.pointwise("rsqrt", c.b.pointwise("add", var, eps, dtype=d), dtype=d)
-    value = c.b.pointwise("mul", c.b.pointwise("sub", wide, mean, dtype=d), inverse, dtype=d)
+    value = c.b.pointwise("mul", deviation, inverse, dtype=d)
     weight, bias = per_channel(c.b, c.optional(1), len(shape)), per_channel(c.b, c.optional(2), len(shape))
     result = affine(c.b, value, weight, bias, c.out.dtype)
     own_mean = plain_mean(c.b, wide, dims)

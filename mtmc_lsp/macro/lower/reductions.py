@@ -102,29 +102,29 @@ def variance(c: Call) -> str | tuple[str, ...]:
 
 
 def plain_mean(b: Builder, x: str, dims: tuple[int, ...]) -> str:
-    """The mean as a result: that of :func:`centred_moments` is off by a rounding of the first element, maybe far larger."""
+    """The mean as a result: what :func:`centred_moments` centres by is off by a rounding of the first element, maybe far larger."""
     return scale_by_count(b, b.reduce("sum", x, dims, b.dtype(x)), count(b.shape(x), dims), b.dtype(x))
 
 
 def centred_moments(b: Builder, x: str, dims: tuple[int, ...]) -> tuple[str, str, Size]:
-    """Mean, sum of squared deviations from it, and the count: two passes, or one of running means, so nothing cancels.
+    """Deviations from the mean, the sum of their squares, and the count: two passes, or one of running means, so nothing cancels.
 
-    Differences from each row's first element are summed: where all elements are equal, or nearly, the mean is exact, as
-    it is by the library's running means. Otherwise the normalised rounding error would be all that is left.
+    All is of differences from each row's first element: where the elements are equal, or nearly, they are exact, and so is what
+    comes of them, as it is by the library's running means. Otherwise the normalised rounding error would be all that is left.
     """
     d, n = b.dtype(x), count(b.shape(x), dims)
     x = rounded(b, x)
     first = x
     for dim in dims:
         first = b.slice(first, dim, 0, 1)
-    difference = b.reduce("sum", b.pointwise("sub", x, first, dtype=d), dims, d)
-    mean = b.pointwise("add", first, scale_by_count(b, difference, n, d), dtype=d)
-    deviation = b.pointwise("sub", x, mean, dtype=d)
+    apart = b.pointwise("sub", x, first, dtype=d)
+    difference = b.reduce("sum", apart, dims, d)
+    deviation = b.pointwise("sub", apart, scale_by_count(b, difference, n, d), dtype=d)
     squares = b.reduce("sum", b.pointwise("square", deviation, dtype=d), dims, d)
     own = b.prims[squares]
     if own.op is PrimOp.REDUCE and b.prims[difference].op is PrimOp.REDUCE:
         b.prims[squares] = replace(own, attrs={**own.attrs, CENTRED: difference})
-    return mean, squares, n
+    return deviation, squares, n
 
 
 @rule("logsumexp")

@@ -2,9 +2,10 @@
 
 One convolution alone pays for copies of its operands and its result. Here a value is brought into the order with channels
 densest once, before the first convolution that reads it, and stays so through everything that works on each place of an image
-or volume by itself: elementwise operations, norms with fixed statistics, pooling, resampling, and concatenation of channels. What
-walks its elements in another way, and what the target returns, reads a copy in the order that it had. No value changes: an
-element's place in memory is all that does, and kernels take addresses from the strides.
+or volume by itself: elementwise operations, batch norm (statistics are of all places of a channel, in any order), pooling,
+resampling, and concatenation of channels. What walks its elements in another way, and what the target returns, reads a copy in
+the order that it had. No value changes: an element's place in memory is all that does, and kernels take addresses from the
+strides.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CONVOLUTIONS = frozenset(f"{name}{n}d" for name in ("conv", "conv_transpose") fo
 BY_PLACE = frozenset(
     "max_pool2d max_pool3d avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d "
     "upsample_nearest2d upsample_bilinear2d upsample_nearest3d upsample_trilinear3d "
-    "batch_norm _native_batch_norm_legit_no_training".split()
+    "batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit _native_batch_norm_legit_functional".split()
 )
 """Operations that read and give images in any order of their dimensions, and that PyTorch runs in the order given."""
 SAME = frozenset({"clone", "alias", "detach", "lift_fresh_copy"})

@@ -99,7 +99,8 @@ def render(
         raise CannotCode("the target returns None beside tensors")
     schedule = _with_random_kernels(program, schedule)
     base = _base_name(capture.workload.target.qualname, source)
-    launcher = Launcher(program)
+    again = frozenset(name for kernel in schedule.kernels for name in kernel.recomputed)
+    launcher = Launcher(program, recomputed=again)
     if not all(part.isidentifier() for part in capture.module_name.split(".")):
         # KernelBench's files, such as 1_Square_matrix.py, are imported by their path.
         launcher.namespace = "mtmc_{''.join(c if c.isalnum() else '_' for c in __name__)}"
@@ -256,7 +257,11 @@ def _replay(capture: Capture, base: str, launcher: Launcher) -> str:
     held = [name for name in kinds if name not in given]
     if list(kinds) != [*given, *held]:
         raise CannotCode("the module's tensors come before the arguments")
-    texts = [f"({', '.join(part)}{',' if len(part) == 1 else ''})" for part in (given, held)]
+    changed = {launcher.input_names[mutation.input] for mutation in capture.graph.mutations}
+    if changed & set(given):
+        raise CannotCode("a graph has copies of the arguments, of which some are changed")
+    parts = [given, held, [str(i) for i, name in enumerate(held) if name in changed]]
+    texts = [f"({', '.join(part)}{',' if len(part) == 1 else ''})" for part in (parts if changed else parts[:2])]
     return (
         f"def {base}_replay({', '.join(kinds)}):\n"
         f'    """``{base}_launch``, replayed as one CUDA graph."""\n'

@@ -183,8 +183,9 @@ APART = "_lie_apart"
 GUARD_HELPERS = {
     PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
     """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
-        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided or t.is_nested or t.is_neg():
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
             return False
     return (
         torch.autograd.forward_ad._current_level < 0
@@ -195,13 +196,18 @@ GUARD_HELPERS = {
 ''',
     APART: '''def _lie_apart(tensors, changed) -> bool:
     """Whether no tensor's memory overlaps that of one of the first ``changed``, which are written into."""
-    ends = [
-        (t.data_ptr(), t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size())
-        for t in tensors
-    ]
-    return not any(
-        a[0] < b[1] and b[0] < a[1] for i, a in enumerate(ends[:changed]) for j, b in enumerate(ends) if i != j
-    )
+    ends = []
+    for t in tensors:
+        elements = t.numel() if t.is_contiguous() else 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
+        ends.append(t.data_ptr() + elements * t.itemsize)
+    reached = written = 0  # the ends of all before, and of those among them that are written into
+    for start, i in sorted([(t.data_ptr(), i) for i, t in enumerate(tensors)]):
+        if start < (reached if i < changed else written):
+            return False
+        reached = max(reached, ends[i])
+        if i < changed:
+            written = max(written, ends[i])
+    return True
 ''',
     OWN_MODULE: '''def _is_unchanged(module, kind, length=None) -> bool:
     """Whether calling the module runs its class's own forward alone: no other class, hook or patched method."""

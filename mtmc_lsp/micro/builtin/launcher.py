@@ -16,11 +16,12 @@ from mtmc_lsp.macro.overwriting import may_overwrite
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS, Region
 from mtmc_lsp.macro.rewrites.convolutions import FORMATS, channels_last
+from mtmc_lsp.macro.updates import counts, running_statistics
 from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
-from mtmc_lsp.micro.builtin.torch_calls import torch_call
+from mtmc_lsp.micro.builtin.torch_calls import argument_text, torch_call
 
 MOST_ARGUMENTS = 64
 """Of an operator, in PyTorch."""
@@ -45,6 +46,8 @@ class Launcher:
     """The variable that holds each primitive that lies in memory."""
     launches: list[KernelLaunch] = field(default_factory=list)
     uses_seed: bool = False
+    recomputed: frozenset[str] = frozenset()
+    """Nodes that kernels compute for themselves beside the kernel that is theirs."""
 
     def __post_init__(self) -> None:
         for item in self.program.graph.inputs:
@@ -56,6 +59,7 @@ class Launcher:
         self._size_names: dict[str, str] = {}
         self._scratch: dict[Scratch, str] = {}
         self._locals: dict[str, str] = {}
+        self._counts = counts(graph)
         self._storage: dict[str, str] = {}
         """The variable whose memory each view shows."""
 
@@ -74,6 +78,9 @@ class Launcher:
 
     def torch_call(self, node: Node) -> None:
         """Emit an ATen node as a torch call."""
+        if node.name in self._counts:
+            self._place(Ref(node.name), self.input_names[self._counts[node.name].input], node.type)
+            return
         if not node.op.startswith("aten."):
             raise CannotCode(f"{node.op.split('.')[1]} is no operation of PyTorch's; it must be part of a kernel")
         for ref in node.inputs():
@@ -82,6 +89,9 @@ class Launcher:
         for argument in (*node.args, *node.kwargs.values()):
             for size in _sizes_in(argument):
                 self.size(size)
+        if running := running_statistics(self.program.graph, node):
+            self._batch_norm_in_place(node, running)
+            return
         first = self.input_names[self.program.graph.inputs[0].name]
         text = torch_call(node, self.variables, self._size_names, first)
         wanted = [self.names.unique(value_name(self.program, Ref(node.name, i))) for i in range(len(node.outputs))]
@@ -99,6 +109,16 @@ class Launcher:
             if _is_view(node):
                 source = self.variables[next(node.inputs())]
                 self._storage[name] = self._storage.get(source, source)
+
+    def _batch_norm_in_place(self, node: Node, running: Mapping[Ref, str]) -> None:
+        """Emit a batch norm in training mode as the user's module calls it: the running statistics change where they are."""
+        x, weight, bias, mean, var, training, momentum, eps = (
+            argument_text(item, self.variables, self._size_names) for item in node.args
+        )
+        call = f"torch.nn.functional.batch_norm({', '.join([x, mean, var, weight, bias, training, momentum, eps])})"
+        self.define(Ref(node.name), f"{call}{_channels_last(node)}")
+        for ref, name in running.items():
+            self._place(ref, self.input_names[name], self.program.graph.type_of(ref))
 
     def define(self, ref: Ref, text: str) -> None:
         """Give a value its variable, which holds what ``text`` is."""
@@ -137,7 +157,7 @@ class Launcher:
         """The input that a value may be written into at once; empty where it needs memory of its own."""
         graph = self.program.graph
         mutation = next((each for each in graph.mutations if each.value == ref), None)
-        if mutation is None or not may_overwrite(self.program, region, mutation):
+        if mutation is None or not may_overwrite(self.program, region, mutation, self.recomputed):
             return ""
         self._place(ref, self.input_names[mutation.input], graph.type_of(ref))
         return self.input_names[mutation.input]
@@ -236,6 +256,7 @@ class Launcher:
             own, value = self.input_names[mutation.input], self.variables[mutation.value]
             if own != value:
                 self.lines.append(f"{own}.copy_({value})")
+        self._count()
         prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in self._size_names.items()]
         if self.uses_seed:
             count = sum(1 for prim in self.program.prims.values() if prim.op.value == "random")
@@ -248,6 +269,24 @@ class Launcher:
         if self.is_operator():
             lines += ["", "", *self._operator(name, operator, kernels, len(returned))]
         return "\n".join(lines) + "\n"
+
+    def _count(self) -> None:
+        """Add to the numbers that count calls, all of one amount in one launch."""
+        amounts: dict[int, list[str]] = {}
+        for count in self._counts.values():
+            amounts.setdefault(count.amount, []).append(self.input_names[count.input])
+        for amount, names in amounts.items():
+            if len(names) == 1:
+                self.lines.append(f"{names[0]}.add_({amount})")
+            else:
+                self.lines += [
+                    "torch._foreach_add_(",
+                    "    [",
+                    *filled(names, "        "),
+                    "    ],",
+                    f"    {amount},",
+                    ")",
+                ]
 
     def _operator(self, launcher: str, name: str, kernels: list[str], results: int) -> list[str]:
         inputs = list(self.input_names.values())

@@ -65,7 +65,7 @@ def _in_ascii(letter: str) -> str:
 
 
 def value_name(program: Program, ref: Ref) -> str:
-    """The user's name for a value where there is one, else one made of the operation."""
+    """The user's name for a value where there is one, else one made of what it replaces or of the operation."""
     for item in program.graph.inputs:
         if item.name == ref.name:
             return item.name
@@ -74,6 +74,8 @@ def value_name(program: Program, ref: Ref) -> str:
         return node.variable if len(node.outputs) == 1 else f"{node.variable}_{ref.index}"
     if ref in program.graph.outputs:
         return "out" if len(program.graph.outputs) == 1 else f"out_{program.graph.outputs.index(ref)}"
-    name = node.op.split(".")[1].strip("_")
-    name = NOUNS.get(name, name)
+    replaced = next((each.input for each in program.graph.mutations if each.value == ref), "")
+    if replaced:
+        return f"new_{replaced}"
+    name = NOUNS.get(node.word, node.word)
     return name if len(node.outputs) == 1 else f"{name}_{ref.index}"
