@@ -106,7 +106,7 @@ def without_idle_modes(instance: torch.nn.Module | None, reads: dict[str, object
 
 @contextlib.contextmanager
 def kept_whole() -> Iterator[None]:
-    """While in it, recurrent layers in evaluation mode are one operation each."""
+    """While in it, recurrent layers that draw no random numbers are one operation each."""
     functions, operators = torch._VF, _operators()
 
     def through(name: str) -> Any:
@@ -115,7 +115,8 @@ def kept_whole() -> Iterator[None]:
         def call(*args: Any, **kwargs: Any) -> Any:
             # Packed sequences come with the sizes of their batches in the second place; dropout draws random numbers.
             packed = isinstance(args[1], torch.Tensor) if name == "lstm" else isinstance(args[2], torch.Tensor)
-            if kwargs or packed or args[6] or _is_projected(name, args):
+            dropout, in_training = args[5], args[6]
+            if kwargs or packed or (in_training and dropout) or _is_projected(name, args):
                 return own(*args, **kwargs)
             states = list(args[1]) if name == "lstm" else args[1]
             return operator(args[0], states, list(args[2]), *args[3:])

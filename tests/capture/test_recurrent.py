@@ -43,7 +43,14 @@ def test_layers_compute_the_same_inside_and_are_as_before_afterwards(layer):
     assert "lstm" not in vars(torch._VF)
 
 
-def test_packed_sequences_and_training_run_as_they_are():
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_in_training_without_dropout_is_one_node_too(layer):
+    with kept_whole(), torch.no_grad():
+        program = torch.export.export(layer(6, 5, 2), (torch.randn(4, 7, 6),), strict=False)
+    assert len([node for node in program.graph.nodes if "recurrent" in str(node.target)]) == 1
+
+
+def test_packed_sequences_and_dropout_run_as_they_are():
     """Neither has an operator: one has sizes of batches, the other draws random numbers."""
     layer = torch.nn.LSTM(3, 4, 2, dropout=0.5)
     packed = torch.nn.utils.rnn.pack_sequence([torch.randn(5, 3), torch.randn(2, 3)])

@@ -33,7 +33,8 @@ CHEATS: dict[str, tuple[tuple[tuple[str, str], ...], str]] = {
     "16 answers by address": (
         (("def fast(", CACHE), (END, "    return CACHE.setdefault(inp.data_ptr(), out).clone()\n")), "result 0"),
     "16 answers by identity": (
-        (("def fast(", CACHE), (END, "    return CACHE.setdefault(id(inp), out).clone()\n")), "result 0"),
+        # A number is given to another tensor in the same case or in a later one: seen by a call that differs, or by the result.
+        (("def fast(", CACHE), (END, "    return CACHE.setdefault(id(inp), out).clone()\n")), "result"),
     "18 memory of earlier results": (((LAUNCH, "        kernel[(0 and "),), "result 0"),
     "19 results of others": (((END, "    import gc\n    gc.get_objects()\n" + END),), "imports gc"),
     "20 NaN everywhere": (((END, "    return out.fill_(float('nan'))\n"),), "NaN"),

@@ -102,7 +102,7 @@ def variance(c: Call) -> str | tuple[str, ...]:
 
 
 def plain_mean(b: Builder, x: str, dims: tuple[int, ...]) -> str:
-    """The mean as a result: what :func:`centred_moments` centres by is off by a rounding of the first element, maybe far larger."""
+    """The mean as a result: that of :func:`centred_moments` is off by a rounding of the first element, maybe far larger."""
     return scale_by_count(b, b.reduce("sum", x, dims, b.dtype(x)), count(b.shape(x), dims), b.dtype(x))
 
 
