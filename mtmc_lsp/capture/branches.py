@@ -1,4 +1,4 @@
-"""Whether a target does something else where a size is 1: the export holds for sizes from 2 on and does not say so."""
+"""Whether a target does something else where sizes are 1: the export holds for sizes from 2 on and does not say so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.sizes import Size, product
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -63,3 +64,26 @@ def _calls(
             return None
     made: list[tuple[str, tuple[object, ...]]] = calls.made
     return made
+
+
+def more_than_one_value(graph: Graph) -> tuple[str, ...]:
+    """Conditions under which norms have more than one value for each statistic: PyTorch's own raise an error for one."""
+    found = {}
+    for node in graph.nodes:
+        values = _values_of_a_statistic(node)
+        # Sizes are at least 1, so some products of them need no condition.
+        if values is not None and values.value(dict.fromkeys(graph.sizes, 1)) == 1:
+            found[f"{values} > 1"] = None
+    return tuple(found)
+
+
+def _values_of_a_statistic(node: Node) -> Size | None:
+    """How many values the node finds each mean and variance of, where it must not be one."""
+    name, args = node.op.split(".")[1], node.args
+    if name == "group_norm" and isinstance(args[1], int):
+        return product(node.type.shape) // args[1]
+    if name == "instance_norm":
+        return product(node.type.shape[2:]) if args[5] is True else None
+    if name.startswith("_native_batch_norm_legit") and any(item is True for item in args[:6]):
+        return product((node.type.shape[0], *node.type.shape[2:]))
+    return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.branches import sizes_above_one
+from mtmc_lsp.capture.branches import more_than_one_value, sizes_above_one
 from mtmc_lsp.capture.calls import Call, build_call, user_error
 from mtmc_lsp.capture.effects import Snapshot, access_of, is_random, refuse_random, watching_attributes
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
@@ -50,7 +50,8 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = _flat_function(call, inputs)
         graph, notes = export_graph(flat, inputs, workload.target, variables)
-        graph = replace(graph, conditions=(*graph.conditions, *sizes_above_one(flat, graph, device)))
+        asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
+        graph = replace(graph, conditions=(*graph.conditions, *asked))
         traced, flops, given_back = _structure(call, inputs, workload.target)
         structure = traced or structure
     watched.refuse_writes(workload.target)

@@ -150,6 +150,21 @@ def test_calls_are_counted_in_one_launch_for_each_amount(captured) -> None:
     assert verdict.is_correct, verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("norm", "x", "condition"),
+    [
+        ("nn.BatchNorm1d(6)", "torch.randn(9, 6)", "x.shape[0] > 1"),
+        ("nn.BatchNorm2d(6)", "torch.randn(3, 6, 2, 2)", "x.shape[0] * x.shape[2] * x.shape[3] > 1"),
+        ("nn.InstanceNorm1d(6)", "torch.randn(3, 6, 4)", "x.shape[2] > 1"),
+        ("nn.GroupNorm(6, 6)", "torch.randn(3, 6)", "x.shape[0] > 1"),
+    ],
+)
+def test_a_statistic_of_one_value_is_left_to_your_own_code_which_refuses_it(captured, norm, x, condition) -> None:
+    text = module("nn.Identity()", norm, x)
+    candidate = planned(captured(text, "Net"))
+    assert f"and {condition}\n" in candidate.source.split("def net_fits(")[1].split("def ")[0]
+
+
 def test_a_module_that_is_constructed_in_evaluation_mode_stays_in_it(captured) -> None:
     text = module(*BODIES["images"], more="self.eval()")
     capture = captured(text, "Net")
