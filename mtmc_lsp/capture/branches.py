@@ -68,7 +68,7 @@ def _calls(
 
 def more_than_one_value(graph: Graph) -> tuple[str, ...]:
     """Conditions under which norms have more than one value for each statistic: PyTorch's own raise an error for one."""
-    found = {}
+    found: dict[str, None] = {}
     for node in graph.nodes:
         values = _values_of_a_statistic(node)
         # Sizes are at least 1, so some products of them need no condition.
