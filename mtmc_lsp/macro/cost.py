@@ -202,10 +202,9 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     values = program.value_of
     reads = 0.0
     parts = int(str(config.get("split", 1)))
-    passes = 1
-    if config.get("loop") and parts == 1:
-        again = region.kind is RegionKind.REDUCE and _walks_again(program, region)
-        passes = 2 if again and not _fits_in_l2(region, graph, device) else 1
+    in_pieces = bool(config.get("loop")) or parts > 1
+    again = in_pieces and region.kind is RegionKind.REDUCE and _walks_again(program, region)
+    passes = 2 if again and parts == 1 and not _fits_in_l2(region, graph, device) else 1
     for prim in region.inputs:
         if prim in values:
             kind = graph.type_of(values[prim])
@@ -247,7 +246,9 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     elif parts > 1:
         launches += 1 + _varies_along_columns(program, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
-    time = max(time, _folded_bytes(program, region) / (L1_BYTES * device.sm_count) * 1e6)
+    # Each walk computes anew what it reduces or writes; a program has the cache of its own multiprocessor alone.
+    caches = device.sm_count * min(1.0, 2.0 * busy)
+    time = max(time, (1 + again) * _folded_bytes(program, region) / (L1_BYTES * caches) * 1e6)
     if region.kind is RegionKind.MATMUL:
         time += loads_apart_us(program, region, config, device)
     # What is split is split before the product begins.
@@ -345,6 +346,9 @@ def _folded_bytes(program: Program, region: Region) -> float:
     for name in reversed(region.prims):
         prim = program.prims[name]
         times = asked.get(name) or float(product(prim.shape).value(program.graph.sizes))
+        if prim.op is PrimOp.REDUCE:
+            # Once for each row, whoever reads it: of each of its elements.
+            times = float(product(_source(program, prim)).value(program.graph.sizes))
         if prim.op is PrimOp.FOLD:
             whole, kept = (product(shape).value(program.graph.sizes) for shape in (_source(program, prim), prim.shape))
             times *= whole / max(1, kept)

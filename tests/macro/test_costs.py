@@ -44,6 +44,21 @@ def test_a_reduction_down_the_columns_is_dear_row_by_row(captured) -> None:
     assert by_rows.us > 2 * kernel_cost(program, region, default_config(program, region), SHEET).us
 
 
+def test_windows_before_a_norm_are_folded_on_each_of_its_walks(captured) -> None:
+    """Once for the statistics, once for what they centre; and by as many programs as there are rows."""
+    pooled = "F.max_pool2d(x, 7, 1)"
+    wanted = {"sum": f"{pooled}.sum((2, 3))", "norm": f"F.instance_norm({pooled})"}
+    config = {"rows": 1, "block": 2048, "loop": True, "warps": 8, "stages": 2}
+
+    def microseconds(name: str, channels: int) -> float:
+        program, region = region_and_program(captured(source(f"x=F[8,{channels},128,128]: {wanted[name]}", "f32"), "f"))
+        return kernel_cost(program, region, config, SHEET).us - SHEET.launch_us
+
+    assert microseconds("norm", 64) == pytest.approx(2.0 * microseconds("sum", 64), rel=0.01)
+    # A quarter of the work on 16 of 132 multiprocessors.
+    assert microseconds("sum", 2) > microseconds("sum", 8) * 0.9
+
+
 @pytest.mark.parametrize("columns", [1, 3, 17, 64, 100, 300, 1000, 1024, 1025, 1152, 4096, 100_003])
 def test_a_tile_of_columns_leaves_little_unused(columns: int) -> None:
     block = column_block(columns)
