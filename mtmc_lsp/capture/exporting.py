@@ -378,6 +378,9 @@ class _Reader:
             assert isinstance(source, Ref) and isinstance(node.args[1], int)
             references[node.name] = Ref(source.name, node.args[1])
             return None
+        if _is_idle_copy(node):
+            references[node.name] = references[node.args[0].name]
+            return None
         if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
             references[node.name] = self.size(value)
             return None
@@ -457,6 +460,18 @@ class _Reader:
                     words = re.split(r"([A-Za-z_]\w*)", text)
                     found.append("".join(own.get(word, word) for word in words))
         return tuple(dict.fromkeys(found))
+
+
+def _is_idle_copy(node: Any) -> bool:
+    """Whether it copies a computed value for operations that compute: the trace of a dropout that keeps all has such copies."""
+
+    def computes(other: Any) -> bool:
+        return isinstance(other.target, torch._ops.OpOverload) and not other.target.is_view
+
+    if node.target is not torch.ops.aten.clone.default or node.kwargs or not all(computes(user) for user in node.users):
+        return False
+    source = node.args[0]
+    return computes(source) and source.meta["val"].stride() == node.meta["val"].stride()
 
 
 def _attentions(program: Any) -> list[Any]:

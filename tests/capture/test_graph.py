@@ -30,6 +30,21 @@ def test_nodes_know_their_line_and_the_variable_assigned_there(captured) -> None
     assert seen == [("mul", 7, "scaled"), ("sum", 9, ""), ("add", 9, "total"), ("div", 12, "")]
 
 
+@pytest.mark.parametrize("arguments", ["0.5, training=False", "0.0, training=True"])
+def test_a_dropout_that_keeps_all_is_no_operation(captured, arguments: str) -> None:
+    """Tracing makes a copy of it, which the call itself does not."""
+    body = f"    h = torch.dropout(torch.relu(x), {arguments.replace('training', 'train')})\n    return torch.relu(h) + 1.0\n"
+    graph = captured(f"import torch\n\n\n# mtmc: x=f32[6,5]\ndef f(x):\n{body}", "f").graph
+    assert [node.word for node in graph.nodes] == ["relu", "relu", "add"]
+
+
+@pytest.mark.parametrize("body", ["x.clone() * 2.0", "(x * 2.0).clone()", "(x * 2.0).t().clone() + 1.0"])
+def test_a_copy_that_may_be_seen_stays(captured, body: str) -> None:
+    """It may be what is returned, or differ in layout, or be of an argument."""
+    graph = captured(f"import torch\n\n\n# mtmc: x=f32[6,5]\ndef f(x):\n    return {body}\n", "f").graph
+    assert "clone" in [node.word for node in graph.nodes]
+
+
 def test_sizes_keep_the_names_of_the_directive(captured) -> None:
     capture = captured(NAMED, "named")
     assert capture.graph.sizes == {"B": 8, "D": 48}

@@ -29,14 +29,6 @@ def f(x):
     z = y.neg().neg() * 1
     return torch.softmax(z.t().t(), -1)
 """
-EVAL = """import torch
-import torch.nn.functional as F
-# mtmc: x=f32[B,D] w=f32[D] B=6 D=50
-def f(x, w):
-    h = torch.relu(x * w)
-    h = F.dropout(h, 0.5, training=False)
-    return torch.relu(h) + w
-"""
 CONVOLUTION = """import torch
 import torch.nn.functional as F
 # mtmc: x=f32[B,3,H,W] w=f32[8,3,3,3] b=f32[8] B=2 H=10 W=12

@@ -26,7 +26,6 @@ CASES = {
     "constants in a row": (programs.CONSTANTS, "fold", {"div", "sub"}),
     "negations and transposes": (programs.CONSTANTS, "undone", {"neg", "t"}),
     "times one": (programs.CONSTANTS, "neutral", set()),
-    "dropout in evaluation mode": (programs.EVAL, "neutral", {"clone"}),
     "scaled convolution": (programs.CONVOLUTION, "scale-convolution", set()),
     "batch norm in evaluation mode": (
         programs.NORMALISED,
