@@ -71,10 +71,15 @@ def more_than_one_value(graph: Graph) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for node in graph.nodes:
         values = _values_of_a_statistic(node)
-        # Sizes are at least 1, so some products of them need no condition.
-        if values is not None and values.value(dict.fromkeys(graph.sizes, 1)) == 1:
+        if values is not None and not _is_above_one(values):
             found[f"{values} > 1"] = None
     return tuple(found)
+
+
+def _is_above_one(size: Size) -> bool:
+    """Whether no sizes, each of which is at least 1, make it less than 2."""
+    grows = all(factor > 0 and all(name.isidentifier() for name in names) for names, factor in size.terms)
+    return grows and size.value(dict.fromkeys(size.symbols(), 1)) > 1
 
 
 def _values_of_a_statistic(node: Node) -> Size | None:

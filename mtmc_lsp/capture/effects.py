@@ -48,6 +48,21 @@ def refuse_random(graph: Graph, target: Target) -> None:
             )
 
 
+def refuse_unseen_changes(graph: Graph, target: Target) -> None:
+    """Refuse operations that change what they are given although the trace does not say so.
+
+    Raises:
+        TargetUnsupported: says in which line.
+    """
+    for node in graph.nodes:
+        if node.op.startswith("aten.instance_norm.") and node.args[3] is not None and node.args[5] is True:
+            raise TargetUnsupported(
+                f"{target.qualname} changes the running statistics of an instance norm, which its trace does not show",
+                where=Location(target.path, node.line or target.start_line),
+                remedy="Make it with track_running_stats=False, or call its module in evaluation mode.",
+            )
+
+
 @dataclass
 class Watched:
     """What the modules of a target do with their attributes while it is traced."""

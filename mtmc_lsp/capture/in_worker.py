@@ -9,17 +9,25 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from mtmc_lsp.capture.branches import more_than_one_value, sizes_above_one
 from mtmc_lsp.capture.calls import Call, build_call, user_error
-from mtmc_lsp.capture.effects import Snapshot, access_of, is_random, refuse_random, watching_attributes
+from mtmc_lsp.capture.effects import (
+    Snapshot,
+    access_of,
+    is_random,
+    refuse_random,
+    refuse_unseen_changes,
+    watching_attributes,
+)
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.capture.recurrent import kept_whole, without_idle_modes
 from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
-from mtmc_lsp.capture.structure import used_modules
+from mtmc_lsp.capture.structure import shared_parts, used_modules
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
@@ -56,6 +64,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         structure = traced or structure
     watched.refuse_writes(workload.target)
     refuse_random(graph, workload.target)
+    refuse_unseen_changes(graph, workload.target)
     notes += _gradient_notes(workload)
     constants = _constants(call, without_idle_modes(call.instance, watched.reads), workload.target)
     graph = replace(graph, constants=constants, returns=structure)
@@ -66,7 +75,9 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         seen = convolution_modes(lambda: _flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
         graph = replace(graph, convolutions_seen=seen)
     read = (*(item.access for item in graph.inputs if item.kind is not InputKind.ARGUMENT), *watched.reads)
-    graph = replace(graph, modules=used_modules(call.instance, module, watched.called, read))
+    modules = used_modules(call.instance, module, watched.called, read)
+    used = {*(item.access for item in modules), *(item.access for item in graph.inputs)}
+    graph = replace(graph, modules=modules, same=shared_parts(call.instance, used))
     result = Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
         graph=graph,
@@ -119,6 +130,12 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
         tensors = [(n, p, InputKind.PARAMETER) for n, p in call.instance.named_parameters()]
         tensors += [(n, b, InputKind.BUFFER) for n, b in call.instance.named_buffers()]
         for full, value, kind in tensors:
+            if is_lazy(value):
+                raise TargetUnsupported(
+                    f"{access_of(full)} has no shape before a first call",
+                    where=Location(workload.target.path, workload.target.start_line),
+                    remedy="Construct its module with the numbers of features, as BatchNorm1d(64) for LazyBatchNorm1d().",
+                )
             name = full.replace(".", "_")
             while name in taken:
                 name += "_"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import ModuleType
 
 import torch
@@ -37,6 +37,35 @@ def used_modules(
         if access in wanted and kind:
             length = len(module) if isinstance(module, HOLDERS) else None
             found.append(UsedModule(access, kind, length))
+    return tuple(found)
+
+
+def shared_parts(instance: torch.nn.Module | None, used: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """Further accesses of what is held in several places: a module that is called twice, tied weights, a common buffer.
+
+    Args:
+        instance: the target's own module, None for a function.
+        used: accesses of the modules and tensors that the graph uses, the first of each.
+    """
+    if instance is None:
+        return ()
+    parts = [
+        *instance.named_modules(remove_duplicate=False),
+        *instance.named_parameters(remove_duplicate=False),
+        *instance.named_buffers(remove_duplicate=False),
+    ]
+    first: dict[int, str] = {}
+    again: dict[str, str] = {}
+    found = []
+    for name, part in parts:
+        holder, _, own = name.rpartition(".")
+        earlier = first.setdefault(id(part), name)
+        # What a shared module holds is shared with it.
+        is_inside = f"{again.get(holder, holder)}.{own}".removeprefix(".") == earlier
+        if earlier != name:
+            again[name] = earlier
+        if earlier != name and not is_inside and access_of(earlier) in used:
+            found.append((access_of(name), access_of(earlier)))
     return tuple(found)
 
 

@@ -252,6 +252,8 @@ class Graph:
     The graph holds only while each still has this value; each is an int, float, bool, str, None or a list of these."""
     modules: tuple[UsedModule, ...] = ()
     """Holders come before what they hold."""
+    same: tuple[tuple[str, str], ...] = ()
+    """Further accesses of modules and tensors that the graph uses, each with the one that it is used by: they are one object."""
     fp32_matmul: str = "ieee"
     """How the user's own fp32 matrix products run: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"

@@ -25,11 +25,13 @@ REPLAYED = f'''def _replayed(launch, given, held, changed=()):
     key = (launch, stream, *layouts, *[t.data_ptr() for t in held])
     found = _GRAPHS.pop(key, None)
     if found is None:
+        if any(held[i].is_inference() for i in changed):
+            return launch(*given, *held)  # these cannot be written into where a graph is captured
         for oldest in list(_GRAPHS)[: max(0, len(_GRAPHS) - {MOST_GRAPHS - 1})]:
             _GRAPHS.pop(oldest, None)
         with _CAPTURING, torch.inference_mode(False), torch.no_grad():
             inputs = [t.clone() for t in given]
-            # A first run compiles the kernels and lets the libraries make ready; neither can be captured. It counts as no call.
+            # A first run compiles the kernels and lets the libraries make ready; neither can be captured. It changes copies.
             side = torch.cuda.Stream()
             side.wait_stream(stream)
             with torch.cuda.stream(side):

@@ -23,7 +23,7 @@ from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure.comparing import Comparison, compare_case
 from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.in_worker import compared, said, unexplained
-from mtmc_lsp.measure.inputs import EXACT, dotted
+from mtmc_lsp.measure.inputs import EXACT, dotted, homes_of, place
 from mtmc_lsp.measure.instances import instance_of
 from mtmc_lsp.measure.keeping import is_there, kept, own_device
 from mtmc_lsp.measure.mending import mend_interpreter
@@ -194,7 +194,7 @@ def _instance(module: Any, target: Target, capture: Capture, device: str, init: 
 def _place(instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> None:
     """Give the candidate the case's parameters and buffers: those of the same name, else the next of the same shape."""
     held = {**dict(instance.named_parameters()), **dict(instance.named_buffers())}
-    free = list(held)
+    free, homes = list(held), homes_of(instance)
     for item in capture.graph.inputs:
         if item.kind is InputKind.ARGUMENT:
             continue
@@ -209,12 +209,7 @@ def _place(instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, tor
                 remedy="Give the candidate the reference's parameters, best under the same names.",
             )
         free.remove(name)
-        owner = instance.get_submodule(name.rpartition(".")[0])
-        last = name.rpartition(".")[2]
-        if last in owner._parameters:
-            owner._parameters[last] = torch.nn.Parameter(value, requires_grad=value.is_floating_point())
-        else:
-            owner._buffers[last] = value
+        place(homes[id(held[name])], value)
 
 
 def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> Call:

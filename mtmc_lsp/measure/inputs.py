@@ -181,9 +181,10 @@ def prepared_call(
         floats = [t for t in inputs.values() if t.is_floating_point()]
         if floats and any(t.dtype is torch.float64 for t in floats):
             call.instance.double()
+        homes = homes_of(call.instance)
         for item in capture.graph.inputs:
             if item.kind is not InputKind.ARGUMENT:
-                _place(call.instance, item.access, inputs[item.name])
+                place(homes[id(_read(call.instance, item.access))], inputs[item.name])
     values = [
         inputs[argument.input] if argument.input else _constant(argument.constant, call, argument.name)
         for argument in capture.arguments
@@ -212,14 +213,34 @@ def _constant(value: object, call: Call, name: str) -> Any:
     return tuple(value) if isinstance(original, tuple) and isinstance(value, list) else value
 
 
-def _place(instance: Any, access: str, value: torch.Tensor) -> None:
-    owner, name = _owner(instance, access)
-    if name.isdigit():
-        owner[int(name)].data = value
-    elif name in owner._parameters:
-        owner._parameters[name] = torch.nn.Parameter(value, requires_grad=value.is_floating_point())
-    else:
-        owner._buffers[name] = value
+Home = tuple[dict[str, Any], str]
+"""A module's own dictionary of parameters or buffers, and a name in it."""
+
+
+def homes_of(instance: torch.nn.Module) -> dict[int, list[Home]]:
+    """Where each tensor of a module is held, by its identity: in several places where weights are tied, or buffers shared."""
+    homes: dict[int, list[Home]] = {}
+    for module in instance.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    homes.setdefault(id(tensor), []).append((held, name))
+    return homes
+
+
+def place(homes: Sequence[Home], value: torch.Tensor) -> None:
+    """Put a tensor into the places that another was held in."""
+    parameter: torch.nn.Parameter | None = None
+    for held, name in homes:
+        if isinstance(held[name], torch.nn.Parameter):
+            parameter = parameter if parameter is not None else _as_parameter(value)
+            held[name] = parameter
+        else:
+            held[name] = value
+
+
+def _as_parameter(value: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(value, requires_grad=value.is_floating_point())
 
 
 def moved(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:

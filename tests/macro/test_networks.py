@@ -170,6 +170,23 @@ def test_a_network_of_many_tensors_is_an_operator_of_a_list(captured):
     assert not compile_errors(capture, candidate, ["sm_90"])
 
 
+def test_what_a_network_changes_is_a_list_of_its_own(captured):
+    """Three tensors of each batch norm in training: of 22 of them they are more than an operator takes."""
+    layers = ", ".join("nn.BatchNorm1d(4)" for _ in range(23))
+    body = (
+        f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.layers = nn.Sequential({layers}, nn.ReLU())\n\n    def forward(self, x):\n        return self.layers(x)\n"
+    )
+    text = f"{HEAD}{body}\n\ndef get_inputs():\n    return [torch.randn(3, 4)]\n"
+    capture = captured(text, "Net")
+    relu = next(node.name for node in capture.graph.nodes if "relu" in node.op)
+    candidate = act(capture, start(capture, text), ActionKind.FUSE, relu)
+    assert "changed: list[torch.Tensor], tensors: list[torch.Tensor]" in candidate.source
+    assert not compile_errors(capture, candidate, ["sm_90"])
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
 def test_what_is_slow_around_a_product_is_not_tried_with_less_around_it(captured):
     """A kernel of a convolution and its norm that was slower than both rules out one of the convolution alone."""
     text = network("residual")

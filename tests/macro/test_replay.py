@@ -208,6 +208,42 @@ def test_in_inference_mode_and_out_of_it_one_graph_serves(cuda: FakeCuda) -> Non
     assert cuda.captures == 1
 
 
+def counting(cuda: FakeCuda) -> Callable[..., torch.Tensor]:
+    """``x + count`` after one more was counted, each a launch."""
+
+    def launch(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+
+        def kernels() -> None:
+            count.add_(1)
+            torch.add(x, count, out=out)
+
+        if cuda.capturing is not None:
+            cuda.capturing.append(kernels)
+        else:
+            kernels()
+        return out
+
+    return launch
+
+
+def test_every_call_changes_what_it_changes_once_the_first_too(cuda: FakeCuda) -> None:
+    function, _ = replayed()
+    launch, count, x = counting(cuda), torch.tensor(0.0), torch.randn(3)
+    for calls in (1, 2, 3):
+        assert torch.equal(function(launch, (x,), (count,), (0,)), x + calls)
+        assert count == calls
+    assert cuda.captures == 1
+
+
+def test_tensors_of_inference_mode_are_changed_by_plain_launches(cuda: FakeCuda) -> None:
+    function, graphs = replayed()
+    with torch.inference_mode():
+        count, x = torch.tensor(0.0), torch.randn(3)
+        assert torch.equal(function(counting(cuda), (x,), (count,), (0,)), x + 1)
+    assert count == 1 and not graphs and not cuda.captures
+
+
 def test_who_captures_already_gets_plain_launches(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     function, graphs = replayed()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

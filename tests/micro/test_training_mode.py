@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.cost import torch_cost
@@ -28,6 +29,15 @@ BODIES = {
     ),
     "without parameters": ("nn.Conv2d(3, 6, 1)", "nn.BatchNorm2d(6, affine=False)", "torch.randn(3, 3, 4, 4)"),
 }
+STEPS = """class Steps(nn.BatchNorm1d):
+    def __init__(self):
+        super().__init__(6)
+
+    def forward(self, x):
+        return super().forward(x[1:] - x[:-1])
+
+
+"""
 SPLIT = {"rows": 2, "block": 16, "loop": True, "split": 2, "warps": 4, "stages": 2}
 
 
@@ -157,10 +167,11 @@ def test_calls_are_counted_in_one_launch_for_each_amount(captured) -> None:
         ("nn.BatchNorm2d(6)", "torch.randn(3, 6, 2, 2)", "x.shape[0] * x.shape[2] * x.shape[3] > 1"),
         ("nn.InstanceNorm1d(6)", "torch.randn(3, 6, 4)", "x.shape[2] > 1"),
         ("nn.GroupNorm(6, 6)", "torch.randn(3, 6)", "x.shape[0] > 1"),
+        ("Steps()", "torch.randn(9, 6)", "x.shape[0] - 1 > 1"),
     ],
 )
 def test_a_statistic_of_one_value_is_left_to_your_own_code_which_refuses_it(captured, norm, x, condition) -> None:
-    text = module("nn.Identity()", norm, x)
+    text = module("nn.Identity()", norm, x).replace("class Net", f"{STEPS}class Net")
     candidate = planned(captured(text, "Net"))
     assert f"and {condition}\n" in candidate.source.split("def net_fits(")[1].split("def ")[0]
 
@@ -175,6 +186,12 @@ def test_a_module_that_is_constructed_in_evaluation_mode_stays_in_it(captured) -
 def test_a_workload_of_another_kind_is_evaluated(captured) -> None:
     text = IMAGES.partition("def get_inputs")[0].replace("class Net", "# mtmc: x=f32[3,3,7,7]\nclass Net")
     assert captured(text, "Net").graph.constants["self.norm.training"] is False
+
+
+def test_a_lazy_module_is_refused_with_a_remedy(captured) -> None:
+    text = module("nn.Identity()", "nn.LazyBatchNorm1d()", "torch.randn(9, 6)")
+    with pytest.raises(TargetUnsupported, match="before a first call"):
+        captured(text, "Net")
 
 
 def test_a_cuda_graph_may_change_buffers_and_says_which(captured) -> None:

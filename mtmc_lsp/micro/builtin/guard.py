@@ -230,6 +230,7 @@ def _structure(graph: Graph, values: list[str]) -> str:
         if item.access != "self":
             length = f", {item.length}" if item.length is not None else ""
             conditions.append(f"{OWN_MODULE}({item.access}, {item.kind}{length})")
+    conditions += [f"{again} is {first}" for again, first in graph.same]
     conditions += values
     if not conditions:
         return ""

@@ -302,24 +302,26 @@ class Launcher:
             call = f"    return {call_text(launcher, [*inputs, *wrapped], '    ')}"
             head = _head(name, [f"{n}: torch.Tensor" for n in inputs], result)
             return [f"@triton_op({qualified}, mutates_args={mutates})", *head, what, call]
-        # So many arguments no operator takes: what is only read comes as a list.
-        read = self.names.unique("tensors")
-        places = {n: f"{read}[{i}]" for i, n in enumerate(n for n in inputs if n not in mutated)}
-        call = f"    return {call_text(launcher, [*(places.get(n, n) for n in inputs), *wrapped], '    ')}"
-        own = [*mutated, read]
+        # So many arguments no operator takes: tensors come as lists, what is changed as one of its own.
+        lists = {self.names.unique("changed"): mutated} if mutated else {}
+        lists[self.names.unique("tensors")] = [n for n in inputs if n not in mutated]
+        places = {n: f"{own}[{i}]" for own, items in lists.items() for i, n in enumerate(items)}
+        call = f"    return {call_text(launcher, [*(places[n] for n in inputs), *wrapped], '    ')}"
+        mutates = f"{{{next(iter(lists))!r}}}" if mutated else "()"
+        made = [
+            line for own, items in lists.items() for line in (f"    {own} = [", *filled(items, "        "), "    ]")
+        ]
         return [
             f"@triton_op({qualified}, mutates_args={mutates})",
-            *_head(
-                f"{name}_of_list", [*(f"{n}: torch.Tensor" for n in mutated), f"{read}: list[torch.Tensor]"], result
-            ),
+            *_head(f"{name}_of_list", [f"{own}: list[torch.Tensor]" for own in lists], result),
             what,
             call,
             "",
             "",
             *_head(name, inputs),
             f'    """``{name}_of_list`` of these tensors."""',
-            *([f"    {read} = [", *filled(list(places), "        "), "    ]"]),
-            f"    return {name}_of_list({', '.join(own)})",
+            *made,
+            f"    return {name}_of_list({', '.join(lists)})",
         ]
 
     def is_operator(self) -> bool:
