@@ -324,6 +324,11 @@ class Graph:
         return frozenset(returned | {mutation.value for mutation in self.mutations})
 
     @cached_property
+    def replaced(self) -> Mapping[Ref, str]:
+        """The input that each value is written into; the first where it is written into several."""
+        return {mutation.value: mutation.input for mutation in reversed(self.mutations)}
+
+    @cached_property
     def _input_types(self) -> Mapping[str, TensorType]:
         return {item.name: item.type for item in self.inputs}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from mtmc_lsp.core.graph import Mutation
+from mtmc_lsp.core.graph import Mutation, Ref
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 
@@ -29,18 +29,18 @@ def may_overwrite(program: Program, region: Region, mutation: Mutation, recomput
         recomputed: nodes that other kernels compute for themselves as well, so that these read what the nodes read.
     """
     graph = program.graph
-    item = next(each for each in graph.inputs if each.name == mutation.input)
-    if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or graph.type_of(mutation.value) != item.type:
+    kind = graph.type_of(Ref(mutation.input))
+    if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or graph.type_of(mutation.value) != kind:
         return False
-    old = program.values[item.name, 0]
+    old = program.values[mutation.input, 0]
     # In a kernel, an operation may be given a tensor and look at its shape alone; a torch call counts as a reader.
-    given_to = {node.name for node in graph.nodes if any(ref.name == item.name for ref in node.inputs())}
+    given_to = {node.name for node in graph.readers(mutation.input)}
     readers = {prim.origin for prim in program.prims.values() if old in prim.inputs}
     if not (readers | given_to) <= set(region.nodes) - recomputed:
         return False
     new = program.of(mutation.value).name
     if region.kind is RegionKind.MAP:
-        one_place = all(program.of(ref).shape == item.type.shape for ref in region.outputs)
+        one_place = all(program.of(ref).shape == kind.shape for ref in region.outputs)
     else:
         one_place = set(region.table.all_axes(new)) == set(region.kept)
     if not one_place:
@@ -49,7 +49,7 @@ def may_overwrite(program: Program, region: Region, mutation: Mutation, recomput
     for name in region.prims:
         prim = program.prims[name]
         if depends & set(prim.inputs):
-            if prim.op is not PrimOp.POINTWISE or prim.shape != item.type.shape:
+            if prim.op is not PrimOp.POINTWISE or prim.shape != kind.shape:
                 return False
             depends.add(name)
     return not readers or new in depends

@@ -52,11 +52,10 @@ def running_statistics(graph: Graph, node: Node) -> dict[Ref, str]:
     """
     if node.op != BATCH_NORM:
         return {}
-    replaced = {mutation.value: mutation.input for mutation in graph.mutations}
     found = {}
     for argument, result in RUNNING.items():
         before, after = node.args[argument], Ref(node.name, result)
-        if not isinstance(before, Ref) or replaced.get(after) != before.name or after in graph.outputs:
+        if not isinstance(before, Ref) or graph.replaced.get(after) != before.name or after in graph.outputs:
             return {}
         if not _is_read_once(graph, before.name, node):
             return {}

@@ -94,6 +94,15 @@ def network(name: str) -> str:
     return f"{HEAD}{body}\n\ndef get_inputs():\n    return [{x}]\n\n\ndef get_init_inputs():\n    return []\n"
 
 
+def in_a_row(layers: list[str]) -> str:
+    """A network of layers of four features, one after the other."""
+    body = (
+        f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.layers = nn.Sequential({', '.join(layers)})\n\n    def forward(self, x):\n        return self.layers(x)\n"
+    )
+    return f"{HEAD}{body}\n\ndef get_inputs():\n    return [torch.randn(3, 4)]\n"
+
+
 def throughout(capture, candidate):
     return act(capture, candidate, ActionKind.CHANNELS_LAST, rule=propagation.RULE, node="", kernels=[])
 
@@ -156,12 +165,7 @@ def test_a_network_of_like_blocks_takes_few_steps_and_few_kernels(captured):
 
 def test_a_network_of_many_tensors_is_an_operator_of_a_list(captured):
     """PyTorch's operators take at most 64 arguments; the file still loads, and its kernels compile."""
-    layers = ", ".join("nn.Linear(4, 4), nn.ReLU()" for _ in range(33))
-    body = (
-        f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"        self.layers = nn.Sequential({layers})\n\n    def forward(self, x):\n        return self.layers(x)\n"
-    )
-    text = f"{HEAD}{body}\n\ndef get_inputs():\n    return [torch.randn(3, 4)]\n"
+    text = in_a_row(["nn.Linear(4, 4)", "nn.ReLU()"] * 33)
     capture = captured(text, "Net")
     relu = next(node.name for node in capture.graph.nodes if "relu" in node.op)
     candidate = act(capture, start(capture, text), ActionKind.FUSE, relu)
@@ -172,12 +176,7 @@ def test_a_network_of_many_tensors_is_an_operator_of_a_list(captured):
 
 def test_what_a_network_changes_is_a_list_of_its_own(captured):
     """Three tensors of each batch norm in training: of 22 of them they are more than an operator takes."""
-    layers = ", ".join("nn.BatchNorm1d(4)" for _ in range(23))
-    body = (
-        f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"        self.layers = nn.Sequential({layers}, nn.ReLU())\n\n    def forward(self, x):\n        return self.layers(x)\n"
-    )
-    text = f"{HEAD}{body}\n\ndef get_inputs():\n    return [torch.randn(3, 4)]\n"
+    text = in_a_row(["nn.BatchNorm1d(4)"] * 23 + ["nn.ReLU()"])
     capture = captured(text, "Net")
     relu = next(node.name for node in capture.graph.nodes if "relu" in node.op)
     candidate = act(capture, start(capture, text), ActionKind.FUSE, relu)

@@ -91,8 +91,8 @@ def get_init_inputs():
 """
 
 
-def norm_of(capture: Capture) -> str:
-    return next(node.name for node in capture.graph.nodes if node.word == "batch_norm")
+def first_of(capture: Capture, word: str) -> str:
+    return next(node.name for node in capture.graph.nodes if node.word == word)
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -108,7 +108,7 @@ def test_statistics_and_their_running_ones_are_the_users(captured, name: str) ->
 
 def test_running_statistics_are_written_where_they_lie(captured) -> None:
     capture = captured(IMAGES, "Net")
-    nodes = [norm_of(capture), next(node.name for node in capture.graph.nodes if node.word == "relu")]
+    nodes = [first_of(capture, "batch_norm"), first_of(capture, "relu")]
     for config in ({}, SPLIT):
         candidate = fused(capture, IMAGES, config, nodes)
         launcher = candidate.source.split("def net_launch(")[1].split("return")[0]
@@ -133,7 +133,7 @@ def test_running_statistics_are_written_where_they_lie(captured) -> None:
 )
 def test_running_statistics_that_are_wrong_are_seen(captured, old: str, new: str) -> None:
     capture = captured(IMAGES, "Net")
-    nodes = [norm_of(capture), next(node.name for node in capture.graph.nodes if node.word == "relu")]
+    nodes = [first_of(capture, "batch_norm"), first_of(capture, "relu")]
     candidate = fused(capture, IMAGES, SPLIT, nodes)
     assert old in candidate.source
     wrong = replace(candidate, source=candidate.source.replace(old, new))
@@ -143,7 +143,7 @@ def test_running_statistics_that_are_wrong_are_seen(captured, old: str, new: str
 def test_what_stays_with_torch_changes_its_statistics_in_place(captured) -> None:
     """A functional batch norm would allocate the new statistics, which would then be copied."""
     capture = captured(IMAGES, "Net")
-    candidate = fused(capture, IMAGES, {}, [next(n.name for n in capture.graph.nodes if n.word == "relu")])
+    candidate = fused(capture, IMAGES, {}, [first_of(capture, "relu")])
     launcher = candidate.source.split("def net_launch(")[1].split("return")[0]
     assert "torch.nn.functional.batch_norm(" in launcher and "legit" not in launcher and ".copy_(" not in launcher
     verdict = verified(capture, candidate)
@@ -211,6 +211,6 @@ def test_few_channels_take_the_library_long(captured) -> None:
         text = module("nn.Identity()", f"nn.BatchNorm2d({channels})", f"torch.empty({shape})")
         capture = captured(text, "Net")
         program = program_of(capture.graph, Schedule())
-        return torch_cost(program, capture.graph.node(norm_of(capture)), SHEET).us
+        return torch_cost(program, capture.graph.node(first_of(capture, "batch_norm")), SHEET).us
 
     assert microseconds("8, 4, 512, 512", 4) > 2.0 * microseconds("8, 64, 128, 128", 64)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtmc_lsp.core.dtypes import POINTER_TYPES
-from mtmc_lsp.core.graph import Node, Ref, TensorType
+from mtmc_lsp.core.graph import Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
@@ -156,11 +156,11 @@ class Launcher:
     def _in_place(self, ref: Ref, region: Region) -> str:
         """The input that a value may be written into at once; empty where it needs memory of its own."""
         graph = self.program.graph
-        mutation = next((each for each in graph.mutations if each.value == ref), None)
-        if mutation is None or not may_overwrite(self.program, region, mutation, self.recomputed):
+        replaced = graph.replaced.get(ref)
+        if replaced is None or not may_overwrite(self.program, region, Mutation(replaced, ref), self.recomputed):
             return ""
-        self._place(ref, self.input_names[mutation.input], graph.type_of(ref))
-        return self.input_names[mutation.input]
+        self._place(ref, self.input_names[replaced], graph.type_of(ref))
+        return self.input_names[replaced]
 
     def _allocate_scratch(self, scratch: Scratch) -> str:
         name = self.names.unique(scratch.name)

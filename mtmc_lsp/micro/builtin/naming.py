@@ -74,8 +74,7 @@ def value_name(program: Program, ref: Ref) -> str:
         return node.variable if len(node.outputs) == 1 else f"{node.variable}_{ref.index}"
     if ref in program.graph.outputs:
         return "out" if len(program.graph.outputs) == 1 else f"out_{program.graph.outputs.index(ref)}"
-    replaced = next((each.input for each in program.graph.mutations if each.value == ref), "")
-    if replaced:
-        return f"new_{replaced}"
+    if ref in program.graph.replaced:
+        return f"new_{program.graph.replaced[ref]}"
     name = NOUNS.get(node.word, node.word)
     return name if len(node.outputs) == 1 else f"{name}_{ref.index}"
