@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
@@ -95,6 +94,7 @@ def _run(
     python: str,
     fresh: bool,
 ) -> None:
+    from mtmc_lsp.core.priority import usable_cores
     from mtmc_lsp.core.settings import changed, read_settings
     from mtmc_lsp.core.template import Template, likely_variables
     from mtmc_lsp.search.bench import Bench, Plan, describe_environment, visible_devices
@@ -107,7 +107,7 @@ def _run(
     interpreter = checked_python(python or find_python(problems[0].path, settings))
     devices = visible_devices()
     plan = Plan(settings, interpreter, seconds, describe_environment(interpreter))
-    jobs = jobs or min(MOST_JOBS, max(1, (os.cpu_count() or 1) // 4)) * max(1, len(devices))
+    jobs = jobs or min(MOST_JOBS, max(1, len(usable_cores()) // 4)) * max(1, len(devices))
     old = 0
     with Template(interpreter, likely_variables(), ahead=True) as template:
         bench = Bench(plan, out, jobs=jobs, devices=devices, template=template)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mtmc_lsp.core.priority import gives_way
+from mtmc_lsp.core.priority import gives_way, usable_cores
 
 ENTRY = Path(__file__).resolve().parent.parent / "worker.py"
 START_SECONDS = 120.0
@@ -170,7 +170,8 @@ class Template:
             if self._borrowed and gives_way():
                 # Whoever lends it may not.
                 options.append("--give-way")
-            message = {"cwd": launch.cwd, "env": {**os.environ, **launch.env}, "options": options}
+            environment = {**os.environ, **launch.env}
+            message = {"cwd": launch.cwd, "env": environment, "options": options, "cores": usable_cores()}
             data = json.dumps(message).encode()
             if len(data) > LARGEST:
                 raise TemplateGone

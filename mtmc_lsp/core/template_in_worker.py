@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.core.priority import keep_to
+
 MESSAGE = 1 << 17
 SET_CHILD_SUBREAPER = 36
 AHEAD = (
@@ -203,6 +205,14 @@ def _end(copies: set[int]) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
+def _keep_to(cores: Sequence[int]) -> None:
+    """Run where whoever asked runs, with as many threads; torch counted the cores when it was imported."""
+    keep_to(cores)
+    torch = sys.modules.get("torch")
+    if torch is not None and len(cores) < torch.get_num_threads():
+        torch.set_num_threads(len(cores))
+
+
 def _become(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str], int]:
     """Take the place of a process that was started by itself."""
     requests, output, answers = files
@@ -218,6 +228,7 @@ def _become(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
+    _keep_to(message["cores"])
     # It was looked up, perhaps, before this process had a folder of its own.
     tempfile.tempdir = None
     os.chdir(message["cwd"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from mtmc_lsp.core.dtypes import EPSILON
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.measure.clock import Clock, Run
@@ -48,6 +49,8 @@ class Contest:
     """Whether results are random."""
     tolerance: float = 0.0
     """How far two right results may be apart through what they are rounded to on the way: see :func:`rounded_within`."""
+    epsilon: float = EPSILON["float32"]
+    """How coarsely they are: see :func:`coarsest_epsilon`."""
     bound_us: float = 0.0
     """The roofline's time."""
     least_us: float = 0.0
@@ -74,6 +77,7 @@ def hold(contest: Contest, clock: Clock, seconds: float) -> Timing:
         moved=contest.moved,
         random=contest.random,
         tolerance=contest.tolerance,
+        epsilon=contest.epsilon,
     )
     retest.before()
     samples = interleaved(clock, {**runs, "candidate": retest.kept}, seconds)

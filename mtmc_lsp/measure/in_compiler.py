@@ -16,6 +16,7 @@ from typing import Any
 
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.priority import usable_cores
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.measure.in_launches import find_launches
@@ -63,8 +64,9 @@ def _side_by_side(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadlin
     reports: dict[int, KernelReport] = {}
     running: dict[Connection, tuple[int, Any]] = {}
     waiting = list(range(len(jobs)))
+    cores = len(usable_cores())
     while waiting or running:
-        while waiting and len(running) < (os.cpu_count() or 1):
+        while waiting and len(running) < cores:
             index = waiting.pop(0)
             receiving, sending = context.Pipe(duplex=False)
             process = context.Process(target=_job, args=(module, *jobs[index], sending))

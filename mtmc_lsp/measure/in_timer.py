@@ -22,7 +22,7 @@ from mtmc_lsp.measure.handover import take
 from mtmc_lsp.measure.in_pair import module_of_candidate, prepared_candidate
 from mtmc_lsp.measure.in_worker import release
 from mtmc_lsp.measure.inputs import make_inputs, moved, prepared_call, reusing
-from mtmc_lsp.measure.retesting import rounded_within
+from mtmc_lsp.measure.retesting import coarsest_epsilon, rounded_within
 from mtmc_lsp.measure.running import module_of, own_text
 
 TIME_BUDGET_SECONDS = 2.0
@@ -162,6 +162,7 @@ def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
             previous=candidate_of(capture, own, request["previous"]) if request.get("previous") else None,
             random=capture.uses_random,
             tolerance=rounded_within(capture.graph),
+            epsilon=coarsest_epsilon(capture.graph),
             bound_us=float(request["bound_us"]),
             least_us=float(request["least_us"]),
         )

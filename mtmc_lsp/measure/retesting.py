@@ -10,17 +10,19 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.core.dtypes import TOLERANCE
+from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.measure.clock import Run
-from mtmc_lsp.measure.comparing import Distances, pieces
+from mtmc_lsp.measure.comparing import FACTORS, Distances, pieces
 from mtmc_lsp.measure.running import flatten
 
 CHANGE = 0.75
 """New contents are the old ones times this: in range for whatever the target expects."""
 TF32_TOLERANCE = 1e-3
 """Of products with operands of ten bits: cuDNN's own error on an H200 is 3e-4 to 4e-4."""
+TF32_EPSILON = 2.0**-10
+"""The spacing of TF32's numbers at 1."""
 MOST_OTHER_INDICES = 1e-3
 """The part of an integer result that may differ from eager's: indices of values that tie."""
 
@@ -30,9 +32,19 @@ def rounded_within(graph: Graph) -> float:
 
     A float32 result of values that were rounded to bfloat16 before is no more exact than these.
     """
-    kinds = [item.type for item in graph.inputs] + [kind for node in graph.nodes for kind in node.outputs]
-    coarsest = max((TOLERANCE[kind.dtype] for kind in kinds if kind.dtype in TOLERANCE), default=0.0)
+    coarsest = max((TOLERANCE[dtype] for dtype in _dtypes(graph) if dtype in TOLERANCE), default=0.0)
     return max(coarsest, TF32_TOLERANCE if graph.runs_tf32 else 0.0)
+
+
+def coarsest_epsilon(graph: Graph) -> float:
+    """The spacing at 1 of the coarsest float that a value of the graph is rounded to, of TF32 operands too."""
+    coarsest = max((EPSILON[dtype] for dtype in _dtypes(graph) if dtype in EPSILON), default=0.0)
+    return max(coarsest, TF32_EPSILON if graph.runs_tf32 else 0.0)
+
+
+def _dtypes(graph: Graph) -> set[str]:
+    kinds = [item.type for item in graph.inputs] + [kind for node in graph.nodes for kind in node.outputs]
+    return {kind.dtype for kind in kinds}
 
 
 class Retest:
@@ -47,6 +59,7 @@ class Retest:
         moved: Callable[[], Sequence[tuple[str, torch.Tensor]]] = tuple,
         random: bool,
         tolerance: float = 0.0,
+        epsilon: float = EPSILON["float32"],
     ) -> None:
         """Remember the inputs.
 
@@ -57,9 +70,11 @@ class Retest:
             moved: gives those of them that a call has moved to memory of its own, which must follow.
             random: whether results are random, and therefore only their form is compared.
             tolerance: least relative L2 distance of two results that is no fault, beside that of their dtype.
+            epsilon: how coarsely values are rounded on the way, as a part of them. Where eager's own results move farther with
+                such a rounding of the inputs, as those of deep networks that normalise by batches do, it is no fault either.
         """
         self._candidate, self._eager, self._inputs = candidate, eager, inputs
-        self._moved, self._random, self._tolerance = moved, random, tolerance
+        self._moved, self._random, self._tolerance, self._epsilon = moved, random, tolerance, epsilon
         self._saved = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         self._first: list[Any] = []
         self._last: Any = None
@@ -76,7 +91,7 @@ class Retest:
             MeasurementRejected: it does not.
         """
         self._first = self._fresh(self._candidate)
-        self._compare(self._first, self._fresh(self._eager), "before timing")
+        self._compare(self._first, self._fresh(self._eager), "before timing", self._saved)
 
     def after(self) -> None:
         """See that the last timed call gave it too, and that new contents of the same tensors are not ignored.
@@ -85,11 +100,11 @@ class Retest:
             MeasurementRejected: one of these does not hold.
         """
         if all(torch.equal(tensor, self._saved[name]) for name, tensor in self._inputs.items()):
-            self._compare(flatten(self._last), self._first, "while timed")
+            self._compare(flatten(self._last), self._first, "while timed", self._saved)
         self._last = None
         changed = {n: t * CHANGE if t.is_floating_point() else t for n, t in self._saved.items()}
         mine = self._fresh(self._candidate, changed)
-        self._compare(mine, self._fresh(self._eager, changed), "on new contents of the same tensors")
+        self._compare(mine, self._fresh(self._eager, changed), "on new contents of the same tensors", changed)
         self.restore()
 
     def restore(self) -> None:
@@ -106,28 +121,49 @@ class Retest:
             if 0 not in tensor.stride() and not torch.equal(tensor, contents[name]):
                 tensor.copy_(contents[name])
 
-    def _compare(self, mine: list[Any], own: list[Any], when: str) -> None:
+    def _compare(
+        self, mine: list[Any], own: list[Any], when: str, contents: Mapping[str, torch.Tensor]
+    ) -> None:
         if len(mine) != len(own):
             raise MeasurementRejected(f"another number of results {when}")
+        rounded: list[Any] = []
         for i, (a, b) in enumerate(zip(mine, own, strict=True)):
-            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and not self._agrees(a, b):
+            if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or self._agrees(a, b):
+                continue
+            rounded = rounded or self._rounded(contents)
+            if not self._agrees(a, b, FACTORS["budget"] * _apart(rounded[i], b)):
                 raise MeasurementRejected(
                     f"result {i} differs {when}: the candidate does not do the same work each time"
                 )
 
-    def _agrees(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+    def _rounded(self, contents: Mapping[str, torch.Tensor]) -> list[Any]:
+        """What eager gives on inputs whose elements are moved by up to half of epsilon, as a part of them."""
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            return tensor * (1.0 + self._epsilon * (torch.rand_like(tensor, dtype=torch.float32) - 0.5)).to(tensor.dtype)
+
+        return self._fresh(self._eager, {name: moved(tensor) for name, tensor in contents.items()})
+
+    def _agrees(self, a: torch.Tensor, b: torch.Tensor, tolerance: float = 0.0) -> bool:
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
         if self._random or not a.numel():
             return True
         if not a.is_floating_point():
             return float((a != b).float().mean()) <= MOST_OTHER_INDICES
-        distances = Distances()
-        for mine, own in pieces(a, b):
-            finite = torch.isfinite(own)
-            if bool((finite & ~torch.isfinite(mine)).any()):
-                return False
-            distances.add(own, finite, mine)
         # Two results, each within the tolerance of the oracle.
         allowed = 2 * max(TOLERANCE[str(b.dtype).removeprefix("torch.")], self._tolerance)
-        return distances.relative()[0] <= allowed
+        return _apart(a, b) <= max(allowed, tolerance)
+
+
+def _apart(result: torch.Tensor, own: torch.Tensor) -> float:
+    """The relative L2 distance of a result from another, infinite where it is not finite and that one is."""
+    distances = Distances()
+    for mine, theirs in pieces(result, own):
+        finite = torch.isfinite(theirs)
+        if bool((finite & ~torch.isfinite(mine)).any()):
+            return float("inf")
+        distances.add(theirs, finite, mine)
+    return distances.relative()[0]

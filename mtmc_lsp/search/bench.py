@@ -28,6 +28,7 @@ from typing import Any
 from mtmc_lsp import __version__
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, RequestError
 from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.priority import cores_of, usable_cores
 from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.template import Template
@@ -248,6 +249,15 @@ def append_result(path: Path, record: Mapping[str, Any]) -> None:
 # Running ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where one of the problems that run side by side does."""
+
+    device: str
+    """The value of ``CUDA_VISIBLE_DEVICES``; empty without a GPU."""
+    cores: tuple[int, ...]
+
+
 class Bench:
     """Works through problems, several at a time."""
 
@@ -274,10 +284,12 @@ class Bench:
         self._template = template
         self._plan, self._out, self._jobs, self._command = plan, out, max(1, jobs), command
         self._store = out.resolve().parent / ".mtmc"
-        self._devices: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._has_devices = bool(devices)
-        for slot in range(self._jobs if devices else 0):
-            self._devices.put(devices[slot % len(devices)])
+        self._places: queue.SimpleQueue[_Place] = queue.SimpleQueue()
+        cores = usable_cores()
+        for job in range(self._jobs):
+            device = devices[job % len(devices)] if devices else ""
+            self._places.put(_Place(device, tuple(cores_of(job, self._jobs, cores))))
         self._running: set[subprocess.Popen[bytes]] = set()
 
     def run(
@@ -328,12 +340,11 @@ class Bench:
     def _one(self, problem: Problem, on_start: Callable[[Problem], None]) -> dict[str, Any]:
         on_start(problem)
         began = time.monotonic()
-        device = self._devices.get() if self._has_devices else ""
+        place = self._places.get()
         try:
-            answer = self._answer(problem, device)
+            answer = self._answer(problem, place)
         finally:
-            if device:
-                self._devices.put(device)
+            self._places.put(place)
         head = {"schema": SCHEMA, "problem": problem.name, "level": problem.level, "key": self._plan.key(problem)}
         return {**head, "wall_seconds": round(time.monotonic() - began, 3), **answer}
 
@@ -346,12 +357,12 @@ class Bench:
         with self._template.lent() as offer:
             yield offer
 
-    def _answer(self, problem: Problem, device: str) -> dict[str, Any]:
+    def _answer(self, problem: Problem, place: _Place) -> dict[str, Any]:
         plan = self._plan
         request = ProblemRequest(
-            str(problem.path), problem.target, plan.python, plan.settings, plan.seconds, str(self._store)
+            str(problem.path), problem.target, plan.python, plan.settings, plan.seconds, str(self._store), place.cores
         )
-        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device else {})}
+        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": place.device} if place.device else {})}
         with tempfile.TemporaryDirectory(prefix="mtmc-bench-") as folder:
             answer, output = Path(folder) / "answer.json", Path(folder) / "output"
             with output.open("wb") as told, self._lent() as (offer, lines):

@@ -15,6 +15,7 @@ from typing import Any
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.priority import keep_to
 from mtmc_lsp.core.run import KEPT, RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
@@ -41,6 +42,8 @@ class ProblemRequest:
     """When the last step that is under way is ended, counted from the start."""
     store: str
     """The folder that keeps the run, so that it can be exported."""
+    cores: tuple[int, ...] = ()
+    """Where it runs; empty for wherever it may."""
 
 
 def solve(request: ProblemRequest) -> dict[str, Any]:
@@ -124,6 +127,7 @@ def _status(error: MtmcError) -> str:
 def main() -> None:
     """Solve the problem and write the answer."""
     request = from_json(ProblemRequest, json.load(sys.stdin))
+    keep_to(request.cores)
     try:
         answer = solve(request)
     except MtmcError as error:

@@ -1,16 +1,19 @@
-"""What nobody waits for at the keyboard lets the editor go first."""
+"""What nobody waits for at the keyboard lets the editor go first, and jobs share the cores."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.priority import NICENESS, SHARE_OF_SESSION
+from mtmc_lsp.core.priority import FEWEST, NICENESS, OVERLAP, SHARE_OF_SESSION, cores_of
 from mtmc_lsp.core.worker import Worker
 
 SAID = """
@@ -38,3 +41,49 @@ def test_a_worker_that_gives_way_says_so_of_its_session(tmp_path: Path) -> None:
         process = worker._process.pid
         assert Path(f"/proc/{process}/autogroup").read_text().split()[-1] == str(NICENESS)
         assert os.getpriority(os.PRIO_PROCESS, process) == NICENESS
+
+
+@given(st.integers(1, 64), st.integers(1, 256))
+def test_jobs_share_the_cores_evenly(jobs: int, count: int) -> None:
+    cores = list(range(100, 100 + count))
+    shares = [cores_of(job, jobs, cores) for job in range(jobs)]
+    assert all(share == sorted(set(share)) and len(share) >= min(FEWEST, count) for share in shares)
+    assert jobs == 1 or sum(map(len, shares)) <= max(OVERLAP * count + jobs, jobs * FEWEST)
+    used = Counter(core for share in shares for core in share)
+    assert set(used) <= set(cores)
+    assert len(used) == min(count, sum(map(len, shares))) or jobs * FEWEST > count
+    assert max(used.values()) - min(used.values()) <= 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not say where a process may run")
+def test_what_a_process_starts_keeps_to_its_cores() -> None:
+    """A copy of a template too, which was started before."""
+    text = f"""
+import os, sys, time
+from mtmc_lsp.core.priority import keep_to, usable_cores
+from mtmc_lsp.core.template import Launch, Template
+with Template(sys.executable) as template:
+    template.start()
+    one = usable_cores()[-1:]
+    keep_to(one)
+    read, write = os.pipe()
+    requests, asking = os.pipe()
+    copy = template.copy(Launch(sys.executable, os.getcwd(), {{}}, ()), (requests, write, write))
+    until = time.monotonic() + 30
+    while one != sorted(os.sched_getaffinity(copy.pid)) and time.monotonic() < until:
+        time.sleep(0.01)
+    print(one == sorted(os.sched_getaffinity(copy.pid)))
+"""
+    assert subprocess.check_output([sys.executable, "-c", text], text=True).split() == ["True"]
+
+
+def test_torch_computes_with_as_many_threads_as_there_are_cores_to_keep_to() -> None:
+    text = """
+import os, torch
+from mtmc_lsp.core.template_in_worker import _keep_to
+torch.set_num_threads(4)
+cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+_keep_to(cores[:1])
+print(torch.get_num_threads())
+"""
+    assert subprocess.check_output([sys.executable, "-c", text], text=True).split() == ["1"]

@@ -138,6 +138,20 @@ def test_products_in_tf32_may_differ_by_what_their_operands_lose() -> None:
         retested(rounded)
 
 
+def test_results_may_be_as_far_apart_as_rounding_moves_the_users_own() -> None:
+    """Of a sum that cancels nothing is certain; of one that does not, a wrong result is noticed."""
+    x = torch.cat([torch.full((50,), 1e5), torch.full((50,), -1e5)]) + torch.linspace(-1, 1, 100)
+
+    def retest(off: float, own) -> Retest:
+        return Retest(lambda: own(x) + off, lambda: own(x), {"x": x}, random=False)
+
+    retest(0.01, torch.sum).before()
+    with pytest.raises(MeasurementRejected, match="before timing"):
+        retest(1e3, torch.sum).before()
+    with pytest.raises(MeasurementRejected, match="before timing"):
+        retest(1e3, lambda x: x.abs().sum() * 1e-2).before()
+
+
 def test_what_is_rounded_on_the_way_is_no_more_exact_at_the_end(captured) -> None:
     text = "# mtmc: x=f32[N] N=8\ndef f(x):\n    return {} * 2\n"
     assert rounded_within(captured(text.format("x.exp()"), "f").graph) == TOLERANCE["float32"]
@@ -261,6 +275,25 @@ def test_only_calls_that_the_device_bounds_are_kept_from_a_late_host() -> None:
     calls = {"candidate": Costing(lambda: None, 6.0), "eager": Costing(lambda: None, 500.0)}
     interleaved(Noting(calls["candidate"], noise=0.001), calls, seconds=60.0)
     assert ahead == {6.0: {0.0}, 500.0: {0.0, 15.0}}, "the host takes 5 us"
+
+
+def test_a_host_that_is_late_now_and_then_is_no_work_beside_the_events() -> None:
+    late = iter([9000.0, 0.0, 9000.0, 0.0, 9000.0])
+    always = iter([9000.0] * 5)
+
+    def clock(by) -> FakeClock:
+        class Late(FakeClock):
+            def batch(self, run: Costing, count: int) -> tuple[float, float]:
+                event, wall = super().batch(run, count)
+                return event, wall + next(by)
+
+        return Late(call)
+
+    call = Costing(lambda: None, 100.0)
+    batch = warm(clock(late), call, 100.0)
+    assert clocks_agree(batch.event_us, batch.wall_us)
+    batch = warm(clock(always), call, 100.0)
+    assert not clocks_agree(batch.event_us, batch.wall_us)
 
 
 def test_of_long_calls_fewer_are_made_in_a_row() -> None:
