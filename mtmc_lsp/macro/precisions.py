@@ -15,6 +15,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.macro.averages import summed_products
 from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT, can_split
 from mtmc_lsp.macro.few_rows import both_tile, read_once
 from mtmc_lsp.macro.lower import GraphBox
@@ -27,8 +28,8 @@ from mtmc_lsp.macro.signs import is_nonnegative
 MODES = (*HALVES, "ieee")
 """Modes for fp32 products, fastest first."""
 LONG_SUM = 1024
-"""Terms from which on a sum without cancellation is promoted at once. On an H200 tensor cores' rounding cost 3.4 times the
-allowed error over 4096 of them, and it grows with their number."""
+"""Terms from which on a sum is promoted at once where what it loses adds up, as it does without cancellation. On an H200 tensor
+cores' rounding cost 3.4 times the allowed error over 4096 of them, and it grows with their number."""
 FULL = 2e-5
 """Relative errors below this are no TF32 product's, whose operands are rounded to 11 bits (about 3e-4 on an H200)."""
 INEXACT = 1e-2
@@ -142,11 +143,17 @@ class Precisions:
         graph = self.program.graph
         return graph.convolution_mode(prim.origin) if prim.attrs.get("convolution") else graph.fp32_matmul
 
+    @cached_property
+    def _summed(self) -> Collection[str]:
+        return summed_products(self.program)
+
     def _is_long(self, prim: Prim) -> bool:
-        """Whether it sums many terms, none of which cancel."""
+        """Whether it sums many terms, none of which cancel, or its own results are summed in which errors would."""
         if ProductSizes.of(self.program.prims, prim).k.value(self.program.graph.sizes) < LONG_SUM:
             return False
-        return all(is_nonnegative(self.program, name, self.nonnegative) for name in prim.inputs)
+        return prim.name in self._summed or all(
+            is_nonnegative(self.program, name, self.nonnegative) for name in prim.inputs
+        )
 
 
 @lru_cache(maxsize=8)

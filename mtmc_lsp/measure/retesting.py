@@ -121,9 +121,7 @@ class Retest:
             if 0 not in tensor.stride() and not torch.equal(tensor, contents[name]):
                 tensor.copy_(contents[name])
 
-    def _compare(
-        self, mine: list[Any], own: list[Any], when: str, contents: Mapping[str, torch.Tensor]
-    ) -> None:
+    def _compare(self, mine: list[Any], own: list[Any], when: str, contents: Mapping[str, torch.Tensor]) -> None:
         if len(mine) != len(own):
             raise MeasurementRejected(f"another number of results {when}")
         rounded: list[Any] = []
@@ -142,7 +140,9 @@ class Retest:
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.is_floating_point():
                 return tensor
-            return tensor * (1.0 + self._epsilon * (torch.rand_like(tensor, dtype=torch.float32) - 0.5)).to(tensor.dtype)
+            return tensor * (1.0 + self._epsilon * (torch.rand_like(tensor, dtype=torch.float32) - 0.5)).to(
+                tensor.dtype
+            )
 
         return self._fresh(self._eager, {name: moved(tensor) for name, tensor in contents.items()})
 

@@ -109,8 +109,8 @@ def snapshot(result: Any) -> Any:
     bare = plain(result)
     if not isinstance(bare, torch.Tensor):
         return bare
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(bare.shape, bare.stride()))
-    if 0 < bare.numel() and extent < bare.numel():
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(bare.shape, bare.stride(), strict=True))
+    if bare.numel() > 0 and extent < bare.numel():
         # Elements share memory, as those of an expanded gradient do, and cannot be written one by one.
         return bare.detach().as_strided((extent,), (1,)).clone().as_strided(bare.shape, bare.stride())
     fresh = torch.empty_strided(bare.shape, bare.stride(), dtype=bare.dtype, device=bare.device)

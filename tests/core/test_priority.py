@@ -58,7 +58,7 @@ def test_jobs_share_the_cores_evenly(jobs: int, count: int) -> None:
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not say where a process may run")
 def test_what_a_process_starts_keeps_to_its_cores() -> None:
     """A copy of a template too, which was started before."""
-    text = f"""
+    text = """
 import os, sys, time
 from mtmc_lsp.core.priority import keep_to, usable_cores
 from mtmc_lsp.core.template import Launch, Template
@@ -68,7 +68,7 @@ with Template(sys.executable) as template:
     keep_to(one)
     read, write = os.pipe()
     requests, asking = os.pipe()
-    copy = template.copy(Launch(sys.executable, os.getcwd(), {{}}, ()), (requests, write, write))
+    copy = template.copy(Launch(sys.executable, os.getcwd(), {}, ()), (requests, write, write))
     until = time.monotonic() + 30
     while one != sorted(os.sched_getaffinity(copy.pid)) and time.monotonic() < until:
         time.sleep(0.01)

@@ -16,6 +16,7 @@ from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT
 from mtmc_lsp.macro.cost import kernel_cost, torch_cost
 from mtmc_lsp.macro.few_rows import BOTH
 from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.precisions import Precisions
 from mtmc_lsp.macro.regions import analyse
 from mtmc_lsp.macro.signs import is_nonnegative, nonnegative_inputs
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
@@ -149,6 +150,31 @@ def test_a_long_sum_of_positive_terms_is_promoted_at_once(captured) -> None:
     ):
         capture = captured(text, "f")
         assert precision(planned(capture, text)[0]) == expected
+
+
+AVERAGED = {
+    "(x @ y).mean(0)": True,
+    "torch.logsumexp((x @ y).clamp(-3, 3), 1)": True,
+    "F.batch_norm(x @ y, r, s, None, None, True)": True,
+    "(lambda p: p - p.mean(0))(x @ y)": False,
+    "(x @ y).max(0).values": False,
+    "torch.relu(x @ y)": False,
+    "(x @ y).view(512, 4, 2048).sum(1)": False,
+}
+
+
+@pytest.mark.parametrize("text", AVERAGED)
+def test_a_long_sum_whose_results_are_averaged_is_promoted_at_once(text: str, captured) -> None:
+    """What tensor cores cut off is all on one side, and left when everything else has cancelled."""
+    source = f"""import torch
+import torch.nn.functional as F
+# mtmc: x=f32[2048,2048]@-1..1 y=f32[2048,2048]@-1..1 r=f32[2048] s=f32[2048]@0..1
+def f(x, y, r, s):
+    return {text}
+"""
+    program = lower(captured(source, "f").graph)
+    modes = Precisions(program, False, {}, ()).modes
+    assert {left[0] for left in modes.values()} == ({PROMOTED} if AVERAGED[text] else {SPLIT})
 
 
 def test_few_tiles_with_a_long_sum_share_it_and_split_operands_as_they_are_read(captured) -> None:
