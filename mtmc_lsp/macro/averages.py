@@ -31,7 +31,7 @@ def summed_products(program: Program) -> frozenset[str]:
             within, through = frozenset({name}), frozenset()
         elif _is_of_many(program, prim):
             # A largest element is one of many: what is summed beside it, as in a logsumexp, decides.
-            within, through = frozenset(), within | through if prim.fn == "sum" else through
+            within, through = frozenset(), within | through if prim.fn.startswith("sum") else through
         whole[name], summed[name] = within, through
     found: set[str] = set()
     for ref in program.graph.left:
