@@ -29,6 +29,7 @@ IN_WORKER = {
     "capture/loading.py",
     "capture/recurrent.py",
     "capture/rounding.py",
+    "measure/at_once.py",
     "measure/clock.py",
     "measure/comparing.py",
     "measure/contest.py",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
+from mtmc_lsp.measure.at_once import numbers
 
 FACTORS = {"budget": 8.0, "strict": 2.0}
 """A candidate's error may be this many times the user's own code's error on the same inputs."""
@@ -31,12 +32,32 @@ class Comparison:
 
     def __init__(self, precision: str) -> None:
         self._factor = FACTORS[precision]
-        self.checks: list[dict[str, str]] = []
-        self.worst = (0.0, 0.0)
+        self._checks: list[dict[str, str]] = []
+        self._worst = (0.0, 0.0)
+        self._left: list[tuple[torch.Tensor, Callable[[list[float]], None]]] = []
+
+    def found(self) -> tuple[list[dict[str, str]], tuple[float, float]]:
+        """The checks, and the worst relative errors, the candidate's and the user's own; what they need is read at once."""
+        facts = iter(numbers([value for values, _ in self._left for value in values.unbind()]))
+        for values, judge in self._left:
+            judge([next(facts) for _ in range(len(values))])
+        self._left = []
+        return self._checks, self._worst
 
     def check(self, name: str, wrong: str) -> None:
         """Note one check; it failed when ``wrong`` says something."""
-        self.checks.append({"name": name, "status": "failed" if wrong else "passed", "detail": wrong})
+        self._checks.append({"name": name, "status": "failed" if wrong else "passed", "detail": wrong})
+
+    def _later(self, name: str) -> dict[str, str]:
+        """The place of a check whose outcome is read from the device with all others."""
+        self.check(name, "")
+        return self._checks[-1]
+
+    def _settle(self, place: dict[str, str], wrong: str) -> None:
+        place.update(status="failed" if wrong else "passed", detail=wrong)
+
+    def _drop(self, place: dict[str, str]) -> None:
+        self._checks = [check for check in self._checks if check is not place]
 
     def facts(self, name: str, mine: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """What is seen of a result beside its values."""
@@ -61,19 +82,34 @@ class Comparison:
         if not own.is_floating_point():
             self.check(f"{name} values", discrete_difference(mine, own, oracle, near, ties, self._factor))
             return
-        found = agreement(mine, own, oracle, near, self._factor)
-        self.check(f"{name} values", found.wrong)
-        if found.error > self.worst[0]:
-            self.worst = (found.error, found.own_error)
+        place, dtype = self._later(f"{name} values"), str(own.dtype).removeprefix("torch.")
+
+        def judge(facts: list[float]) -> None:
+            found = judged(facts, dtype, near, self._factor)
+            self._settle(place, found.wrong)
+            if found.error > self._worst[0]:
+                self._worst = (found.error, found.own_error)
+
+        self._left.append((measured(mine, own, oracle), judge))
 
     def exact(self, name: str, mine: Any, own: Any, oracle: Any) -> None:
         """Where arithmetic is exact for the reference, no rounding excuses a difference."""
-        if not isinstance(own, torch.Tensor) or not torch.equal(own.double(), oracle.double()):
+        if not isinstance(own, torch.Tensor):
             return
         fits = isinstance(mine, torch.Tensor) and mine.shape == own.shape
-        wrong = int((mine.double() != own.double()).sum()) if fits else own.numel()
-        detail = f"{wrong} of {own.numel()} elements differ on whole numbers, where arithmetic is exact"
-        self.check(f"{name} exact", detail if wrong else "")
+        wide, count = own.double(), own.numel()
+        rounded = (wide != oracle.double()).any() if oracle.shape == own.shape else torch.ones((), device=own.device)
+        wrong = (mine.double() != wide).sum() if fits else torch.tensor(count, device=own.device)
+        place = self._later(f"{name} exact")
+
+        def judge(facts: list[float]) -> None:
+            if facts[0]:
+                self._drop(place)
+                return
+            detail = f"{int(facts[1])} of {count} elements differ on whole numbers, where arithmetic is exact"
+            self._settle(place, detail if facts[1] else "")
+
+        self._left.append((torch.stack([rounded.double(), wrong.double()]), judge))
 
     def untouched(self, name: str, before: torch.Tensor, mine: torch.Tensor | None) -> None:
         """An input that the user's own code leaves alone must be left alone, to the bit."""
@@ -112,7 +148,8 @@ def compare_case(
             oracle = want["oracle_after"].get(name, own)
             mine, near = held if mine is None else mine, want["near"].get(name, 0.0)
             comparison.tensor(f"input {name} afterwards", mine, own, oracle, near, None)
-    return {"checks": comparison.checks, "error": comparison.worst[0], "reference_error": comparison.worst[1]}
+    checks, (error, reference_error) = comparison.found()
+    return {"checks": checks, "error": error, "reference_error": reference_error}
 
 
 def discrete_difference(
@@ -183,17 +220,28 @@ def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near:
             partly luck, and this is the least error that can be asked for.
         factor: how many times the user's own error is allowed.
     """
-    broken = lost = infinite = count = 0
-    distances = Distances()
+    facts = numbers(list(measured(mine, own, oracle).unbind()))
+    return judged(facts, str(own.dtype).removeprefix("torch."), near, factor)
+
+
+def measured(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
+    """What :func:`judged` decides by, still on the device: four counts of elements, and three L2 norms."""
+    counts = torch.zeros(4, dtype=torch.float64, device=own.device)
+    distances = Distances(own.device)
     for part, theirs, truth in pieces(mine, own, oracle):
         finite = comparable(theirs, truth)
-        broken += int((finite & ~torch.isfinite(part)).sum())
+        broken = finite & ~torch.isfinite(part)
         # Where only one of the user's code and the oracle overflows, the range of the dtype decides, not correctness.
-        lost += int((torch.isnan(theirs) & torch.isnan(truth) & ~torch.isnan(part)).sum())
+        lost = torch.isnan(theirs) & torch.isnan(truth) & ~torch.isnan(part)
         both = torch.isinf(theirs) & torch.isinf(truth) & (theirs.double() == truth.double())
-        infinite += int((both & (part != theirs)).sum())
-        count += int(finite.sum())
+        counts += torch.stack([each.sum() for each in (broken, lost, both & (part != theirs), finite)])
         distances.add(truth, finite, part, theirs)
+    return torch.cat([counts, *(norm.reshape(1) for norm in (*distances.apart, distances.scale))])
+
+
+def judged(facts: Sequence[float], dtype: str, near: float, factor: float) -> Agreement:
+    """What :func:`agreement` gives, of what :func:`measured` read."""
+    broken, lost, infinite, count = map(int, facts[:4])
     if broken:
         return Agreement(f"{broken} elements are NaN or infinite, or were never written", float("inf"))
     if lost:
@@ -202,9 +250,8 @@ def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near:
         return Agreement(f"{infinite} elements should be infinite", float("inf"))
     if not count or near > NOISE:
         return Agreement("")
-    error, own_error = distances.relative()
+    error, own_error = (norm / (facts[6] + LEAST) for norm in facts[4:6])
     own_error = max(own_error, near)
-    dtype = str(own.dtype).removeprefix("torch.")
     floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype]
     # Beyond the tolerance twice the user's own error is the limit; of few elements its size is luck, of one wholly.
     luck = 2.0 + (factor - 2.0) / math.sqrt(count)
@@ -238,44 +285,45 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 class Distances:
-    """L2 distances of results from another one, and that one's L2 norm, added up piece by piece."""
+    """L2 distances of results from another one, and that one's L2 norm, added up piece by piece where they are."""
 
-    def __init__(self) -> None:
-        self.apart: list[float] = []
+    def __init__(self, device: torch.device) -> None:
+        self.apart: list[torch.Tensor] = []
         """Of each result."""
-        self.scale = 0.0
+        self.scale = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, other: torch.Tensor, where: torch.Tensor, *results: torch.Tensor) -> None:
         """Take in a piece of each result, as far as ``where`` is true."""
-        before = self.apart or [0.0] * len(results)
-        self.apart = [math.hypot(d, apart(result, other, where)) for d, result in zip(before, results, strict=True)]
-        self.scale = math.hypot(self.scale, size(other, where))
+        before = self.apart or [torch.zeros_like(self.scale) for _ in results]
+        self.apart = [torch.hypot(d, apart(result, other, where)) for d, result in zip(before, results, strict=True)]
+        self.scale = torch.hypot(self.scale, size(other, where))
 
-    def relative(self) -> list[float]:
+    def relative(self) -> list[torch.Tensor]:
         """The distances as parts of the norm."""
         return [distance / (self.scale + LEAST) for distance in self.apart]
 
 
-def apart(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> float:
+def apart(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """The L2 distance of a result from the oracle's, over the elements ``where`` is true."""
     return size(result.double() - oracle.double(), where)
 
 
-def size(values: torch.Tensor, where: torch.Tensor) -> float:
+def size(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """The L2 norm of the elements ``where`` is true."""
-    return float(torch.linalg.vector_norm(torch.where(where, values.double(), 0.0)))
+    return torch.linalg.vector_norm(torch.where(where, values.double(), 0.0))
 
 
-def sensitivity(moved: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> float:
-    """How far the oracle is from itself on inputs that are moved a little.
+def sensitivity(moved: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
+    """How far the oracle is from itself on inputs that are moved a little, still on the device.
 
     A relative L2 distance; of integers and truth values the part of them that are others.
     """
+    nothing = torch.zeros((), dtype=torch.float64, device=own.device)
     if not moved.shape == own.shape == oracle.shape:
-        return 0.0
+        return nothing
     if not own.is_floating_point():
-        return float((moved != oracle).double().mean()) if own.numel() and not own.is_complex() else 0.0
-    distances = Distances()
+        return (moved != oracle).double().mean() if own.numel() and not own.is_complex() else nothing
+    distances = Distances(own.device)
     for there, theirs, truth in pieces(moved, own, oracle):
         distances.add(truth, comparable(theirs, truth) & torch.isfinite(there), there)
     return distances.relative()[0]

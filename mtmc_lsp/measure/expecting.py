@@ -14,6 +14,7 @@ import torch
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.at_once import numbers
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
 from mtmc_lsp.measure.comparing import FACTORS, agreement, sensitivity
 from mtmc_lsp.measure.inputs import laid_out
@@ -101,7 +102,9 @@ def _oracle(
                 there = _by_place(run_case(module, capture, moved, device, random_mode(), seed, kind, before=changed))
             del moved
             mine, truth = _by_place(ran), _by_place(oracle)
-            return {i: sensitivity(there[i], mine[i], truth[i]) for i in there if i in mine and i in truth}
+            places = [i for i in there if i in mine and i in truth]
+            apart = numbers([sensitivity(there[i], mine[i], truth[i]) for i in places])
+            return dict(zip(places, apart, strict=True))
 
         if is_first and capture.graph.runs_tf32:
             # Results may hide it, as a sum of activations far from 0 does.

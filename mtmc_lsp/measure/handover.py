@@ -5,6 +5,8 @@ so that whoever opens it sees nothing else of this process (torch's allocator wo
 copied at once: what the other side does to it later changes nothing. What it says of its size is not believed: the driver knows
 how large the memory is. Source: CUDA driver API, ``cuIpcGetMemHandle`` and ``cuMemGetAddressRange``.
 
+Small tensors, of which a network has hundreds, go together as one: each copy from the device by itself waits for it.
+
 Runs in workers.
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import base64
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,10 @@ LEAST_BYTES = 32 << 20
 """Smaller tensors go by file: that takes no time."""
 PEER_ACCESS = 1
 MARK = "offered in GPU memory"
+PLACE, PACKED = "place in what is packed", "packed"
+"""Of a tensor that lies among others its first byte; and the key of these, as bytes, beside that of the rest."""
+ALIGNMENT = 512
+"""Bytes; torch's own allocator gives no less."""
 
 _offered: dict[str, list[int]] = {}
 """By file, the addresses of what is offered beside it."""
@@ -58,16 +64,27 @@ def give(value: Any, path: str, *, in_memory: bool) -> None:
         in_memory: whether large CUDA tensors stay in GPU memory, offered by this process as long as it lives.
     """
     withdraw(path)
-    torch.save(_offering(value, path) if in_memory else value, path)
+    packing = _Packing()
+    if in_memory:
+        value = _offering(value, path)
+    content = _replaced(value, packing.add)
+    packed = packing.bytes()
+    if packed is not None:
+        packed = (in_memory and is_large(packed) and _offer(packed, path)) or packed.cpu()
+    torch.save({"content": content, PACKED: packed}, path)
 
 
 def take(path: str, device: str) -> Any:
-    """What :func:`give` left, as copies on ``device``.
+    """What :func:`give` left, as copies on ``device``; small tensors are parts of one.
 
     Raises:
         HandoverFailed: its memory cannot be opened here, is gone, or is smaller than what is said to be in it.
     """
-    return _opened(torch.load(path, weights_only=True, map_location=device))
+    left = torch.load(path, weights_only=True, map_location=device)
+    if not isinstance(left, dict) or set(left) != {"content", PACKED}:
+        raise HandoverFailed("what was left is nothing that is given here")
+    packed = _copied(left[PACKED]) if isinstance(left[PACKED], dict) else left[PACKED]
+    return _opened(left["content"], packed)
 
 
 def withdraw(path: str) -> None:
@@ -80,21 +97,65 @@ def withdraw(path: str) -> None:
 
 
 def is_large(value: Any) -> bool:
-    """Whether a tensor in it would be offered in memory."""
+    """Whether a tensor in it, or all of them together, would be offered in memory."""
+    return _cuda_bytes(value) >= LEAST_BYTES
+
+
+def _cuda_bytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
-        return bool(value.is_cuda and _extent(value) * value.element_size() >= LEAST_BYTES)
+        return _extent(value) * value.element_size() if value.is_cuda else 0
     if isinstance(value, (dict, list, tuple)):
-        return any(map(is_large, value.values() if isinstance(value, dict) else value))
-    return False
+        return sum(map(_cuda_bytes, value.values() if isinstance(value, dict) else value))
+    return 0
+
+
+def _replaced(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """The same with its tensors changed."""
+    if isinstance(value, dict):
+        return {key: _replaced(part, change) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_replaced(part, change) for part in value]
+    return change(value) if isinstance(value, torch.Tensor) else value
 
 
 def _offering(value: Any, path: str) -> Any:
     """The same with large tensors replaced by where they are; without room for them they stay."""
-    if isinstance(value, dict):
-        return {key: _offering(part, path) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_offering(part, path) for part in value]
-    return (_offer(value, path) or value) if is_large(value) else value
+    return _replaced(value, lambda tensor: (is_large(tensor) and _offer(tensor, path)) or tensor)
+
+
+class _Packing:
+    """Tensors of one device in one, each with its own layout."""
+
+    def __init__(self) -> None:
+        self._parts: list[torch.Tensor] = []
+        self._end = 0
+        self._gap = torch.empty(0)
+
+    def add(self, tensor: torch.Tensor) -> Any:
+        """Take a tensor in, and give what says where it is; what is elsewhere, or no plain memory, is given back."""
+        if not self._parts:
+            self._gap = torch.zeros(ALIGNMENT, dtype=torch.uint8, device=tensor.device)
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device != self._gap.device:
+            return tensor
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        part = _all_elements(tensor).view(torch.uint8)
+        where = {PLACE: self._end, **_layout(tensor)}
+        missing = -part.numel() % ALIGNMENT
+        self._parts += [part, self._gap[:missing]]
+        self._end += part.numel() + missing
+        return where
+
+    def bytes(self) -> torch.Tensor | None:
+        """All of them; none where there are none."""
+        return torch.cat(self._parts) if self._parts else None
+
+
+def _layout(tensor: torch.Tensor) -> dict[str, Any]:
+    return {
+        "like": torch.empty(0, dtype=tensor.dtype),
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+    }
 
 
 def _offer(tensor: torch.Tensor, path: str) -> dict[str, Any] | None:
@@ -112,16 +173,28 @@ def _offer(tensor: torch.Tensor, path: str) -> dict[str, Any] | None:
     torch.cuda.synchronize()
     return {
         MARK: base64.b64encode(bytes(handle.reserved)).decode(),
-        "like": torch.empty(0, dtype=tensor.dtype),
-        "shape": list(tensor.shape),
-        "stride": list(tensor.stride()),
+        **_layout(tensor),
     }
 
 
-def _opened(value: Any) -> Any:
+def _opened(value: Any, packed: torch.Tensor | None) -> Any:
     if isinstance(value, dict):
-        return _copied(value) if MARK in value else {key: _opened(part) for key, part in value.items()}
-    return [_opened(part) for part in value] if isinstance(value, (list, tuple)) else value
+        if MARK in value:
+            return _copied(value)
+        if PLACE in value:
+            return _unpacked(value, packed)
+        return {key: _opened(part, packed) for key, part in value.items()}
+    return [_opened(part, packed) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _unpacked(where: dict[str, Any], packed: torch.Tensor | None) -> torch.Tensor:
+    """A tensor among those that were packed."""
+    shape, stride, dtype, first = where["shape"], where["stride"], where["like"].dtype, where[PLACE]
+    size = _reach(shape, stride) * dtype.itemsize
+    there = packed.numel() if packed is not None else 0
+    if packed is None or min(first, *shape, *stride, 0) < 0 or first % ALIGNMENT or first + size > there:
+        raise HandoverFailed(f"a tensor of {size} bytes is said to lie at {first} of {there}")
+    return packed[first : first + size].view(dtype).as_strided(shape, stride)
 
 
 def _copied(offer: dict[str, Any]) -> torch.Tensor:

@@ -21,6 +21,7 @@ from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure.comparing import Comparison, compare_case
+from mtmc_lsp.measure.handover import give, take
 from mtmc_lsp.measure.hastening import hasten_interpreter
 from mtmc_lsp.measure.in_worker import compared, said, unexplained
 from mtmc_lsp.measure.inputs import EXACT, dotted, homes_of, place
@@ -31,6 +32,7 @@ from mtmc_lsp.measure.repeating import differing
 from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
 from mtmc_lsp.measure.running import (
     LaunchCount,
+    capture_of,
     copies,
     device_for,
     is_interpreted,
@@ -53,7 +55,7 @@ _loaded: dict[str, Any] = {}
 
 def constructor(request: dict[str, Any]) -> dict[str, Any]:
     """The reference's constructor arguments as ``get_init_inputs`` makes them, as text of Python literals."""
-    capture = from_json(Capture, request["capture"])
+    capture = capture_of(request)
     module = module_of(capture, own_text(request, capture), None, bool(request["widened"]))
     text = repr(list(init_arguments(module) or ([], {})))
     try:
@@ -69,7 +71,7 @@ def constructor(request: dict[str, Any]) -> dict[str, Any]:
 
 def candidate(request: dict[str, Any]) -> dict[str, Any]:
     """Run the candidate on a case's inputs; its results go to a file, what else was seen comes back."""
-    capture = from_json(Capture, request["capture"])
+    capture = capture_of(request)
     target = from_json(Target, request["target"])
     case = request["case"]
     device = device_for(capture, case["kind"])
@@ -86,7 +88,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         return {"status": "compile_error", "reason": said(error)}
     prepare = functools.partial(prepared_candidate, target=target, init=request["init"])
-    inputs = {n: t.to(device) for n, t in torch.load(request["inputs"], weights_only=True).items()}
+    inputs = take(request["inputs"], device)
     # Counts those too that the threading module does not know of.
     threads = _thread._count()
     launches, disabled = LaunchCount(), LaunchCount()
@@ -111,7 +113,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         raise
     except Exception as error:
         return {"status": "runtime_error", "reason": said(error)}
-    torch.save(kept, left)
+    give(kept, left, in_memory=False)
     return {
         "status": "ran",
         "launches": launches.count // (1 + len(again)),
@@ -291,4 +293,4 @@ def _passes(answer: list[torch.Tensor], want: Mapping[str, Any], precision: str)
     for i, own in enumerate(r for r in want["results"] if isinstance(r, torch.Tensor)):
         mine = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device).copy_(answer[i])
         comparison.tensor("", mine, own, want["oracle"][i], want["near"].get(i, 0.0), want["ties"].get(i))
-    return all(check["status"] != "failed" for check in comparison.checks)
+    return all(check["status"] != "failed" for check in comparison.found()[0])

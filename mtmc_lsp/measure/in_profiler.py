@@ -13,10 +13,8 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.calls import build_call
-from mtmc_lsp.core.jsonable import from_json
-from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.inputs import make_inputs, prepared_call, reusing
-from mtmc_lsp.measure.running import module_of, own_text
+from mtmc_lsp.measure.running import capture_of, module_of, own_text
 
 WARM_CALLS = 3
 MOST_CALLS = 50
@@ -72,7 +70,7 @@ def once(path: str) -> None:
 
 
 def _run_of(request: dict[str, Any]) -> tuple[Callable[[], Any], str]:
-    capture = from_json(Capture, request["capture"])
+    capture = capture_of(request)
     device = "cuda" if torch.cuda.is_available() and capture.workload.device == "cuda" else "cpu"
     own = own_text(request, capture)
     # What the file holds now, our own kernels in it included, in the module's own place; a candidate stands beside it.

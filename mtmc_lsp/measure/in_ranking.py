@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.clock import Run
 from mtmc_lsp.measure.in_timer import candidate_of, clock_of
 from mtmc_lsp.measure.in_worker import release
-from mtmc_lsp.measure.running import own_text
+from mtmc_lsp.measure.running import capture_of, own_text
 
 ROUNDS = ((3, 100, 1.5), (9, 4, 1.2), (25, 1, 1.0))
 """How often each that is left is run, how many of them go on at most, and how much slower than the best they may be."""
@@ -27,7 +27,7 @@ MEMORY_PART = 0.5
 
 def quick(request: dict[str, Any]) -> dict[str, Any]:
     """Rank many candidates: compile them side by side, then a few cold-L2 samples of each; None for those that fail."""
-    capture = from_json(Capture, request["capture"])
+    capture = capture_of(request)
     own = own_text(request, capture)
     limit = request.get("seconds")
     deadline = time.monotonic() + float(limit) if limit else float("inf")

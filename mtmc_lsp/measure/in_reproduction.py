@@ -14,8 +14,9 @@ from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.measure import mending
 from mtmc_lsp.measure.cases import AUTOGRAD
 from mtmc_lsp.measure.comparing import FACTORS
+from mtmc_lsp.measure.handover import take
 from mtmc_lsp.measure.rewriting import BFLOAT16_TO_FLOAT32, GPU_TO_CPU
-from mtmc_lsp.measure.running import is_interpreted
+from mtmc_lsp.measure.running import copies, is_interpreted
 
 MOST_IN_TEXT = 4096
 """Elements that are written as text; more go to a file beside."""
@@ -25,7 +26,7 @@ TEMPLATE = Path(__file__).with_name("reproduction.txt")
 def reproduce(request: dict[str, Any]) -> dict[str, Any]:
     """Write the file, and what it needs; gives their paths."""
     capture, target = from_json(Capture, request["capture"]), from_json(Target, request["target"])
-    inputs = torch.load(request["inputs"], weights_only=True)
+    inputs = copies(take(request["inputs"], "cpu"))
     path = Path(request["path"])
     path.parent.mkdir(parents=True, exist_ok=True)
     data = path.with_suffix(".pt")

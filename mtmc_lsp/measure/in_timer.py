@@ -23,7 +23,7 @@ from mtmc_lsp.measure.in_pair import module_of_candidate, prepared_candidate
 from mtmc_lsp.measure.in_worker import release
 from mtmc_lsp.measure.inputs import make_inputs, moved, prepared_call, reusing
 from mtmc_lsp.measure.retesting import coarsest_epsilon, rounded_within
-from mtmc_lsp.measure.running import module_of, own_text
+from mtmc_lsp.measure.running import capture_of, module_of, own_text
 
 TIME_BUDGET_SECONDS = 2.0
 MODES = {"compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
@@ -128,7 +128,7 @@ def baseline(request: dict[str, Any]) -> dict[str, Any]:
 
     With ``given`` another process left the inputs there, by :mod:`mtmc_lsp.measure.handover`.
     """
-    capture = from_json(Capture, request["capture"])
+    capture = capture_of(request)
     with torch.no_grad():
         _inputs(capture, own_text(request, capture), request.get("given", ""))
         for name in request["baselines"]:
@@ -145,7 +145,7 @@ def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
     Returns:
         ``timing``, a :class:`Timing` as JSON, and ``window``: from when to when, by the monotonic clock.
     """
-    capture = from_json(Capture, request["capture"])
+    capture = capture_of(request)
     own = own_text(request, capture)
     with torch.no_grad():
         inputs = _inputs(capture, own)[1]

@@ -11,7 +11,7 @@ import torch
 
 from mtmc_lsp.capture.calls import build_call, user_error
 from mtmc_lsp.core import sandbox
-from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.worker import RESULTS, SCRATCH
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.comparing import compare_case
@@ -24,6 +24,7 @@ from mtmc_lsp.measure.mending import mend_interpreter
 from mtmc_lsp.measure.repeating import differing, not_explained
 from mtmc_lsp.measure.running import (
     LaunchCount,
+    capture_of,
     copies,
     device_for,
     is_interpreted,
@@ -82,7 +83,7 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
     inputs, expected = _referred(request)
     large = bool(request.get("handed")) and is_large(inputs)
     if not large:
-        torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, request["inputs"])
+        give(inputs, request["inputs"], in_memory=False)
     keep(request["inputs"], inputs, or_file=False)
     keep(request["expected"], expected, or_file=not large)
     coarse = expected["coarse"]
@@ -107,7 +108,7 @@ def take_back(request: dict[str, Any]) -> dict[str, Any]:
 
 def _inputs(request: dict[str, Any]) -> tuple[Any, Capture, dict[str, torch.Tensor]]:
     """The user's module, what was captured of it, and a case's inputs."""
-    capture = from_json(Capture, request["capture"])
+    capture = capture_of(request)
     widened, case = bool(request["widened"]), request["case"]
     device = device_for(capture, case["kind"])
     module = module_of(capture, own_text(request, capture), None, widened)
@@ -157,7 +158,7 @@ def _case_sizes(capture: Capture, case: dict[str, Any]) -> dict[str, int]:
 
 def candidate(request: dict[str, Any]) -> dict[str, Any]:
     """Run a candidate on a case's inputs; its results go to a file, what else was seen comes back."""
-    capture = from_json(Capture, request["capture"])
+    capture = capture_of(request)
     case = request["case"]
     device = device_for(capture, case["kind"])
     left = os.path.join(os.environ[SCRATCH], RESULTS)
@@ -234,7 +235,7 @@ def unexplained(request: dict[str, Any], inputs: dict[str, torch.Tensor], want: 
     """Which of the candidate's results that differ from call to call the user's own code gives alike each time."""
     if not request["differing"]:
         return []
-    capture = from_json(Capture, request["capture"])
+    capture = capture_of(request)
     module = module_of(capture, own_text(request, capture), None, bool(request["widened"]))
     return not_explained(request["differing"], module, capture, inputs, want, request["case"])
 

@@ -143,17 +143,17 @@ def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -
     value = value.detach().to(place)
     if not value.is_floating_point():
         return value.clone() if list(value.shape) == shape else value.flatten()[:1].expand(shape).clone()
-    positive = bool((value >= 0).all())
+    # Nothing is read from the device here: a network has hundreds of parameters.
+    positive = (value >= 0).all()
     if list(value.shape) != shape:
-        spread = float(value.float().std()) if value.numel() > 1 else 0.1
-        value = (float(value.float().mean()) + spread * torch.randn(shape, generator=generator, device=place)).to(
-            value.dtype
-        )
-        value = value.abs() if positive else value
+        wide = value.float()
+        spread = wide.std() if value.numel() > 1 else 0.1
+        value = (wide.mean() + spread * torch.randn(shape, generator=generator, device=place)).to(value.dtype)
+        value = torch.where(positive, value.abs(), value)
     noise = torch.rand(shape, generator=generator, device=place)
-    if positive:
-        return (value * (0.75 + 0.5 * noise) + 0.05 * noise).to(value.dtype)
-    return (value + 0.1 * value.abs().mean() * (noise - 0.5)).to(value.dtype)
+    above = value * (0.75 + 0.5 * noise) + 0.05 * noise
+    around = value + 0.1 * value.abs().mean() * (noise - 0.5)
+    return torch.where(positive, above, around).to(value.dtype)
 
 
 def _owner(instance: Any, access: str) -> tuple[Any, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.measure.handover import give, take
 from mtmc_lsp.measure.running import is_interpreted
 
 GPU_PART = 0.25
@@ -37,7 +38,7 @@ def keep(path: str, value: Any, *, or_file: bool) -> None:
     if all(held[device] <= _room(device, held[device]) for device in mine):
         _kept[path] = value
     elif or_file and sum(mine.values()) <= FILE_BYTES:
-        torch.save(value, path)
+        give(value, path, in_memory=False)
 
 
 def is_there(path: str) -> bool:
@@ -52,7 +53,7 @@ def in_memory(path: str) -> bool:
 
 def kept(path: str, device: str) -> Any:
     """What was kept, on ``device`` where it comes from a file."""
-    return _kept[path] if path in _kept else torch.load(path, weights_only=True, map_location=device)
+    return _kept[path] if path in _kept else take(path, device)
 
 
 def own_device() -> str:

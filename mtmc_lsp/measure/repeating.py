@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.running import copies, device_for, plain, run_case, same_bits
+from mtmc_lsp.measure.at_once import unlike
+from mtmc_lsp.measure.running import copies, device_for, plain, run_case
 
 OWN_CALLS = 8
 """How often the user's own code is called to see whether its results differ: additions in no fixed order often agree."""
@@ -20,14 +21,11 @@ NUMBER = -1
 def differing(first: Sequence[Any], other: Sequence[Any]) -> set[int]:
     """Which results of two calls are not the same, bit for bit."""
 
-    def same(a: Any, b: Any) -> bool:
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-            return same_bits(a, plain(b))
-        return bool(a == plain(b))
-
     if len(first) != len(other):
         return {NUMBER}
-    return {i for i, (a, b) in enumerate(zip(first, other, strict=True)) if not same(a, b)}
+    pairs = {i: (a, plain(b)) for i, (a, b) in enumerate(zip(first, other, strict=True))}
+    tensors = {i: (a, b) for i, (a, b) in pairs.items() if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)}
+    return unlike(tensors) | {i for i, (a, b) in pairs.items() if i not in tensors and not bool(a == b)}
 
 
 def not_explained(

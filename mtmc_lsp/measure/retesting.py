@@ -13,6 +13,7 @@ import torch
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.measure.at_once import numbers
 from mtmc_lsp.measure.clock import Run
 from mtmc_lsp.measure.comparing import FACTORS, Distances, pieces
 from mtmc_lsp.measure.running import flatten
@@ -160,10 +161,10 @@ class Retest:
 
 def _apart(result: torch.Tensor, own: torch.Tensor) -> float:
     """The relative L2 distance of a result from another, infinite where it is not finite and that one is."""
-    distances = Distances()
+    distances, broken = Distances(own.device), torch.zeros((), dtype=torch.float64, device=own.device)
     for mine, theirs in pieces(result, own):
         finite = torch.isfinite(theirs)
-        if bool((finite & ~torch.isfinite(mine)).any()):
-            return float("inf")
+        broken += (finite & ~torch.isfinite(mine)).any()
         distances.add(theirs, finite, mine)
-    return distances.relative()[0]
+    lost, distance = numbers([broken, distances.relative()[0]])
+    return float("inf") if lost else distance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,12 +14,26 @@ import torch
 from mtmc_lsp.capture.calls import Call
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.at_once import unlike
 from mtmc_lsp.measure.cases import AUTOGRAD, ON_CPU
 from mtmc_lsp.measure.inputs import laid_out, prepared_call
 from mtmc_lsp.measure.rewriting import on_cpu, without_bfloat16
 
 _modules: dict[tuple[str, str], Any] = {}
+_captures: dict[str, Capture] = {}
+"""What was decoded last, by its text."""
+
+
+def capture_of(request: Mapping[str, Any]) -> Capture:
+    """The capture that a request is about: one of hundreds of nodes takes longer to decode than most cases take to run."""
+    text = json.dumps(request["capture"])
+    if text not in _captures:
+        # A worker serves one run.
+        _captures.clear()
+        _captures[text] = from_json(Capture, request["capture"])
+    return _captures[text]
 
 
 def is_interpreted() -> bool:
@@ -88,7 +103,8 @@ def run_case(
     facts = [_facts(result, inputs) for result in results]
     if leaves:
         results = [r if r is None else r.detach() for r in results] + _gradients(results, leaves)
-    after = {name: inputs[name].detach() for name, held in before.items() if not same_bits(inputs[name].detach(), held)}
+    changed = unlike({name: (inputs[name].detach(), held) for name, held in before.items()})
+    after = {name: inputs[name].detach() for name in before if name in changed}
     return {"results": results, "after": after, "facts": facts}
 
 
@@ -122,13 +138,6 @@ def plain(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         return result.as_subclass(torch.Tensor) if type(result) is not torch.Tensor else result
     return result if result is None or isinstance(result, (bool, int, float, str)) else type(result).__name__
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are equal, NaN being equal to NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def flatten(value: Any) -> list[Any]:

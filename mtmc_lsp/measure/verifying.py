@@ -137,6 +137,7 @@ class Verification:
             seconds: limit for one case.
         """
         self._capture, self._call, self._reference, self._runner = capture, call, reference, runner
+        self._capture_json = to_json(capture)
         self._own, self._precision, self._measured = own, precision, measured
         # bfloat16 may also occur inside kernels only, so its replacement does not depend on the inputs.
         self._widened = not measured
@@ -311,7 +312,7 @@ class Verification:
 
     def _request(self, case: Case, number: int) -> dict[str, object]:
         return {
-            "capture": to_json(self._capture),
+            "capture": self._capture_json,
             "own": self._own,
             "widened": self._widened,
             "handed": self._handed,

@@ -46,6 +46,6 @@ def test_without_a_size_that_varies_there_are_none(judge: Any) -> None:
 
 def test_without_a_gpu_the_check_is_skipped_and_says_so(judge: Any) -> None:
     verdict = judge(REFERENCE, "rms", HONEST, "fast", far=True)
-    assert verdict.is_correct
+    assert verdict.is_correct, verdict.reason
     skipped = [check for check in verdict.checks if check.name == "offsets beyond 2^31"]
     assert [(check.status, check.detail) for check in skipped] == [(CheckStatus.SKIPPED, "there is no GPU")]

@@ -45,13 +45,62 @@ def test_small_things_and_constants_go_by_file(tmp_path: Path) -> None:
     assert not handover.is_large(value), "there is no GPU memory to leave it in"
 
 
+MANY = {
+    "whole": lambda: torch.arange(12.0).view(3, 4),
+    "transposed": lambda: torch.arange(12.0).view(3, 4).t(),
+    "expanded": lambda: torch.arange(3.0).expand(4, 3),
+    "with gaps": lambda: torch.arange(24).view(4, 6)[:, ::2],
+    "empty": lambda: torch.empty(0, 5),
+    "one number": lambda: torch.tensor(2.5, dtype=torch.float64),
+    "half": lambda: torch.arange(7).to(torch.bfloat16),
+    "truth values": lambda: torch.tensor([True, False, True]),
+    "conjugate": lambda: torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+}
+
+
+def test_many_tensors_of_any_layout_arrive_as_they_were(tmp_path: Path) -> None:
+    path, values = str(tmp_path / "values.pt"), {name: make() for name, make in MANY.items()}
+    handover.give({"inputs": values, "again": [values["half"]]}, path, in_memory=False)
+    found = handover.take(path, "cpu")
+    for name, value in values.items():
+        mine = found["inputs"][name]
+        assert mine.dtype == value.dtype and mine.shape == value.shape
+        if name == "sparse":
+            mine, value = mine.to_dense(), value.to_dense()
+        assert mine.stride() == value.stride() and torch.equal(mine, value)
+    assert torch.equal(found["again"][0], values["half"])
+    dense = [mine for name, mine in found["inputs"].items() if name not in ("sparse", "empty")]
+    assert len({mine.untyped_storage().data_ptr() for mine in dense}) == 1, "one copy from a device for all of them"
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "first"),
+    [([200], [1], 0), ([4], [1], 512), ([2], [1 << 60], 0), ([2], [-1], 0), ([1], [1], -512), ([1], [1], 4)],
+    ids=["longer", "behind the end", "far apart", "backwards", "in front", "between"],
+)
+def test_nothing_is_read_beside_what_was_packed(
+    shape: list[int], stride: list[int], first: int, tmp_path: Path
+) -> None:
+    where = {handover.PLACE: first, "like": torch.empty(0), "shape": shape, "stride": stride}
+    torch.save(left([where], torch.zeros(512, dtype=torch.uint8)), tmp_path / "results.pt")
+    with pytest.raises(HandoverFailed, match=f"is said to lie at {first} of 512"):
+        handover.take(str(tmp_path / "results.pt"), "cpu")
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    torch.save([torch.zeros(3)], tmp_path / "results.pt")
+    with pytest.raises(HandoverFailed, match="nothing that is given here"):
+        handover.take(str(tmp_path / "results.pt"), "cpu")
+
+
 def test_what_was_withdrawn_is_not_taken_for_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file only says where the memory was; who then finds no file makes the value again."""
     freed: list[int] = []
     path = tmp_path / "inputs.pt"
     monkeypatch.setattr(handover, "_driver", lambda: SimpleNamespace(cuMemFree_v2=lambda a: freed.append(a.value)))
     monkeypatch.setattr(handover, "_offered", {str(path): [7, 8]})
-    torch.save({"x": {handover.MARK: "a handle"}}, path)
+    torch.save(left({"x": {handover.MARK: "a handle"}}), path)
     handover.withdraw(str(path))
     assert freed == [7, 8] and not path.exists()
     handover.give({"x": torch.arange(3)}, str(path), in_memory=True)
@@ -81,6 +130,10 @@ class PretendedDriver:
         return 0
 
 
+def left(content: Any, packed: torch.Tensor | None = None) -> dict[str, Any]:
+    return {"content": content, handover.PACKED: packed}
+
+
 def offered(shape: list[int], stride: list[int]) -> dict[str, Any]:
     handle = base64.b64encode(bytes(64)).decode()
     return {handover.MARK: handle, "like": torch.empty(0, dtype=torch.float32), "shape": shape, "stride": stride}
@@ -107,7 +160,7 @@ def test_what_is_said_to_be_offered_is_not_read_beyond_the_memory_that_is_there(
 ) -> None:
     monkeypatch.setattr(handover, "_driver", lambda: driver)
     monkeypatch.setattr(handover, "_elements", lambda *_: pytest.fail("it was read"))
-    torch.save({"results": [offered(shape, stride)]}, tmp_path / "results.pt")
+    torch.save(left({"results": [offered(shape, stride)]}), tmp_path / "results.pt")
     with pytest.raises(HandoverFailed, match=said):
         handover.take(str(tmp_path / "results.pt"), "cpu")
     assert not driver.open
@@ -122,7 +175,7 @@ def test_the_end_of_what_is_offered_may_be_the_end_of_its_memory(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     made = torch.empty_strided
     monkeypatch.setattr(torch, "empty_strided", lambda *arguments, device, **more: made(*arguments, **more))
-    torch.save(offered([3, 4], [1, 3]), tmp_path / "results.pt")
+    torch.save(left(offered([3, 4], [1, 3])), tmp_path / "results.pt")
     assert torch.equal(handover.take(str(tmp_path / "results.pt"), "cpu"), values.view(4, 3).t())
     assert not driver.open
 
@@ -146,7 +199,7 @@ def test_memory_that_is_smaller_than_said_is_not_read_and_the_reader_goes_on(tmp
     path = str(tmp_path / "given.pt")
     handover.give({"x": torch.ones(1 << 24, device="cuda")}, path, in_memory=True)
     told = torch.load(path, weights_only=True)
-    told["x"]["shape"] = [1 << 34]
+    told["content"]["x"]["shape"] = [1 << 34]
     torch.save(told, path)
     arguments = [sys.executable, "-c", LIED_TO, path, str(Path(handover.__file__).parents[2])]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mtmc_lsp.core.jsonable import to_json
-from mtmc_lsp.measure import expecting, in_worker, keeping
+from mtmc_lsp.measure import expecting, handover, in_worker, keeping
 
 
 @pytest.fixture(autouse=True)
@@ -67,11 +67,11 @@ def test_where_float64_does_not_fit_the_users_own_results_are_compared_with(
         **files,
     }
     assert in_worker.reference(request)["coarse"]
-    x = torch.load(files["inputs"])["x"]
+    x = handover.take(files["inputs"], "cpu")["x"]
     for factor, passes in ((1 + 5e-5, True), (1 + 5e-4, False)):
         result = (x.exp().sum(-1).double() * factor).float()
         facts = [{"type": "Tensor", "device": "cpu", "requires_grad": False, "shares memory with": "no input"}]
-        torch.save({"results": [result], "after": {}, "facts": facts}, files["results"])
+        handover.give({"results": [result], "after": {}, "facts": facts}, files["results"], in_memory=False)
         found = in_worker.compare(request)
         assert [check["name"] for check in found["checks"] if check["status"] == "failed"] == ["result 0 values"] * (
             not passes
@@ -94,5 +94,5 @@ def test_a_process_that_was_started_anew_computes_again_what_it_had_kept(capture
     assert not in_worker.reference(request)["coarse"]
     first = keeping.kept(files["expected"], "cpu")
     keeping._kept.clear()
-    torch.save(first, files["results"])
+    handover.give(first, files["results"], in_memory=False)
     assert all(check["status"] == "passed" for check in in_worker.compare(request)["checks"])
