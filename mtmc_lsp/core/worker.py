@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,6 +42,9 @@ POLL_SECONDS = 0.5
 """How often a child that is waited for is looked at: a grandchild may hold the answer pipe open after its death."""
 
 Process = Union[subprocess.Popen[bytes], Copy]
+
+spent: defaultdict[str, float] = defaultdict(float)
+"""Seconds that calls of this process's workers took, by command: where the time of a run goes. Several may run at once."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ class Worker:
         token = secrets.token_hex(16)
         line = json.dumps({"command": command, "request": request, "token": token}) + "\n"
         with self._lock:
+            began = time.monotonic()
             process = self._started()
             try:
                 self._send(line.encode(), deadline)
@@ -136,6 +141,8 @@ class Worker:
                     kind="timeout",
                     remedy="Look for an endless loop, or make the sizes in the workload smaller.",
                 ) from None
+            finally:
+                spent[command] += time.monotonic() - began
             if not answer:
                 raise self._died(process, command)
             try:

@@ -18,6 +18,7 @@ from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.priority import keep_to
 from mtmc_lsp.core.run import KEPT, RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.core.worker import spent
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.regions import VIEWS
 from mtmc_lsp.macro.rewrites import program_of
@@ -69,6 +70,7 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
     stages.enter("")
     facts = {
         "stages": stages.seconds,
+        "commands": {name: round(seconds, 3) for name, seconds in sorted(spent.items())},
         "operations": len(capture.graph.nodes),
         "torch_calls": _torch_calls(capture, result),
     }
