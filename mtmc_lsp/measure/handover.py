@@ -110,8 +110,10 @@ def _cuda_bytes(value: Any) -> int:
 
 
 def _replaced(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same with its tensors changed."""
+    """The same with its tensors changed, but for those that say where another is."""
     if isinstance(value, dict):
+        if MARK in value:
+            return value
         return {key: _replaced(part, change) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_replaced(part, change) for part in value]

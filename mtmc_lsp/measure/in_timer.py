@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.measure.clock import Clock, CudaClock, Run
 from mtmc_lsp.measure.contest import Compiled, Contest, hold
+from mtmc_lsp.measure.gpu_lock import shared
 from mtmc_lsp.measure.handover import take
 from mtmc_lsp.measure.in_pair import module_of_candidate, prepared_candidate
 from mtmc_lsp.measure.in_worker import release
@@ -126,15 +127,59 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
 def baseline(request: dict[str, Any]) -> dict[str, Any]:
     """Compile the user's own code, so that the first timing need not wait for it.
 
-    With ``given`` another process left the inputs there, by :mod:`mtmc_lsp.measure.handover`.
+    With ``given`` another process left the inputs there, by :mod:`mtmc_lsp.measure.handover`. The GPU, ``gpu``, is held as far
+    as something computes on it, by a lock among ``locks``: compiling takes a minute, in which others can verify and time.
     """
     capture = capture_of(request)
+
+    def lock() -> contextlib.AbstractContextManager[None]:
+        return _computing(str(request["gpu"]), str(request["locks"]))
+
     with torch.no_grad():
-        _inputs(capture, own_text(request, capture), request.get("given", ""))
+        with lock():
+            _inputs(capture, own_text(request, capture), request.get("given", ""))
         for name in request["baselines"]:
-            _compiled(capture, own_text(request, capture), name)
+            # The slowest mode tries its choices on the GPU all the time.
+            with lock() if name == "max-autotune" else running_within(lock):
+                _compiled(capture, own_text(request, capture), name)
     release()
     return {}
+
+
+@contextlib.contextmanager
+def _computing(gpu: str, locks: str) -> Iterator[None]:
+    """Hold the GPU, where there is one, until what is launched has ended."""
+    if not gpu:
+        yield
+        return
+    with shared(gpu, locks):
+        yield
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def running_within(lock: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Hold a lock whenever a graph that ``torch.compile`` made is run, and not while it is made.
+
+    What it leaves to eager code runs without. Where this version of torch runs its graphs otherwise, the lock is held throughout.
+    """
+    try:
+        from torch._inductor.output_code import CompiledFxGraph
+    except ImportError:
+        with lock():
+            yield
+        return
+    own = CompiledFxGraph.__call__
+
+    def locked(graph: CompiledFxGraph, inputs: Sequence[Any]) -> Any:
+        with lock():
+            return own(graph, inputs)
+
+    CompiledFxGraph.__call__ = locked
+    try:
+        yield
+    finally:
+        CompiledFxGraph.__call__ = own
 
 
 def time_candidate(request: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.candidates import CandidateProcess
 from mtmc_lsp.measure.devices import bound_us, cached_device, data_sheet, least_us, remember_device
 from mtmc_lsp.measure.findings import to_find_launches
-from mtmc_lsp.measure.gpu_lock import alone, shared
+from mtmc_lsp.measure.gpu_lock import alone, lock_folder, shared
 from mtmc_lsp.measure.timekeeper import Timekeeper, TimingCache, cache_folder
 from mtmc_lsp.measure.verifying import Verification
 
@@ -245,10 +245,30 @@ class LocalMeasurer:
             self._baseline = self._background.submit(self._made_baseline)
 
     def _made_baseline(self) -> None:
-        request = {"capture": to_json(self._capture), "own": self._own, "baselines": list(self._baselines)}
-        # What fails here fails again, and is said, when a candidate is timed.
         with contextlib.suppress(MtmcError), self._verification.given() as given:
-            self._call(self._timer, "measure.baseline", {**request, "given": given}, self._time_seconds)
+            self._compile_baselines(self._baselines, given)
+
+    def _compile_baselines(self, names: Sequence[str], given: str = "") -> None:
+        """Have the user's own code compiled; the timer holds the GPU itself, and only while it computes there."""
+        request = {"capture": to_json(self._capture), "own": self._own, "baselines": list(names), "given": given}
+        gpu = self._gpu.result()
+        place = {"gpu": gpu, "locks": lock_folder(gpu)}
+        # What fails here fails again, and is said, when a candidate is timed.
+        with contextlib.suppress(MtmcError):
+            self._limited(self._timer, "measure.baseline", {**request, **place}, self._time_seconds)
+
+    def _wait_for_baseline(self) -> None:
+        """Until the timer is free: who held the GPU alone and waited for it would keep it from ending."""
+        if self._baseline is not None:
+            wait([self._baseline])
+
+    def _before_timing(self, request: Mapping[str, object]) -> None:
+        self._wait_for_baseline()
+        baselines = request["baselines"]
+        assert isinstance(baselines, list)
+        more = [name for name in baselines if name not in self._baselines]
+        if more:
+            self._compile_baselines(more)
 
     # Compilation and timing --------------------------------------------------------------------------------------
 
@@ -311,7 +331,7 @@ class LocalMeasurer:
         }
         if self._timekeeper is None:
             cache = TimingCache(cache_folder(), self._fresh)
-            self._timekeeper = Timekeeper(self._timed, self._gpu.result(), cache=cache)
+            self._timekeeper = Timekeeper(self._timed, self._gpu.result(), cache=cache, before=self._before_timing)
         return self._timekeeper.time(request)
 
     @staticmethod
@@ -365,6 +385,7 @@ class LocalMeasurer:
         return tuple(sorted(times, key=lambda time: -time.us))
 
     def _timed_alone(self, command: str, request: Mapping[str, object]) -> dict[str, Any]:
+        self._wait_for_baseline()
         with alone(self._gpu.result()):
             return self._timed(command, request)
 

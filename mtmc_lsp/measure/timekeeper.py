@@ -84,6 +84,7 @@ class Timekeeper:
         cache: TimingCache,
         find_gpu: Callable[[str], tuple[Gpu | None, str]] = open_gpu,
         pause: Callable[[float], None] = time.sleep,
+        before: Callable[[Mapping[str, object]], None] = lambda request: None,
     ) -> None:
         """Prepare.
 
@@ -93,7 +94,9 @@ class Timekeeper:
             cache: what was measured before.
             find_gpu: gives what reads the GPU's state.
             pause: waits for the GPU to cool down.
+            before: does for a request what the GPU need not be held alone for.
         """
+        self._before = before
         self._ask, self._gpu, self._cache, self._pause = ask, gpu, cache, pause
         self._found = find_gpu(gpu)
 
@@ -112,6 +115,7 @@ class Timekeeper:
         return timing
 
     def _measured(self, request: Mapping[str, object]) -> Timing:
+        self._before(request)
         with alone(self._gpu):
             timing = self._once(request)
             if _is_slowed(timing):

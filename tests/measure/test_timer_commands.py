@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,52 @@ def test_a_measurer_ends_what_is_under_way_when_its_time_is_up(capture_of: Calla
             measurer.compile(RMS.candidate())
     finally:
         measurer.close()
+
+
+def test_a_lock_is_held_while_a_compiled_graph_runs_and_not_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.output_code import CompiledFxGraph
+
+    held: list[str] = []
+    seen: list[list[str]] = []
+
+    @contextlib.contextmanager
+    def lock() -> Iterator[None]:
+        held.append("lock")
+        yield
+        held.pop()
+
+    def run(graph: CompiledFxGraph, inputs: list[int]) -> int:
+        seen.append([*held])
+        return sum(inputs)
+
+    class Made(CompiledFxGraph):
+        def __init__(self) -> None:
+            self.compiled_fn_runner = None
+
+    monkeypatch.setattr(CompiledFxGraph, "__call__", run)
+    graph = Made()
+    with in_timer.running_within(lock):
+        assert not held, "compiling"
+        assert graph([1, 2]) == 3
+        assert not held
+    assert graph([3]) == 3
+    assert seen == [["lock"], []], "what is timed has nothing of ours around it"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler of C++ here")
+def test_torch_runs_what_it_compiled_by_what_is_locked(timer: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    entered: list[int] = []
+
+    @contextlib.contextmanager
+    def lock() -> Iterator[None]:
+        entered.append(1)
+        yield
+
+    compiled = torch.compile(lambda x: x.sin().sum())
+    x = torch.linspace(0, 1, 8)
+    with in_timer.running_within(lock):
+        assert torch.allclose(compiled(x), x.sin().sum())
+    assert entered == [1]
+    compiled(x)
+    assert entered == [1]
