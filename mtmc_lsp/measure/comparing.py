@@ -202,6 +202,8 @@ def _pick(values: torch.Tensor, index: torch.Tensor, dim: int | None) -> torch.T
 
 PIECE = 1 << 26
 """Elements that are compared at a time: their float64 copies take a few gigabytes at most."""
+FEW = 8.0
+"""How many times more is always allowed of one element than of many; of several as their errors' mean scatters."""
 LEAST = 1e-300
 """Keeps a division by a norm of 0 from failing."""
 NOISE = 0.01
@@ -252,7 +254,8 @@ def judged(facts: Sequence[float], dtype: str, near: float, factor: float) -> Ag
         return Agreement("")
     error, own_error = (norm / (facts[6] + LEAST) for norm in facts[4:6])
     own_error = max(own_error, near)
-    floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype]
+    # Of few elements the user's own error may be next to none by luck, and a sum in another order is no worse for it.
+    floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype] * (1.0 + FEW / math.sqrt(count))
     # Beyond the tolerance twice the user's own error is the limit; of few elements its size is luck, of one wholly.
     luck = 2.0 + (factor - 2.0) / math.sqrt(count)
     budget = min(max(factor * own_error, floor), max(TOLERANCE[dtype], luck * own_error))

@@ -154,7 +154,7 @@ class _Packing:
 
 def _layout(tensor: torch.Tensor) -> dict[str, Any]:
     return {
-        "like": torch.empty(0, dtype=tensor.dtype),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
         "stride": list(tensor.stride()),
     }
@@ -179,6 +179,13 @@ def _offer(tensor: torch.Tensor, path: str) -> dict[str, Any] | None:
     }
 
 
+def _dtype(layout: dict[str, Any]) -> torch.dtype:
+    found = getattr(torch, str(layout["dtype"]), None)
+    if not isinstance(found, torch.dtype):
+        raise HandoverFailed(f"there is no dtype {layout['dtype']}")
+    return found
+
+
 def _opened(value: Any, packed: torch.Tensor | None) -> Any:
     if isinstance(value, dict):
         if MARK in value:
@@ -191,7 +198,7 @@ def _opened(value: Any, packed: torch.Tensor | None) -> Any:
 
 def _unpacked(where: dict[str, Any], packed: torch.Tensor | None) -> torch.Tensor:
     """A tensor among those that were packed."""
-    shape, stride, dtype, first = where["shape"], where["stride"], where["like"].dtype, where[PLACE]
+    shape, stride, dtype, first = where["shape"], where["stride"], _dtype(where), where[PLACE]
     size = _reach(shape, stride) * dtype.itemsize
     there = packed.numel() if packed is not None else 0
     if packed is None or min(first, *shape, *stride, 0) < 0 or first % ALIGNMENT or first + size > there:
@@ -200,7 +207,7 @@ def _unpacked(where: dict[str, Any], packed: torch.Tensor | None) -> torch.Tenso
 
 
 def _copied(offer: dict[str, Any]) -> torch.Tensor:
-    shape, stride, dtype = offer["shape"], offer["stride"], offer["like"].dtype
+    shape, stride, dtype = offer["shape"], offer["stride"], _dtype(offer)
     if any(number < 0 for number in (*shape, *stride)):
         raise HandoverFailed(f"no tensor has the shape {shape} and the strides {stride}")
     size = _reach(shape, stride) * dtype.itemsize

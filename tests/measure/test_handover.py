@@ -82,7 +82,7 @@ def test_many_tensors_of_any_layout_arrive_as_they_were(tmp_path: Path) -> None:
 def test_nothing_is_read_beside_what_was_packed(
     shape: list[int], stride: list[int], first: int, tmp_path: Path
 ) -> None:
-    where = {handover.PLACE: first, "like": torch.empty(0), "shape": shape, "stride": stride}
+    where = {handover.PLACE: first, "dtype": "float32", "shape": shape, "stride": stride}
     torch.save(left([where], torch.zeros(512, dtype=torch.uint8)), tmp_path / "results.pt")
     with pytest.raises(HandoverFailed, match=f"is said to lie at {first} of 512"):
         handover.take(str(tmp_path / "results.pt"), "cpu")
@@ -136,7 +136,7 @@ def left(content: Any, packed: torch.Tensor | None = None) -> dict[str, Any]:
 
 def offered(shape: list[int], stride: list[int]) -> dict[str, Any]:
     handle = base64.b64encode(bytes(64)).decode()
-    return {handover.MARK: handle, "like": torch.empty(0, dtype=torch.float32), "shape": shape, "stride": stride}
+    return {handover.MARK: handle, "dtype": "float32", "shape": shape, "stride": stride}
 
 
 @pytest.mark.parametrize(
