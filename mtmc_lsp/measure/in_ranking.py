@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.replay import REPLAYED
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.clock import Run
@@ -33,7 +34,9 @@ def quick(request: dict[str, Any]) -> dict[str, Any]:
     deadline = time.monotonic() + float(limit) if limit else float("inf")
     with torch.no_grad():
         loaded = [_loaded(capture, own, source) for source in request["sources"]]
-        with ThreadPoolExecutor(_side_by_side(capture)) as pool:
+        # A process captures one graph at a time; each variant knows only of its own.
+        replayed = any(REPLAYED in source for source in request["sources"])
+        with ThreadPoolExecutor(1 if replayed else _side_by_side(capture)) as pool:
             works = list(pool.map(_first_call, loaded))
         torch.cuda.synchronize()
         runs = [run if works[i] else None for i, run in enumerate(loaded)]

@@ -135,6 +135,8 @@ class LocalMeasurer:
             seconds=run_seconds,
         )
         self._baseline: Future[None] | None = None
+        self._is_alone = False
+        """Whether the GPU is held alone by this measurer, for what shares it otherwise."""
         self._device: Device | None = None
         self._timekeeper: Timekeeper | None = None
         if self.measured:
@@ -167,7 +169,7 @@ class LocalMeasurer:
         self, worker: Worker | CandidateProcess, command: str, request: Mapping[str, object], seconds: float
     ) -> dict[str, Any]:
         """Have a worker do something, on a GPU while nothing is timed on it; waiting for it is in no limit."""
-        if not self.measured or worker in (self._compiler, self._ahead):
+        if not self.measured or self._is_alone or worker in (self._compiler, self._ahead):
             return self._limited(worker, command, request, seconds)
         with shared(self._gpu.result()):
             return self._limited(worker, command, request, seconds)
@@ -229,13 +231,19 @@ class LocalMeasurer:
 
     def verify_far(self, candidate: Candidate) -> Check:
         """Run a version that was verified once more, where offsets of elements pass 2^31 and the GPU has the memory."""
+        if not self.measured:
+            return self._verification.verify_far(candidate, self._runner.free_bytes)
+        self._wait_for_baseline()
         try:
-            if self.measured:
+            # It takes most of the memory that is free: others would find none.
+            with alone(self._gpu.result()):
+                self._is_alone = True
                 # Free memory is what is free now; what is timed holds some.
                 self._runner.next()
                 self._runner.start()
-            return self._verification.verify_far(candidate, self._runner.free_bytes)
+                return self._verification.verify_far(candidate, self._runner.free_bytes)
         finally:
+            self._is_alone = False
             self._runner.next()
 
     def _prepare(self) -> None:

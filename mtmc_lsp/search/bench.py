@@ -394,10 +394,15 @@ class Bench:
 
 
 def lacked_memory(record: Mapping[str, Any]) -> bool:
-    """Whether a problem, or a step of it, did not fit into the GPU's memory."""
-    reasons = [step["reason"] for step in record.get("steps") or () if step["status"] == "failed"]
+    """Whether a problem came to nothing since it, or a step of it, did not fit into the GPU's memory."""
+    steps = record.get("steps") or ()
     error = record.get("error") or {}
-    return error.get("code") == OutOfMemory.code or any("memory" in reason for reason in reasons)
+    short = any(step["status"] == "failed" and _names_memory(step["reason"]) for step in steps)
+    return error.get("code") == OutOfMemory.code or (short and not any(step["status"] == "accepted" for step in steps))
+
+
+def _names_memory(reason: str) -> bool:
+    return "out of memory" in reason or "fit in memory" in reason
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.core.action import MacroAction
@@ -113,7 +113,7 @@ def render(
         if unit.plan is None or unit.region is None:
             launcher.torch_call(graph.node(unit.nodes[0]))
             continue
-        name = _free(_kernel_name(program, unit, base, several), {kernel.name for kernel in kernels})
+        name = _free(_kernel_name(program, unit, base, several), kernels)
         if unit.region.kind is RegionKind.RECURRENT:
             docstring = _docstring(program, unit.region, unit.plan, unit.plan.config, lines)
             steps = RecurrentSteps(program, unit.region, unit.plan.config or default_config(program, unit.region))
@@ -223,10 +223,18 @@ def _kernel_name(program: Program, unit: Unit, base: str, several: bool) -> str:
     return f"{base}_{identifier(value_name(program, unit.region.outputs[-1]))}_kernel" if several else f"{base}_kernel"
 
 
-def _free(name: str, taken: set[str]) -> str:
-    """``name``, or with a number in front of ``_kernel`` where another kernel has it."""
+def _free(name: str, kernels: Sequence[Kernel]) -> str:
+    """``name``, or with a number in front of ``_kernel`` where another kernel has it.
+
+    So has one that is named after it, such as what finds the parts of its sums: where two such need the same kernel behind them,
+    there is only one of that, of the other's name.
+    """
+
+    def is_taken(choice: str) -> bool:
+        return any(kernel.name == choice or kernel.name.startswith(f"{choice}_") for kernel in kernels)
+
     choices = itertools.chain([name], (f"{name.removesuffix('_kernel')}_{n}_kernel" for n in itertools.count(2)))
-    return next(choice for choice in choices if choice not in taken)
+    return next(choice for choice in choices if not is_taken(choice))
 
 
 def _block(

@@ -17,7 +17,7 @@ from mtmc_lsp.micro.builtin.code import Code
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.tile import Config, merge_axes
-from mtmc_lsp.micro.builtin.tile_kernel import TileWriter
+from mtmc_lsp.micro.builtin.tile_kernel import TileWriter, steps_far
 
 Partials = dict[str, tuple[Scratch, ...]]
 """Reduction to the buffers of its partial results: its values, and for an arg-reduction where they were found."""
@@ -40,17 +40,22 @@ def write_split_kernels(
     probe = TileWriter(program, region, buffers, config, [[a] for a in region.kept], [[a] for a in region.reduced])
     probe.write()
     kept, reduced = merge_axes(region.kept, probe.accesses), merge_axes(region.reduced, probe.accesses)
+    wide = any(steps_far(reduced, access) for access in probe.accesses)
+
+    def pass_writer() -> _PassWriter:
+        writer = _PassWriter(program, region, buffers, config, kept, reduced, partials)
+        writer.wide_columns = wide
+        return writer
+
     levels = probe.levels()
     partials: Partials = {}
     kernels: list[Kernel] = []
     numbers = sorted(set(levels.values()))
     for number in numbers:
         wanted = [program.prims[prim] for prim, own in levels.items() if own == number]
-        writer = _PassWriter(program, region, buffers, config, kept, reduced, partials)
         suffix = "" if len(numbers) == 1 else f"_{number}"
-        kernels.append(writer.partial_kernel(wanted, f"{name}_parts{suffix}"))
-    writer = _PassWriter(program, region, buffers, config, kept, reduced, partials)
-    return [*kernels, writer.last_kernel(name, docstring)]
+        kernels.append(pass_writer().partial_kernel(wanted, f"{name}_parts{suffix}"))
+    return [*kernels, pass_writer().last_kernel(name, docstring)]
 
 
 class _PassWriter(TileWriter):

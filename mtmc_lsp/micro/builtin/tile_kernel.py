@@ -72,14 +72,14 @@ def write_tile_kernel(
     reduced = merge_axes(region.reduced, probe.accesses)
     columns = kept[-1:] if region.kind is RegionKind.MAP else reduced
     writer = TileWriter(program, region, buffers, config, kept, reduced)
-    writer.wide_columns = any(_steps_far(columns, access) for access in probe.accesses)
+    writer.wide_columns = any(steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
     if config.get("persist"):
         body = one_group_after_another(body, writer.pieces())
     return writer.finish(name, docstring, body)
 
 
-def _steps_far(columns: Sequence[Sequence[Axis]], access: Index) -> bool:
+def steps_far(columns: Sequence[Sequence[Axis]], access: Index) -> bool:
     """Whether an access may go beyond 32 bits along the columns: it does not walk them densely, and no size bounds it."""
     axes = [axis for group in columns for axis in group]
     steps = {variable.id: coefficient for variable, coefficient in access.terms if not variable.code}
