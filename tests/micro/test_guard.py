@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -206,7 +207,7 @@ def test_a_network_finds_each_part_once_and_its_tensors_go_to_the_launcher(check
     candidate = fused(capture, DEEP, nodes=[node.name for node in capture.graph.nodes][:2])
     guard = candidate.source.split("def model_fits(self, x)")[1].split("\ndef ")[0]
     assert guard.count("self.") == 1, "the rest is found from what was found before"
-    assert "(blocks_0_norm := blocks_0.norm)" in guard
+    assert '(blocks_0_norm := blocks_0._modules.get("norm"))' in guard
     assert "if (model_tensors := model_fits(self, x)) is not None:" in candidate.source
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
@@ -219,8 +220,33 @@ def test_a_network_finds_each_part_once_and_its_tensors_go_to_the_launcher(check
     model, x = module.Model(), torch.randn(4, 12)
     with torch.no_grad():
         assert [id(t) for t in module.model_fits(model, x)] == [id(t) for t in (x, *model.parameters())]
-        model.blocks[3].norm = torch.nn.Identity()
-        assert module.model_fits(model, x) is None
+        for change in DEEP_CHANGES.values():
+            other = copy.deepcopy(model)
+            change(other)
+            assert module.model_fits(other, x) is None, change
+            assert other(x).shape == x.shape, "its own code runs"
+
+
+class Marked(torch.nn.Parameter):
+    """Some library's own kind of parameter."""
+
+
+def _plain_weight(model: Any) -> None:
+    """As a parameter that was taken out for good: the module finds it, and its dictionary of parameters does not."""
+    norm = model.blocks[2].norm
+    weight = norm.weight.detach()
+    del norm.weight
+    norm.weight = weight
+
+
+DEEP_CHANGES: dict[str, Callable[[Any], object]] = {
+    "another part": lambda model: setattr(model.blocks[3], "norm", torch.nn.Identity()),
+    "another constant of one of many": lambda model: setattr(model.blocks[2].norm, "eps", 1e-3),
+    "a plain weight": _plain_weight,
+    "a weight of a subclass": lambda model: setattr(model.blocks[1].norm, "weight", Marked(torch.ones(12))),
+    "no weight": lambda model: setattr(model.blocks[1].norm, "weight", None),
+    "a hook": lambda model: model.blocks[1].norm.register_forward_hook(lambda *_: None),
+}
 
 
 HOSTILE = """import torch

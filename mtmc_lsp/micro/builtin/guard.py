@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
@@ -67,6 +67,7 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     conditions = _common(graph)
     conditions.append("not torch.is_autocast_enabled()")
     conditions.append("not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))")
+    conditions += _alike(graph, names)
     conditions += _shapes(graph, names, texts)
     conditions += _apart(graph, names)
     conditions += [binding.condition for binding in bound.values() if binding.condition]
@@ -82,7 +83,7 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     return (
         f"def {call_text(name, parameters)}{'' if many else ' -> bool'}:\n"
         f'    """{what}."""\n'
-        f"{_looked_up_once(text, looked_up, parameters)}"
+        f"{_looked_up_once(text, looked_up, parameters, _stores(graph) if many else {})}"
     )
 
 
@@ -100,7 +101,19 @@ PATH = re.compile(r"\bself(?:\.\w+|\[\d+\])+")
 """What is looked up in a module, and in what that gives."""
 
 
-def _looked_up_once(text: str, accesses: Sequence[str], parameters: Sequence[str]) -> str:
+STORES = {InputKind.PARAMETER: "_parameters", InputKind.BUFFER: "_buffers"}
+"""Where a module has its tensors, and finds them only after it has looked everywhere else: that takes ten times as long."""
+
+
+def _stores(graph: Graph) -> dict[tuple[str, ...], str]:
+    """The module's own dictionaries in which its parts and tensors are, by access."""
+    found = {tuple(_parts(item.access)): "_modules" for item in graph.modules}
+    return found | {tuple(_parts(item.access)): STORES[item.kind] for item in graph.inputs if item.kind in STORES}
+
+
+def _looked_up_once(
+    text: str, accesses: Sequence[str], parameters: Sequence[str], stores: Mapping[tuple[str, ...], str]
+) -> str:
     """The statements with each module and tensor looked up once, where its name stands first.
 
     A module finds its parts and tensors in Python, which for a whole network takes as long as its kernels. Every first place is
@@ -110,6 +123,7 @@ def _looked_up_once(text: str, accesses: Sequence[str], parameters: Sequence[str
         text: statements that look things up from ``self`` on.
         accesses: what may have a name: modules and tensors, from ``self`` on.
         parameters: of the function that the statements are in.
+        stores: the dictionaries to look in, where these are known; what is in none is ``None`` then.
     """
     # A part may be called as a function or a class is that the statements speak of: ``type``, ``all``, ``Block``.
     taken = {*parameters, *re.findall(r"(?<![\w.])[A-Za-z_]\w*", text)}
@@ -127,7 +141,10 @@ def _looked_up_once(text: str, accesses: Sequence[str], parameters: Sequence[str
         rest = "".join(path[len(prefix) :])
         if prefix in names:
             return names[prefix] + rest
-        inner = named([*prefix[:-1]]) + prefix[-1]
+        last = prefix[-1]
+        if prefix in stores and last.startswith("."):
+            last = f'.{stores[prefix]}.get("{last[1:]}")'
+        inner = named([*prefix[:-1]]) + last
         name = identifier("_".join(re.findall(r"\w+", "".join(prefix[1:]))))
         while name in taken or name in names.values():
             name += "_"
@@ -156,12 +173,16 @@ def _common(graph: Graph) -> list[str]:
     if len(graph.inputs) > 1:
         checks.append("t.device == tensors[0].device")
     dtypes = {item.type.dtype for item in graph.inputs}
+    dense = all(item.type.is_contiguous for item in graph.inputs)
+    plain = f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))"
+    if gives_tensors(graph) and dense:
+        return [plain, f"{LIE_HERE}(tensors)"]
     if len(dtypes) == 1:
         checks.append(f"t.dtype == torch.{dtypes.pop()}")
-    if all(item.type.is_contiguous for item in graph.inputs):
+    if dense:
         checks.append("t.is_contiguous()")
     return [
-        f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))",
+        plain,
         f"all({' and '.join(checks)} for t in tensors)",
         # Triton launches on the present device.
         "tensors[0].get_device() == torch.cuda.current_device()",
@@ -180,6 +201,9 @@ def _apart(graph: Graph, names: dict[str, str]) -> list[str]:
 PLAIN_CALL = "_is_plain_call"
 OWN_MODULE = "_is_unchanged"
 APART = "_lie_apart"
+LIE_HERE = "_lie_here"
+ALL_ARE = "_all_are"
+ALL_HAVE = "_all_have"
 GUARD_HELPERS = {
     PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
     """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
@@ -194,20 +218,33 @@ GUARD_HELPERS = {
         and not torch._C._len_torch_dispatch_stack()
     )
 ''',
-    APART: '''def _lie_apart(tensors, changed) -> bool:
-    """Whether no tensor's memory overlaps that of one of the first ``changed``, which are written into."""
-    ends = []
-    for t in tensors:
-        elements = t.numel() if t.is_contiguous() else 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
-        ends.append(t.data_ptr() + elements * t.itemsize)
-    reached = written = 0  # the ends of all before, and of those among them that are written into
-    for start, i in sorted([(t.data_ptr(), i) for i, t in enumerate(tensors)]):
-        if start < (reached if i < changed else written):
-            return False
-        reached = max(reached, ends[i])
-        if i < changed:
-            written = max(written, ends[i])
-    return True
+    APART: '''_APART = {}
+
+
+def _lie_apart(tensors, changed) -> bool:
+    """Whether no tensor's memory overlaps that of one of the first ``changed``, which are written into.
+
+    Of a network's tensors it is the same at nearly every call, so what was found last is remembered.
+    """
+    key = tuple([(t.data_ptr(), t.numel() if t.is_contiguous() else (t.shape, t.stride())) for t in tensors])
+    found = _APART.get(key)
+    if found is None:
+        found = True
+        reached = written = 0  # the ends of all before, and of those among them that are written into
+        for start, i in sorted([(t.data_ptr(), i) for i, t in enumerate(tensors)]):
+            t = tensors[i]
+            elements = t.numel() if t.is_contiguous() else 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
+            if start < (reached if i < changed else written):
+                found = False
+                break
+            end = start + elements * t.itemsize
+            reached = max(reached, end)
+            if i < changed:
+                written = max(written, end)
+        if len(_APART) >= 16:
+            _APART.clear()
+        _APART[key] = found
+    return found
 ''',
     OWN_MODULE: '''def _is_unchanged(module, kind, length=None) -> bool:
     """Whether calling the module runs its class's own forward alone: no other class, hook or patched method."""
@@ -216,6 +253,33 @@ GUARD_HELPERS = {
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
         and (length is None or len(module) == length)
     )
+''',
+    LIE_HERE: '''def _lie_here(tensors) -> bool:
+    """Whether all are tensors that lie dense on the present GPU, where Triton launches."""
+    here = torch.cuda.current_device()
+    for t in tensors:
+        if not (isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == here and t.is_contiguous()):
+            return False
+    return True
+''',
+    ALL_ARE: '''def _all_are(dtype, shape, *tensors) -> bool:
+    """Whether each tensor has this dtype and shape."""
+    for t in tensors:
+        if t.dtype != dtype or t.shape != shape:
+            return False
+    return True
+''',
+    ALL_HAVE: '''def _all_have(values, *modules) -> bool:
+    """Whether attributes of each module have these values, of the same type; a tuple may stand for a list."""
+    for module in modules:
+        for name, value in values.items():
+            own = getattr(module, name)
+            if isinstance(value, list):
+                if not isinstance(own, (list, tuple)) or [*own] != value:
+                    return False
+            elif type(own) is not type(value) or own != value:
+                return False
+    return True
 ''',
 }
 """Functions that guards call, by name."""
@@ -245,6 +309,8 @@ def _shapes(graph: Graph, names: dict[str, str], texts: dict[str, str]) -> list[
     conditions: list[str] = []
     earlier: list[GraphInput] = []
     for item in graph.inputs:
+        if _is_alike(graph, item):
+            continue
         own = names[item.name]
         if not one_dtype:
             conditions.append(f"{own}.dtype == torch.{item.type.dtype}")
@@ -261,6 +327,28 @@ def _shapes(graph: Graph, names: dict[str, str], texts: dict[str, str]) -> list[
     return _without_repeated_numel(conditions)
 
 
+def _alike(graph: Graph, names: dict[str, str]) -> list[str]:
+    """Of the many tensors of a network those of one dtype and shape are looked at together: it is shorter, and faster."""
+    groups: dict[tuple[str, tuple[Size, ...]], list[str]] = {}
+    for item in graph.inputs:
+        if _is_alike(graph, item):
+            groups.setdefault((item.type.dtype, item.type.shape), []).append(names[item.name])
+    return [
+        call_text(ALL_ARE, [f"torch.{dtype}", _constant_shape(shape), *tensors], "        ")
+        for (dtype, shape), tensors in groups.items()
+    ]
+
+
+def _is_alike(graph: Graph, item: GraphInput) -> bool:
+    fixed = all(size.is_constant and size.constant for size in item.type.shape)
+    dense = all(each.type.is_contiguous for each in graph.inputs)
+    return gives_tensors(graph) and item.kind is not InputKind.ARGUMENT and fixed and dense
+
+
+def _constant_shape(shape: Sequence[Size]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
 def _without_repeated_numel(conditions: list[str]) -> list[str]:
     """One non-emptiness check per shape is enough: equal shapes are equally empty."""
     same = {text.split(".shape == ")[0] for text in conditions if re.fullmatch(r"[\w.]+\.shape == [\w.]+\.shape", text)}
@@ -270,7 +358,7 @@ def _without_repeated_numel(conditions: list[str]) -> list[str]:
 def _shape(item: GraphInput, own: str, texts: dict[str, str]) -> list[str]:
     rank = len(item.type.shape)
     if rank and all(size.is_constant for size in item.type.shape):
-        return [f"{own}.shape == ({', '.join(str(size) for size in item.type.shape)}{',' if rank == 1 else ''})"]
+        return [f"{own}.shape == {_constant_shape(item.type.shape)}"]
     result = [f"{own}.ndim == {rank}"]
     for i, size in enumerate(item.type.shape):
         text = size_text(size, texts)
@@ -295,7 +383,14 @@ def _values(graph: Graph) -> list[tuple[str, str]]:
     Of the same type too: 2 and 2.0 promote tensors differently, and a tensor may be given where a number was.
     """
     result = []
+    alike: set[str] = set()
+    for owners, names in _values_alike(graph).items():
+        held = {name: graph.constants[f"{owners[0]}.{name}"] for name in names}
+        result.append((f"{owners[0]}.{names[0]}", call_text(ALL_HAVE, [repr(held), *owners], "        ")))
+        alike |= {f"{owner}.{name}" for owner in owners for name in names}
     for access, value in graph.constants.items():
+        if access in alike:
+            continue
         if value is None or isinstance(value, bool):
             text = f"{access} is {value}"
         elif isinstance(value, list):
@@ -310,6 +405,25 @@ def _values(graph: Graph) -> list[tuple[str, str]]:
             text = f"type({access}) is {type(value).__name__} and {access} == {value!r}"
         result.append((access, text))
     return result
+
+
+FEW_ALIKE = 3
+"""Modules from which on what they have alike is asked of all of them together."""
+
+
+def _values_alike(graph: Graph) -> dict[tuple[str, ...], list[str]]:
+    """The modules of a network that have values alike, and the names of these, where they are several modules."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for access, value in graph.constants.items():
+        owner, _, name = access.rpartition(".")
+        special = isinstance(value, float) and not math.isfinite(value)
+        if gives_tensors(graph) and owner.startswith("self.") and name.isidentifier() and not special:
+            owners.setdefault((name, repr(value)), []).append(owner)
+    found: dict[tuple[str, ...], list[str]] = {}
+    for (name, _), them in owners.items():
+        if len(them) >= FEW_ALIKE:
+            found.setdefault(tuple(them), []).append(name)
+    return found
 
 
 def size_text(size: Size, texts: dict[str, str]) -> str:
