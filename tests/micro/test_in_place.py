@@ -60,7 +60,7 @@ def test_overlapping_arguments_run_the_original_code(checker: Checker) -> None:
     text = f"{HEAD}    {DIRECT['an update']}\n"
     capture = checker.capture(text)
     source = fused(capture, text).source
-    helper = source[source.index("def _lie_apart") :].split("\n\n\n")[0]
+    helper = "\n\n\n".join(source[source.index("_APART = {}") :].split("\n\n\n")[:2])
     names: dict[str, object] = {}
     exec(helper, names)
     base = torch.zeros(64)
@@ -71,4 +71,9 @@ def test_overlapping_arguments_run_the_original_code(checker: Checker) -> None:
     assert not apart((base, base), 1)
     assert apart((base[:8], base[32:], base[32:]), 1), "only what is written into matters"
     assert not apart((base[::2], base[62:]), 1), "strides count"
+    assert apart((base[:32], base[62:]), 1), "what is found for one is not remembered for another that begins alike"
+    assert not apart((base[:33], base[32:]), 1)
+    for start in range(40):
+        assert apart((base[start : start + 1], base[start + 1 :]), 1)
+    assert len(names["_APART"]) <= 16
     assert "_lie_apart((x, g), 1)" in source

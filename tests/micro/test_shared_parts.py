@@ -49,7 +49,8 @@ def get_init_inputs():
 
 
 def without_names(guard: str) -> str:
-    """A guard with everything looked up from ``self`` on."""
+    """A guard with everything looked up from ``self`` on, and as an attribute."""
+    guard = re.sub(r'\._(?:modules|parameters|buffers)\.get\("(\w+)"\)', r".\1", guard)
     while found := re.search(r"\((\w+) := (self[\w.]*)\)", guard):
         guard = re.sub(rf"(?<![\w.]){found[1]}(?!\w)(?! :=)", found[2], guard.replace(found[0], found[2]))
     return guard
