@@ -24,7 +24,7 @@ from mtmc_lsp.measure.in_pair import module_of_candidate, prepared_candidate
 from mtmc_lsp.measure.in_worker import release
 from mtmc_lsp.measure.inputs import make_inputs, moved, prepared_call, reusing
 from mtmc_lsp.measure.retesting import coarsest_epsilon, rounded_within
-from mtmc_lsp.measure.running import capture_of, module_of, own_text
+from mtmc_lsp.measure.running import capture_of, copies, module_of, own_text
 
 TIME_BUDGET_SECONDS = 2.0
 MODES = {"compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
@@ -57,7 +57,8 @@ def _inputs(capture: Capture, own: str, given: str = "") -> tuple[Any, dict[str,
         module = module_of(capture, own, None, False)
         if given:
             with contextlib.suppress(HandoverFailed):
-                _state["inputs"], _state["module"] = take(given, _device()), module
+                # Each in memory of its own: what is handed over together are parts of one, which a compiler handles otherwise.
+                _state["inputs"], _state["module"] = copies(take(given, _device())), module
     if "module" not in _state:
         call = build_call(module, capture.workload, _device(), capture.workload.sizes, construct=reusing(capture))
         distribution = "given" if capture.workload.source.value == "get_inputs" else "normal"

@@ -20,7 +20,7 @@ from mtmc_lsp.core.errors import MeasurementRejected, WorkerFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
-from mtmc_lsp.measure import in_timer
+from mtmc_lsp.measure import handover, in_timer
 from mtmc_lsp.measure.local import LocalMeasurer
 from mtmc_lsp.measure.pair import Pair, PairVerdict
 from mtmc_lsp.measure.pair_timing import with_timing
@@ -69,6 +69,22 @@ def test_a_version_of_the_users_file_is_timed_against_eager_the_compiler_and_the
     assert timing.against("max-autotune") is None
     assert timing.baselines[2].note.startswith("torch.compile failed: RuntimeError: ")
     assert timing.baselines[1].compile_seconds is not None
+
+
+def test_inputs_that_another_process_left_are_tensors_of_their_own(
+    capture_of: Callable[..., Capture], tmp_path: Path
+) -> None:
+    """As parts of one, of which some change, torch.compile would treat them otherwise, or fail."""
+    capture, path = capture_of(RMS), str(tmp_path / "given.pt")
+    given = {
+        item.name: torch.rand([s.value(capture.graph.sizes) for s in item.type.shape]) for item in capture.graph.inputs
+    }
+    handover.give(given, path, in_memory=False)
+    asked = {"capture": to_json(capture), "own": RMS.text, "baselines": ["compile"], "given": path}
+    in_timer.baseline({**asked, "gpu": "", "locks": ""})
+    held = in_timer._state["inputs"]
+    assert all(torch.equal(held[name], value) for name, value in given.items())
+    assert len({tensor.untyped_storage().data_ptr() for tensor in held.values()}) == len(given)
 
 
 def test_a_candidate_in_a_file_of_its_own_is_timed_against_the_reference(
