@@ -137,11 +137,9 @@ def _speedup(record: Mapping[str, Any], baseline: str) -> float | None:
 
     Where no version was kept the user's own code stands, which is as fast as eager.
     """
-    if record["status"] not in MEASURED:
-        return None
     timing = _kept_timing(record)
     if timing is None:
-        return 1.0 if baseline == "eager" else None
+        return 1.0 if baseline == "eager" and record["status"] in MEASURED else None
     ratios = {b["name"]: b["speedup"]["ratio"] for b in timing["baselines"] if b["speedup"]}
     ratio: float | None = ratios.get(timing["best"] if baseline == "best" else baseline)
     return ratio

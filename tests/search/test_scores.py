@@ -69,6 +69,13 @@ def test_means_are_over_what_was_timed_and_fast_p_over_all_problems() -> None:
     assert first.means[0].fast_1 == pytest.approx(2 / 3)
 
 
+def test_what_was_kept_until_the_time_was_up_counts_and_nothing_else_does() -> None:
+    kept = record("level3/h", "timeout", eager=3.0, compiled=1.5, speed="FASTER")
+    eager, compiled, _ = summarise([kept, record("level3/i", "timeout")]).scores[0].means
+    assert (eager.count, eager.arithmetic, eager.fast_2) == (1, 3.0, 0.5)
+    assert compiled.arithmetic == 1.5
+
+
 def test_correct_are_those_with_a_verified_version() -> None:
     everything = summarise(RECORDS, ASKED).scores[0]
     assert everything.correct == 2
