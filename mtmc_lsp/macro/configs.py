@@ -216,12 +216,13 @@ def _tensor_core_tile(m: int, n: int, batch: int, most: int) -> tuple[int, int, 
     return tall, wide, 64, 8 if tall * wide >= 128 * 128 else 4
 
 
-def fitted(config: Config, shared_bytes: int) -> Config:
+def fitted(config: Config, shared_bytes: int, loaded: int = 2) -> Config:
     """A product's or an attention's configuration, made small enough for the device's shared memory.
 
     Args:
         config: as chosen for the sizes.
         shared_bytes: what a program may have; 0 where it is not known.
+        loaded: bytes of an operand's element as it is loaded.
     """
     half = config.get("precision", "native") in ("native", *HALVES)
     if not shared_bytes or not half:
@@ -230,7 +231,10 @@ def fitted(config: Config, shared_bytes: int) -> Config:
         return {**config, "stages": 2} if shared_bytes < LARGE_SHARED_BYTES else config
     for most, stages in ((64, int(config["stages"])), (64, 2), (32, 3), (32, 2)):
         deep = min(most, int(config["block_k"]))
-        if stage_bytes({**config, "block_k": deep}) * stages <= shared_bytes:
+        own = stage_bytes({**config, "block_k": deep})
+        # What is rounded on the way is loaded as it is, ahead of its use, and lies there once more as tensor cores take it.
+        needed = own * stages if loaded <= 2 else own * (loaded // 2) * (stages - 1) + own
+        if needed <= shared_bytes:
             return {**config, "block_k": deep, "stages": stages}
     return {**config, "block_k": 32, "stages": 1}
 

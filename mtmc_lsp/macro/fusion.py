@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.macro.configs import default_config, fitted, product_config
 from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
+from mtmc_lsp.macro.loads import loaded_bytes
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.recurrence import first_config, recurrence_in
 from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse, product_in
@@ -275,7 +276,8 @@ class FusionSearch:
         if region.kind is RegionKind.MATMUL:
             own = product_in(self.program, region)
             config = product_config(self.program, region, self.precision(own.origin))
-            return fitted(config, self.device.shared_bytes)
+            loaded = loaded_bytes(self.program, region) if config.get("precision") == "native" else 2
+            return fitted(config, self.device.shared_bytes, loaded)
         if region.kind is RegionKind.RECURRENT:
             layers = recurrence_in(self.program, region)
             return first_config(self.program, layers, self.precision(layers.origin))

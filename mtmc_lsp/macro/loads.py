@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.macro.axes import Axis
@@ -48,6 +49,12 @@ def loads_apart_us(program: Program, region: Region, config: Mapping[str, object
         if _together(program, region, prim, side, operand, config) < TOGETHER
     )
     return apart / (APART_PER_SM * device.sm_count) * 1e6
+
+
+def loaded_bytes(program: Program, region: Region) -> int:
+    """The most bytes of an element that a product's kernel loads for an operand."""
+    reads = (_read(program, region, name) for _, name in _operands(product_in(program, region)))
+    return max((ITEMSIZE[found[1].dtype] for found in reads if found is not None), default=2)
 
 
 def _operands(prim: Prim) -> Iterator[tuple[int, str]]:
