@@ -81,10 +81,11 @@ def take(path: str, device: str) -> Any:
         HandoverFailed: its memory cannot be opened here, is gone, or is smaller than what is said to be in it.
     """
     left = torch.load(path, weights_only=True, map_location=device)
-    if not isinstance(left, dict) or set(left) != {"content", PACKED}:
-        raise HandoverFailed("what was left is nothing that is given here")
-    packed = _copied(left[PACKED]) if isinstance(left[PACKED], dict) else left[PACKED]
-    return _opened(left["content"], packed)
+    try:
+        packed = _copied(left[PACKED]) if isinstance(left[PACKED], dict) else left[PACKED]
+        return _opened(left["content"], packed)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HandoverFailed(f"what was left is nothing that is given here: {type(error).__name__}: {error}") from None
 
 
 def withdraw(path: str) -> None:
@@ -139,6 +140,9 @@ class _Packing:
             self._gap = torch.zeros(ALIGNMENT, dtype=torch.uint8, device=tensor.device)
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device != self._gap.device:
             return tensor
+        if is_large(tensor):
+            # There may be no room to have it twice.
+            return tensor.detach().cpu()
         tensor = tensor.detach().resolve_conj().resolve_neg()
         part = _all_elements(tensor).view(torch.uint8)
         where = {PLACE: self._end, **_layout(tensor)}
@@ -200,7 +204,8 @@ def _unpacked(where: dict[str, Any], packed: torch.Tensor | None) -> torch.Tenso
     """A tensor among those that were packed."""
     shape, stride, dtype, first = where["shape"], where["stride"], _dtype(where), where[PLACE]
     size = _reach(shape, stride) * dtype.itemsize
-    there = packed.numel() if packed is not None else 0
+    is_bytes = isinstance(packed, torch.Tensor) and packed.dtype == torch.uint8 and packed.dim() == 1
+    there = packed.numel() if packed is not None and is_bytes and packed.is_contiguous() else 0
     if packed is None or min(first, *shape, *stride, 0) < 0 or first % ALIGNMENT or first + size > there:
         raise HandoverFailed(f"a tensor of {size} bytes is said to lie at {first} of {there}")
     return packed[first : first + size].view(dtype).as_strided(shape, stride)

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from mtmc_lsp.measure.verifying import Verification
 RUN_SECONDS = 120.0
 COMPILE_SECONDS = 180.0
 TIME_SECONDS = 300.0
+WAITING = 4
+"""How many times as long a command may take that waits for the GPU itself."""
 WATCH_SECONDS = 1.0
 """How long a version is watched for its kernels, about."""
 
@@ -261,14 +263,15 @@ class LocalMeasurer:
         request = {"capture": to_json(self._capture), "own": self._own, "baselines": list(names), "given": given}
         gpu = self._gpu.result()
         place = {"gpu": gpu, "locks": lock_folder(gpu)}
-        # What fails here fails again, and is said, when a candidate is timed.
+        # What fails here fails again, and is said, when a candidate is timed. It also waits for the GPU, which is in no limit.
         with contextlib.suppress(MtmcError):
-            self._limited(self._timer, "measure.baseline", {**request, **place}, self._time_seconds)
+            self._limited(self._timer, "measure.baseline", {**request, **place}, WAITING * self._time_seconds)
 
     def _wait_for_baseline(self) -> None:
         """Until the timer is free: who held the GPU alone and waited for it would keep it from ending."""
         if self._baseline is not None:
-            wait([self._baseline])
+            with contextlib.suppress(CancelledError):
+                self._baseline.exception()
 
     def _before_timing(self, request: Mapping[str, object]) -> None:
         self._wait_for_baseline()

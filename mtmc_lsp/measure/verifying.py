@@ -265,9 +265,14 @@ class Verification:
             return self._run(candidate, prepared, once=once)
         except HandoverFailed:
             # From now on by files, the inputs of this case as well.
-            self._handed = False
+            before, self._handed = self._handed, False
             self._call(self._reference, "measure.reference", self._with_expected(prepared), self._seconds)
-            return self._run(candidate, prepared, once=once)
+            try:
+                return self._run(candidate, prepared, once=once)
+            except HandoverFailed as error:
+                # It is what the candidate left, and not how.
+                self._handed = before
+                return {"status": "runtime_error", "reason": f"its results cannot be read: {error.message}"}, None
 
     def _run(
         self, candidate: Candidate, prepared: Prepared, *, once: bool = False

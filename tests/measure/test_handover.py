@@ -45,6 +45,10 @@ def test_small_things_and_constants_go_by_file(tmp_path: Path) -> None:
     assert not handover.is_large(value), "there is no GPU memory to leave it in"
 
 
+def left(content: Any, packed: torch.Tensor | None = None) -> dict[str, Any]:
+    return {"content": content, handover.PACKED: packed}
+
+
 MANY = {
     "whole": lambda: torch.arange(12.0).view(3, 4),
     "transposed": lambda: torch.arange(12.0).view(3, 4).t(),
@@ -88,9 +92,30 @@ def test_nothing_is_read_beside_what_was_packed(
         handover.take(str(tmp_path / "results.pt"), "cpu")
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    torch.save([torch.zeros(3)], tmp_path / "results.pt")
-    with pytest.raises(HandoverFailed, match="nothing that is given here"):
+BYTES = torch.zeros(512, dtype=torch.uint8)
+WELL = {handover.PLACE: 0, "dtype": "float32", "shape": [2], "stride": [1]}
+MALFORMED = {
+    "something else": [torch.zeros(3)],
+    "another mapping": {"content": 1},
+    "no shape": left([{handover.PLACE: 0}], BYTES),
+    "a shape that is none": left([{**WELL, "shape": 3}], BYTES),
+    "a shape of words": left([{**WELL, "shape": ["a"]}], BYTES),
+    "a stride that is no number of elements": left([{**WELL, "stride": [1.5]}], BYTES),
+    "a stride too many": left([{**WELL, "stride": [1, 1]}], BYTES),
+    "a place that is no number": left([{**WELL, handover.PLACE: "0"}], BYTES),
+    "no such dtype": left([{**WELL, "dtype": "save"}], BYTES),
+    "bytes that are none": left([WELL], [1, 2]),
+    "bytes in rows": left([WELL], BYTES.view(2, 256)),
+    "expanded bytes": left([WELL], BYTES[:1].expand(512)),
+    "numbers for bytes": left([WELL], torch.zeros(512)),
+    "an empty offer": left([], {}),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_file_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
+    torch.save(MALFORMED[name], tmp_path / "results.pt")
+    with pytest.raises(HandoverFailed, match=r"nothing that is given here|is said to lie at|there is no dtype"):
         handover.take(str(tmp_path / "results.pt"), "cpu")
 
 
@@ -128,10 +153,6 @@ class PretendedDriver:
     def cuIpcCloseMemHandle(self, address: Any) -> int:
         self.open.remove(address.value)
         return 0
-
-
-def left(content: Any, packed: torch.Tensor | None = None) -> dict[str, Any]:
-    return {"content": content, handover.PACKED: packed}
 
 
 def offered(shape: list[int], stride: list[int]) -> dict[str, Any]:

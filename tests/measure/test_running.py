@@ -12,6 +12,7 @@ LAYOUTS = {
     "transposed": lambda x: x.t(),
     "with gaps": lambda x: x[:, ::2],
     "expanded, as the gradient of a sum is": lambda x: x[:, :1].expand(4, 6),
+    "expanded, with gaps": lambda x: x[:, :1].expand(4, 2),
     "windows that overlap": lambda x: x.flatten().unfold(0, 5, 2),
     "of one element": lambda x: x[0, 0].expand(3, 3),
     "empty": lambda x: x[:0].expand(0, 6),

@@ -150,6 +150,9 @@ def test_results_may_be_as_far_apart_as_rounding_moves_the_users_own() -> None:
         retest(1e3, torch.sum).before()
     with pytest.raises(MeasurementRejected, match="before timing"):
         retest(1e3, lambda x: x.abs().sum() * 1e-2).before()
+    chaos = Retest(lambda: torch.zeros_like(x), lambda: (x * 1e8).sin(), {"x": x}, random=False)
+    with pytest.raises(MeasurementRejected, match="before timing"):
+        chaos.before()
 
 
 def test_what_is_rounded_on_the_way_is_no_more_exact_at_the_end(captured) -> None:

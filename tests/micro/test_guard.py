@@ -220,6 +220,8 @@ def test_a_network_finds_each_part_once_and_its_tensors_go_to_the_launcher(check
     model, x = module.Model(), torch.randn(4, 12)
     with torch.no_grad():
         assert [id(t) for t in module.model_fits(model, x)] == [id(t) for t in (x, *model.parameters())]
+        for other in (x.double(), x.half(), x.int(), x.t().contiguous().t(), 3.0, None):
+            assert module.model_fits(model, other) is None
         for change in DEEP_CHANGES.values():
             other = copy.deepcopy(model)
             change(other)
@@ -247,6 +249,29 @@ DEEP_CHANGES: dict[str, Callable[[Any], object]] = {
     "no weight": lambda model: setattr(model.blocks[1].norm, "weight", None),
     "a hook": lambda model: model.blocks[1].norm.register_forward_hook(lambda *_: None),
 }
+
+
+VARIED = DEEP.replace("        self.norm =", "        self.scale = scale\n        self.norm =").replace(
+    "(self)", "(self, scale=1.0)", 1
+)
+VARIED = VARIED.replace("torch.relu(self.norm(x))", "torch.relu(self.norm(x)) * self.scale")
+
+
+def test_a_network_without_what_was_asked_of_it_keeps_its_own_code(checker: Checker, tmp_path: Path) -> None:
+    capture = checker.capture(VARIED, "Model")
+    candidate = fused(capture, VARIED, nodes=[node.name for node in capture.graph.nodes][:2])
+    assert "{'scale': 1.0}, blocks_0" in candidate.source
+    path = tmp_path / "varied_network.py"
+    path.write_text(candidate.source)
+    spec = importlib.util.spec_from_file_location("varied_network", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model, x = module.Model(), torch.randn(4, 12)
+    with torch.no_grad():
+        assert module.model_fits(model, x) is None, "on a CPU, where no GPU is asked for either"
+        del model.blocks[2].scale
+        assert module.model_fits(model, x) is None
 
 
 HOSTILE = """import torch

@@ -175,7 +175,7 @@ def _common(graph: Graph) -> list[str]:
     dtypes = {item.type.dtype for item in graph.inputs}
     dense = all(item.type.is_contiguous for item in graph.inputs)
     plain = f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))"
-    if gives_tensors(graph) and dense:
+    if _asks_together(graph):
         return [plain, f"{LIE_HERE}(tensors)"]
     if len(dtypes) == 1:
         checks.append(f"t.dtype == torch.{dtypes.pop()}")
@@ -226,7 +226,7 @@ def _lie_apart(tensors, changed) -> bool:
 
     Of a network's tensors it is the same at nearly every call, so what was found last is remembered.
     """
-    key = tuple([(t.data_ptr(), t.numel() if t.is_contiguous() else (t.shape, t.stride())) for t in tensors])
+    key = (changed, *[(t.data_ptr(), t.nbytes if t.is_contiguous() else (t.shape, t.stride(), t.dtype)) for t in tensors])
     found = _APART.get(key)
     if found is None:
         found = True
@@ -256,11 +256,11 @@ def _lie_apart(tensors, changed) -> bool:
 ''',
     LIE_HERE: '''def _lie_here(tensors) -> bool:
     """Whether all are tensors that lie dense on the present GPU, where Triton launches."""
-    here = torch.cuda.current_device()
     for t in tensors:
-        if not (isinstance(t, torch.Tensor) and t.is_cuda and t.get_device() == here and t.is_contiguous()):
+        if not (isinstance(t, torch.Tensor) and t.is_cuda and t.is_contiguous()):
             return False
-    return True
+    here = torch.cuda.current_device()
+    return all([t.get_device() == here for t in tensors])
 ''',
     ALL_ARE: '''def _all_are(dtype, shape, *tensors) -> bool:
     """Whether each tensor has this dtype and shape."""
@@ -273,7 +273,7 @@ def _lie_apart(tensors, changed) -> bool:
     """Whether attributes of each module have these values, of the same type; a tuple may stand for a list."""
     for module in modules:
         for name, value in values.items():
-            own = getattr(module, name)
+            own = getattr(module, name, module)  # which is no such value, where there is none
             if isinstance(value, list):
                 if not isinstance(own, (list, tuple)) or [*own] != value:
                     return False
@@ -312,7 +312,7 @@ def _shapes(graph: Graph, names: dict[str, str], texts: dict[str, str]) -> list[
         if _is_alike(graph, item):
             continue
         own = names[item.name]
-        if not one_dtype:
+        if not one_dtype or _asks_together(graph):
             conditions.append(f"{own}.dtype == torch.{item.type.dtype}")
         same = next((other for other in earlier if other.type.shape == item.type.shape), None)
         if same is not None:
@@ -339,10 +339,14 @@ def _alike(graph: Graph, names: dict[str, str]) -> list[str]:
     ]
 
 
+def _asks_together(graph: Graph) -> bool:
+    """Whether the guard asks of many tensors at once: those of a network, all of them dense."""
+    return gives_tensors(graph) and all(item.type.is_contiguous for item in graph.inputs)
+
+
 def _is_alike(graph: Graph, item: GraphInput) -> bool:
     fixed = all(size.is_constant and size.constant for size in item.type.shape)
-    dense = all(each.type.is_contiguous for each in graph.inputs)
-    return gives_tensors(graph) and item.kind is not InputKind.ARGUMENT and fixed and dense
+    return _asks_together(graph) and item.kind is not InputKind.ARGUMENT and fixed
 
 
 def _constant_shape(shape: Sequence[Size]) -> str:
