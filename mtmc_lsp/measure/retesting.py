@@ -130,10 +130,10 @@ class Retest:
             raise MeasurementRejected(f"another number of results {when}")
         rounded: list[Any] = []
         for i, (a, b) in enumerate(zip(mine, own, strict=True)):
-            if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)) or self._agrees(a, b):
+            if not isinstance(b, torch.Tensor) or (isinstance(a, torch.Tensor) and self._agrees(a, b)):
                 continue
             rounded = rounded or self._rounded(contents)
-            if not self._agrees(a, b, self._moved_by(rounded[i], b)):
+            if not isinstance(a, torch.Tensor) or not self._agrees(a, b, self._moved_by(rounded[i], b)):
                 raise MeasurementRejected(
                     f"result {i} differs {when}: the candidate does not do the same work each time"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmc_lsp.measure.comparing import FACTORS, agreement, discrete_difference, sensitivity
+from mtmc_lsp.measure.comparing import FACTORS, Comparison, agreement, discrete_difference, sensitivity
 
 
 def judged(mine, own, oracle, near=0.0, precision="budget"):
@@ -154,3 +154,14 @@ def test_what_is_noise_must_still_be_written() -> None:
     unwritten = own.index_fill(0, torch.tensor([3]), float("nan"))
     assert judged(own * 2, own, oracle, near=0.02) == ""
     assert "never written" in judged(unwritten, own, oracle, near=0.02)
+
+
+def test_an_input_that_is_left_alone_is_no_other_tensor_afterwards() -> None:
+    """What a candidate left may claim any shape: it is not compared element by element with one that it does not have."""
+    comparison = Comparison("budget")
+    before = torch.ones(4)
+    comparison.untouched("x", before, torch.ones(1).expand(1 << 40))
+    comparison.untouched("x", before, torch.tensor([1.0, 2.0, 1.0, 1.0]))
+    comparison.untouched("x", before, None)
+    details = [check["detail"] for check in comparison.found()[0]]
+    assert details == ["it is another tensor", "1 elements were overwritten", ""]

@@ -188,6 +188,11 @@ def test_a_candidate_that_leaves_results_unwritten_is_noticed() -> None:
         retested(lambda x: torch.full_like(x, float("nan")))
 
 
+def test_a_candidate_that_gives_no_tensor_is_noticed() -> None:
+    with pytest.raises(MeasurementRejected, match="before timing"):
+        retested(lambda x: None)
+
+
 def test_a_target_that_overwrites_its_argument_can_be_looked_at_again() -> None:
     x = torch.ones(10)
     retest = Retest(lambda: x.add_(1).mul(2), lambda: x.add_(1).mul(2), {"x": x}, random=False)
