@@ -202,6 +202,15 @@ def get_init_inputs():
 """
 
 
+def loaded(path: Path, text: str) -> ModuleType:
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_a_network_finds_each_part_once_and_its_tensors_go_to_the_launcher(checker: Checker, tmp_path: Path) -> None:
     capture = checker.capture(DEEP, "Model")
     candidate = fused(capture, DEEP, nodes=[node.name for node in capture.graph.nodes][:2])
@@ -211,12 +220,7 @@ def test_a_network_finds_each_part_once_and_its_tensors_go_to_the_launcher(check
     assert "if (model_tensors := model_fits(self, x)) is not None:" in candidate.source
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
-    path = tmp_path / "deep_network.py"
-    path.write_text(on_cpu(candidate.source, DEEP))
-    spec = importlib.util.spec_from_file_location("deep_network", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(tmp_path / "deep_network.py", on_cpu(candidate.source, DEEP))
     model, x = module.Model(), torch.randn(4, 12)
     with torch.no_grad():
         assert [id(t) for t in module.model_fits(model, x)] == [id(t) for t in (x, *model.parameters())]
@@ -261,12 +265,7 @@ def test_a_network_without_what_was_asked_of_it_keeps_its_own_code(checker: Chec
     capture = checker.capture(VARIED, "Model")
     candidate = fused(capture, VARIED, nodes=[node.name for node in capture.graph.nodes][:2])
     assert "{'scale': 1.0}, blocks_0" in candidate.source
-    path = tmp_path / "varied_network.py"
-    path.write_text(candidate.source)
-    spec = importlib.util.spec_from_file_location("varied_network", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(tmp_path / "varied_network.py", candidate.source)
     model, x = module.Model(), torch.randn(4, 12)
     with torch.no_grad():
         assert module.model_fits(model, x) is None, "on a CPU, where no GPU is asked for either"
