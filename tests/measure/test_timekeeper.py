@@ -238,6 +238,48 @@ def test_what_is_timed_is_alone_and_all_else_is_side_by_side() -> None:
 
 
 @pytest.mark.usefixtures("own_locks")
+def test_what_is_done_before_a_timing_keeps_nobody_from_the_gpu(tmp_path: Path) -> None:
+    """Compiling a baseline takes a minute; what has been timed before needs none."""
+    seen: list[str] = []
+    made, _, _ = keeper(tmp_path, FakeGpu())
+
+    def before(request: object) -> None:
+        entered = threading.Event()
+
+        def enter() -> None:
+            with gpu_lock.shared("GPU-test"):
+                entered.set()
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        seen.append("free" if entered.wait(10) else "held")
+        thread.join(10)
+
+    made._before = before
+    made.time(REQUEST)
+    assert made.time(REQUEST).cached
+    assert seen == ["free"]
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_locks_can_be_made_for_one_who_looks_elsewhere_and_can_make_none(tmp_path: Path) -> None:
+    folder = gpu_lock.lock_folder("g")
+    assert len(list(Path(folder).glob("mtmc-gpu-g*.lock"))) == 2
+    entered = threading.Event()
+
+    def enter() -> None:
+        with gpu_lock.shared("g", folder):
+            entered.set()
+
+    with gpu_lock.alone("g"):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(10)
+    thread.join(10)
+
+
+@pytest.mark.usefixtures("own_locks")
 def test_a_stream_of_users_cannot_keep_the_timer_waiting() -> None:
     stop = threading.Event()
 
