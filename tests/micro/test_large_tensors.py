@@ -134,3 +134,12 @@ def test_strided_inputs_are_read_where_they_lie(checker: Checker, layout: str, e
     candidate = with_kernel(capture, start(capture), [node.name for node in capture.graph.nodes])
     assert "contiguous()" not in candidate.source.split("def f_triton")[1].split("# mtmc: end")[0]
     assert "clone" not in candidate.source
+
+
+def test_parts_of_columns_that_lie_far_apart_count_in_64_bits(checker: Checker) -> None:
+    """On an H200 a batch norm of 32769 images with channels last read beyond its memory."""
+    text = directive("x=f32[N,128] N=20", "x.sum(0)")
+    config: dict[str, object] = {"rows": 64, "block": 32, "loop": True, "split": 16}
+    found = kernel_of(checker, text, HUGE, config).source
+    assert "f_kernel_parts" in found
+    assert "cols = (start + tl.arange(0, BLOCK)[None, :]).to(tl.int64)" in found

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.micro.builtin.coder import _free
 from mtmc_lsp.micro.builtin.kernel import Kernel
 from mtmc_lsp.micro.builtin.sharing import SharedKernels
 
@@ -63,3 +64,14 @@ def test_operands_in_another_order_are_another_kernel():
     turned = kernel("two", "x", "y", "v")
     turned = replace(turned, source=turned.source.replace("(x, y, n", "(y, x, n"))
     assert known.one_for(turned).name == "two"
+
+
+def test_no_kernel_takes_the_name_of_another_ones_parts() -> None:
+    """Where two need the same kernel behind the one that finds their parts, only one of that is left, of the first one's name."""
+
+    def named(name: str) -> Kernel:
+        return Kernel(name, "", (), (), (), {}, (), {}, num_warps=4, num_stages=2)
+
+    assert _free("f_kernel", []) == "f_kernel"
+    assert _free("f_kernel", [named("f_kernel")]) == "f_2_kernel"
+    assert _free("f_kernel", [named("f_kernel"), named("f_2_kernel_parts")]) == "f_3_kernel"
