@@ -64,11 +64,12 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     values = _values(graph)
     # A module that was built otherwise may lack the others' tensors, so what it is comes before these are looked up.
     first = _structure(graph, [text for access, text in values if access.startswith("self.")])
-    conditions = _common(graph)
+    alike = _alike_inputs(graph) if _asks_together(graph) else None
+    conditions = _common(graph, together=alike is not None)
     conditions.append("not torch.is_autocast_enabled()")
     conditions.append("not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))")
-    conditions += _alike(graph, names)
-    conditions += _shapes(graph, names, texts)
+    conditions += _alike(alike or (), names)
+    conditions += _shapes(graph, names, texts, alike)
     conditions += _apart(graph, names)
     conditions += [binding.condition for binding in bound.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
@@ -164,22 +165,21 @@ def _prefixes(path: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(path[:end]) for end in range(2, len(path) + 1)]
 
 
-def _common(graph: Graph) -> list[str]:
-    """What all tensors share: being on the GPU, and their dtype and layout where these agree."""
+def _common(graph: Graph, *, together: bool) -> list[str]:
+    """What all tensors share: being on the GPU, and their dtype and layout where these agree; of many, asked ``together``."""
     # A kernel reads memory, which fake tensors, DTensors and the like do not have, and neither what traces a call (jit,
     # make_fx) nor what transforms it (vmap, forward gradients) sees a launch. Some of these raise when asked for more.
     # One pass over the tensors: the guard runs before every call.
+    plain = f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))"
+    if together:
+        return [plain, f"{LIE_HERE}(tensors)"]
     checks = ["isinstance(t, torch.Tensor) and t.is_cuda"]
     if len(graph.inputs) > 1:
         checks.append("t.device == tensors[0].device")
     dtypes = {item.type.dtype for item in graph.inputs}
-    dense = all(item.type.is_contiguous for item in graph.inputs)
-    plain = f"(torch.compiler.is_compiling() or {PLAIN_CALL}(tensors))"
-    if _asks_together(graph):
-        return [plain, f"{LIE_HERE}(tensors)"]
     if len(dtypes) == 1:
         checks.append(f"t.dtype == torch.{dtypes.pop()}")
-    if dense:
+    if all(item.type.is_contiguous for item in graph.inputs):
         checks.append("t.is_contiguous()")
     return [
         plain,
@@ -303,16 +303,20 @@ def _structure(graph: Graph, values: list[str]) -> str:
     return f"    if not (\n        {unique}\n    ):\n        return {otherwise}\n"
 
 
-def _shapes(graph: Graph, names: dict[str, str], texts: dict[str, str]) -> list[str]:
+def _shapes(
+    graph: Graph, names: dict[str, str], texts: dict[str, str], alike: Sequence[GraphInput] | None
+) -> list[str]:
+    """The dtypes, shapes and layouts that nothing else asks for; ``alike`` is ``None`` where all is asked of each by itself."""
     one_dtype = len({item.type.dtype for item in graph.inputs}) == 1
     all_dense = all(item.type.is_contiguous for item in graph.inputs)
     conditions: list[str] = []
     earlier: list[GraphInput] = []
+    asked = {item.name for item in alike or ()}
     for item in graph.inputs:
-        if _is_alike(graph, item):
+        if item.name in asked:
             continue
         own = names[item.name]
-        if not one_dtype or _asks_together(graph):
+        if not one_dtype or alike is not None:
             conditions.append(f"{own}.dtype == torch.{item.type.dtype}")
         same = next((other for other in earlier if other.type.shape == item.type.shape), None)
         if same is not None:
@@ -327,12 +331,11 @@ def _shapes(graph: Graph, names: dict[str, str], texts: dict[str, str]) -> list[
     return _without_repeated_numel(conditions)
 
 
-def _alike(graph: Graph, names: dict[str, str]) -> list[str]:
+def _alike(alike: Sequence[GraphInput], names: dict[str, str]) -> list[str]:
     """Of the many tensors of a network those of one dtype and shape are looked at together: it is shorter, and faster."""
     groups: dict[tuple[str, tuple[Size, ...]], list[str]] = {}
-    for item in graph.inputs:
-        if _is_alike(graph, item):
-            groups.setdefault((item.type.dtype, item.type.shape), []).append(names[item.name])
+    for item in alike:
+        groups.setdefault((item.type.dtype, item.type.shape), []).append(names[item.name])
     return [
         call_text(ALL_ARE, [f"torch.{dtype}", _constant_shape(shape), *tensors], "        ")
         for (dtype, shape), tensors in groups.items()
@@ -344,9 +347,10 @@ def _asks_together(graph: Graph) -> bool:
     return gives_tensors(graph) and all(item.type.is_contiguous for item in graph.inputs)
 
 
-def _is_alike(graph: Graph, item: GraphInput) -> bool:
-    fixed = all(size.is_constant and size.constant for size in item.type.shape)
-    return _asks_together(graph) and item.kind is not InputKind.ARGUMENT and fixed
+def _alike_inputs(graph: Graph) -> list[GraphInput]:
+    """The parameters and buffers whose shapes are fixed, and hold something."""
+    held = (item for item in graph.inputs if item.kind is not InputKind.ARGUMENT)
+    return [item for item in held if all(size.is_constant and size.constant for size in item.type.shape)]
 
 
 def _constant_shape(shape: Sequence[Size]) -> str:
@@ -418,10 +422,10 @@ FEW_ALIKE = 3
 def _values_alike(graph: Graph) -> dict[tuple[str, ...], list[str]]:
     """The modules of a network that have values alike, and the names of these, where they are several modules."""
     owners: dict[tuple[str, str], list[str]] = {}
-    for access, value in graph.constants.items():
+    for access, value in graph.constants.items() if gives_tensors(graph) else ():
         owner, _, name = access.rpartition(".")
         special = isinstance(value, float) and not math.isfinite(value)
-        if gives_tensors(graph) and owner.startswith("self.") and name.isidentifier() and not special:
+        if owner.startswith("self.") and name.isidentifier() and not special:
             owners.setdefault((name, repr(value)), []).append(owner)
     found: dict[tuple[str, ...], list[str]] = {}
     for (name, _), them in owners.items():
