@@ -10,13 +10,13 @@ import torch
 
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json
-from mtmc_lsp.core.workload import Capture, Target
+from mtmc_lsp.core.workload import Target
 from mtmc_lsp.measure import mending
 from mtmc_lsp.measure.cases import AUTOGRAD
 from mtmc_lsp.measure.comparing import FACTORS
 from mtmc_lsp.measure.handover import take
 from mtmc_lsp.measure.rewriting import BFLOAT16_TO_FLOAT32, GPU_TO_CPU
-from mtmc_lsp.measure.running import copies, is_interpreted
+from mtmc_lsp.measure.running import capture_of, copies, is_interpreted
 
 MOST_IN_TEXT = 4096
 """Elements that are written as text; more go to a file beside."""
@@ -25,7 +25,7 @@ TEMPLATE = Path(__file__).with_name("reproduction.txt")
 
 def reproduce(request: dict[str, Any]) -> dict[str, Any]:
     """Write the file, and what it needs; gives their paths."""
-    capture, target = from_json(Capture, request["capture"]), from_json(Target, request["target"])
+    capture, target = capture_of(request), from_json(Target, request["target"])
     inputs = copies(take(request["inputs"], "cpu"))
     path = Path(request["path"])
     path.parent.mkdir(parents=True, exist_ok=True)
