@@ -2,10 +2,10 @@
 
 A configuration is a flat mapping. For tile kernels: ``rows`` (per program), ``block`` (columns per tile), ``loop`` (over blocks
 of columns), ``warps``, ``stages``. For products: ``block_m``, ``block_n``, ``block_k``, ``group_m``, ``warps``, ``stages``,
-``precision``, and ``once`` (:mod:`mtmc_lsp.macro.few_rows`); of convolutions also ``taps``: a block of K is a block of channels
-at one place of the window. Also ``split`` (parts of a reduction's columns) and ``split_k`` (parts of a product's K), ``persist``
-(programs that do one piece of work after another) and ``order`` (``columns``: an elementwise kernel's programs run along columns
-first).
+``precision``, ``once`` (:mod:`mtmc_lsp.macro.few_rows`), and ``tma``: hardware moves tiles of the operands; of convolutions also
+``taps``: a block of K is a block of channels at one place of the window. Also ``split`` (parts of a reduction's columns) and
+``split_k`` (parts of a product's K), ``persist`` (programs that do one piece of work after another) and ``order`` (``columns``:
+an elementwise kernel's programs run along columns first).
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ def default_config(program: Program, region: Region) -> Config:
 
 FEW_PROGRAMS = 256
 """With fewer programs of a reduction than this, each with a long sum, much of a large device would be idle."""
+SHARED_BLOCK = 4096
+"""Most columns of a tile where programs share a row: what is written then overlaps with what other programs read. On an H200
+the second kernel of a layer norm over 16 rows of 2^22 took 153 us so, and 168 us in tiles of twice the width."""
 MANY_PROGRAMS = 512
 """About as many programs as a large device runs at once."""
 LEAST_SHARED = 1 << 18
@@ -102,6 +105,9 @@ def split_parts(program: Program, region: Region, config: Mapping[str, int | str
     block = int(config["block"])
     if not config.get("loop"):
         block = min(block, 2048)
+        changes = {"block": block, "warps": 8}
+    elif block > SHARED_BLOCK:
+        block = SHARED_BLOCK
         changes = {"block": block, "warps": 8}
     # Each part walks a few blocks, so that a program's start is a small part of it.
     most = columns // (4 * block)
@@ -134,15 +140,22 @@ def _walked(region: Region) -> int:
 
 
 SPLIT = "fp16x3"
-"""The precision mode for fp32 products: operands scaled and split into two float16 halves before the product."""
+"""The precision mode for fp32 products: operands scaled and split into two float16 halves before the product. Pieces of the sum
+are added up by fp32 units: tensor cores round every addition of theirs towards zero, so their own error grows with K, above all
+where no terms cancel."""
+SHORT = "fp16x3-short"
+"""As :data:`SPLIT`, in pieces of half the length: as exact as a float32 product, a twentieth slower."""
 PROMOTED = "fp16x3-promoted"
-"""As :data:`SPLIT`, each block of K added to the sum by fp32 units: tensor cores round every addition of theirs towards zero,
-so their own error grows with K, above all where no terms cancel."""
-HALVES = (SPLIT, PROMOTED)
+"""For operands that are split as they are read, or given as halves: each block of K is a piece."""
+HALVES = (SPLIT, SHORT, PROMOTED)
 """Modes whose operands are split into halves."""
+SPLIT_BEFORE = (SPLIT, SHORT)
+"""Modes whose operands are split by kernels that run before the product's."""
 PROMOTED_ELEMENTS = 128 * 128
-"""Largest tile whose sum and whose block's sum both fit into the registers of eight warps."""
+"""Largest tile whose sum and whose piece's sum both fit into the registers of eight warps."""
 
+FIRST_WITH_TMA = 90
+"""Compute capability, times ten, of the first devices with the Tensor Memory Accelerator: Hopper."""
 CORE_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64))
 """Tiles for half-precision operands, largest first."""
 LARGE_SHARED_BYTES = 100_000
@@ -165,7 +178,6 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
     if precision in HALVES and not can_split(program, prim):
         precision = "ieee"
     mode = "native" if half else (precision if precision and operand == "float32" else own)
-    mode = PROMOTED if is_of_halves(prim) else mode
     sized = ProductSizes.of(program.prims, prim)
     m, n, batch = (size.value(program.graph.sizes) for size in (sized.m, sized.n, sized.batch))
     channels = sized.channels.value(graph.sizes)
@@ -173,6 +185,10 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
     # Split as they are read, blocks of K have scales of their own, so fp32 units add them to the sum.
     if mode in HALVES and (both := both_tile(program, prim)) is not None:
         return {**both, "precision": PROMOTED}
+    if is_of_halves(prim):
+        mode = PROMOTED
+    elif mode == PROMOTED:
+        mode = SPLIT
     side = read_once(program, prim) if mode in HALVES else None
     if side is not None:
         tile_of = window_tile(m, n, batch) if taps else once_tile(m, n, batch, side)
@@ -180,7 +196,7 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
         if not split_product_parts(program, region, once):
             return once
     if half or mode in HALVES:
-        most = PROMOTED_ELEMENTS if mode == PROMOTED else CORE_TILES[0][0] * CORE_TILES[0][1]
+        most = PROMOTED_ELEMENTS if mode in HALVES else CORE_TILES[0][0] * CORE_TILES[0][1]
         gathered = is_of_halves(prim) and taps and not walks_taps
         # Addresses that mix places and channels take many registers, for both halves.
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most)
@@ -189,11 +205,14 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
         elif taps:
             # Beyond the channels of one place of the window there would be nothing to multiply.
             block_k = min(block_k, next_power_of_two(channels)) if walks_taps else block_k
+            # Two programs to a multiprocessor: one writes its tile while the other multiplies. On an H200 1601 us, and 1985 in
+            # eight warps (64 to 128 channels, 3 x 3, 4.2 million places).
+            warps = 4 if half and block_m * block_n <= 128 * 128 else warps
     else:
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
     tile: Config = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "group_m": 8}
-    config: Config = {**tile, "warps": warps, "stages": 3, "precision": mode}
+    config: Config = {**tile, "warps": warps, "stages": 5 if mode in SPLIT_BEFORE else 3, "precision": mode}
     if walks_taps:
         config["taps"] = True
     return {**config, **split_product_parts(program, region, config)}
@@ -216,6 +235,19 @@ def _tensor_core_tile(m: int, n: int, batch: int, most: int) -> tuple[int, int, 
     return tall, wide, 64, 8 if tall * wide >= 128 * 128 else 4
 
 
+def with_tiles_moved(config: Config, arch: str) -> Config:
+    """A product's configuration, with tiles of its operands moved by hardware (TMA) where the device has that.
+
+    Args:
+        config: as chosen for the sizes.
+        arch: of the device: ``sm_90``, or what other makers call theirs.
+    """
+    number = arch.removeprefix("sm_")
+    moved = number.isdigit() and int(number) >= FIRST_WITH_TMA
+    suits = config.get("precision") in ("native", *SPLIT_BEFORE) and not config.get("taps")
+    return {**config, "tma": True} if moved and suits and int(config["block_m"]) >= 64 else config
+
+
 def fitted(config: Config, shared_bytes: int, loaded: int = 2) -> Config:
     """A product's or an attention's configuration, made small enough for the device's shared memory.
 
@@ -229,7 +261,7 @@ def fitted(config: Config, shared_bytes: int, loaded: int = 2) -> Config:
         return config
     if "block_k" not in config:
         return {**config, "stages": 2} if shared_bytes < LARGE_SHARED_BYTES else config
-    for most, stages in ((64, int(config["stages"])), (64, 2), (32, 3), (32, 2)):
+    for most, stages in (*((64, n) for n in range(int(config["stages"]), 1, -1)), (32, 3), (32, 2)):
         deep = min(most, int(config["block_k"]))
         own = stage_bytes({**config, "block_k": deep})
         # What is rounded on the way is loaded as it is, ahead of its use, and lies there once more as tensor cores take it.
@@ -246,7 +278,7 @@ def stage_bytes(config: Mapping[str, int | str | bool]) -> int:
     if ONCE in config:
         # Operands as they are, in four bytes, or both halves of them.
         return 4 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"]))
-    # Promoted, both halves of both operands of a block of K lie there at once.
+    # Of given halves, both of both operands of a block of K lie there at once.
     tiles = 2 if config.get("precision") == PROMOTED else 1
     return 2 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"])) * tiles
 
@@ -437,6 +469,12 @@ def _product_variants(config: Mapping[str, int | str | bool], *, of_windows: boo
                  (64, 64, 64, 4, 3), (32, 128, 64, 4, 4), (32, 64, 64, 4, 4)]  # fmt: skip
         # Few rows, many rows: which of them are the left operand's, the side says.
         shapes = [(few, many, k, w, s) if config[ONCE] else (many, few, k, w, s) for few, many, k, w, s in tiles]
+    elif config["precision"] in SPLIT_BEFORE:
+        # Two accumulators: what is larger spills.
+        shapes = [
+            (128, 128, 64, 8, 5), (128, 128, 64, 8, 4), (128, 128, 64, 8, 6), (128, 128, 128, 8, 3), (64, 128, 64, 4, 4),
+            (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 64, 128, 4, 3), (64, 32, 64, 4, 4),
+        ]  # fmt: skip
     elif config["precision"] == PROMOTED:
         # Two accumulators, and four tiles per stage: what is larger spills, or does not fit into shared memory.
         shapes = [

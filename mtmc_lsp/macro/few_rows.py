@@ -11,6 +11,10 @@ With few rows and few columns a long K is all that there is: a pass that splits 
 programs (an H200 took 11 ms for 256 x 524288 by 524288 x 256 so, and cuBLAS in float32 1.3 ms). There both operands are split as
 they are read, by programs that share K.
 
+So are those of short sums, whose time is that of writing the results: 32768 x 32 by 32 x 32768 took 2445 us with passes that
+split before, and 2071 us so, in tiles of 128 x 64, a row of them after the other (writing alone: 918 us, cuBLAS in float32:
+2540 us); with 64 terms there is too much to split for each tile.
+
 The windows of a convolution with few channels are the other case: written out, their halves would be many times the input. On
 an H200 four such convolutions, which cuDNN runs in float32, took 0.38, 0.83, 0.45 and 2.1 ms so, and 0.62, 1.9, 0.75 and 9.9 ms
 by cuDNN (3 or 8 channels to 24, 64, 64 and 16, windows of 27, 27, 9 and 64 places).
@@ -39,12 +43,16 @@ FEW_TILES = 128
 """With fewer tiles than this, each with a long sum, much of a large device would be idle."""
 LEAST_PARTS = 4
 """Parts of K from which on they pay for the kernel that adds them."""
+FEW_TERMS = 32
+"""Terms of a sum up to which a program splits its own tiles in less time than it takes to write the results."""
+LEAST_RESULTS = 4
+"""How many results there must be for each element of the operands."""
 BUSY = 100
 """Programs below which a smaller tile is taken, so that no large part of the device idles."""
 WHOLE_LIMIT = 16384
 """Sizes of K up to which a row is split while it is held in registers."""
 STRIDED_ROWS = 16
-"""Rows of a program that splits an operand whose K is not dense, or too large to be held."""
+"""Most rows of a program that splits an operand whose K is not dense, or too large to be held."""
 _IN_PLACE = frozenset({PrimOp.PERMUTE, PrimOp.RESHAPE, PrimOp.ALIAS})
 
 
@@ -69,7 +77,7 @@ def read_once(program: Program, prim: Prim) -> int | None:
         or program.prims[name].dtype != "float32"
     ):
         return None
-    return side if _is_dense_along_sum(program, prim, side) else None
+    return side if is_dense_along_sum(program, prim, side) else None
 
 
 def parts_of_sum(tiles: int, depth: int, block_k: int) -> int:
@@ -80,14 +88,20 @@ def parts_of_sum(tiles: int, depth: int, block_k: int) -> int:
 
 def split_programs(rows: int, k: Size, sizes: Mapping[str, int]) -> int:
     """About how many programs a pass has that splits an operand of so many rows before its product."""
-    whole = k.is_constant and k.constant <= WHOLE_LIMIT
-    return -(-rows // (max(1, 2048 // k.value(sizes)) if whole else STRIDED_ROWS))
+    depth = k.value(sizes)
+    return -(-rows // (max(1, 2048 // depth) if depth <= WHOLE_LIMIT else strided_rows(rows)))
+
+
+def strided_rows(rows: int) -> int:
+    """Rows that a program splits at a time where K is not dense: fewer where there would be few programs."""
+    return next((own for own in (STRIDED_ROWS, 8) if rows // own >= FEW_TILES), 4)
 
 
 def both_tile(program: Program, prim: Prim) -> dict[str, int | str | bool] | None:
-    """Blocks and parts of a float32 product of few tiles with a long sum, whose operands are both split as they are read.
+    """Blocks (and parts) of a float32 product whose operands are both split as they are read.
 
-    ``None`` where it has tiles enough, or where an operand is no tensor in memory.
+    One of few tiles with a long sum, or one of many results that are short sums. ``None`` for others, and where an operand is no
+    tensor in memory.
     """
     if is_of_halves(prim) or ProductDims.of(prim).taps or program.prims[prim.inputs[0]].dtype != "float32":
         return None
@@ -95,6 +109,9 @@ def both_tile(program: Program, prim: Prim) -> dict[str, int | str | bool] | Non
     m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
     if min(m, n) < LEAST_SPLIT_ROWS or not all(_stored(program, name)[-1] in program.value_of for name in prim.inputs):
         return None
+    if k <= FEW_TERMS and batch * m * n >= LEAST_RESULTS * batch * (m + n) * k:
+        block_k = max(16, 1 << (k - 1).bit_length())
+        return {"block_m": 128, "block_n": 64, "block_k": block_k, "group_m": 1, "warps": 4, "stages": 2, ONCE: BOTH}
     tall, wide = (min(128, 1 << (size - 1).bit_length()) for size in (m, n))
     deep = 32
     parts = parts_of_sum(-(-m // tall) * -(-n // wide) * batch, k, deep)
@@ -140,7 +157,7 @@ def window_tile(m: int, n: int, batch: int) -> dict[str, int | str | bool]:
     return {"block_m": tall, "block_n": wide, "block_k": 32, "group_m": 8, "warps": warps, "stages": 1, ONCE: 0}
 
 
-def _is_dense_along_sum(program: Program, prim: Prim, side: int) -> bool:
+def is_dense_along_sum(program: Program, prim: Prim, side: int) -> bool:
     """Whether the operand lies in memory as it is, neighbours along K side by side."""
     dims, name = ProductDims.of(prim), prim.inputs[side]
     chain = _stored(program, name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
-from mtmc_lsp.macro.configs import default_config, fitted, product_config
+from mtmc_lsp.macro.configs import default_config, fitted, product_config, with_tiles_moved
 from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.macro.loads import loaded_bytes
 from mtmc_lsp.macro.prims import PrimOp, Program
@@ -277,7 +277,7 @@ class FusionSearch:
             own = product_in(self.program, region)
             config = product_config(self.program, region, self.precision(own.origin))
             loaded = loaded_bytes(self.program, region) if config.get("precision") == "native" else 2
-            return fitted(config, self.device.shared_bytes, loaded)
+            return with_tiles_moved(fitted(config, self.device.shared_bytes, loaded), self.device.arch)
         if region.kind is RegionKind.RECURRENT:
             layers = recurrence_in(self.program, region)
             return first_config(self.program, layers, self.precision(layers.origin))

@@ -16,20 +16,18 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.macro.averages import summed_products
-from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT, can_split
+from mtmc_lsp.macro.configs import HALVES, PROMOTED, SHORT, SPLIT, SPLIT_BEFORE, can_split
 from mtmc_lsp.macro.few_rows import both_tile, read_once
 from mtmc_lsp.macro.lower import GraphBox
-from mtmc_lsp.macro.prims import Prim, PrimOp, ProductSizes, Program
+from mtmc_lsp.macro.prims import Prim, PrimOp, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import MODES as RECURRENT_MODES
 from mtmc_lsp.macro.recurrence import modes_of
 from mtmc_lsp.macro.schedule import Schedule
-from mtmc_lsp.macro.signs import is_nonnegative
 
 MODES = (*HALVES, "ieee")
 """Modes for fp32 products, fastest first."""
 LONG_SUM = 1024
-"""Terms from which on a sum is promoted at once where what it loses adds up, as it does without cancellation. On an H200 tensor
-cores' rounding cost 3.4 times the allowed error over 4096 of them, and it grows with their number."""
+"""Terms from which on a sum's pieces are short at once where what they lose is left when everything else has cancelled."""
 FULL = 2e-5
 """Relative errors below this are no TF32 product's, whose operands are rounded to 11 bits (about 3e-4 on an H200)."""
 INEXACT = 1e-2
@@ -46,15 +44,11 @@ class Precisions:
     """Mode to the nodes whose products it rounds too much."""
     refused: Collection[tuple[str, frozenset[str]]]
     """Modes and sets of nodes that came to nothing together; where no mode was said, it is empty."""
-    nonnegative: Collection[str] = ()
-    """Graph inputs without negative elements, in all tries or in one."""
     slow: Collection[tuple[str, frozenset[str]]] = ()
     """Modes and sets of nodes that were correct as one kernel, and slower than what they were before."""
 
     @staticmethod
-    def of(
-        program: Program, history: Sequence[Step], *, strict: bool = False, nonnegative: Collection[str] = ()
-    ) -> Precisions:
+    def of(program: Program, history: Sequence[Step], *, strict: bool = False) -> Precisions:
         """What the steps of a run leave."""
         inexact: dict[str, set[str]] = {}
         refused: set[tuple[str, frozenset[str]]] = set()
@@ -74,8 +68,8 @@ class Precisions:
                     refused.add((mode, frozenset(nodes)))
                     if mode == SPLIT and not rounded:
                         # The same products with more to do are no faster.
-                        refused.add((PROMOTED, frozenset(nodes)))
-        return Precisions(program, strict, inexact, refused, nonnegative, slow)
+                        refused.add((SHORT, frozenset(nodes)))
+        return Precisions(program, strict, inexact, refused, slow)
 
     @cached_property
     def modes(self) -> Mapping[str, tuple[str, ...]]:
@@ -94,11 +88,13 @@ class Precisions:
             return ("ieee",)
         if not can_split(self.program, prim):
             return ("ieee",)
-        left = tuple(mode for mode in MODES if mode == "ieee" or not self.is_inexact(prim.origin, mode))
         # Split as it is read, an operand has a scale for each block of K, and fp32 units add the blocks up.
         as_read = both_tile(self.program, prim) is not None or read_once(self.program, prim) is not None
-        promoted = as_read or self._is_long(prim)
-        return left[1:] if left[0] == SPLIT and promoted else left
+        if as_read or is_of_halves(prim):
+            split: tuple[str, ...] = (PROMOTED,)
+        else:
+            split = (SHORT,) if self._is_summed(prim) else SPLIT_BEFORE
+        return (*(mode for mode in split if not self.is_inexact(prim.origin, mode)), "ieee")
 
     @property
     def ranks(self) -> int:
@@ -147,13 +143,10 @@ class Precisions:
     def _summed(self) -> Collection[str]:
         return summed_products(self.program)
 
-    def _is_long(self, prim: Prim) -> bool:
-        """Whether it sums many terms, none of which cancel, or its own results are summed in which errors would."""
-        if ProductSizes.of(self.program.prims, prim).k.value(self.program.graph.sizes) < LONG_SUM:
-            return False
-        return prim.name in self._summed or all(
-            is_nonnegative(self.program, name, self.nonnegative) for name in prim.inputs
-        )
+    def _is_summed(self, prim: Prim) -> bool:
+        """Whether it sums many terms, and its own results are summed, in which errors do not cancel."""
+        k = ProductSizes.of(self.program.prims, prim).k.value(self.program.graph.sizes)
+        return k >= LONG_SUM and prim.name in self._summed
 
 
 @lru_cache(maxsize=8)

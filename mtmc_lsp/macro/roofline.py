@@ -9,7 +9,6 @@ from mtmc_lsp.macro.actions.base import Situation
 from mtmc_lsp.macro.catalogue import proposals
 from mtmc_lsp.macro.precisions import as_run
 from mtmc_lsp.macro.schedule import Schedule
-from mtmc_lsp.macro.signs import nonnegative_inputs
 
 
 class RooflinePlanner:
@@ -33,7 +32,6 @@ class RooflinePlanner:
             measured=state.measured,
             strict=self._strict,
             history=state.history,
-            nonnegative=nonnegative_inputs(state.capture),
         )
         tried = {step.action.key for step in state.history}
         return [action for action in proposals(situation) if action.key not in tried]

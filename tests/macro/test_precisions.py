@@ -12,18 +12,17 @@ from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.catalogue import proposals
-from mtmc_lsp.macro.configs import HALVES, PROMOTED, SPLIT
+from mtmc_lsp.macro.configs import HALVES, PROMOTED, SHORT, SPLIT
 from mtmc_lsp.macro.cost import kernel_cost, torch_cost
 from mtmc_lsp.macro.few_rows import BOTH
 from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.precisions import Precisions
 from mtmc_lsp.macro.regions import analyse
-from mtmc_lsp.macro.signs import is_nonnegative, nonnegative_inputs
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from tests.macro.situations import SHEET, situation, start
 from tests.micro.harness import compile_errors, fused, verified
 
-SMALL = {"block_m": 16, "block_n": 16, "block_k": 16, "group_m": 4, "warps": 4, "stages": 2, "precision": PROMOTED}
+SMALL = {"block_m": 16, "block_n": 16, "block_k": 16, "group_m": 4, "warps": 4, "stages": 2, "precision": SHORT}
 LINEAR = """import torch
 import torch.nn.functional as F
 # mtmc: x=f32[B,K]{range} w=f32[N,K]{range} b=f32[N] B={b} K={k} N={n}
@@ -58,7 +57,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_promoted_product_is_as_exact_as_the_users_own(name: str, captured) -> None:
+def test_a_product_in_short_pieces_is_as_exact_as_the_users_own(name: str, captured) -> None:
     """The verdict compares with a float64 oracle and allows eight times the error of the user's own fp32."""
     text, config = CASES[name]
     capture = captured(text, "f")
@@ -68,14 +67,15 @@ def test_a_promoted_product_is_as_exact_as_the_users_own(name: str, captured) ->
     assert verdict.is_correct, verdict.reason
 
 
-def test_blocks_are_added_by_fp32_units(captured) -> None:
-    """A last product whose accumulator is empty would be folded into the addition, and nothing would be promoted."""
-    text = linear(range="@0..1", b=512, k=4096, n=512)
+def test_pieces_are_added_by_fp32_units(captured) -> None:
+    """Of one block alone, the product would be folded into the addition, and be done by tensor cores."""
+    text = linear(range="@0..1", b=2048, k=4096, n=2048)
     capture = captured(text, "f")
-    action = next(each for each in planned(capture, text) if precision(each) == PROMOTED)
-    candidate = fused(capture, text, dict(action.params["config"]))
-    chain = re.findall(r"part = tl\.dot\(\w+, \w+(, part)?\)", candidate.source)
-    assert chain == ["", ", part", ", part"]
+    config = dict(planned(capture, text)[0].params["config"])
+    assert config["tma"]
+    candidate = fused(capture, text, {**config, "precision": SHORT})
+    assert re.search(r"if \(start // BLOCK_K \+ 1\) % PIECE == 0:\n +acc \+= part", candidate.source)
+    assert candidate.launches[-1].constexprs["PIECE"] == 2
     assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
 
 
@@ -87,11 +87,7 @@ def precision(action: MacroAction) -> str:
 def planned(capture: Capture, text: str, history: tuple[Step, ...] = (), **state: bool) -> list[MacroAction]:
     """What the planner would do next on an H200, of actions that make a kernel."""
     state = {"strict": False, **state}
-    own = replace(
-        situation(capture, start(capture, text), device=SHEET, **state),
-        history=history,
-        nonnegative=nonnegative_inputs(capture),
-    )
+    own = replace(situation(capture, start(capture, text), device=SHEET, **state), history=history)
     return [action for action in proposals(own) if action.kind in (ActionKind.FUSE, ActionKind.TENSOR_CORE)]
 
 
@@ -103,7 +99,7 @@ def failed(action: MacroAction, error: float, own: float = 8e-7, candidate: Cand
 BIG = linear(range="@-1..1", b=2048, k=2048, n=2048)
 
 
-def test_what_was_too_inexact_is_promoted_and_then_done_by_fp32_units(captured) -> None:
+def test_what_was_too_inexact_is_summed_in_shorter_pieces_and_then_by_fp32_units(captured) -> None:
     text = linear(b=8192, k=64, n=2048)
     capture = captured(text, "f")
     history: tuple[Step, ...] = ()
@@ -112,7 +108,7 @@ def test_what_was_too_inexact_is_promoted_and_then_done_by_fp32_units(captured) 
         action = next(iter(planned(capture, text, history)))
         modes.append(precision(action))
         history = (*history, failed(action, 2.3e-5))
-    assert modes == [SPLIT, PROMOTED, "ieee"]
+    assert modes == [SPLIT, SHORT, "ieee"]
     assert not any(precision(action) for action in planned(capture, text, history))
 
 
@@ -122,15 +118,15 @@ def test_an_inexact_mode_is_given_up_for_the_product_whatever_is_fused_with_it(c
     product = next(name for name in first.region if "linear" in name)
     alone = replace(first, region=(product,))
     modes = {precision(action) for action in planned(capture, BIG, (failed(alone, 2.3e-5),))}
-    assert modes == {PROMOTED}
+    assert modes == {SHORT}
 
 
-def test_what_was_too_slow_is_not_promoted(captured) -> None:
+def test_what_was_too_slow_is_not_tried_in_shorter_pieces(captured) -> None:
     """With more additions the same products are no faster."""
     capture = captured(BIG, "f")
     first = planned(capture, BIG)[0]
     history = (Step(1, first, StepStatus.REJECTED, "not faster"),)
-    assert PROMOTED not in {precision(a) for a in planned(capture, BIG, history) if set(a.region) == set(first.region)}
+    assert SHORT not in {precision(a) for a in planned(capture, BIG, history) if set(a.region) == set(first.region)}
 
 
 def test_a_wrong_kernel_says_nothing_of_its_rounding(captured) -> None:
@@ -138,18 +134,6 @@ def test_a_wrong_kernel_says_nothing_of_its_rounding(captured) -> None:
     first = planned(capture, BIG)[0]
     modes = [precision(action) for action in planned(capture, BIG, (failed(first, 0.7),))]
     assert modes[0] == SPLIT, "other nodes are tried together, in the same mode"
-
-
-def test_a_long_sum_of_positive_terms_is_promoted_at_once(captured) -> None:
-    """Where no range is asked for, positive numbers are among what is tried."""
-    for text, expected in (
-        (linear(range="@0..1", b=2048, k=2048, n=2048), PROMOTED),
-        (linear(range="@-1..1", b=2048, k=2048, n=2048), SPLIT),
-        (linear(b=2048, k=2048, n=2048), PROMOTED),
-        (linear(range="@0..1", b=2048, k=256, n=2048), SPLIT),
-    ):
-        capture = captured(text, "f")
-        assert precision(planned(capture, text)[0]) == expected
 
 
 AVERAGED = {
@@ -164,7 +148,7 @@ AVERAGED = {
 
 
 @pytest.mark.parametrize("text", AVERAGED)
-def test_a_long_sum_whose_results_are_averaged_is_promoted_at_once(text: str, captured) -> None:
+def test_a_long_sum_whose_results_are_averaged_has_short_pieces_at_once(text: str, captured) -> None:
     """What tensor cores cut off is all on one side, and left when everything else has cancelled."""
     source = f"""import torch
 import torch.nn.functional as F
@@ -174,7 +158,7 @@ def f(x, y, r, s):
 """
     program = lower(captured(source, "f").graph)
     modes = Precisions(program, False, {}, ()).modes
-    assert {left[0] for left in modes.values()} == ({PROMOTED} if AVERAGED[text] else {SPLIT})
+    assert {left[0] for left in modes.values()} == ({SHORT} if AVERAGED[text] else {SPLIT})
 
 
 def test_operands_that_are_rounded_on_the_way_take_the_room_that_they_are_loaded_in(captured) -> None:
@@ -212,35 +196,6 @@ def test_strict_runs_stay_with_fp32_units(captured) -> None:
     capture = captured(text, "f")
     modes = {precision(action) for action in planned(capture, text, strict=True)}
     assert modes and not modes & set(HALVES)
-
-
-SIGNS = {
-    "torch.relu(x) @ y": True,
-    "x @ y": False,
-    "torch.softmax(x, -1) @ y": True,
-    "torch.sigmoid(x * 3 - 1).exp() @ y.t().contiguous().t()": True,
-    "(x * x - 1) @ y": False,
-    "torch.cat((x.abs(), y), 0) @ y": True,
-    "x.square().sum(-1, keepdim=True).expand(40, 40) @ y": True,
-    "-torch.relu(x) @ y": False,
-    "F.gelu(x.abs()) @ y": False,
-}
-
-
-@pytest.mark.parametrize("text", SIGNS)
-def test_signs_follow_from_what_operations_do(text: str, captured) -> None:
-    """``y`` is asked for from 0 on; what is not known to keep signs is not said to."""
-    source = f"""import torch
-import torch.nn.functional as F
-# mtmc: x=f32[40,40]@-1..1 y=f32[40,40]@0..1
-def f(x, y):
-    return {text}
-"""
-    capture = captured(source, "f")
-    program = lower(capture.graph)
-    product = next(prim for prim in program.prims.values() if prim.op.value == "matmul")
-    known = nonnegative_inputs(capture)
-    assert all(is_nonnegative(program, name, known) for name in product.inputs) is SIGNS[text]
 
 
 @pytest.mark.parametrize(("drawn", "low"), [("rand", 0.0), ("randn", None)])

@@ -48,6 +48,7 @@ BATCHED = """import torch
 def f(a, b):
     return torch.relu(a @ b) + 1.0
 """
+TALL = BATCHED.replace("M=20", "M=36")
 COMPUTED = """import torch
 # mtmc: a=f32[M,K]@1..2 b=f32[K,N] M=34 K=70 N=36
 def f(a, b):
@@ -57,6 +58,7 @@ SMALL = {"block_m": 16, "block_n": 16, "block_k": 16, "group_m": 4, "warps": 4, 
 PRODUCTS = {
     "linear": (LINEAR, {"precision": "ieee", "split_k": 2}),
     "linear by split operands": (LINEAR, {"precision": "fp16x3", "split_k": 4}),
+    "linear by split operands, tiles moved by hardware": (LINEAR, {"precision": "fp16x3", "tma": True, "split_k": 4}),
     "batched": (BATCHED, {"precision": "ieee", "split_k": 4}),
     "both operands split as they are read": (LINEAR, {"precision": PROMOTED, "once": BOTH, "split_k": 4}),
     "batches split as they are read": (BATCHED, {"precision": PROMOTED, "once": BOTH, "split_k": 2}),
@@ -77,6 +79,8 @@ def test_a_product_split_along_k_equals_the_users_code(name: str, captured) -> N
 PERSISTENT = {
     "product": (LINEAR, {**SMALL, "precision": "ieee", "persist": 3}),
     "batched product": (BATCHED, {**SMALL, "precision": "ieee", "persist": 2}),
+    "product, tiles moved by hardware": (LINEAR, {**SMALL, "precision": "fp16x3", "tma": True, "persist": 3}),
+    "batched product, tiles moved by hardware": (TALL, {**SMALL, "precision": "fp16x3", "tma": True, "persist": 2}),
     "norm, whole rows": (NORM, {"rows": 1, "block": 64, "persist": 4}),
     "norm, several rows": (NORM, {"rows": 2, "block": 64, "persist": 2}),
     "norm, looped": (NORM, {"rows": 1, "block": 32, "loop": True, "persist": 4}),

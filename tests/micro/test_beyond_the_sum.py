@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.macro.configs import PROMOTED, SPLIT
+from mtmc_lsp.macro.configs import PROMOTED, SHORT, SPLIT
 from mtmc_lsp.macro.few_rows import BOTH, ONCE
 from mtmc_lsp.measure.cases import Case
 from tests.micro.checker import Checker
@@ -32,7 +32,8 @@ TILE = {"block_m": 32, "block_n": 32, "block_k": 32, "group_m": 8, "warps": 4, "
 FORMS = {
     "whole": {"precision": "ieee"},
     "halves before": {"precision": SPLIT},
-    "halves before, promoted": {"precision": PROMOTED},
+    "halves before, in short pieces": {"precision": SHORT},
+    "halves before, tiles moved by hardware": {"precision": SPLIT, "tma": True},
     "left one as it is read": {"precision": PROMOTED, ONCE: 0},
     "right one as it is read": {"precision": PROMOTED, ONCE: 1},
     "both as they are read": {"precision": PROMOTED, ONCE: BOTH, "split_k": 4},

@@ -95,7 +95,8 @@ FAR = {
     "tile after tile": ("a=F[N,M] b=F[M,N] N=20 M=30", "a @ b", {"precision": "ieee", "persist": 2}),
     "parts along K": ("a=F[N,M] b=F[M,N] N=20 M=300", "a @ b", {"precision": "ieee", "split_k": 2}),
     "halves": ("a=F[N,M] b=F[M,N] N=40 M=30", "a @ b", {"precision": "fp16x3"}),
-    "halves, promoted": ("a=F[N,M] b=F[M,40] N=40 M=30", "a @ b", {"precision": "fp16x3-promoted"}),
+    "halves, in short pieces": ("a=F[N,M] b=F[M,40] N=40 M=30", "a @ b", {"precision": "fp16x3-short"}),
+    "halves, tiles moved by hardware": ("a=F[N,M] b=F[M,N] N=40 M=30", "a @ b", {"precision": "fp16x3", "tma": True}),
     "halves made as they are read": (
         "a=F[40,M] b=F[N,M] N=90 M=30", "F.linear(a, b)", {"precision": "fp16x3-promoted", "once": 1, "block_m": 64},
     ),

@@ -185,7 +185,7 @@ def _question(situation: Situation, rewrite: Rewrite) -> Hashable:
     plans = (plan for plan in situation.schedule.kernels if near & set(plan.nodes))
     kernels = frozenset((plan.nodes, tuple(sorted(plan.config.items())), plan.recomputed) for plan in plans)
     refused = tuple(step.action.key for step in situation.history if step.status is not StepStatus.ACCEPTED)
-    setting = (situation.device.name, situation.device.bandwidth, situation.strict, situation.nonnegative, refused)
+    setting = (situation.device.name, situation.device.bandwidth, situation.strict, refused)
     return GraphBox(situation.graph), situation.schedule.rewrites, rewrite, kernels, setting
 
 

@@ -43,8 +43,6 @@ class Situation:
     strict: bool = False
     """Whether actions that change rounding are forbidden."""
     history: Sequence[Step] = field(default=())
-    nonnegative: frozenset[str] = frozenset()
-    """Graph inputs without negative elements, in all tries or in one."""
 
     @property
     def timing(self) -> Timing | None:
@@ -64,7 +62,7 @@ class Situation:
 
     def precisions_of(self, program: Program) -> Precisions:
         """As :attr:`precisions`, for a program that a rewrite would make."""
-        return Precisions.of(program, self.history, strict=self.strict, nonnegative=self.nonnegative)
+        return Precisions.of(program, self.history, strict=self.strict)
 
     def search(self, rank: int = 0) -> FusionSearch:
         """The fusions of the schedule's program, each product in the mode of that rank that the history leaves for it."""

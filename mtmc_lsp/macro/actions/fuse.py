@@ -5,9 +5,9 @@ region and comes back, so the order of execution stays one the graph allows; and
 so one loop nest makes each of them once. Every value is then computed from the same operands as before.
 A precision mode changes how a float32 product is rounded; it is announced, verified against float64, and never proposed
 under ``precision = "strict"``. With operands x = (high + low) / s, where s is a power of two, all modes that split drop low * low
-alone, at most 2 ** -22 of a term. They differ in the order of fp32 additions, which is free over the reals: promoted, the terms
-of one block of K are summed first and these sums then one after the other, so that tensor cores, which round towards zero, make
-chains as long as a block, and fp32 units, which round to nearest, the chain over all blocks. A mode that was found too inexact
+alone, at most 2 ** -22 of a term. They differ in the order of fp32 additions, which is free over the reals: the terms of one
+piece of K are summed first and these sums then one after the other, so that tensor cores, which round towards zero, make chains
+as long as a piece, and fp32 units, which round to nearest, the chain over all pieces. A mode that was found too inexact
 for a product is not proposed for it again (:mod:`mtmc_lsp.macro.precisions`).
 """
 
@@ -28,7 +28,7 @@ from mtmc_lsp.macro.actions.base import (
     size_text,
     where,
 )
-from mtmc_lsp.macro.configs import HALVES, PROMOTED
+from mtmc_lsp.macro.configs import HALVES, SPLIT
 from mtmc_lsp.macro.cost import ZERO
 from mtmc_lsp.macro.fusion import Fusion, has_fp32_product
 from mtmc_lsp.macro.prims import Program
@@ -245,9 +245,9 @@ def _recurrent(program: Program, region: Region) -> str:
 
 def _error_text(fusion: Fusion) -> str:
     """What splitting costs of exactness."""
-    if fusion.config.get("precision") == PROMOTED:
-        return "about their error, since fp32 units add up the blocks of K"
-    return "a few times their error"
+    if fusion.config.get("precision") == SPLIT:
+        return "once or twice their error, since fp32 units add up pieces of K"
+    return "about their error, since fp32 units add up short pieces of K"
 
 
 def _in_parts(fusion: Fusion) -> str:

@@ -28,6 +28,7 @@ from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.code import LINE, call_text
+from mtmc_lsp.micro.builtin.descriptors import MEMORY_SOURCE, aligned_inputs
 from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, gives_tensors, write_guard
 from mtmc_lsp.micro.builtin.helpers import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.kernel import Kernel
@@ -248,14 +249,16 @@ def _block(
 ) -> str:
     graph = capture.graph
     access = {item.name: item.access for item in graph.inputs}
-    guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits)
+    aligned = aligned_inputs(launcher.program, [prim for kernel in kernels for prim in kernel.described])
+    guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits, aligned)
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
     sources = list(dict.fromkeys(kernel.source for kernel in kernels))
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
     launch = launcher.finish(f"{base}_launch", f"{base}_triton", what)
+    memory = [MEMORY_SOURCE] if launcher.makes_descriptors else []
     replay = [GRAPHS, REPLAYED, _replay(capture, base, launcher)] if is_replayed else []
-    return "\n\n".join([*helpers, *sources, *checks, guard, launch, *replay])
+    return "\n\n".join([*helpers, *sources, *checks, guard, *memory, launch, *replay])
 
 
 def _replay(capture: Capture, base: str, launcher: Launcher) -> str:

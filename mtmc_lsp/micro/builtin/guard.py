@@ -46,7 +46,14 @@ def bindings(graph: Graph, names: dict[str, str]) -> dict[str, Binding]:
     return found
 
 
-def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str, str], limits: tuple[str, ...]) -> str:
+def write_guard(
+    name: str,
+    parameters: list[str],
+    graph: Graph,
+    names: dict[str, str],
+    limits: tuple[str, ...],
+    aligned: Sequence[str] = (),
+) -> str:
     """Source of the guard function.
 
     Args:
@@ -55,6 +62,7 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
         graph: what the Triton version computes.
         names: Python for each graph input, in terms of ``parameters``.
         limits: further conditions over named sizes.
+        aligned: graph inputs that must begin at a multiple of 16 bytes.
     """
     bound = bindings(graph, names)
     texts = {symbol: binding.text for symbol, binding in bound.items()}
@@ -74,6 +82,9 @@ def write_guard(name: str, parameters: list[str], graph: Graph, names: dict[str,
     conditions += [binding.condition for binding in bound.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
     conditions += [_substituted(text, texts) for text in (*graph.conditions, *limits)]
+    if aligned:
+        begin = ", ".join(names[name] for name in aligned)
+        conditions.append(f"{ALIGNED}(({begin}{',' if len(aligned) == 1 else ''}))")
     unique = list(dict.fromkeys(conditions))
     body = "\n        and ".join(unique)
     many = gives_tensors(graph)
@@ -204,7 +215,12 @@ APART = "_lie_apart"
 LIE_HERE = "_lie_here"
 ALL_ARE = "_all_are"
 ALL_HAVE = "_all_have"
+ALIGNED = "_are_aligned"
 GUARD_HELPERS = {
+    ALIGNED: '''def _are_aligned(tensors) -> bool:
+    """Whether tensors begin at multiples of 16 bytes, as hardware that moves whole tiles of them asks; a compiler cannot tell."""
+    return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
+''',
     PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
     """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided

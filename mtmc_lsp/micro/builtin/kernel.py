@@ -45,6 +45,8 @@ class Kernel:
     """Conditions over named sizes that the guard must check for this kernel."""
     scratch_written: tuple[tuple[str, Scratch], ...] = ()
     scratch_read: tuple[tuple[str, Scratch], ...] = ()
+    described: tuple[str, ...] = ()
+    """Primitives in memory that tensor descriptors are made of, so that the guard must ask where they begin."""
     static: frozenset[str] = frozenset()
     """Parameters whose sizes the compiler is told."""
 
@@ -68,6 +70,7 @@ def assemble(
     limits: tuple[str, ...] = (),
     scratch_written: tuple[tuple[str, Scratch], ...] = (),
     scratch_read: tuple[tuple[str, Scratch], ...] = (),
+    described: tuple[str, ...] = (),
 ) -> Kernel:
     """Put header, docstring and body together; parameters come in the order pointers, outputs, sizes, constexprs."""
     tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
@@ -93,6 +96,7 @@ def assemble(
         limits=limits,
         scratch_written=scratch_written,
         scratch_read=scratch_read,
+        described=described,
         static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
     )
 

@@ -18,6 +18,7 @@ from mtmc_lsp.macro.regions import VIEWS, Region
 from mtmc_lsp.macro.rewrites.convolutions import FORMATS, channels_last
 from mtmc_lsp.macro.updates import counts, running_statistics
 from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
+from mtmc_lsp.micro.builtin.descriptors import MAKE, MEMORY
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
@@ -46,6 +47,8 @@ class Launcher:
     """The variable that holds each primitive that lies in memory."""
     launches: list[KernelLaunch] = field(default_factory=list)
     uses_seed: bool = False
+    makes_descriptors: bool = False
+    """Whether a kernel makes tensor descriptors."""
     recomputed: frozenset[str] = frozenset()
     """Nodes that kernels compute for themselves beside the kernel that is theirs."""
 
@@ -182,7 +185,10 @@ class Launcher:
         used = f"{kernel.grid} {kernel.dynamic}"
         for name, size in kernel.grid_sizes.items():
             text = self.size(size)
-            passed = any(param == name for param, _ in kernel.sizes)
+            passed = any(
+                param == name or (own == size and not size.is_symbol and not size.is_constant)
+                for param, own in kernel.sizes
+            )
             if re.search(rf"\b{name}\b", used) or passed:
                 if self._locals.get(name) != text:
                     self.lines.append(f"{name} = {text}")
@@ -205,6 +211,7 @@ class Launcher:
             self.lines.append(one_line)
         else:
             self.lines += [head, *filled(arguments, "    "), *filled(keywords, "    "), ")"]
+        self.makes_descriptors |= f"{MAKE}(" in kernel.source
         self.launches.append(self._signature(kernel))
 
     def _signature(self, kernel: Kernel) -> KernelLaunch:
@@ -258,6 +265,9 @@ class Launcher:
                 self.lines.append(f"{own}.copy_({value})")
         self._count()
         prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in self._size_names.items()]
+        if self.makes_descriptors:
+            # Of the present thread and context, which is why each call sets it.
+            prelude.append(f"triton.set_allocator({MEMORY})")
         if self.uses_seed:
             count = sum(1 for prim in self.program.prims.values() if prim.op.value == "random")
             first = self.input_names[graph.inputs[0].name]

@@ -12,11 +12,12 @@ from mtmc_lsp.core.dtypes import compute_dtype, is_half
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import HALVES, PROMOTED
+from mtmc_lsp.macro.configs import SPLIT_BEFORE
 from mtmc_lsp.macro.few_rows import BOTH, LEAST_SPLIT_ROWS, ONCE
 from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region
-from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.code import PRODUCT, TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.descriptors import Described, described, loaded, made
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.index import Index
@@ -27,10 +28,10 @@ from mtmc_lsp.micro.builtin.persistence import one_tile_after_another, parted
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses, widened
 from mtmc_lsp.micro.builtin.split_operands import (
     Halves,
+    piece_blocks,
     promoted_sum,
     split_as_read,
     walk_halves,
-    walk_promoted,
     write_split,
 )
 
@@ -60,12 +61,12 @@ def write_product_kernels(
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(program, region)
-    if config.get("precision") not in HALVES or is_of_halves(axes.prim) or config.get(ONCE) == BOTH:
+    if config.get("precision") not in SPLIT_BEFORE:
         return finished(axes, buffers, config, None, name, docstring)
     names = [operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
-    halves = [Halves.of(axes, side, names[side]) for side in (0, 1)]
+    halves = [Halves.of(axes, side, names[side], int(config["block_k"])) for side in (0, 1)]
     kernels = [write_split(axes, buffers, half, f"{name}_split_{half.name}") for half in halves]
     return kernels + finished(axes, buffers, config, halves, name, docstring)
 
@@ -125,7 +126,15 @@ class ProductWriter:
             [self.parameters.names.unique(f"{half.values.name}_ptr") for half in halves] if halves is not None else []
         )
 
+        self.tiles = self._tiles()
+        """Sides whose operands' tiles the hardware moves."""
         self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in halves or []]
+
+    def _tiles(self) -> dict[int, Described]:
+        if not self.config.get("tma") or self.halves is not None or self.many or self.axes.taps:
+            return {}
+        found = {side: described(self.axes, self.buffers, side) for side in range(len(self.axes.prim.inputs))}
+        return {side: operand for side, operand in found.items() if operand is not None}
 
     _sum_shape = "[BLOCK_M, BLOCK_N]"
 
@@ -148,6 +157,8 @@ class ProductWriter:
         blocks = self._blocks()
         grid = [f"triton.cdiv(n_m, {blocks['BLOCK_M']}) * triton.cdiv(n_n, {blocks['BLOCK_N']})"]
         sizes = {"n_m": self.axes.sizes["M"], "n_n": self.axes.sizes["N"]}
+        if self.halves:
+            sizes["k_pad"] = self.halves[0].k_pad
         if self.axes.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self.axes.n_batch
@@ -167,10 +178,13 @@ class ProductWriter:
             limits=self._limits(),
             scratch_read=self._scratch_read(),
             scratch_written=self._scratch_written(),
+            described=tuple(operand.prim for operand in self.tiles.values()),
         )
 
     def _blocks(self) -> dict[str, int]:
-        return {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
+        blocks = {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
+        split = self.halves and self.config.get("precision") in SPLIT_BEFORE
+        return {**blocks, **piece_blocks(self.halves[0], self.config)} if self.halves and split else blocks
 
     def _more_grid(self) -> tuple[str, ...]:
         """Grid dimensions behind those of tiles and batch."""
@@ -204,6 +218,9 @@ class ProductWriter:
         m = self.axes.sizes["M"]
         narrow = () if self.many else (self._numbers() if self.wide else self._offsets())
         limits = [int32_limit(size) for size in narrow if not size.is_constant]
+        for side, operand in self.tiles.items():
+            dtype = self.axes.program.prims[self.axes.prim.inputs[side]].dtype
+            limits += operand.conditions(self.axes.program.graph.sizes, dtype) or ()
         if self.halves is not None:
             # Splitting pays where each half is used many times; with few rows the library's product is also more exact.
             limits += [f"{m} >= {LEAST_SPLIT_ROWS}"] if not m.is_constant else []
@@ -233,8 +250,10 @@ class ProductWriter:
             f"blocks_n = tl.cdiv({n}, BLOCK_N)",
             "first_m = pid // (GROUP_M * blocks_n) * GROUP_M",
             "group_m = min(blocks_m - first_m, GROUP_M)",
-            "m = ((first_m + pid % group_m) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]",
-            "n = (pid % (GROUP_M * blocks_n) // group_m * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]",
+            "m_start = (first_m + pid % group_m) * BLOCK_M",
+            "n_start = pid % (GROUP_M * blocks_n) // group_m * BLOCK_N",
+            "m = (m_start + tl.arange(0, BLOCK_M))[:, None]",
+            "n = (n_start + tl.arange(0, BLOCK_N))[None, :]",
         ]
         if self.axes.batch:
             self.lines.append("batch = tl.program_id(1).to(tl.int64)")
@@ -263,7 +282,9 @@ class ProductWriter:
             masks_a = [*masks_a, Mask(inside_a, False, True)]
             masks_b = [Mask(inside_b, True, False), *masks_b]
         operands = [
-            self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, taps, inside_b)
+            self._described(side, self.tiles[side], body)
+            if side in self.tiles
+            else self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, taps, inside_b)
             if side % 2
             else self._operand(side, (self.axes.m, "m"), (axes, k_row), masks_a, body, taps, inside_a)
             for side in range(len(self.axes.prim.inputs))
@@ -292,9 +313,22 @@ class ProductWriter:
             ]
         else:
             head = f"for start in range(0, {k_size}, BLOCK_K):"
-            first = ["k = start + tl.arange(0, BLOCK_K)"]
-        before, inside = parted([*body, *dots], {"tap", "k"})
+            first = ["k = start + tl.arange(0, BLOCK_K)"] if len(self.tiles) < len(operands) else []
+        before, inside = parted([*body, *dots], {"tap", "k", "start"})
         self.lines += [*before, head, *(f"    {line}" for line in [*first, *inside])]
+
+    def _described(self, side: int, operand: Described, body: list[str]) -> str:
+        """Write the load of an operand's tile by its descriptor, which is made before the loop; the name that holds it."""
+        rows, size = "mn"[side], "MN"[side]
+        pointer = self.parameters.tensor(operand.prim)
+        if self.axes.batch:
+            pointer += f" + batch * {self.parameters.size(operand.batch_stride).at(PRODUCT)}"
+        name = pointer.partition("_ptr")[0]
+        tiles, tile = self.parameters.names.unique(f"{name}_tiles"), self.parameters.names.unique(name)
+        made_of = (self.axes.sizes[size], self.axes.sizes["K"])
+        self.lines.append(f"{tiles} = {made(self.parameters, pointer, operand, *made_of, f'BLOCK_{size}')}")
+        body.append(f"{tile} = {loaded(tiles, operand, f'{rows}_start', side)}")
+        return tile
 
     def _operand(
         self,
@@ -326,11 +360,8 @@ class ProductWriter:
 
     def _loop_over_halves(self) -> None:
         assert self.halves is not None
-        a, b = self.halves
-        if self.config["precision"] == PROMOTED:
-            self.lines += walk_promoted(self.axes, self.parameters, a, b, self.scratch, int(self.config["block_k"]))
-        else:
-            self.lines += walk_halves(self.axes, self.parameters, a, b, self.scratch, int(self.config["block_k"]))
+        left, right = self.halves
+        self.lines += walk_halves(self.axes, self.parameters, (left, right), self.scratch, self.config)
 
     def _epilogue(self) -> None:
         masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)

@@ -16,7 +16,7 @@ from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.kernel import Kernel
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, mask_needed, operand_accesses
 from mtmc_lsp.micro.builtin.product_kernel import Config, ProductWriter, operand_name
-from mtmc_lsp.micro.builtin.split_operands import Halves, write_split
+from mtmc_lsp.micro.builtin.split_operands import Halves, name_sizes, write_split
 
 
 def write_product_read_once(
@@ -42,7 +42,9 @@ def write_product_read_once(
     """
     axes = ProductAxes(program, region)
     side = 1 - int(config[ONCE])
-    few = Halves.of(axes, side, operand_name(program, region, axes.prim.inputs[side]) or "ab"[side])
+    few = Halves.of(
+        axes, side, operand_name(program, region, axes.prim.inputs[side]) or "ab"[side], int(config["block_k"])
+    )
     split = write_split(axes, buffers, few, f"{name}_split_{few.name}")
     return [split, _OnceWriter(axes, buffers, config, few).kernel(name, docstring)]
 
@@ -58,6 +60,7 @@ class _OnceWriter(ProductWriter):
 
     def _loop_over_halves(self) -> None:
         few, axes = self.few, self.axes
+        name_sizes(self.parameters, "MN"[few.side], few)
         k, pad = (self.parameters.size(size).text for size in (few.k, few.k_pad))
         depth = int(self.config["block_k"])
         unique = self.parameters.names.unique
@@ -76,18 +79,16 @@ class _OnceWriter(ProductWriter):
             f"for start in range(0, {k}, BLOCK_K):",
         ]
         masked = mask_needed(few.k, depth)
-        whole = few.k_pad.is_constant and few.k_pad.constant % depth == 0
         body = ["k = start + tl.arange(0, BLOCK_K)"]
         value = self._many(many, k, masked, body)
-        mask = "" if whole else f", mask=k[:, None] < {k}, other=0.0"
         low_at, high_at = ("", f" + {pad}") if few.side == 0 else (f" + {pad}", "")
         body += [
             f"factor, inverse = _unit_scale(tl.max(tl.abs({value}), axis=1, keep_dims=True))",
             f"scaled = {value} * factor",
             "high = scaled.to(tl.float16)",
             "low = (scaled - high.to(tl.float32)).to(tl.float16)",
-            f"{low} = tl.load({row} + start{low_at}{mask})",
-            f"{high} = tl.load({row} + start{high_at}{mask})",
+            f"{low} = tl.load({row} + start{low_at})",
+            f"{high} = tl.load({row} + start{high_at})",
             f"part = tl.dot(low, {high})",
             f"part = tl.dot(high, {low}, part)",
             f"part = tl.dot(high, {high}, part)",

@@ -108,6 +108,7 @@ class _PartWriter(_SplitWriter):
         for i in range(first, len(self.lines)):
             self.lines[i] = re.sub(r"in range\(0, ([^,]+), BLOCK_K\)", _EVERY_BLOCK, self.lines[i])
             self.lines[i] = re.sub(r"in range\(0, ([^,]+)\)", _EVERY_STEP, self.lines[i])
+            self.lines[i] = self.lines[i].replace("start // BLOCK_K", "start // (PARTS * BLOCK_K)")
 
     def _finish(self) -> None:
         self.lines.append(f"tl.store({self._place('piece')}, acc{self._mask_text()})")
@@ -139,8 +140,7 @@ class _CombineWriter(_SplitWriter):
 
     def _blocks(self) -> dict[str, int]:
         blocks = {**super()._blocks(), "PARTS": self.parts}
-        del blocks["BLOCK_K"]
-        return blocks
+        return {name: size for name, size in blocks.items() if name not in ("BLOCK_K", "PIECE")}
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
         return ((self.pointer, self.sums), *super()._scratch_read()[len(self.scratch) :])
