@@ -119,11 +119,13 @@ class FusionSearch:
     def _one_handed_on(self, chosen: Sequence[Fusion]) -> list[Fusion] | None:
         """The fusions with one node moved from the end of one of them to its only reader, where both then cost less.
 
-        Growth goes by one fusion alone: it keeps a cheap last node that the next kernel would rather compute for itself.
+        Growth goes by one fusion alone: it keeps a cheap last node that the next kernel would rather compute for itself. Views
+        of it go with it.
         """
         for giver in chosen:
             for name in sorted(giver.nodes, key=self._order.__getitem__, reverse=True):
-                readers = self._readers[name]
+                moved = self._with_views_behind(name, giver.nodes)
+                readers = {reader for own in moved for reader in self._readers[own]} - moved
                 if not readers or readers & giver.nodes or readers & self.program.opaque:
                     continue
                 taker = next((other for other in chosen if readers <= other.nodes), None)
@@ -132,17 +134,30 @@ class FusionSearch:
                     continue
                 nodes = taker.nodes if taker is not None else next(iter(units))
                 before_us = giver.after.us + (taker.after.us if taker is not None else self._apart(nodes).us)
-                pair = self._handed_on(name, giver, nodes, before_us)
+                pair = self._handed_on(moved, giver, nodes, before_us)
                 if pair is not None:
                     return [*(each for each in chosen if each not in (giver, taker)), *pair]
         return None
 
-    def _handed_on(self, name: str, giver: Fusion, taker: frozenset[str], before_us: float) -> list[Fusion] | None:
-        """Both kernels with the node moved, where they take less than ``before_us`` together."""
-        left, taken = giver.nodes - {name}, self._closed(taker | {name})
+    def _with_views_behind(self, name: str, among: Set[str]) -> frozenset[str]:
+        """A node and the views of it that are among others, views of these included."""
+        found = {name}
+        pending = [name]
+        while pending:
+            for reader in self._readers[pending.pop()]:
+                if reader in among and reader not in found and self._nodes[reader].op.split(".")[1] in VIEWS:
+                    found.add(reader)
+                    pending.append(reader)
+        return frozenset(found)
+
+    def _handed_on(
+        self, moved: frozenset[str], giver: Fusion, taker: frozenset[str], before_us: float
+    ) -> list[Fusion] | None:
+        """Both kernels with the nodes moved, where they take less than ``before_us`` together."""
+        left, taken = giver.nodes - moved, self._closed(taker | moved)
         if not left or left & taken or self._region(left) is None or self._region(taken) is None:
             return None
-        if self._closed(left) != left or taken & giver.nodes != {name}:
+        if self._closed(left) != left or taken & giver.nodes != moved:
             return None
         made = [fusion for nodes in (left, taken) if (fusion := self._fusion(nodes)) is not None]
         is_better = len(made) == 2 and sum(fusion.after.us for fusion in made) < before_us - LEAST_HANDED_US
@@ -277,7 +292,8 @@ class FusionSearch:
             own = product_in(self.program, region)
             config = product_config(self.program, region, self.precision(own.origin))
             loaded = loaded_bytes(self.program, region) if config.get("precision") == "native" else 2
-            return with_tiles_moved(fitted(config, self.device.shared_bytes, loaded), self.device.arch)
+            config = fitted(config, self.device.shared_bytes, loaded)
+            return with_tiles_moved(self.program, region, config, self.device)
         if region.kind is RegionKind.RECURRENT:
             layers = recurrence_in(self.program, region)
             return first_config(self.program, layers, self.precision(layers.origin))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtmc_lsp.macro.columns import column_block
-from mtmc_lsp.macro.configs import SPLIT, default_config, product_config
+from mtmc_lsp.macro.configs import SPLIT, Config, default_config, fitted, product_config
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.loads import loads_apart_us
 from mtmc_lsp.macro.regions import analyse
@@ -92,3 +92,14 @@ def test_what_is_split_before_is_read_together(captured) -> None:
     text = source("x=F[64,128], w=F[64,128]: torch.mm(x.t(), w)", "f32")
     program, region = region_and_program(captured(text, "f"))
     assert loads_apart_us(program, region, product_config(program, region, SPLIT), SHEET) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("stages", "shared", "expected"), [(1, 232448, (64, 1)), (5, 232448, (64, 5)), (5, 101376, (64, 3))]
+)
+def test_a_configuration_keeps_as_many_stages_as_fit_and_gets_no_more(
+    stages: int, shared: int, expected: tuple[int, int]
+) -> None:
+    config: Config = {"block_m": 128, "block_n": 128, "block_k": 64, "stages": stages, "precision": SPLIT}
+    fit = fitted(config, shared)
+    assert (fit["block_k"], fit["stages"]) == expected

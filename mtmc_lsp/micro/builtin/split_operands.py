@@ -35,6 +35,8 @@ PIECES = {SPLIT: 256, SHORT: 128}
 """Elements of K whose large terms tensor cores sum up by themselves, by precision mode."""
 STRIDED_DEPTH = 256
 """Depth of the tile of a program that splits an operand whose K is not dense, or too large to be held."""
+HELD_DEPTH, HELD_ELEMENTS = 2048, 16384
+"""Depth up to which rows are held at once whose K is not dense, and elements of such a tile: 64 to a thread of eight warps."""
 MOST_WHOLE = 65536
 """Most elements that a program splits at once."""
 
@@ -93,7 +95,7 @@ class _SplitWriter:
 
     def kernel(self, name: str) -> Kernel:
         """The finished kernel."""
-        whole = self._is_dense() and self.k_pad_now <= WHOLE_LIMIT
+        whole = self.k_pad_now <= (WHOLE_LIMIT if self._is_dense() else HELD_DEPTH)
         lines, blocks, warps = self._whole() if whole else self._looped()
         rows = blocks["ROWS"]
         grid = [f"triton.cdiv(rows_{self.row}, {rows})"]
@@ -163,8 +165,12 @@ class _SplitWriter:
         return f"inside = ({self.row} < {self.n_rows}) & (k < {self.k})"
 
     def _whole(self) -> tuple[list[str], dict[str, int], int]:
-        """A row at once, read once."""
+        """Rows held at once, read once: one or few where K is dense, else enough for what lies together to be read together."""
         depth = next_power_of_two(self.k_pad_now)
+        rows, warps = max(1, 2048 // depth), max(4, min(16, depth // 1024))
+        if not self._is_dense():
+            total = (self.axes.n_batch * self.halves.rows).value(self.axes.program.graph.sizes)
+            rows, warps = min(strided_rows(total), HELD_ELEMENTS // depth), 8
         lines = ["k = tl.arange(0, DEPTH)[None, :]", self._inside()]
         value = self._tile(lines)
         lines += [
@@ -172,10 +178,10 @@ class _SplitWriter:
             *self._store_scale(),
         ]
         lines += self._store_halves(value)
-        blocks = {"ROWS": max(1, 2048 // depth)}
+        blocks = {"ROWS": rows}
         if self.halves.k.is_constant:
             blocks["DEPTH"] = depth
-        return lines, blocks, max(4, min(16, depth // 1024))
+        return lines, blocks, warps
 
     def _looped(self) -> tuple[list[str], dict[str, int], int]:
         """A few rows at a time, walked twice: for their largest element, then to be split."""
