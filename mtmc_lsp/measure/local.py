@@ -209,6 +209,7 @@ class LocalMeasurer:
     def close(self) -> None:
         """End the workers and remove their files."""
         self._background.shutdown(wait=False, cancel_futures=True)
+        self._verification.end()
         self._stop_compiling()
         for worker in (self._reference, self._runner, self._compiler, self._ahead, self._timer):
             worker.kill()

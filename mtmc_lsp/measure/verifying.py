@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import HandoverFailed, MtmcError, WorkerFailed
 from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
@@ -26,6 +27,10 @@ FAR_NUMBER = 1000
 """The number of the case beyond 2^31, which is none of the usual ones."""
 GIVEN_BYTES = 1e9
 """Workloads that move more take long to make once more."""
+
+TIGHT_PART = 0.05
+"""The part of a GPU's free memory from which on inputs leave no room: references have them in float64, and keep those of several
+cases, and a candidate holds them more than once (weights of 8.7 GB took 77 GB here and 53 GB there on an H200)."""
 
 Call = Callable[[Worker | CandidateProcess, str, Mapping[str, object], float], dict[str, Any]]
 
@@ -43,9 +48,22 @@ class Prepared:
 class References:
     """Cases whose references are computed one after the other, ahead of the candidates that run on them."""
 
-    def __init__(self, cases: Sequence[Case], prepare: Callable[[Case, int], Prepared | None]) -> None:
-        """``prepare`` gives None for a case that the user's own code does not take."""
-        self._cases, self._prepare = cases, prepare
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        prepare: Callable[[Case, int], Prepared | None],
+        *,
+        in_step: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Nothing is computed yet.
+
+        Args:
+            cases: in order.
+            prepare: computes one; None for a case that the user's own code does not take.
+            in_step: whether each is computed only when it is asked for, since there is no memory for it beside a candidate.
+        """
+        self._cases, self._prepare, self._in_step = cases, prepare, in_step
+        self._asked_for, self._is_over = 0, False
         self._made: list[Prepared] = []
         self._ended = False
         self._failed: MtmcError | None = None
@@ -57,7 +75,9 @@ class References:
         try:
             for case in self._cases:
                 with self._changed:
-                    self._changed.wait_for(lambda: not self._comparisons)
+                    self._changed.wait_for(self._may_go_on)
+                    if self._is_over:
+                        break
                 made = self._prepare(case, len(self._made))
                 with self._changed:
                     self._made += [made] if made is not None else []
@@ -68,6 +88,16 @@ class References:
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
+
+    def _may_go_on(self) -> bool:
+        is_wanted = len(self._made) <= self._asked_for or not self._in_step()
+        return self._is_over or (is_wanted and not self._comparisons)
+
+    def end(self) -> None:
+        """Compute no more: nobody will ask."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
 
     def __iter__(self) -> Iterator[Prepared]:
         """The cases in order, each as soon as it is there.
@@ -83,6 +113,8 @@ class References:
 
     def _get(self, number: int) -> Prepared | None:
         with self._changed:
+            self._asked_for = max(self._asked_for, number)
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._ended or len(self._made) > number)
         if number < len(self._made):
             return self._made[number]
@@ -146,16 +178,27 @@ class Verification:
         self._handed = measured
         self._coarse = 0
         self._cases = verification_cases(capture, interpreted=not measured, seed=seed)
-        self._references = References(self._cases, self._prepared)
+        self._references = References(self._cases, self._prepared, in_step=self._is_tight)
         self._begun = False
         self._far_case: tuple[Prepared | None, str] | None = None
         self._seed = seed
+
+    def _is_tight(self) -> bool:
+        """Whether inputs take so much of the GPU that a candidate and a reference do not run side by side."""
+        sizes = self._capture.graph.sizes
+        types = [item.type for item in self._capture.graph.inputs]
+        held = sum(kind.numel.value(sizes) * ITEMSIZE[kind.dtype] for kind in types)
+        return self._measured and held > TIGHT_PART * self._runner.free_bytes > 0
 
     def begin(self, background: Executor) -> None:
         """Let the references be computed; the first call alone does."""
         if not self._begun:
             self._begun = True
             background.submit(self._references.compute)
+
+    def end(self) -> None:
+        """Compute no more references."""
+        self._references.end()
 
     @contextlib.contextmanager
     def given(self) -> Iterator[str]:

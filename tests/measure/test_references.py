@@ -63,3 +63,24 @@ def test_while_something_is_compared_no_further_reference_is_begun() -> None:
         assert not begun
     computing.join(10)
     assert begun == list(range(5))
+
+
+def test_in_step_a_reference_is_computed_when_it_is_asked_for() -> None:
+    begun: list[int] = []
+
+    def prepare(case: Case, number: int) -> Prepared | None:
+        begun.append(case.seed)
+        return Prepared(number, case, False) if case.seed != 2 else None
+
+    references = References(CASES, prepare, in_step=lambda: True)
+    computing = threading.Thread(target=references.compute)
+    computing.start()
+    seen = iter(references)
+    for expected in ([0], [0, 1], [0, 1, 2, 3]):
+        next(seen)
+        computing.join(0.1)
+        assert begun == expected, "beside a candidate nothing is computed; what is not taken leaves no gap"
+    references.end()
+    computing.join(10)
+    assert not computing.is_alive() and begun == [0, 1, 2, 3]
+    assert [made.case.seed for made in references] == [0, 1, 3]
