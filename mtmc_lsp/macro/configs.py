@@ -24,6 +24,7 @@ from mtmc_lsp.macro.few_rows import (
     LEAST_SPLIT_ROWS,
     ONCE,
     both_tile,
+    lies_in_units,
     once_tile,
     parts_of_sum,
     read_once,
@@ -253,9 +254,13 @@ def with_tiles_moved(program: Program, region: Region, config: Config, device: D
     number = device.arch.removeprefix("sm_")
     if not number.isdigit() or int(number) < FIRST_WITH_TMA or int(config["block_m"]) < LEAST_MOVED:
         return config
-    sizes, own = program.graph.sizes, ProductSizes.of(program.prims, product_in(program, region))
+    sizes, prim = program.graph.sizes, product_in(program, region)
+    own = ProductSizes.of(program.prims, prim)
     m, n, k, batch = (size.value(sizes) for size in (own.m, own.n, own.k, own.batch))
-    if config.get("precision") not in ("native", *SPLIT_BEFORE) or config.get("taps") or k < LEAST_DEPTH_MOVED:
+    moved = config.get("precision") in SPLIT_BEFORE or (
+        config.get("precision") == "native" and all(lies_in_units(program, prim, side) for side in (0, 1))
+    )
+    if not moved or k < LEAST_DEPTH_MOVED:
         return config
     tiles = -(-m // int(config["block_m"])) * -(-n // int(config["block_n"]))
     many = config["precision"] in SPLIT_BEFORE and batch == 1 and tiles >= 2 * device.sm_count
@@ -490,6 +495,9 @@ def _product_variants(config: Mapping[str, int | str | bool], *, of_windows: boo
             (128, 128, 64, 8, 5), (128, 128, 64, 8, 4), (128, 128, 64, 8, 6), (128, 128, 128, 8, 3), (64, 128, 64, 4, 4),
             (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 64, 128, 4, 3), (64, 32, 64, 4, 4),
         ]  # fmt: skip
+        if config["precision"] == SHORT:
+            # Of fewer than two blocks a piece would be a part of the product.
+            shapes = [shape for shape in shapes if shape[2] < 128]
     elif config["precision"] == PROMOTED:
         # Two accumulators, and four tiles per stage: what is larger spills, or does not fit into shared memory.
         shapes = [

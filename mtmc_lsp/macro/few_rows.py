@@ -24,9 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.axes import AxisTable
-from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.prims import IN_PLACE, Prim, ProductDims, ProductSizes, Program, is_of_halves
 
 LEAST_CHANNELS = 16
 """Channels from which on the places of a window are walked one after another, a block of channels each."""
@@ -39,6 +40,8 @@ FEW_ROWS = 256
 """Rows up to which the other operand is split as it is read."""
 LEAST_RATIO = 4
 """How many times as many rows as these the other operand must have."""
+UNIT_BYTES = 16
+"""Hardware that moves tiles takes steps of whole multiples of this."""
 FEW_TILES = 128
 """With fewer tiles than this, each with a long sum, much of a large device would be idle."""
 LEAST_PARTS = 4
@@ -53,7 +56,6 @@ WHOLE_LIMIT = 16384
 """Sizes of K up to which a row is split while it is held in registers."""
 STRIDED_ROWS = 16
 """Most rows of a program that splits an operand whose K is not dense, or too large to be held."""
-_IN_PLACE = frozenset({PrimOp.PERMUTE, PrimOp.RESHAPE, PrimOp.ALIAS})
 
 
 def read_once(program: Program, prim: Prim) -> int | None:
@@ -175,9 +177,20 @@ def is_dense_along_sum(program: Program, prim: Prim, side: int) -> bool:
     return any(axes[-1] in along for dim in inner if (axes := table.axes(stored, dim)))
 
 
+def lies_in_units(program: Program, prim: Prim, side: int) -> bool:
+    """Whether an operand lies in memory as it is, dense along one axis, and all its other steps are whole units of hardware's."""
+    stored = _stored(program, prim.inputs[side])[-1]
+    if ProductDims.of(prim).taps or stored not in program.value_of:
+        return False
+    kind = program.graph.type_of(program.value_of[stored])
+    sizes = program.graph.sizes
+    steps = [step.value(sizes) for step, size in zip(kind.stride, kind.shape, strict=True) if size.value(sizes) > 1]
+    return 1 in steps and 0 not in steps and sum(step * ITEMSIZE[kind.dtype] % UNIT_BYTES != 0 for step in steps) == 1
+
+
 def _stored(program: Program, name: str) -> list[str]:
     """An operand, and what it is another view of in turn: the last one is what is read."""
     chain = [name]
-    while program.prims[chain[-1]].op in _IN_PLACE:
+    while program.prims[chain[-1]].op in IN_PLACE:
         chain.append(program.prims[chain[-1]].inputs[0])
     return chain

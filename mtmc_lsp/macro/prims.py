@@ -76,6 +76,9 @@ VIEW_OPS = frozenset(
 )
 """Primitives that move no data and compute nothing."""
 
+IN_PLACE = frozenset({PrimOp.PERMUTE, PrimOp.RESHAPE, PrimOp.ALIAS})
+"""Those of them that show all elements of a tensor, each once."""
+
 
 @dataclass(frozen=True)
 class Prim:

@@ -66,6 +66,14 @@ PRODUCTS = {
 }
 
 
+def test_programs_that_share_a_sum_count_their_own_blocks(captured) -> None:
+    """Each takes every fourth block; pieces are of so many blocks of its own."""
+    capture = captured(LINEAR, "f")
+    config = {**SMALL, "precision": "fp16x3", "split_k": 4}
+    source = fused(capture, LINEAR, config).source
+    assert "if (start // (PARTS * BLOCK_K) + 1) % PIECE == 0:" in source
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_split_along_k_equals_the_users_code(name: str, captured) -> None:
     text, config = PRODUCTS[name]

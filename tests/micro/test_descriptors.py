@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmc_lsp.micro.builtin.descriptors import MAKE
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.fusion import FusionSearch
+from mtmc_lsp.macro.rewrites import program_of
+from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.micro.builtin.coder import render
+from mtmc_lsp.micro.builtin.descriptors import MAKE, MEMORY
 from mtmc_lsp.micro.builtin.guard import ALIGNED, GUARD_HELPERS
+from mtmc_lsp.micro.llm.rules import BadAnswer, check_rules
+from mtmc_lsp.micro.llm.sheet import taken_apart
+from tests.macro.situations import SHEET
 from tests.micro.harness import compile_errors, fused, verified
 
 TEXT = """import torch
@@ -76,3 +84,80 @@ def test_only_tensors_that_begin_at_whole_units_are_moved() -> None:
     assert callable(are_aligned)
     assert are_aligned((numbers, numbers[8:], numbers[16:]))
     assert not are_aligned((numbers, numbers[3:]))
+
+
+CHANGED = """import torch
+# mtmc: x=f16[40,72] w=f16[72,56] h=f16[40,72]
+def f(x, w, h):
+    h.add_(x)
+    return h @ w
+"""
+PART = """import torch
+# mtmc: x=f16[40,72] w=f16[64,56]
+def f(x, w):
+    y = torch.as_strided(x, (32, 64), (64, 1), 4)
+    return y @ w
+"""
+
+
+def rendered(capture: Capture, text: str, *kernels: KernelPlan) -> str:
+    schedule = Schedule(kernels=kernels)
+    return render(capture, program_of(capture.graph, schedule), schedule, text)[0].block
+
+
+def test_of_an_input_that_is_written_into_the_guard_asks_where_it_begins(captured) -> None:
+    capture = captured(CHANGED, "f")
+    add, product = (node.name for node in capture.graph.nodes if node.op.split(".")[1] in ("add", "mm", "matmul"))
+    kernels = (KernelPlan((add,), {"rows": 1, "block": 64, "warps": 4, "stages": 2}), KernelPlan((product,), TILE))
+    code = rendered(capture, CHANGED, *kernels)
+    assert f"{ALIGNED}((h, w))" in code
+
+
+def test_what_torch_returns_may_begin_anywhere(captured) -> None:
+    capture = captured(PART, "f")
+    product = next(node.name for node in capture.graph.nodes if "m" in node.op.split(".")[1][:2])
+    code = rendered(capture, PART, KernelPlan((product,), TILE))
+    assert "as_strided" in code
+    assert MAKE not in code
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        (product("x @ y", x="2048,2048", y="2048,2048"), True),
+        (product("x @ y", x="2048,2042", y="2042,2042"), False),
+        (product("torch.sin(x) @ torch.cos(y)", x="2048,2048", y="2048,2048"), False),
+    ],
+)
+def test_the_plan_counts_on_hardware_only_where_the_operands_let_it(text: str, moved: bool, captured) -> None:
+    capture = captured(text, "f")
+    search = FusionSearch(program_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: "native")
+    fusion = next(each for each in [search.least_doubted()] if each is not None)
+    assert bool(fusion.config.get("tma")) is moved
+
+
+def test_arguments_may_be_called_as_the_launcher_calls_its_own_variables(captured) -> None:
+    text = """import torch
+# mtmc: k_pad=f32[n_m,64] n_m=40
+def f(k_pad):
+    return k_pad @ k_pad.mT
+"""
+    capture = captured(text, "f")
+    candidate = fused(capture, text, {**TILE, "precision": "fp16x3"})
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
+def test_a_model_may_edit_a_launcher_that_lends_memory(captured) -> None:
+    text = product("x @ y", x="40,72", y="72,56")
+    sheet = taken_apart(fused(captured(text, "f"), text, TILE).code)
+    check_rules(sheet, sheet.text, moved_calls=0)
+    with pytest.raises(BadAnswer, match="_other_memory is defined nowhere"):
+        check_rules(sheet, sheet.text.replace(MEMORY, "_other_memory"), moved_calls=0)
+
+
+def test_a_size_may_occur_twice_in_a_stride(captured) -> None:
+    text = product("x.mT @ x", x="B,M,K").replace("x=f16[B,M,K]", "x=f16[B,M,K] B=3 M=40 K=48")
+    capture = captured(text, "f")
+    verdict = verified(capture, fused(capture, text, TILE))
+    assert verdict.is_correct, verdict.reason

@@ -28,7 +28,7 @@ from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.units import Unit, units
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.code import LINE, call_text
-from mtmc_lsp.micro.builtin.descriptors import MEMORY_SOURCE, aligned_inputs
+from mtmc_lsp.micro.builtin.descriptors import MEMORY_SOURCE
 from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, gives_tensors, write_guard
 from mtmc_lsp.micro.builtin.helpers import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.kernel import Kernel
@@ -168,7 +168,11 @@ def _write_kernels(
         if config.get(ONCE, BOTH) != BOTH:
             return write_product_read_once(program, region, launcher.buffers, config, name, docstring)
         finished = write_split_product if int(config.get("split_k", 1)) > 1 else whole_product
-        return write_product_kernels(program, region, launcher.buffers, config, name, docstring, finished)
+        kernels = write_product_kernels(program, region, launcher.buffers, config, name, docstring, finished)
+        if all(launcher.may_be_described(kernel) for kernel in kernels):
+            return kernels
+        by_pointers = {**config, "tma": False}
+        return write_product_kernels(program, region, launcher.buffers, by_pointers, name, docstring, finished)
     if region.kind is RegionKind.ATTENTION:
         return [write_attention_kernel(program, region, launcher.buffers, config, name, docstring)]
     if region.kind is RegionKind.REDUCE and int(config.get("split", 1)) > 1:
@@ -249,8 +253,7 @@ def _block(
 ) -> str:
     graph = capture.graph
     access = {item.name: item.access for item in graph.inputs}
-    aligned = aligned_inputs(launcher.program, [prim for kernel in kernels for prim in kernel.described])
-    guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits, aligned)
+    guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits, tuple(launcher.aligned))
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
     sources = list(dict.fromkeys(kernel.source for kernel in kernels))
     helpers = _helpers("\n".join(sources))

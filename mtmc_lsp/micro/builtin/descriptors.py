@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.prims import PrimOp, Program
-from mtmc_lsp.macro.regions import VIEWS
+from mtmc_lsp.macro.prims import IN_PLACE
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, operand_accesses
@@ -28,11 +27,10 @@ from mtmc_lsp.micro.builtin.tile import merge_axes
 MAKE = "tl.make_tensor_descriptor"
 ALIGNMENT = 16
 """Bytes that the address of a tensor and its strides are multiples of."""
-IN_PLACE = frozenset({PrimOp.PERMUTE, PrimOp.RESHAPE, PrimOp.ALIAS})
 
 MEMORY = "_descriptor_memory"
 MEMORY_SOURCE = f'''def {MEMORY}(size, alignment, stream):
-    """The memory in which kernels write down how tensors lie, as Triton asks for it."""
+    """The memory in which kernels write down how tensors lie, as Triton asks for it; another allocator would do as well."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 '''
 """What Triton calls for the descriptors that a kernel makes: it has no memory of its own."""
@@ -65,7 +63,7 @@ class Described:
 def described(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> Described | None:
     """How an operand lies, where a descriptor can say so: read as it is, dense along one of its two axes."""
     prim = _stored(axes, side)
-    if prim is None or not axes.is_plain(side) or axes.taps or not _starts_aligned(axes.program, prim):
+    if prim is None or not axes.is_plain(side) or axes.taps:
         return None
     try:
         accesses = operand_accesses(axes, buffers, side)
@@ -92,14 +90,6 @@ def _stored(axes: ProductAxes, side: int) -> str | None:
             return None
         name = inner.inputs[0]
     return name
-
-
-def _starts_aligned(program: Program, prim: str) -> bool:
-    """Whether a tensor begins at memory of its own, or the guard can ask where: it is no view that the launcher makes."""
-    graph, ref = program.graph, program.value_of.get(prim)
-    if ref is None:
-        return False
-    return ref.name in {item.name for item in graph.inputs} or graph.node(ref.name).op.split(".")[1] not in VIEWS
 
 
 def _step(axes: Sequence[Axis], accesses: Sequence[Index]) -> Size | None:
@@ -140,10 +130,3 @@ def loaded(descriptor: str, operand: Described, start: str, side: int) -> str:
     """
     text = f"{descriptor}.load([{start}, start])" if operand.is_k_dense else f"{descriptor}.load([start, {start}])"
     return text if operand.is_k_dense == (side == 0) else f"{text}.T"
-
-
-def aligned_inputs(program: Program, prims: Sequence[str]) -> list[str]:
-    """The graph inputs among tensors that descriptors are made of: where these begin, the guard must ask."""
-    inputs = {item.name for item in program.graph.inputs}
-    refs: list[Ref] = [program.value_of[prim] for prim in prims]
-    return list(dict.fromkeys(ref.name for ref in refs if ref.name in inputs))

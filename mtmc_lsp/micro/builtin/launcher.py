@@ -24,6 +24,8 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
 from mtmc_lsp.micro.builtin.torch_calls import argument_text, torch_call
 
+LOCALS = frozenset([*"torch triton tl seed n_rows n_cols n_outer n_batch n_m n_n rows_m rows_n k_pad".split(), MEMORY])
+"""Names that a launcher uses for itself."""
 MOST_ARGUMENTS = 64
 """Of an operator, in PyTorch."""
 
@@ -35,9 +37,7 @@ class Launcher:
     program: Program
     namespace: str = "{__name__.replace('.', '_')}"
     """Of the operators, inside an f-string: the user's module, wherever it is imported."""
-    names: Names = field(
-        default_factory=lambda: Names(frozenset({"torch", "triton", "tl", "seed", "n_rows", "n_cols", "n_outer"}))
-    )
+    names: Names = field(default_factory=lambda: Names(LOCALS))
     lines: list[str] = field(default_factory=list)
     variables: dict[Ref, str] = field(default_factory=dict)
     """The variable that holds each value that lies in memory."""
@@ -63,6 +63,10 @@ class Launcher:
         self._scratch: dict[Scratch, str] = {}
         self._locals: dict[str, str] = {}
         self._counts = counts(graph)
+        self._allocated: set[str] = set()
+        """Variables of tensors with memory of their own."""
+        self.aligned: dict[str, None] = {}
+        """Inputs of which descriptors are made: where these begin, the guard must ask."""
         self._storage: dict[str, str] = {}
         """The variable whose memory each view shows."""
 
@@ -153,8 +157,17 @@ class Launcher:
             else:
                 stride = _tuple([self.size(size) for size in kind.stride])
                 self.lines.append(f"{name} = torch.empty_strided({shape}, {stride}, {where})")
+        self._allocated.add(name)
         self._place(ref, name, kind)
         return name
+
+    def may_be_described(self, kernel: Kernel) -> bool:
+        """Whether all tensors that a kernel makes descriptors of begin at memory of their own, or the guard can ask where.
+
+        Of what torch returns neither is known: it may be any view.
+        """
+        known = self._allocated | set(self.input_names.values())
+        return all(self.holders[prim] in known for prim in kernel.described)
 
     def _in_place(self, ref: Ref, region: Region) -> str:
         """The input that a value may be written into at once; empty where it needs memory of its own."""
@@ -212,6 +225,9 @@ class Launcher:
         else:
             self.lines += [head, *filled(arguments, "    "), *filled(keywords, "    "), ")"]
         self.makes_descriptors |= f"{MAKE}(" in kernel.source
+        inputs = {variable: name for name, variable in self.input_names.items()}
+        holders = (self.holders[prim] for prim in kernel.described)
+        self.aligned.update(dict.fromkeys(inputs[holder] for holder in holders if holder in inputs))
         self.launches.append(self._signature(kernel))
 
     def _signature(self, kernel: Kernel) -> KernelLaunch:
@@ -335,7 +351,12 @@ class Launcher:
         ]
 
     def is_operator(self) -> bool:
-        """An operator may not return its inputs, nor one tensor twice, nor views of these."""
+        """An operator may not return its inputs, nor one tensor twice, nor views of these.
+
+        None is needed where a compiler cannot tell whether the guard holds.
+        """
+        if self.aligned:
+            return False
         returned = [self.variables[ref] for ref in self.program.graph.outputs if ref is not None]
         storages = [self._storage.get(name, name) for name in returned]
         return len(set(storages)) == len(storages) and not set(storages) & set(self.input_names.values())

@@ -104,8 +104,7 @@ class Parameters:
         """The named sizes whose product ``size`` is, and what is left."""
         found: list[str] = []
         for known, name in sorted(self.sizes.items(), key=lambda item: -len(str(item[0]))):
-            rest = size.divide_exactly(known) if not known.is_constant else None
-            if rest is not None:
+            while not known.is_constant and (rest := size.divide_exactly(known)) is not None:
                 found.append(name)
                 size = rest
         return found, size

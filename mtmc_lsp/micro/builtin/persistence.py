@@ -19,8 +19,19 @@ def one_tile_after_another(lines: Sequence[str]) -> list[str]:
     program = next((line.removeprefix("pid = ") for line in lines if line in PROGRAMS), None)
     if program is None:
         raise CannotCode("this product has an order of programs of its own")
-    shared = [line for line in lines if re.match(r"(#|blocks_[mn] = |batch = |\w+ = tl\.make_tensor_descriptor)", line)]
-    rest = [line for line in lines if line not in shared and line not in PROGRAMS]
+    shared: list[str] = []
+    rest: list[str] = []
+    said: list[str] = []
+    for line in lines:
+        if line in PROGRAMS:
+            shared += said
+        elif line.startswith("#"):
+            said.append(line)
+            continue
+        else:
+            is_shared = re.match(r"(blocks_[mn]|batch) = |\w+ = tl\.make_tensor_descriptor", line) is not None
+            (shared if is_shared else rest).extend([*said, line])
+        said = []
     loop = f"for pid in range({program}, blocks_m * blocks_n, tl.num_programs(0)):"
     return [*shared, loop, *(f"    {line}" for line in rest)]
 

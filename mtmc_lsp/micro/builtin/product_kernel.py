@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_half
 from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import SPLIT_BEFORE
+from mtmc_lsp.macro.configs import PROMOTED, SPLIT_BEFORE
 from mtmc_lsp.macro.few_rows import BOTH, LEAST_SPLIT_ROWS, ONCE
 from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region
@@ -61,6 +62,8 @@ def write_product_kernels(
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(program, region)
+    if config.get("precision") == PROMOTED and ONCE not in config and not is_of_halves(axes.prim):
+        raise CannotCode(f"{PROMOTED} is for operands that are split as they are read, or given as halves")
     if config.get("precision") not in SPLIT_BEFORE:
         return finished(axes, buffers, config, None, name, docstring)
     names = [operand_name(program, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]

@@ -37,8 +37,10 @@ STRIDED_DEPTH = 256
 """Depth of the tile of a program that splits an operand whose K is not dense, or too large to be held."""
 HELD_DEPTH, HELD_ELEMENTS = 2048, 16384
 """Depth up to which rows are held at once whose K is not dense, and elements of such a tile: 64 to a thread of eight warps."""
-MOST_WHOLE = 65536
-"""Most elements that a program splits at once."""
+LEAST_HELD = 512
+"""Depth from which on rows are held at once whose K differs from call to call."""
+MOST_OF_A_THREAD = 128
+"""Most elements that a thread holds."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ class _SplitWriter:
 
     def kernel(self, name: str) -> Kernel:
         """The finished kernel."""
-        whole = self.k_pad_now <= (WHOLE_LIMIT if self._is_dense() else HELD_DEPTH)
+        # Of any length, a short K is walked: a row that is held as it is now could not be much longer.
+        least = 0 if self.halves.k.is_constant else LEAST_HELD
+        whole = least <= self.k_pad_now <= (WHOLE_LIMIT if self._is_dense() else HELD_DEPTH)
         lines, blocks, warps = self._whole() if whole else self._looped()
         rows = blocks["ROWS"]
         grid = [f"triton.cdiv(rows_{self.row}, {rows})"]
@@ -106,7 +110,7 @@ class _SplitWriter:
         dynamic = {}
         if whole and not self.halves.k.is_constant:
             dynamic["DEPTH"] = "triton.next_power_of_2(k_pad)"
-            limits.append(f"{self.halves.k_pad} <= {MOST_WHOLE // rows}")
+            limits.append(f"{self.halves.k_pad} <= {MOST_OF_A_THREAD * 32 * warps // rows}")
         start = [f"{self.row} = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]"]
         if self.axes.batch:
             start.append("batch = tl.program_id(1).to(tl.int64)")

@@ -39,7 +39,7 @@ TYPES = frozenset(
 )
 OF_TENSORS = frozenset("shape stride size numel dtype device ndim element_size is_contiguous dim new_empty".split())
 VIEWING = frozenset("view reshape expand unsqueeze squeeze as_strided flatten transpose permute t mT T detach".split())
-OF_TRITON = frozenset("jit cdiv next_power_of_2".split())
+OF_TRITON = frozenset("jit cdiv next_power_of_2 set_allocator".split())
 NESTED = frozenset("math extra cuda libdevice dtype PropagateNan".split())
 """What may stand between ``tl`` and the name that is used."""
 
@@ -70,7 +70,7 @@ def check_rules(sheet: Sheet, text: str, *, moved_calls: int, elsewhere: Collect
     old = ast.parse(sheet.text)
     for name, function in functions.items():
         _check_function(function, set(functions), old, is_kernel=name != sheet.launcher)
-    _check_names(text, set(functions))
+    _check_names(text, set(functions) | _lent(sheet))
     if not launched_kernels(launcher):
         raise BadAnswer(f"{sheet.launcher} launches no kernel: name[grid](arguments).")
     _check_elsewhere(_functions(old), functions, elsewhere)
@@ -159,6 +159,12 @@ def _check_names(text: str, ours: set[str]) -> None:
             if symbol not in there:
                 what = "is not allowed" if hasattr(builtins, symbol) else "is defined nowhere"
                 raise BadAnswer(f"{scope.get_name()}: the name {symbol} {what}.")
+
+
+def _lent(sheet: Sheet) -> set[str]:
+    """Functions outside the text that its launcher uses."""
+    framed = {node.name for node in ast.parse(sheet.guard).body if isinstance(node, ast.FunctionDef)}
+    return framed & {node.id for node in ast.walk(ast.parse(sheet.text)) if isinstance(node, ast.Name)}
 
 
 def _read_from_outside(scope: symtable.SymbolTable) -> Iterator[str]:
