@@ -27,7 +27,8 @@ from mtmc_lsp.macro.schedule import Schedule
 MODES = (*HALVES, "ieee")
 """Modes for fp32 products, fastest first."""
 LONG_SUM = 1024
-"""Terms from which on a sum's pieces are short at once where what they lose is left when everything else has cancelled."""
+"""Terms of a sum from which on its pieces are short at once where its results are only summed up: rounding towards zero is then
+all that is left when everything else has cancelled."""
 FULL = 2e-5
 """Relative errors below this are no TF32 product's, whose operands are rounded to 11 bits (about 3e-4 on an H200)."""
 INEXACT = 1e-2
