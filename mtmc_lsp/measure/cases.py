@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_float
@@ -40,6 +40,10 @@ ON_CPU = "cpu"
 """The same call on CPU tensors while a GPU is there."""
 
 
+UNITS = 16
+"""No multiple of this is a size that no tile divides; half of it is 16 bytes of elements of two."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One set of inputs."""
@@ -71,7 +75,8 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
     """The cases for a capture; the interpreter gets sizes that it can run.
 
     The first is the workload (reduced for the interpreter). Then sizes that no tile divides, small ones with 1
-    and 0 among them, larger ones; the distributions go round. Last come calls for the guard to refuse or get right.
+    and 0 among them, larger ones; the distributions go round. Last come calls for the guard to refuse or get right. Values are
+    tried at multiples of eight, which kernels ask for whose tiles the hardware moves: at odd ones your own code would run.
     """
     graph = capture.graph
     base = reduced_sizes(capture, part=part) if interpreted else dict(graph.sizes)
@@ -87,14 +92,23 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
         other = {**base, **{name: (2, 1, 3, 1)[i % 4] for i, name in enumerate(variable)}}
         empty = {**other, variable[0]: 0}
-        larger = {**base, **{name: (base[name] + base[name] // 4) | 1 for name in variable}}
+        more = {name: base[name] + base[name] // 4 for name in variable}
+        larger = _first_allowed(
+            graph, ({**base, **{name: turn(size, 1) for name, size in more.items()}} for turn in (_uneven, _odd))
+        )
         huge = capture.bytes > LARGER_BYTES and not interpreted
         # A workload that takes this long to make is verified twice at about its own size, not three times.
         plans += [] if given and huge else [(base, "normal")]
         plans += [(odd, "normal"), (small, "normal"), (other, "mixed")]
         # What values do does not hang on the size, so they are tried on small ones.
         less = {name: -(-base[name] // 2) for name in variable} if interpreted else _smaller(graph, base, variable)
-        middle = _with_rows(graph, base, {name: _odd(less[name], i) for i, name in enumerate(variable)})
+        middle = _first_allowed(
+            graph,
+            (
+                _with_rows(graph, base, {name: turn(less[name], i) for i, name in enumerate(variable)})
+                for turn in (_uneven, _odd)
+            ),
+        )
         plans += [(middle, d) for d in ("uniform", "tiny", "mixed", "constant", "large")] + [(empty, "normal")]
         if not (_too_large(graph, larger, 2.0) if interpreted else huge):
             plans.append((larger, "normal"))
@@ -123,6 +137,22 @@ def _odd(value: int, position: int) -> int:
     """A size that is no multiple of 16, a little below or above the base: other tiles, other tails."""
     wanted = value + (5 if position % 2 else -3)
     return wanted | 1 if wanted > 2 else 3
+
+
+def _uneven(value: int, position: int) -> int:
+    """A size that no tile divides, and a multiple of eight: a guard that asks for whole units leaves it to the kernel."""
+    if value < 2 * UNITS:
+        return _odd(value, position)
+    return value // UNITS * UNITS + (UNITS // 2 if position % 2 else -UNITS // 2)
+
+
+def _first_allowed(graph: Graph, choices: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The first sizes that the graph's own conditions allow; the last ones where none do."""
+    sizes: dict[str, int] = {}
+    for sizes in choices:
+        if _allowed(graph, sizes):
+            break
+    return sizes
 
 
 def _allowed(graph: Graph, sizes: Mapping[str, int]) -> bool:

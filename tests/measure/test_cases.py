@@ -27,6 +27,21 @@ def test_every_distribution_is_tried_and_no_seed_twice(capture_of) -> None:
     assert len({case.seed for case in cases}) == len(cases)
 
 
+def test_values_are_tried_at_sizes_that_are_left_to_kernels_whose_tiles_hardware_moves(capture_of) -> None:
+    """At odd ones the guard of such a kernel would choose the user's own code."""
+    for interpreted in (True, False):
+        cases = cases_of(capture_of(RMS), interpreted=interpreted)
+        tried = {c.distribution for c in cases if all(size % 16 == 8 for size in c.sizes.values())}
+        assert {"uniform", "tiny", "mixed", "constant", "large"} <= tried
+
+
+def test_where_sizes_must_be_odd_all_distributions_are_tried_as_well(capture_of) -> None:
+    capture = capture_of(RMS)
+    name = capture.variable_sizes[0]
+    bound = replace(capture, graph=replace(capture.graph, conditions=(f"{name} % 2 == 1",)))
+    assert {c.distribution for c in cases_of(bound)} == {"normal", "uniform", "large", "tiny", "mixed", "constant"}
+
+
 def test_the_first_case_is_the_workload_itself(capture_of) -> None:
     capture = capture_of(RMS)
     assert dict(cases_of(capture, interpreted=False)[0].sizes) == dict(capture.graph.sizes)
