@@ -18,6 +18,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.axes import Axis
+from mtmc_lsp.macro.few_rows import UNIT_BYTES
 from mtmc_lsp.macro.prims import IN_PLACE
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.parameters import Parameters
@@ -25,8 +26,6 @@ from mtmc_lsp.micro.builtin.product_axes import ProductAxes, operand_accesses
 from mtmc_lsp.micro.builtin.tile import merge_axes
 
 MAKE = "tl.make_tensor_descriptor"
-ALIGNMENT = 16
-"""Bytes that the address of a tensor and its strides are multiples of."""
 
 MEMORY = "_descriptor_memory"
 MEMORY_SOURCE = f'''def {MEMORY}(size, alignment, stream):
@@ -47,17 +46,8 @@ class Described:
     stride: Size
     """Elements from one place to the next along the other axis."""
     batch_stride: Size
-
-    def conditions(self, sizes: Mapping[str, int], dtype: str) -> list[str] | None:
-        """What a guard must ask of sizes that differ from call to call; ``None`` where these sizes do not suit."""
-        unit = ALIGNMENT // ITEMSIZE[dtype]
-        found: list[str] = []
-        for stride in (self.stride, self.batch_stride):
-            if stride.value(sizes) % unit:
-                return None
-            if any(coefficient % unit for _, coefficient in stride.terms):
-                found.append(f"{stride.as_factor()} % {unit} == 0")
-        return found
+    conditions: tuple[str, ...]
+    """What a guard must ask of sizes that differ from call to call."""
 
 
 def described(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> Described | None:
@@ -76,9 +66,13 @@ def described(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -
     batch = _step(axes.batch, accesses) if axes.batch else none
     if row is None or k is None or batch is None or none in (row, k) or one not in (row, k):
         return None
-    found = Described(prim, k == one, row if k == one else k, batch)
-    suits = found.conditions(axes.program.graph.sizes, axes.program.prims[axes.prim.inputs[side]].dtype) is not None
-    return found if suits else None
+    stride = row if k == one else k
+    unit = UNIT_BYTES // ITEMSIZE[axes.program.prims[prim].dtype]
+    if any(step.value(axes.program.graph.sizes) % unit for step in (stride, batch)):
+        return None
+    asked = [step for step in (stride, batch) if any(coefficient % unit for _, coefficient in step.terms)]
+    conditions = tuple(f"{step.as_factor()} % {unit} == 0" for step in asked)
+    return Described(prim, k == one, stride, batch, conditions)
 
 
 def _stored(axes: ProductAxes, side: int) -> str | None:
@@ -114,9 +108,13 @@ def made(parameters: Parameters, pointer: str, operand: Described, rows: Size, k
     lengths, blocks = (rows, k), (block, "BLOCK_K")
     if not operand.is_k_dense:
         lengths, blocks = (k, rows), ("BLOCK_K", block)
-    shape = ", ".join(parameters.size(size).text for size in lengths)
-    stride = parameters.size(operand.stride).text
-    return f"{MAKE}({pointer}, [{shape}], [{stride}, 1], [{', '.join(blocks)}])"
+    rows_text, columns_text = (parameters.size(size).text for size in lengths)
+    return descriptor_of_rows(pointer, (rows_text, columns_text), parameters.size(operand.stride).text, blocks)
+
+
+def descriptor_of_rows(pointer: str, shape: tuple[str, str], stride: str, block: tuple[str, str]) -> str:
+    """The expression of a matrix's descriptor, by the texts of its shape, of the step from row to row, and of a tile's shape."""
+    return f"{MAKE}({pointer}, [{', '.join(shape)}], [{stride}, 1], [{', '.join(block)}])"
 
 
 def loaded(descriptor: str, operand: Described, start: str, side: int) -> str:

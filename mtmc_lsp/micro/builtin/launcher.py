@@ -166,8 +166,8 @@ class Launcher:
 
         Of what torch returns neither is known: it may be any view.
         """
-        known = self._allocated | set(self.input_names.values())
-        return all(self.holders[prim] in known for prim in kernel.described)
+        holders = (self.holders[prim] for prim in kernel.described)
+        return all(holder in self._allocated or holder in self.input_names.values() for holder in holders)
 
     def _in_place(self, ref: Ref, region: Region) -> str:
         """The input that a value may be written into at once; empty where it needs memory of its own."""
@@ -225,9 +225,8 @@ class Launcher:
         else:
             self.lines += [head, *filled(arguments, "    "), *filled(keywords, "    "), ")"]
         self.makes_descriptors |= f"{MAKE}(" in kernel.source
-        inputs = {variable: name for name, variable in self.input_names.items()}
-        holders = (self.holders[prim] for prim in kernel.described)
-        self.aligned.update(dict.fromkeys(inputs[holder] for holder in holders if holder in inputs))
+        for holder in (self.holders[prim] for prim in kernel.described):
+            self.aligned.update(dict.fromkeys(name for name, own in self.input_names.items() if own == holder))
         self.launches.append(self._signature(kernel))
 
     def _signature(self, kernel: Kernel) -> KernelLaunch:

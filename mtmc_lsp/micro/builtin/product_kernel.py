@@ -186,8 +186,9 @@ class ProductWriter:
 
     def _blocks(self) -> dict[str, int]:
         blocks = {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
-        split = self.halves and self.config.get("precision") in SPLIT_BEFORE
-        return {**blocks, **piece_blocks(self.halves[0], self.config)} if self.halves and split else blocks
+        if self.halves is None or self.config.get("precision") not in SPLIT_BEFORE:
+            return blocks
+        return {**blocks, **piece_blocks(self.halves[0], self.config)}
 
     def _more_grid(self) -> tuple[str, ...]:
         """Grid dimensions behind those of tiles and batch."""
@@ -221,9 +222,7 @@ class ProductWriter:
         m = self.axes.sizes["M"]
         narrow = () if self.many else (self._numbers() if self.wide else self._offsets())
         limits = [int32_limit(size) for size in narrow if not size.is_constant]
-        for side, operand in self.tiles.items():
-            dtype = self.axes.program.prims[self.axes.prim.inputs[side]].dtype
-            limits += operand.conditions(self.axes.program.graph.sizes, dtype) or ()
+        limits += [condition for operand in self.tiles.values() for condition in operand.conditions]
         if self.halves is not None:
             # Splitting pays where each half is used many times; with few rows the library's product is also more exact.
             limits += [f"{m} >= {LEAST_SPLIT_ROWS}"] if not m.is_constant else []

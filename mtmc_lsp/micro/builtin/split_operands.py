@@ -24,7 +24,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.configs import SHORT, SPLIT
 from mtmc_lsp.macro.few_rows import WHOLE_LIMIT, strided_rows
-from mtmc_lsp.micro.builtin.descriptors import MAKE
+from mtmc_lsp.micro.builtin.descriptors import descriptor_of_rows
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES, Names
@@ -99,7 +99,7 @@ class _SplitWriter:
         """The finished kernel."""
         # Of any length, a short K is walked: a row that is held as it is now could not be much longer.
         least = 0 if self.halves.k.is_constant else LEAST_HELD
-        whole = least <= self.k_pad_now <= (WHOLE_LIMIT if self._is_dense() else HELD_DEPTH)
+        whole = least <= self._k_pad_now <= (WHOLE_LIMIT if self._is_dense() else HELD_DEPTH)
         lines, blocks, warps = self._whole() if whole else self._looped()
         rows = blocks["ROWS"]
         grid = [f"triton.cdiv(rows_{self.row}, {rows})"]
@@ -137,8 +137,12 @@ class _SplitWriter:
         )
 
     @property
-    def k_pad_now(self) -> int:
+    def _k_pad_now(self) -> int:
         return self.halves.k_pad.value(self.axes.program.graph.sizes)
+
+    @property
+    def _strided_rows(self) -> int:
+        return strided_rows((self.axes.n_batch * self.halves.rows).value(self.axes.program.graph.sizes))
 
     def _is_dense(self) -> bool:
         """Whether neighbours along K are neighbours in every tensor that the operand is read from."""
@@ -170,11 +174,10 @@ class _SplitWriter:
 
     def _whole(self) -> tuple[list[str], dict[str, int], int]:
         """Rows held at once, read once: one or few where K is dense, else enough for what lies together to be read together."""
-        depth = next_power_of_two(self.k_pad_now)
+        depth = next_power_of_two(self._k_pad_now)
         rows, warps = max(1, 2048 // depth), max(4, min(16, depth // 1024))
         if not self._is_dense():
-            total = (self.axes.n_batch * self.halves.rows).value(self.axes.program.graph.sizes)
-            rows, warps = min(strided_rows(total), HELD_ELEMENTS // depth), 8
+            rows, warps = min(self._strided_rows, HELD_ELEMENTS // depth), 8
         lines = ["k = tl.arange(0, DEPTH)[None, :]", self._inside()]
         value = self._tile(lines)
         lines += [
@@ -196,8 +199,7 @@ class _SplitWriter:
         lines += ["factor, inverse = _unit_scale(tl.max(largest, axis=1, keep_dims=True))", *self._store_scale()]
         lines += [f"for start in range(0, {self.k_pad}, DEPTH):"]
         lines += [f"    {line}" for line in [*body, *self._store_halves(value)]]
-        rows = strided_rows((self.axes.n_batch * self.halves.rows).value(self.axes.program.graph.sizes))
-        return lines, {"ROWS": rows, "DEPTH": STRIDED_DEPTH}, 8
+        return lines, {"ROWS": self._strided_rows, "DEPTH": STRIDED_DEPTH}, 8
 
     def _store_scale(self) -> list[str]:
         batch = f"batch * {self.n_rows} + " if self.axes.batch else ""
@@ -316,7 +318,8 @@ def _descriptors(
     for half, name, pointer, block in zip(operands, names, values, ("BLOCK_M", "BLOCK_N"), strict=True):
         count = parameters.size(half.rows).text
         batch = f" + batch * {count} * 2 * {pad}" if axes.batch else ""
-        lines.append(f"{name} = {MAKE}({pointer}{batch}, [{count}, 2 * {pad}], [2 * {pad}, 1], [{block}, BLOCK_K])")
+        made = descriptor_of_rows(f"{pointer}{batch}", (count, f"2 * {pad}"), f"2 * {pad}", (block, "BLOCK_K"))
+        lines.append(f"{name} = {made}")
     starts = ("m_start", "n_start")
     return lines, lambda side, start: f"{names[side]}.load([{starts[side]}, {start}])" + ".T" * side
 
