@@ -55,10 +55,11 @@ def resolve(module: ModuleType, qualname: str) -> Any:
 
 def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: int) -> torch.Tensor:
     """A random tensor as the workload describes it."""
-    generator = torch.Generator().manual_seed(seed)
+    # Made where it is used: a CPU takes seconds for what a GPU makes at once.
+    generator = torch.Generator(device).manual_seed(seed)
     shape = [size.value(sizes) for size in spec.shape]
     high = spec.high if spec.high_size is None else float(spec.high_size.value(sizes))
-    tensor = random_values(shape, spec.dtype, generator, spec.low, high).to(device)
+    tensor = random_values(shape, spec.dtype, generator, spec.low, high)
     if spec.stride is not None:
         laid = torch.empty_strided(shape, [s.value(sizes) for s in spec.stride], dtype=tensor.dtype, device=device)
         tensor = laid.copy_(tensor)
@@ -102,8 +103,8 @@ def build_call(
 ) -> Call:
     """The target of ``module`` with the workload's arguments, made with ``sizes``.
 
-    Without ``values`` the tensors of ``get_inputs`` have their shapes alone: making gigabytes of random numbers that
-    others replace takes longer than all else. With ``stand_in`` such gigabytes are other numbers, drawn on the device.
+    Without ``values`` the tensors that the target is called with have their shapes alone: making gigabytes of random numbers
+    that others replace takes longer than all else. With ``stand_in`` such gigabytes are other numbers, drawn on the device.
     ``construct`` makes the instance, as :func:`constructed` does.
     """
     target = workload.target
@@ -121,7 +122,7 @@ def build_call(
         # What the module draws does not hang on what was drawn for its arguments.
         torch.manual_seed(seed)
     else:
-        named = _values(workload.arguments, sizes, device, seed)
+        named = _values(workload.arguments, sizes, device, seed, shapes_alone=not values)
         init_named = _values(workload.init_arguments, sizes, device, seed + 1000)
     instance = None
     function = resolve(module, target.qualname)
@@ -146,10 +147,11 @@ def _shapes_of(make: Callable[[], Any], device: str) -> list[Any]:
     made = made_without_values(make)
     if made is None:
         return list(make())
-    return [
-        torch.zeros((), dtype=item.dtype, device=device).expand(item.shape) if isinstance(item, FakeTensor) else item
-        for item in made[0]
-    ]
+    return [_shape_alone(item.shape, item.dtype, device) if isinstance(item, FakeTensor) else item for item in made[0]]
+
+
+def _shape_alone(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def _stand_ins(make: Callable[[], Any], device: str) -> list[Any]:
@@ -182,11 +184,19 @@ def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:
     return list(init), {}
 
 
-def _values(arguments: Sequence[ArgumentSpec], sizes: Mapping[str, int], device: str, seed: int) -> dict[str, Any]:
-    return {
-        spec.name: make_tensor(spec.tensor, sizes, device, seed + i) if spec.tensor is not None else spec.constant
-        for i, spec in enumerate(arguments)
-    }
+def _values(
+    arguments: Sequence[ArgumentSpec], sizes: Mapping[str, int], device: str, seed: int, *, shapes_alone: bool = False
+) -> dict[str, Any]:
+    def value(number: int, spec: ArgumentSpec) -> Any:
+        if spec.tensor is None:
+            return spec.constant
+        if not shapes_alone:
+            return make_tensor(spec.tensor, sizes, device, seed + number)
+        return _shape_alone(
+            [size.value(sizes) for size in spec.tensor.shape], getattr(torch, spec.tensor.dtype), device
+        )
+
+    return {spec.name: value(i, spec) for i, spec in enumerate(arguments)}
 
 
 def _bound(

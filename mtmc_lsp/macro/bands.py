@@ -71,6 +71,18 @@ def attention_band(program: Program, region: Region, form: AttentionForm) -> Ban
     return _Reader(program, region, queries[0], keys[0]).finite(form.logits)
 
 
+def sure_before(program: Program, region: Region, form: AttentionForm, condition: str, truth: bool) -> Size | None:
+    """Which keys are sure to meet a condition: those before ``m + result`` for query ``m``; ``None`` where none are known.
+
+    What fails the condition lies in the band of its opposite, so what lies before that band meets it.
+    """
+    table, rank = region.table, len(form.scores.shape)
+    queries, keys = (table.axes(form.scores.name, rank - 2), table.axes(form.scores.name, rank - 1))
+    if len(queries) != 1 or len(keys) != 1:
+        return None
+    return _Reader(program, region, queries[0], keys[0]).holds(condition, not truth).first
+
+
 @dataclass(frozen=True)
 class _Affine:
     """``key * key index + query * query index + constant``."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype, is_float
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import product
+from mtmc_lsp.macro.attention_tiles import attention_config, attention_variants
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.columns import column_block, next_power_of_two, single_columns
 from mtmc_lsp.macro.few_rows import (
@@ -50,7 +51,7 @@ def default_config(program: Program, region: Region) -> Config:
     if region.kind is RegionKind.MATMUL:
         return product_config(program, region)
     if region.kind is RegionKind.ATTENTION:
-        return _attention_config(program, region)
+        return attention_config(program, region)
     if region.kind is RegionKind.RECURRENT:
         return first_config(program, recurrence_in(program, region))
     sizes = program.graph.sizes
@@ -153,6 +154,8 @@ HALVES = (SPLIT, SHORT, PROMOTED)
 """Modes whose operands are split into halves."""
 SPLIT_BEFORE = (SPLIT, SHORT)
 """Modes whose operands are split by kernels that run before the product's."""
+PIECES = {SPLIT: 256, SHORT: 128}
+"""Elements of K whose large terms tensor cores sum up by themselves, by precision mode."""
 PROMOTED_ELEMENTS = 128 * 128
 """Largest tile whose sum and whose piece's sum both fit into the registers of eight warps."""
 
@@ -162,8 +165,6 @@ FIRST_WITH_TMA = 90
 """Compute capability, times ten, of the first devices with the Tensor Memory Accelerator: Hopper."""
 CORE_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64))
 """Tiles for half-precision operands, largest first."""
-LARGE_SHARED_BYTES = 100_000
-"""Shared memory from which on three stages of keys and values fit."""
 
 
 def product_config(program: Program, region: Region, precision: str = "") -> Config:
@@ -200,7 +201,11 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
         if not split_product_parts(program, region, once):
             return once
     if half or mode in HALVES:
-        most = PROMOTED_ELEMENTS if mode in HALVES else CORE_TILES[0][0] * CORE_TILES[0][1]
+        terms = sized.k.value(graph.sizes)
+        # Of few terms the result's way to memory counts, beside which another program multiplies: on an H200 2031 us of 2257 (64
+        # terms), and the larger tile 2429 us of 2639 (256 terms).
+        one_sum = mode not in HALVES or (is_one_piece(program, prim, mode) and terms >= LEAST_DEPTH_MOVED)
+        most = CORE_TILES[0][0] * CORE_TILES[0][1] if one_sum else PROMOTED_ELEMENTS
         gathered = is_of_halves(prim) and taps and not walks_taps
         # Addresses that mix places and channels take many registers, for both halves.
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most)
@@ -216,10 +221,20 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
         block_m, block_n = (min(128, max(16, next_power_of_two(size))) for size in (m, n))
         block_k, warps = 32, 8 if block_m * block_n >= 128 * 128 else 4
     tile: Config = {"block_m": block_m, "block_n": block_n, "block_k": block_k, "group_m": 8}
-    config: Config = {**tile, "warps": warps, "stages": 5 if mode in SPLIT_BEFORE else 3, "precision": mode}
+    stages = 3
+    if mode in SPLIT_BEFORE:
+        # The longer of the two walks has 2 * K / 64 blocks.
+        stages = min(5, max(3, terms // 32))
+    config: Config = {**tile, "warps": warps, "stages": stages, "precision": mode}
     if walks_taps:
         config["taps"] = True
     return {**config, **split_product_parts(program, region, config)}
+
+
+def is_one_piece(program: Program, prim: Prim, precision: str) -> bool:
+    """Whether a product of split operands has so few terms, by the workload, that tensor cores may sum all of them."""
+    terms = ProductSizes.of(program.prims, prim).k.value(program.graph.sizes)
+    return terms <= PIECES.get(precision, 0)
 
 
 def can_split(program: Program, prim: Prim) -> bool:
@@ -268,7 +283,7 @@ def with_tiles_moved(program: Program, region: Region, config: Config, device: D
 
 
 def fitted(config: Config, shared_bytes: int, loaded: int = 2) -> Config:
-    """A product's or an attention's configuration, made small enough for the device's shared memory.
+    """A product's configuration, made small enough for the device's shared memory.
 
     Args:
         config: as chosen for the sizes.
@@ -278,8 +293,6 @@ def fitted(config: Config, shared_bytes: int, loaded: int = 2) -> Config:
     half = config.get("precision", "native") in ("native", *HALVES)
     if not shared_bytes or not half:
         return config
-    if "block_k" not in config:
-        return {**config, "stages": 2} if shared_bytes < LARGE_SHARED_BYTES else config
     wanted = int(config["stages"])
     for most, stages in (*((64, n) for n in range(wanted, min(wanted, 2) - 1, -1)), (32, 3), (32, 2)):
         deep = min(most, int(config["block_k"]))
@@ -301,14 +314,6 @@ def stage_bytes(config: Mapping[str, int | str | bool]) -> int:
     # Of given halves, both of both operands of a block of K lie there at once.
     tiles = 2 if config.get("precision") == PROMOTED else 1
     return 2 * int(config["block_k"]) * (int(config["block_m"]) + int(config["block_n"])) * tiles
-
-
-def _attention_config(program: Program, region: Region) -> Config:
-    """Four warps suffice for small heads; larger ones need eight to hold the accumulator."""
-    products = [program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL]
-    head = max(prim.shape[-1].value(program.graph.sizes) for prim in products[1:])
-    tall, warps = (64, 4) if head <= 64 else (128, 8)
-    return {"block_m": tall, "block_n": 64, "warps": warps, "stages": 3}
 
 
 HELD_COLUMNS = 256
@@ -359,19 +364,10 @@ def variants(program: Program, region: Region, config: Mapping[str, int | str | 
     """Other configurations worth measuring, the present one left out."""
     if region.kind is RegionKind.MATMUL:
         own = product_in(program, region)
-        found = _product_variants(config, of_windows=bool(ProductDims.of(own).taps))
+        short = is_one_piece(program, own, str(config["precision"]))
+        found = _product_variants(config, of_windows=bool(ProductDims.of(own).taps), short=short)
     elif region.kind is RegionKind.ATTENTION:
-        found = [
-            {"block_m": m, "block_n": n, "warps": w, "stages": s}
-            for m, n, w, s in [
-                (128, 64, 4, 3),
-                (128, 128, 8, 3),
-                (64, 64, 4, 3),
-                (128, 64, 8, 2),
-                (128, 32, 4, 4),
-                (64, 128, 4, 3),
-            ]
-        ]
+        found = attention_variants()
     elif region.kind is RegionKind.RECURRENT:
         found = [*other_configs(program, recurrence_in(program, region), config)]
     elif (turned := across(program, region)) is not None:
@@ -465,7 +461,7 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
     return found
 
 
-def _product_variants(config: Mapping[str, int | str | bool], *, of_windows: bool) -> list[Config]:
+def _product_variants(config: Mapping[str, int | str | bool], *, of_windows: bool, short: bool) -> list[Config]:
     shapes = [
         (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4), (128, 128, 64, 8, 4),
         (128, 128, 64, 8, 3), (128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (128, 256, 32, 8, 5), (64, 256, 64, 8, 4),
@@ -490,8 +486,11 @@ def _product_variants(config: Mapping[str, int | str | bool], *, of_windows: boo
         # Few rows, many rows: which of them are the left operand's, the side says.
         shapes = [(few, many, k, w, s) if config[ONCE] else (many, few, k, w, s) for few, many, k, w, s in tiles]
     elif config["precision"] in SPLIT_BEFORE:
-        # Two accumulators: what is larger spills.
-        shapes = [
+        # Two accumulators, unless the sum is one piece: what is larger spills.
+        shapes = (
+            [(128, 256, 64, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (64, 128, 64, 4, 3)] if short else []
+        )
+        shapes += [
             (128, 128, 64, 8, 5), (128, 128, 64, 8, 4), (128, 128, 64, 8, 6), (128, 128, 128, 8, 3), (64, 128, 64, 4, 4),
             (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 64, 128, 4, 3), (64, 32, 64, 4, 4),
         ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
+from mtmc_lsp.macro.attention_tiles import attention_config
 from mtmc_lsp.macro.configs import default_config, fitted, product_config, with_tiles_moved
 from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.macro.loads import loaded_bytes
@@ -297,8 +298,9 @@ class FusionSearch:
         if region.kind is RegionKind.RECURRENT:
             layers = recurrence_in(self.program, region)
             return first_config(self.program, layers, self.precision(layers.origin))
-        config = default_config(self.program, region)
-        return fitted(config, self.device.shared_bytes) if region.kind is RegionKind.ATTENTION else config
+        if region.kind is RegionKind.ATTENTION:
+            return attention_config(self.program, region, self.device.shared_bytes)
+        return default_config(self.program, region)
 
     def _kind_of(self, nodes: Iterable[str]) -> RegionKind | None:
         region = self._region(frozenset(nodes))

@@ -30,8 +30,11 @@ class Clock(Protocol):
         The device is busy for at least ``ahead_us`` before, so that a host that is late by less is not timed.
         """
 
-    def batch(self, run: Run, count: int) -> tuple[float, float]:
-        """Microseconds of ``count`` calls back to back, with a warm L2: by the device's events, and by the host's wall."""
+    def batch(self, run: Run, count: int) -> tuple[float, float, float]:
+        """Microseconds of ``count`` calls back to back, with a warm L2.
+
+        By the device's events, by the host's wall, and on the host until all were launched.
+        """
 
     def captured(self, run: Run) -> Run | None:
         """The call as a replay of a CUDA graph; None where it cannot be captured."""
@@ -73,17 +76,18 @@ class CudaClock:
         self._synchronize()
         return float(self._elapsed(start, end)) * 1e3, host * 1e6
 
-    def batch(self, run: Run, count: int) -> tuple[float, float]:
+    def batch(self, run: Run, count: int) -> tuple[float, float, float]:
         start, end = self._event(enable_timing=True), self._event(enable_timing=True)
         self._synchronize()
         began = self._now()
         self._record(start, self._stream)
         for _ in range(count):
             run()
+        launched = self._now() - began
         self._record(end, self._stream)
         self._synchronize()
         wall = self._now() - began
-        return float(self._elapsed(start, end)) * 1e3, wall * 1e6
+        return float(self._elapsed(start, end)) * 1e3, wall * 1e6, launched * 1e6
 
     def captured(self, run: Run) -> Run | None:
         try:

@@ -15,7 +15,7 @@ from torch._inductor import config as inductor
 from mtmc_lsp.capture.calls import Call, build_call
 from mtmc_lsp.core.errors import HandoverFailed
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.workload import Capture, Target
+from mtmc_lsp.core.workload import Capture, Target, WorkloadSource
 from mtmc_lsp.measure.clock import Clock, CudaClock, Run
 from mtmc_lsp.measure.contest import Compiled, Contest, hold
 from mtmc_lsp.measure.gpu_lock import shared
@@ -60,8 +60,11 @@ def _inputs(capture: Capture, own: str, given: str = "") -> tuple[Any, dict[str,
                 # Each in memory of its own: what is handed over together are parts of one, which a compiler handles otherwise.
                 _state["inputs"], _state["module"] = copies(take(given, _device())), module
     if "module" not in _state:
-        call = build_call(module, capture.workload, _device(), capture.workload.sizes, construct=reusing(capture))
-        distribution = "given" if capture.workload.source.value == "get_inputs" else "normal"
+        own_values = capture.workload.source is WorkloadSource.GET_INPUTS
+        call = build_call(
+            module, capture.workload, _device(), capture.workload.sizes, values=own_values, construct=reusing(capture)
+        )
+        distribution = "given" if own_values else "normal"
         _state["inputs"] = make_inputs(capture, call, capture.graph.sizes, distribution, 0, _device(), False)
         _state["module"] = module
     return _state["module"], _state["inputs"]

@@ -28,6 +28,8 @@ WARM_US = 20_000.0
 GRAPH_SECONDS = 0.2
 DEVICE_BOUND = 2.0
 """A call whose time on the device is this many times the host's to launch it is bound by the device."""
+CALLS_IN_ROW, KEEPS_UP = 10, 1.5
+"""And so is one of which the host launches this many in a row while the device takes so many times as long."""
 HOST_SLACK, MOST_AHEAD_US = 3.0, 1000.0
 """How late, as a multiple of its usual time, a host may be without being timed: seen on a busy machine at 5 % of a call."""
 
@@ -39,10 +41,7 @@ def interleaved(clock: Clock, runs: Mapping[str, Run], seconds: float) -> dict[s
     add its noise. Calls that the host has to launch piece by piece while the device waits are timed as they come.
     """
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    ahead = {}
-    for name, run in runs.items():
-        device, host = (statistics.median(values) for values in zip(*(clock.cold(run) for _ in range(3)), strict=True))
-        ahead[name] = min(HOST_SLACK * host, MOST_AHEAD_US) if device > DEVICE_BOUND * host else 0.0
+    ahead = {name: _ahead(clock, run) for name, run in runs.items()}
     order = list(runs)
     # A generator of its own: what user code does to the shared one does not make the order foreseeable.
     shuffle = random.Random()
@@ -55,6 +54,18 @@ def interleaved(clock: Clock, runs: Mapping[str, Run], seconds: float) -> dict[s
         late = time.perf_counter() > deadline
         if count >= MAX_SAMPLES or (count >= MIN_SAMPLES and (late or _is_settled(samples))):
             return samples
+
+
+def _ahead(clock: Clock, run: Run) -> float:
+    """Microseconds that the device is to be busy before a call, so that the host is not timed; 0 where its time counts."""
+    samples = [clock.cold(run) for _ in range(3)]
+    device, host = (statistics.median(sample[i] for sample in samples) for i in (0, 1))
+    if device <= DEVICE_BOUND * host:
+        # A call after a wait takes the host up to four times as long as one in a row, and the device waits for it.
+        device, _, host_in_row = clock.batch(run, CALLS_IN_ROW)
+        if device <= KEEPS_UP * host_in_row:
+            return 0.0
+    return min(HOST_SLACK * host, MOST_AHEAD_US)
 
 
 def _is_settled(samples: Mapping[str, Sequence[tuple[float, float]]]) -> bool:
@@ -85,7 +96,7 @@ class Warm:
 def warm(clock: Clock, run: Run, single_us: float) -> Warm:
     """Time batches of calls by two clocks; of calls that take long (``single_us``) fewer are enough."""
     calls = max(LEAST_WARM_CALLS, min(WARM_CALLS, int(WARM_US / max(single_us, 1.0))))
-    batches = [clock.batch(run, calls) for _ in range(WARM_BATCHES)]
+    batches = [clock.batch(run, calls)[:2] for _ in range(WARM_BATCHES)]
     middle = statistics.median(event for event, _ in batches)
     # Work beside what the events see is in every batch; a host that something else kept busy is late in some, or in most.
     beyond = sorted(wall / event for event, wall in batches)[1]

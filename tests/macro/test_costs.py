@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.macro.attention_tiles import attention_config
 from mtmc_lsp.macro.columns import column_block
 from mtmc_lsp.macro.configs import SPLIT, Config, default_config, fitted, product_config
 from mtmc_lsp.macro.cost import kernel_cost
@@ -17,6 +18,24 @@ from tests.micro.families import source
 ACROSS = "# mtmc: a=f32[N,M] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a.t() + b\n"
 ALONG = "# mtmc: a=f32[M,N] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a + b\n"
 DOWN = "# mtmc: x=f32[N,M] N=8192 M=8192\ndef down(x):\n    return torch.softmax(x.t(), dim=1)\n"
+
+
+@pytest.mark.parametrize("shared", [49_152, 101_376, 166_912, 232_448])
+@pytest.mark.parametrize(
+    ("head", "dtype", "queries"), [(64, "f16", 4096), (128, "bf16", 4096), (256, "f16", 100), (128, "f32", 33)]
+)
+def test_keys_and_values_of_an_attention_fit_into_shared_memory(
+    shared: int, head: int, dtype: str, queries: int, captured
+) -> None:
+    text = source(
+        f"q=F[2,{queries},{head}], k=F[2,4096,{head}], v=F[2,4096,{head}]: F.scaled_dot_product_attention(q, k, v)",
+        dtype,
+    )
+    config = attention_config(*region_and_program(captured(text, "f")), shared)
+    m, n, stages = (int(config[name]) for name in ("block_m", "block_n", "stages"))
+    elements = m * head + n * stages * 2 * head
+    assert elements * (4 if dtype == "f32" else 2) <= shared or (m, n, stages) == (32, 32, 1)
+    assert m <= max(64, queries)
 
 
 def test_a_transposed_tensor_is_read_in_square_tiles(captured) -> None:

@@ -12,14 +12,14 @@ from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.catalogue import proposals
-from mtmc_lsp.macro.configs import HALVES, PROMOTED, SHORT, SPLIT
+from mtmc_lsp.macro.configs import HALVES, PROMOTED, SHORT, SPLIT, product_config
 from mtmc_lsp.macro.cost import kernel_cost, torch_cost
 from mtmc_lsp.macro.few_rows import BOTH
 from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.precisions import Precisions
 from mtmc_lsp.macro.regions import analyse
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
-from tests.macro.situations import SHEET, situation, start
+from tests.macro.situations import SHEET, region_and_program, situation, start
 from tests.micro.harness import compile_errors, fused, verified
 
 SMALL = {"block_m": 16, "block_n": 16, "block_k": 16, "group_m": 4, "warps": 4, "stages": 2, "precision": SHORT}
@@ -65,6 +65,33 @@ def test_a_product_in_short_pieces_is_as_exact_as_the_users_own(name: str, captu
     assert "acc += part" in candidate.source
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
+
+
+def test_a_sum_of_few_terms_is_one_piece_and_longer_ones_stay_exact(captured) -> None:
+    """One accumulator leaves the registers for a larger tile; the launcher says by K, call by call, which it is."""
+    text = linear(range="@0..1", b=512, k=192, n=512)
+    capture = captured(text, "f")
+    config = {**SMALL, "precision": SHORT}
+    long, short = fused(capture, text, config), fused(capture, text, {**config, "precision": SPLIT})
+    assert "ONE_PIECE" not in long.source, "K is more than 128"
+    assert "ONE_PIECE=k_pad <= 256" in short.source
+    assert short.launches[-1].constexprs["ONE_PIECE"] is True
+    assert "acc += part" in short.source, "for a longer K"
+    # Sizes along K that are one piece and that are not.
+    small = linear(range="@0..1", b=40, k=250)
+    capture = captured(small, "f")
+    verdict = verified(capture, fused(capture, small, {**config, "precision": SPLIT}))
+    assert verdict.is_correct, verdict.reason
+
+
+@pytest.mark.parametrize(("k", "tile", "stages"), [(64, (128, 128), 3), (256, (128, 256), 5), (512, (128, 128), 5)])
+def test_the_tile_of_split_operands_is_as_large_as_their_sums_leave_room_for(
+    k: int, tile: tuple[int, int], stages: int, captured
+) -> None:
+    program, region = region_and_program(captured(linear(b=8192, k=k, n=8192), "f"))
+    config = product_config(program, region, SPLIT)
+    assert (config["block_m"], config["block_n"]) == tile
+    assert config["stages"] == stages
 
 
 def test_pieces_are_added_by_fp32_units(captured) -> None:

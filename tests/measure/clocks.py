@@ -29,6 +29,8 @@ class FakeClock:
         self._candidate, self._noise, self._touched = candidate, noise, touched
         self._random = random.Random(seed)
         self.calls = 0
+        self.in_row_us = 5.0
+        """What the host takes for each of many calls in a row."""
 
     def _cost(self, run: Any) -> Costing:
         return run if isinstance(run, Costing) else self._candidate
@@ -41,11 +43,12 @@ class FakeClock:
         run()
         return self._noisy(self._cost(run).us), 5.0
 
-    def batch(self, run: Any, count: int) -> tuple[float, float]:
+    def batch(self, run: Any, count: int) -> tuple[float, float, float]:
         for _ in range(count):
             run()
         cost = self._cost(run)
-        return self._noisy(cost.us * count), self._noisy((cost.us + cost.hidden_us) * count) + 30.0
+        event, wall = self._noisy(cost.us * count), self._noisy((cost.us + cost.hidden_us) * count) + 30.0
+        return event, wall, self.in_row_us * count
 
     def captured(self, run: Any) -> Any:
         cost = self._cost(run)
@@ -64,12 +67,12 @@ class HostClock:
         us = self.batch(run, 1)[0]
         return us, us
 
-    def batch(self, run: Any, count: int) -> tuple[float, float]:
+    def batch(self, run: Any, count: int) -> tuple[float, float, float]:
         began = time.perf_counter()
         for _ in range(count):
             run()
         us = (time.perf_counter() - began) * 1e6
-        return us, us
+        return us, us, us
 
     def captured(self, run: Any) -> None:
         return None

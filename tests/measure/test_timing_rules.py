@@ -285,15 +285,34 @@ def test_only_calls_that_the_device_bounds_are_kept_from_a_late_host() -> None:
     assert ahead == {6.0: {0.0}, 500.0: {0.0, 15.0}}, "the host takes 5 us"
 
 
+def test_a_host_that_keeps_up_in_a_row_is_not_timed_where_it_is_slow_after_a_wait() -> None:
+    def found(in_row_us: float) -> set[float]:
+        ahead: set[float] = set()
+
+        class AfterAWait(FakeClock):
+            def cold(self, run: Costing, ahead_us: float = 0.0) -> tuple[float, float]:
+                ahead.add(ahead_us)
+                return super().cold(run)[0], 70.0
+
+        call = Costing(lambda: None, 100.0)
+        clock = AfterAWait(call, noise=0.001)
+        clock.in_row_us = in_row_us
+        interleaved(clock, {"candidate": call}, seconds=60.0)
+        return ahead
+
+    assert found(in_row_us=40.0) == {0.0, 210.0}, "100 us of work are launched in 40"
+    assert found(in_row_us=80.0) == {0.0}, "the device waits for the host in a row as well"
+
+
 def test_a_host_that_is_late_now_and_then_is_no_work_beside_the_events() -> None:
     late = iter([9000.0, 0.0, 9000.0, 0.0, 9000.0])
     always = iter([9000.0] * 5)
 
     def clock(by) -> FakeClock:
         class Late(FakeClock):
-            def batch(self, run: Costing, count: int) -> tuple[float, float]:
-                event, wall = super().batch(run, count)
-                return event, wall + next(by)
+            def batch(self, run: Costing, count: int) -> tuple[float, float, float]:
+                event, wall, launched = super().batch(run, count)
+                return event, wall + next(by), launched
 
         return Late(call)
 

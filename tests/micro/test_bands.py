@@ -117,6 +117,46 @@ def test_queries_at_the_end_of_longer_keys_see_what_is_before_them(checker: Chec
     assert checker.compile_errors(capture, candidate) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "masked_at_the_edge"),
+    [
+        ("triu of ones", True),
+        ("positions compared", True),
+        ("a mask that is added", False),
+        ("a sliding window", False),
+    ],
+)
+def test_keys_that_all_queries_of_a_block_see_are_not_masked(
+    checker: Checker, name: str, masked_at_the_edge: bool
+) -> None:
+    capture = checker.capture(text(name))
+    candidate = fused(capture, text(name), CONFIG)
+    assert ("if at_edge:" in candidate.source) is masked_at_the_edge
+    assert ("edge_key" in candidate.source) is masked_at_the_edge
+    assert checker.compile_errors(capture, candidate) == []
+
+
+@pytest.mark.parametrize("shift", [-20, -1, 0, 7, 16, 100])
+def test_the_edge_is_where_the_first_query_of_a_block_stops_seeing(checker: Checker, shift: int) -> None:
+    """Also where that is before the first key or behind the last, and beside a mask that is read everywhere."""
+    source = f"""import torch
+
+
+# mtmc: q=f32[B,T,16] k=f32[B,S,16] v=f32[B,S,16] keep=bool[T,S] B=2 T=50 S=50
+def f(q, k, v, keep):
+    i = torch.arange(q.shape[1], device=q.device)[:, None]
+    j = torch.arange(k.shape[1], device=q.device)[None, :]
+    scores = q @ k.transpose(-2, -1) * 0.25
+    scores = scores.masked_fill(~keep, float("-inf")).masked_fill(j > i + {shift}, float("-inf")) / 2
+    return torch.softmax(scores, -1) @ v
+"""
+    capture = checker.capture(source)
+    candidate = fused(capture, source, CONFIG)
+    assert "if at_edge:" in candidate.source
+    for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 33, "S": 70}):
+        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+
+
 def test_a_causal_mask_halves_the_estimated_work(checker: Checker) -> None:
     capture = checker.capture(text("triu of ones"))
     _, band = region_of(capture)

@@ -70,6 +70,11 @@ import torch.nn.functional as F
 def f(q):
     return F.scaled_dot_product_attention(q, q, q, is_causal=True)
 """
+HUGE = """import torch
+# mtmc: q=f32[B,S,16]@-3e6..3e6 k=f32[B,T,16]@-3e6..3e6 v=f32[B,T,16] B=2 S=20 T=33
+def f(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v
+"""
 EMBED = """import torch
 import torch.nn.functional as F
 # mtmc: i=i64[B,S]@0..V-1 w=f32[V,D] B=2 S=5 V=11 D=12
@@ -107,6 +112,7 @@ CASES = {
     "batch of products, weights split as they are read": (BATCHED, {**SMALL, "precision": PROMOTED, ONCE: 1}),
     "batch of products, rows split as they are read": (BATCHED, {**SMALL, "precision": PROMOTED, ONCE: 0}),
     "written-out attention": (ATTENTION, {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}),
+    "attention of scores that no fused exponent holds": (HUGE, {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}),
     "causal attention in half precision": (SDPA, {"block_m": 16, "block_n": 32, "warps": 4, "stages": 2}),
     "embedding": (EMBED, {"rows": 2, "block": 16}),
     "dropout by seed": (DROPOUT, {"rows": 1, "block": 64}),

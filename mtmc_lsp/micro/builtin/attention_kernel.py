@@ -6,18 +6,19 @@ Whatever is done elementwise to the scores before the softmax (scale, mask, bias
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.dtypes import is_half
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.bands import attention_band
+from mtmc_lsp.macro.bands import attention_band, sure_before
 from mtmc_lsp.macro.columns import next_power_of_two
-from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
-from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, UNARY, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.index import Index
@@ -33,6 +34,23 @@ LARGEST_HEAD = 256
 """Head sizes above this do not fit in registers."""
 
 Side = tuple[tuple[Axis, ...], str]
+
+
+@dataclass(frozen=True)
+class _Peeled:
+    """Logits: ``factor`` times ``text`` where all conditions hold, minus infinity elsewhere."""
+
+    text: str
+    factor: float = 1.0
+    allowed: tuple[str, ...] = ()
+    """Conditions to ask of each key."""
+    at_edge: tuple[str, ...] = ()
+    """Conditions that surely hold for keys before ``sure``."""
+    sure: Size | None = None
+
+
+def _all(conditions: Sequence[str]) -> str:
+    return " & ".join(f"({text})" if len(conditions) > 1 and not text.isidentifier() else text for text in conditions)
 
 
 def write_attention_kernel(
@@ -63,6 +81,8 @@ class _AttentionWriter:
         self.config = config
         self.form = form
         self.band = attention_band(program, region, form)
+        self.sure: Size | None = None
+        """Keys this far ahead of a query's own position are the first that the mask may hide from it."""
         self.scores = ProductAxes(program, region, form.scores)
         self.result = ProductAxes(program, region, form.result)
         if self.scores.n != self.result.k or self.scores.m != self.result.m:
@@ -130,17 +150,21 @@ class _AttentionWriter:
                           "[HEAD, BLOCK_N]", head_column)  # fmt: skip
         precision = "" if is_half(self._dtype(self.scores)) else ', input_precision="ieee"'
         body.append(f"scores = tl.dot({q}, {k}{precision})")
-        body += self._softmax([*m_masks, *self._masks(n_row, rows=False)], body, n_row)
+        body += self._softmax(
+            [*m_masks, *self._masks(n_row, rows=False)], body, n_row, is_half(self._dtype(self.scores))
+        )
         width_edge = self._edge("width", self.width, width_block)
         v = self._operand(self.result, 1, (self.result.k, "n[:, None]"), (self.result.n, "width"),
                           [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body,
                           "[BLOCK_N, WIDTH]", n_column)  # fmt: skip
         dtype = self._dtype(self.result)
         weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_half(dtype) else "weights"
-        body.append(f"acc = tl.dot({weights}, {v}, acc * shrink[:, None]{precision})")
-        first, end = self._keys(n_keys)
-        self.lines.append(f"for start in range({first}, {end}, BLOCK_N):")
-        self.lines += [f"    {line}" for line in body]
+        body += [
+            f"acc = tl.dot({weights}, {v}, acc * shrink[:, None]{precision})",
+            "row_total = row_total * shrink + tl.sum(weights, axis=1)",
+            "row_max = new_max",
+        ]
+        self.lines += self._loops(n_keys, body)
         if self.form.zero_for_none:
             self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
         self.lines.append("acc = acc / row_total[:, None]")
@@ -174,23 +198,35 @@ class _AttentionWriter:
         start = f"({block}) * BLOCK_M" if longest_first else f"{block} * BLOCK_M"
         return [f"first_query = {start}", "m = (first_query + tl.arange(0, BLOCK_M))[:, None]"]
 
-    def _keys(self, n_keys: str) -> tuple[str, str]:
-        """Bounds of the keys that some query of the block may see, the first a multiple of the block."""
-        first, end = "0", n_keys
+    def _loops(self, n_keys: str, body: list[str]) -> list[str]:
+        """The walk over the keys that some query of the block may see, the first a multiple of the block."""
+        if self.band.first is None and self.band.last is None:
+            return [f"for start in range(0, {n_keys}, BLOCK_N):", *(f"    {line}" for line in body)]
+        first, end, lines = "0", n_keys, []
         if self.band.first is not None:
-            self.lines += [
+            lines += [
                 "# No query of this block sees a key before or behind these.",
                 f"first_key = tl.maximum({self._shifted('first_query', self.band.first)}, 0) // BLOCK_N * BLOCK_N",
             ]
             first = "first_key"
         if self.band.last is not None:
             if self.band.first is None:
-                self.lines.append("# No query of this block sees a key behind these.")
-            self.lines.append(
-                f"end_key = tl.minimum({self._shifted('first_query + BLOCK_M', self.band.last)}, {n_keys})"
-            )
+                lines.append("# No query of this block sees a key behind these.")
+            lines.append(f"end_key = tl.minimum({self._shifted('first_query + BLOCK_M', self.band.last)}, {n_keys})")
             end = "end_key"
-        return first, end
+        if self.sure is None:
+            return [*lines, f"for start in range({first}, {end}, BLOCK_N):", *(f"    {line}" for line in body)]
+        shared = f"tl.minimum({self._shifted('first_query', self.sure)}, {n_keys})"
+        if not (self.sure.is_constant and self.sure.constant >= 0):
+            shared = f"tl.maximum({shared}, 0)"
+        return [
+            *lines,
+            "# All of them see the keys before this one, whose scores need no mask.",
+            f"edge_key = {shared} // BLOCK_N * BLOCK_N",
+            "for at_edge in tl.static_range(2):",
+            f"    for start in range(edge_key if at_edge else {first}, {end} if at_edge else edge_key, BLOCK_N):",
+            *(f"        {line}" for line in body),
+        ]
 
     def _shifted(self, position: str, size: Size) -> str:
         if size.is_constant:
@@ -278,44 +314,92 @@ class _AttentionWriter:
             widen=widen,
         )
 
-    def _softmax(self, masks: list[Mask], lines: list[str], n_row: str) -> list[str]:
-        """Statements of one step of the online softmax; what the scores go through before is added to ``lines``."""
+    def _softmax(self, masks: list[Mask], lines: list[str], n_row: str, fused: bool) -> list[str]:
+        """Statements of one step of the online softmax; what the scores go through before is added to ``lines``.
+
+        Exponentials are in powers of two, which the hardware computes directly, and a constant factor of all logits goes
+        into the same multiplication: ``2 ** (c * x - c * max)``, c above 0. In one fused operation an error of c * max, of
+        half a unit in its last place, is the same for a whole row and falls out of the quotient; beyond 2^31 it would
+        overflow, as in PyTorch's own attentions of half precision. In full precision the difference is taken first.
+
+        Args:
+            masks: of the tile.
+            lines: the loop's body so far.
+            n_row: the condition that keys are there, if there is any.
+            fused: whether the factor goes into the subtraction.
+        """
         known = {self.form.scores.name: Code("scores", "float32", True, True)}
         rows, cols = (self.scores.m, "m"), (self.scores.n, "n[None, :]")
         accesses: list[Index] = []
         for final in (False, True):
             tile = self._make_tile(rows, cols, masks, lines if final else [], known, accesses, final, widen=True)
             at = tile.expressions.own_index(self.form.logits)
-            text = " + ".join(self._scaled(tile.expressions, self.form.logits, at, LOG2E))
+            peeled = self._peeled(tile.expressions, self.form.logits, at, fused)
             accesses = tile.expressions.accesses
         self._limit(accesses)
-        if n_row:
-            text = f'tl.where({n_row}, {text}, -float("inf"))'
-        return [
-            "# In powers of two, which the hardware computes directly.",
-            f"logits = {text}",
-            "new_max = tl.maximum(row_max, tl.max(logits, axis=1))",
-            "weights = tl.exp2(logits - new_max[:, None])",
-            "shrink = tl.exp2(row_max - new_max)",
-            "row_total = row_total * shrink + tl.sum(weights, axis=1)",
-            "row_max = new_max",
-        ]
+        self.sure = peeled.sure
+        factor = peeled.factor * LOG2E
+        edge = [*peeled.at_edge, *([n_row] if n_row else [])]
+        statements = [] if peeled.text == "scores" else [f"scores = {peeled.text}"]
+        if peeled.allowed:
+            statements.append(f'scores = tl.where({_all(peeled.allowed)}, scores, -float("inf"))')
+        if self.sure is not None:
+            statements += ["if at_edge:", f'    scores = tl.where({_all(edge)}, scores, -float("inf"))']
+        elif edge:
+            statements.append(f'scores = tl.where({_all(edge)}, scores, -float("inf"))')
+        statements.append("# In powers of two, which the hardware computes directly.")
+        if fused:
+            statements += [
+                f"new_max = tl.maximum(row_max, tl.max(scores, axis=1) * {factor!r})",
+                f"weights = tl.exp2(scores * {factor!r} - new_max[:, None])",
+                "shrink = tl.exp2(row_max - new_max)",
+            ]
+        else:
+            statements += [
+                "new_max = tl.maximum(row_max, tl.max(scores, axis=1))",
+                f"weights = tl.exp2((scores - new_max[:, None]) * {factor!r})",
+                f"shrink = tl.exp2((row_max - new_max) * {factor!r})",
+            ]
+        return statements
 
-    def _scaled(self, expressions: Expressions, name: str, at: tuple[Index, ...], factor: float) -> list[str]:
-        """The terms of a value times ``factor``; constant factors of a term become one with it."""
+    def _peeled(self, expressions: Expressions, name: str, at: tuple[Index, ...], fused: bool) -> _Peeled:
+        """A value as a mask around a positive constant times something."""
         prim = self.program.prims[name]
         if prim.op is PrimOp.POINTWISE and name not in expressions.region.inputs and prim.dtype != "float64":
             inner = [(source, expressions.aligned(source, at)) for source in prim.inputs]
-            if prim.fn == "add":
-                return [term for source, index in inner for term in self._scaled(expressions, source, index, factor)]
             if prim.fn == "cast" and "float" in self.program.prims[prim.inputs[0]].dtype:
-                return self._scaled(expressions, *inner[0], factor)
+                return self._peeled(expressions, *inner[0], fused)
+            if prim.fn == "rounded" and (fused or self.program.prims[prim.inputs[0]].fn != "mul"):
+                return self._peeled(expressions, *inner[0], fused)
             constants = [self._number(source) for source in prim.inputs]
-            if prim.fn == "div" and constants[1]:
-                return self._scaled(expressions, *inner[0], factor / constants[1])
-            if prim.fn == "mul" and constants[1] is not None:
-                return self._scaled(expressions, *inner[0], factor * constants[1])
-        return [f"{expressions.value(name, at).at(70)} * {factor!r}"]
+            if prim.fn in ("mul", "div"):
+                which = 0 if prim.fn == "mul" and constants[0] is not None else 1
+                factor = constants[which]
+                if factor is not None and 0.0 < factor < float("inf"):
+                    found = self._peeled(expressions, *inner[1 - which], fused)
+                    return replace(found, factor=found.factor * (factor if prim.fn == "mul" else 1.0 / factor))
+            if prim.fn == "where" and constants[1:].count(-float("inf")) == 1:
+                return self._masked(expressions, prim, inner, constants[2] == -float("inf"), fused)
+        return _Peeled(expressions.value(name, at).at(0))
+
+    def _masked(
+        self,
+        expressions: Expressions,
+        prim: Prim,
+        inner: list[tuple[str, tuple[Index, ...]]],
+        shown: bool,
+        fused: bool,
+    ) -> _Peeled:
+        """A value that a condition shows (or, not ``shown``, hides)."""
+        found = self._peeled(expressions, *inner[1 if shown else 2], fused)
+        condition = expressions.value(*inner[0])
+        text = condition.text if shown else f"~{condition.at(UNARY)}"
+        sure = None
+        if self.band.first is None and self.band.last is not None:
+            sure = sure_before(self.program, self.scores.region, self.form, prim.inputs[0], shown)
+        if sure is None or found.sure not in (None, sure):
+            return replace(found, allowed=(*found.allowed, text))
+        return replace(found, at_edge=(*found.at_edge, text), sure=sure)
 
     def _number(self, name: str) -> float | None:
         prim = self.program.prims[name]

@@ -373,6 +373,9 @@ def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> in
     divisible = re.fullmatch(r"(\w+) % (\d+) == 0", text)
     if divisible is not None:
         return kernel.grid_sizes[divisible[1]].value(sizes) % int(divisible[2]) == 0
+    within = re.fullmatch(r"(\w+) <= (\d+)", text)
+    if within is not None:
+        return kernel.grid_sizes[within[1]].value(sizes) <= int(within[2])
     power = re.fullmatch(r"triton\.next_power_of_2\((\w+)\)", text)
     assert power is not None, text
     return next_power_of_two(kernel.grid_sizes[power[1]].value(sizes))

@@ -23,14 +23,14 @@ NOUNS = {
 
 PRODUCT_NAMES = RESERVED | frozenset(
     "m n k m_mask n_mask k_mask batch acc blocks_m blocks_n first_m group_m step steps BLOCK_M BLOCK_N BLOCK_K GROUP_M "
-    "tap blocks_k kept largest factor inverse scaled high low place inside stored part PIECE DEPTH "
+    "tap blocks_k kept largest factor inverse scaled high low place inside stored part PIECE ONE_PIECE DEPTH "
     "m_start n_start".split()
 )
 """Names that the kernels of a product use for themselves."""
 
 ATTENTION_NAMES = RESERVED | frozenset(
     "m n m_mask n_mask EVEN_M EVEN_N batch head width scores logits weights shrink acc row_max row_total new_max "
-    "BLOCK_M BLOCK_N HEAD WIDTH".split()
+    "BLOCK_M BLOCK_N HEAD WIDTH first_query first_key end_key edge_key at_edge".split()
 )
 """Names that an attention kernel uses for itself."""
 

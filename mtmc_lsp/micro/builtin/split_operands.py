@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.columns import next_power_of_two
-from mtmc_lsp.macro.configs import SHORT, SPLIT
+from mtmc_lsp.macro.configs import PIECES
 from mtmc_lsp.macro.few_rows import WHOLE_LIMIT, strided_rows
 from mtmc_lsp.micro.builtin.descriptors import descriptor_of_rows
 from mtmc_lsp.micro.builtin.groups import Mask
@@ -31,8 +31,6 @@ from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES, Names
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, operand_accesses
 
-PIECES = {SPLIT: 256, SHORT: 128}
-"""Elements of K whose large terms tensor cores sum up by themselves, by precision mode."""
 STRIDED_DEPTH = 256
 """Depth of the tile of a program that splits an operand whose K is not dense, or too large to be held."""
 HELD_DEPTH, HELD_ELEMENTS = 2048, 16384
@@ -255,38 +253,54 @@ def walk_halves(
     lines += ["# low*high and high*low in one walk.", f"for start in range(0, 2 * {pad}, BLOCK_K):"]
     lines += [f"    {line}" for line in step(("start", "start"), "acc")]
     high = (f"{pad} + start", "start")
-    if is_one_piece(operands[0], str(config["precision"])):
-        lines += ["# Then high*high.", f"for start in range(0, {pad}, BLOCK_K):"]
-        return [*lines, *(f"    {line}" for line in step(high, "acc"))]
+    whole = [f"for start in range(0, {pad}, BLOCK_K):", *(f"    {line}" for line in step(high, "acc"))]
+    if _is_one_piece(operands[0], config):
+        return [*lines, "# Then high*high.", *whole]
     body = [
         *step(high, "part"),
         "if (start // BLOCK_K + 1) % PIECE == 0:",
         "    acc += part",
         f"    part = {ZEROS}",
     ]
-    return [
-        *lines,
-        "# Then high*high, PIECE blocks of K at a time: fp32 units, which add these up, round to nearest; tensor cores round",
-        "# towards zero, which would add up over a long sum.",
+    pieces = [
         f"part = {ZEROS}",
         f"for start in range(0, {pad}, BLOCK_K):",
         *(f"    {line}" for line in body),
         "acc += part",
     ]
+    lines += [
+        "# Then high*high, PIECE blocks of K at a time: fp32 units, which add these up, round to nearest; tensor cores round",
+        "# towards zero, which would add up over a long sum.",
+    ]
+    if asks_for_one_piece(axes, operands[0], config):
+        return [
+            *lines,
+            "if ONE_PIECE:",
+            *(f"    {line}" for line in whole),
+            "else:",
+            *(f"    {line}" for line in pieces),
+        ]
+    return [*lines, *pieces]
 
 
 ZEROS = "tl.zeros([BLOCK_M, BLOCK_N], tl.float32)"
 
 
-def is_one_piece(halves: Halves, precision: str) -> bool:
+def _is_one_piece(halves: Halves, config: Mapping[str, int | str | bool]) -> bool:
     """Whether no call has so long a K that its sum is taken apart."""
-    return halves.k_pad.is_constant and halves.k_pad.constant <= PIECES[precision]
+    return halves.k_pad.is_constant and halves.k_pad.constant <= PIECES[str(config["precision"])]
+
+
+def asks_for_one_piece(axes: ProductAxes, halves: Halves, config: Mapping[str, int | str | bool]) -> bool:
+    """Whether K differs from call to call and is one piece in the workload: then the launcher says so, by ``ONE_PIECE``."""
+    now = halves.k_pad.value(axes.program.graph.sizes)
+    return not halves.k_pad.is_constant and now <= PIECES[str(config["precision"])] and "split_k" not in config
 
 
 def piece_blocks(halves: Halves, config: Mapping[str, int | str | bool]) -> dict[str, int]:
     """The constant that says how many blocks of K tensor cores sum up by themselves."""
     precision = str(config["precision"])
-    if is_one_piece(halves, precision):
+    if _is_one_piece(halves, config):
         return {}
     return {"PIECE": max(2, PIECES[precision] // int(config["block_k"]))}
 
