@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -98,14 +98,16 @@ def build_call(
     seed: int = 0,
     *,
     values: bool = True,
+    read: Container[str] = (),
     stand_in: bool = False,
     construct: Callable[..., torch.nn.Module] = constructed,
 ) -> Call:
     """The target of ``module`` with the workload's arguments, made with ``sizes``.
 
     Without ``values`` the tensors that the target is called with have their shapes alone: making gigabytes of random numbers
-    that others replace takes longer than all else. With ``stand_in`` such gigabytes are other numbers, drawn on the device.
-    ``construct`` makes the instance, as :func:`constructed` does.
+    that others replace takes longer than all else; those of a directive that ``read`` names are made all the same. With
+    ``stand_in`` such gigabytes are other numbers, drawn on the device. ``construct`` makes the instance, as
+    :func:`constructed` does.
     """
     target = workload.target
     torch.manual_seed(seed)
@@ -122,7 +124,7 @@ def build_call(
         # What the module draws does not hang on what was drawn for its arguments.
         torch.manual_seed(seed)
     else:
-        named = _values(workload.arguments, sizes, device, seed, shapes_alone=not values)
+        named = _values(workload.arguments, sizes, device, seed, None if values else read)
         init_named = _values(workload.init_arguments, sizes, device, seed + 1000)
     instance = None
     function = resolve(module, target.qualname)
@@ -185,12 +187,18 @@ def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:
 
 
 def _values(
-    arguments: Sequence[ArgumentSpec], sizes: Mapping[str, int], device: str, seed: int, *, shapes_alone: bool = False
+    arguments: Sequence[ArgumentSpec],
+    sizes: Mapping[str, int],
+    device: str,
+    seed: int,
+    read: Container[str] | None = None,
 ) -> dict[str, Any]:
+    """Every argument's value, by name; of tensors that ``read`` does not name the shape alone, where it is given."""
+
     def value(number: int, spec: ArgumentSpec) -> Any:
         if spec.tensor is None:
             return spec.constant
-        if not shapes_alone:
+        if read is None or spec.name in read:
             return make_tensor(spec.tensor, sizes, device, seed + number)
         return _shape_alone(
             [size.value(sizes) for size in spec.tensor.shape], getattr(torch, spec.tensor.dtype), device

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.columns import next_power_of_two
+from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
 
 Config = dict[str, "int | str | bool"]
@@ -11,13 +12,19 @@ Config = dict[str, "int | str | bool"]
 LEAST_SHARED_BYTES = 101_376
 """Shared memory that a program has on GPUs of compute capability 8.6 to 12, at least."""
 
-ATTENTION_TILES = {
-    64: ((128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
-    256: ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
+HALF, FULL = 2, 4
+"""Bytes of an element of keys and values: of half precision, which tensor cores multiply, and of float32, which they do not."""
+TILES = {
+    (HALF, 64): ((128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
+    (HALF, 256): ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
+    (FULL, 64): ((64, 64, 8, 3), (64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 1)),
+    (FULL, 128): ((64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 1)),
+    (FULL, 256): ((32, 32, 8, 2), (32, 32, 4, 1)),
 }
-"""Queries, keys, warps and stages of an attention's program by the largest head that they are for, best first.
+"""Queries, keys, warps and stages of an attention's program, best first, by the largest head that they are for.
 
-On an H200 heads of 64 in bfloat16 ran at 0.94 and 0.90 of the library's speed by the first two, heads of 128 at 0.74 and 0.73.
+On an H200 heads of 64 in bfloat16 ran at 0.94 and 0.90 of the library's speed by the first two, heads of 128 at 0.74 and 0.73. Those of
+float32 are the largest that spill no registers on sm_90.
 """
 
 
@@ -30,22 +37,37 @@ def attention_config(program: Program, region: Region, shared_bytes: int = 0) ->
         shared_bytes: what a program may have; 0 where it is not known.
     """
     sizes = program.graph.sizes
-    scores, result = (program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+    scores, result = _products(program, region)
     left, right = program.prims[scores.inputs[0]], program.prims[result.inputs[1]]
-    head, width = (prim.shape[-1].value(sizes) for prim in (left, right))
+    head, width = (max(16, next_power_of_two(prim.shape[-1].value(sizes))) for prim in (left, right))
+    each = ITEMSIZE[right.dtype]
+    largest = min((most for size, most in TILES if size == _kind(each) and most >= max(head, width)), default=256)
     most_rows = max(64, scores.shape[-2].value(sizes))
-    for block_m, block_n, warps, stages in ATTENTION_TILES[64 if max(head, width) <= 64 else 256]:
+    for block_m, block_n, warps, stages in TILES[_kind(each), largest]:
         config: Config = {"block_m": block_m, "block_n": block_n, "warps": warps, "stages": stages}
         elements = block_m * head + block_n * stages * (head + width)
-        if block_m <= most_rows and elements * ITEMSIZE[right.dtype] <= (shared_bytes or LEAST_SHARED_BYTES):
+        if block_m <= most_rows and elements * each <= (shared_bytes or LEAST_SHARED_BYTES):
             break
     return config
 
 
-def attention_variants() -> list[Config]:
+def attention_variants(program: Program, region: Region) -> list[Config]:
     """Tiles to measure."""
-    tiles = [
-        (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64, 128, 4, 2), (128, 64, 4, 3), (128, 128, 4, 2),
-        (128, 64, 8, 2), (64, 32, 4, 3),
-    ]  # fmt: skip
+    _, result = _products(program, region)
+    tiles = [(64, 64, 8, 3), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2)]
+    if _kind(ITEMSIZE[program.prims[result.inputs[1]].dtype]) == HALF:
+        tiles = [
+            (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64, 128, 4, 2), (128, 64, 4, 3), (128, 128, 4, 2),
+            (128, 64, 8, 2), (64, 32, 4, 3),
+        ]  # fmt: skip
     return [{"block_m": m, "block_n": n, "warps": w, "stages": s} for m, n, w, s in tiles]
+
+
+def _kind(itemsize: int) -> int:
+    return HALF if itemsize <= HALF else FULL
+
+
+def _products(program: Program, region: Region) -> tuple[Prim, Prim]:
+    """The one of queries and keys, and the one of weights and values."""
+    scores, result = (program.prims[name] for name in region.prims if program.prims[name].op is PrimOp.MATMUL)
+    return scores, result

@@ -367,7 +367,7 @@ def variants(program: Program, region: Region, config: Mapping[str, int | str | 
         short = is_one_piece(program, own, str(config["precision"]))
         found = _product_variants(config, of_windows=bool(ProductDims.of(own).taps), short=short)
     elif region.kind is RegionKind.ATTENTION:
-        found = attention_variants()
+        found = attention_variants(program, region)
     elif region.kind is RegionKind.RECURRENT:
         found = [*other_configs(program, recurrence_in(program, region), config)]
     elif (turned := across(program, region)) is not None:

@@ -176,7 +176,10 @@ def prepared_call(
 ) -> tuple[Call, list[Any]]:
     """The target of ``module`` holding the case's parameters, and the arguments to call it with."""
     sizes = _call_sizes(capture, inputs)
-    call = build_call(module, capture.workload, device, sizes, values=False, construct=reusing(capture))
+    replaced = {argument.name for argument in capture.arguments if argument.input in inputs}
+    # An argument that the graph does not use is passed as the workload makes it: the code may ask how it lies in memory.
+    read = {spec.name for spec in capture.workload.arguments} - replaced
+    call = build_call(module, capture.workload, device, sizes, values=False, read=read, construct=reusing(capture))
     if call.instance is not None:
         floats = [t for t in inputs.values() if t.is_floating_point()]
         if floats and any(t.dtype is torch.float64 for t in floats):
@@ -191,7 +194,6 @@ def prepared_call(
         if argument.input is None or argument.input in inputs
     ]
     if len(values) != len(call.names):
-        # An argument that the graph does not use is passed as the workload made it.
         by_name = dict(zip(call.names, call.values, strict=True))
         values = [inputs.get(name, by_name[name]) for name in call.names]
     return call, values

@@ -28,8 +28,10 @@ WARM_US = 20_000.0
 GRAPH_SECONDS = 0.2
 DEVICE_BOUND = 2.0
 """A call whose time on the device is this many times the host's to launch it is bound by the device."""
-CALLS_IN_ROW, KEEPS_UP = 10, 1.5
-"""And so is one of which the host launches this many in a row while the device takes so many times as long."""
+CALLS_IN_ROW, ROWS, KEEPS_UP = 10, 3, 1.5
+"""And so is one of which the host launches this many in a row, once in so many tries, while the device takes so much longer."""
+LONGEST_IN_ROW_US = 5000.0
+"""Calls above this are not tried in rows."""
 HOST_SLACK, MOST_AHEAD_US = 3.0, 1000.0
 """How late, as a multiple of its usual time, a host may be without being timed: seen on a busy machine at 5 % of a call."""
 
@@ -61,9 +63,10 @@ def _ahead(clock: Clock, run: Run) -> float:
     samples = [clock.cold(run) for _ in range(3)]
     device, host = (statistics.median(sample[i] for sample in samples) for i in (0, 1))
     if device <= DEVICE_BOUND * host:
-        # A call after a wait takes the host up to four times as long as one in a row, and the device waits for it.
-        device, _, host_in_row = clock.batch(run, CALLS_IN_ROW)
-        if device <= KEEPS_UP * host_in_row:
+        # A call after a wait takes the host up to four times as long as one in a row, and the device waits for it. Within a
+        # row that the host holds up, both take the same time, however slow it is.
+        rows = (clock.batch(run, CALLS_IN_ROW) for _ in range(ROWS if device < LONGEST_IN_ROW_US else 0))
+        if not any(in_row > KEEPS_UP * launched for in_row, _, launched in rows):
             return 0.0
     return min(HOST_SLACK * host, MOST_AHEAD_US)
 

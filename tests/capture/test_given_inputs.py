@@ -54,7 +54,9 @@ def test_without_values_what_a_directive_describes_is_a_shape_that_takes_no_memo
     assert (call.values[0].shape, call.values[0].dtype) == ((100_000, 1_000_000), torch.bfloat16)
     assert call.values[0].untyped_storage().nbytes() == 2
     assert call.values[1:] == (0, 0.5)
+    read = build_call(module, workload, "cpu", {"N": 2}, values=False, read={"x"}).values[0]
     drawn = build_call(module, workload, "cpu", {"N": 2}).values[0]
+    assert torch.equal(read, drawn)
     assert 0.0 <= drawn.min() < drawn.max() <= 1.0
 
 

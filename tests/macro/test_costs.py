@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mtmc_lsp.macro.attention_tiles import attention_config
-from mtmc_lsp.macro.columns import column_block
+from mtmc_lsp.macro.columns import column_block, next_power_of_two
 from mtmc_lsp.macro.configs import SPLIT, Config, default_config, fitted, product_config
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.loads import loads_apart_us
@@ -22,7 +22,8 @@ DOWN = "# mtmc: x=f32[N,M] N=8192 M=8192\ndef down(x):\n    return torch.softmax
 
 @pytest.mark.parametrize("shared", [49_152, 101_376, 166_912, 232_448])
 @pytest.mark.parametrize(
-    ("head", "dtype", "queries"), [(64, "f16", 4096), (128, "bf16", 4096), (256, "f16", 100), (128, "f32", 33)]
+    ("head", "dtype", "queries"),
+    [(64, "f16", 4096), (128, "bf16", 4096), (256, "f16", 100), (128, "f32", 33), (80, "f16", 512), (136, "bf16", 512)],
 )
 def test_keys_and_values_of_an_attention_fit_into_shared_memory(
     shared: int, head: int, dtype: str, queries: int, captured
@@ -33,7 +34,8 @@ def test_keys_and_values_of_an_attention_fit_into_shared_memory(
     )
     config = attention_config(*region_and_program(captured(text, "f")), shared)
     m, n, stages = (int(config[name]) for name in ("block_m", "block_n", "stages"))
-    elements = m * head + n * stages * 2 * head
+    held = next_power_of_two(head)
+    elements = m * held + n * stages * 2 * held
     assert elements * (4 if dtype == "f32" else 2) <= shared or (m, n, stages) == (32, 32, 1)
     assert m <= max(64, queries)
 

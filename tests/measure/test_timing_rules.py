@@ -304,6 +304,24 @@ def test_a_host_that_keeps_up_in_a_row_is_not_timed_where_it_is_slow_after_a_wai
     assert found(in_row_us=80.0) == {0.0}, "the device waits for the host in a row as well"
 
 
+def test_a_host_that_is_the_bound_is_timed_however_unevenly_it_runs() -> None:
+    """Within a row that it holds up the device takes as long as it does; of two rows one may be twice as slow."""
+    slow = random.Random(0)
+
+    class Uneven(FakeClock):
+        def cold(self, run: Costing, ahead_us: float = 0.0) -> tuple[float, float]:
+            assert ahead_us == 0.0
+            return super().cold(run)[0], 120.0
+
+        def batch(self, run: Costing, count: int) -> tuple[float, float, float]:
+            host = 100.0 * slow.choice([1.0, 2.0]) * count
+            return host + 20.0, host + 30.0, host
+
+    for _ in range(20):
+        call = Costing(lambda: None, 100.0)
+        interleaved(Uneven(call, noise=0.001), {"candidate": call}, seconds=60.0)
+
+
 def test_a_host_that_is_late_now_and_then_is_no_work_beside_the_events() -> None:
     late = iter([9000.0, 0.0, 9000.0, 0.0, 9000.0])
     always = iter([9000.0] * 5)

@@ -6,6 +6,9 @@ import pytest
 from handwritten import ADD_IN_PLACE, DROP, PICK, RMS, SCALE_MODULE, Handwritten
 
 from mtmc_lsp.core.results import CheckStatus, VerdictStatus
+from mtmc_lsp.measure.cases import Case
+from tests.micro.checker import Checker
+from tests.micro.harness import fused
 
 INCORRECT, RAISED = VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR
 
@@ -142,3 +145,26 @@ def test_parameters_that_start_as_ones_do_not_hide_a_mistake(measurer_of) -> Non
     assert "bfloat16 replaced by float32" in " ".join(measurer.verify(SCALE_MODULE.candidate()).notes)
     assert measurer.verify(SCALE_MODULE.candidate(("x * gain * tl.rsqrt", "x * tl.rsqrt"))).status is INCORRECT
     assert measurer.verify(SCALE_MODULE.candidate(("* tl.rsqrt(var)", ""))).status is INCORRECT
+
+
+UNREAD = """import torch
+
+
+# mtmc: x=f32[N,M] y=f32[N,M]{1,N} N=64 M=8
+def f(x, y):
+    assert y.stride(0) == 1 and not y.is_contiguous()
+    if not torch.compiler.is_compiling():
+        y.add_(1.0)
+    return torch.relu(x) * 2 + 1
+"""
+
+
+def test_an_argument_that_the_graph_does_not_use_is_as_the_workload_makes_it(tmp_path) -> None:
+    """The code may ask how it lies in memory, or write into it where nothing is captured."""
+    checker = Checker(tmp_path)
+    try:
+        capture = checker.capture(UNREAD)
+        candidate = fused(capture, UNREAD, {"rows": 8, "block": 8, "warps": 1, "stages": 1})
+        assert checker.wrong(capture, [candidate], Case({"N": 64, "M": 8}, "normal", 5)) == [""]
+    finally:
+        checker.close()

@@ -186,3 +186,68 @@ def test_keys_and_values_of_different_lengths_are_not_for_the_kernel(checker: Ch
     )
     candidate = fused(capture, code, CONFIG)
     assert "v.shape == k.shape" in candidate.source
+
+
+WAYS = {
+    "numbers cut off": ("f32", "scores = (scores * 9).long() * 0.5\nscores = scores.masked_fill(j > i, float('-inf'))"),
+    "truth values": ("f32", "scores = scores.bool() * 0.5\nscores = scores.masked_fill(j > i, float('-inf'))"),
+    "nothing is seen": ("f32", "scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool), float('-inf'))"),
+    "a factor that float32 holds as 0": (
+        "f16",
+        "scores = (scores.float() * 1e-30 * 1e-30).masked_fill(j > i, float('-inf'))",
+    ),
+    "a factor beyond float32": ("f32", "scores = (scores / 1e-320).masked_fill(j > i, float('-inf')) * 1e-300"),
+    "two edges, the far one first": (
+        "f32",
+        "scores = scores.masked_fill(j > i + 20, float('-inf')).masked_fill(j > i, float('-inf'))",
+    ),
+    "two edges, the near one first": (
+        "f16",
+        "scores = scores.masked_fill(j > i, float('-inf')).masked_fill(~(j <= i + 20), float('-inf'))",
+    ),
+    "the least number instead of minus infinity": (
+        "f16",
+        "scores = scores.float().masked_fill(j > i - 5, torch.finfo(torch.float32).min)",
+    ),
+    "a factor outside the mask": ("f32", "scores = scores.masked_fill(j > i, float('-inf')) * 2"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_scores_go_through_is_kept(checker: Checker, way: str) -> None:
+    dtype, body = WAYS[way]
+    lines = body.replace("\n", "\n    ")
+    source = f"""import torch
+
+
+# mtmc: q={dtype}[B,T,16] k={dtype}[B,S,16] v={dtype}[B,S,16] B=2 T=50 S=50
+def f(q, k, v):
+    i = torch.arange(q.shape[1], device=q.device)[:, None]
+    j = torch.arange(k.shape[1], device=q.device)[None, :]
+    scores = q @ k.transpose(-2, -1) * 0.25
+    {lines}
+    return torch.softmax(scores, -1).to(v.dtype) @ v
+"""
+    capture = checker.capture(source)
+    candidate = fused(capture, source, CONFIG)
+    for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 33, "S": 70}):
+        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+    assert checker.compile_errors(capture, candidate) == []
+
+
+def test_a_product_does_not_become_part_of_the_subtraction_of_its_maximum(checker: Checker) -> None:
+    """In full precision the maximum less itself is 0; behind a mask that is left out at most keys nothing else is between."""
+    source = """import torch
+
+
+# mtmc: q=f32[B,T,16] k=f32[B,S,16] v=f32[B,S,16] s=f32[1]@1e10..2e10 B=2 T=50 S=50
+def f(q, k, v, s):
+    mask = torch.triu(torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device), diagonal=1)
+    scores = (q @ k.transpose(-2, -1) * s).masked_fill(mask, float("-inf"))
+    return torch.softmax(scores, -1) @ v
+"""
+    capture = checker.capture(source)
+    candidate = fused(capture, source, CONFIG)
+    body = candidate.source[candidate.source.index("if at_edge:") :]
+    assert body.index("scores == scores") < body.index("tl.exp2")
+    assert checker.wrong(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import is_float, is_half
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band, sure_before
 from mtmc_lsp.macro.columns import next_power_of_two
-from mtmc_lsp.macro.prims import Prim, PrimOp, Program
+from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
 from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, UNARY, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions
@@ -32,6 +32,10 @@ Config = Mapping[str, "int | str | bool"]
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
 """Head sizes above this do not fit in registers."""
+LARGEST_FACTOR = 2.0**100
+"""A constant factor of logits above this, or below its inverse, stays where it is: float32 might not hold it with others."""
+LARGEST_LOGIT = 1e38
+"""A finite number above this, as some masks have, is infinite in powers of two."""
 
 Side = tuple[tuple[Axis, ...], str]
 
@@ -47,6 +51,8 @@ class _Peeled:
     at_edge: tuple[str, ...] = ()
     """Conditions that surely hold for keys before ``sure``."""
     sure: Size | None = None
+    is_product: bool = False
+    """Whether the text is one, which could become a part of a subtraction."""
 
 
 def _all(conditions: Sequence[str]) -> str:
@@ -150,9 +156,7 @@ class _AttentionWriter:
                           "[HEAD, BLOCK_N]", head_column)  # fmt: skip
         precision = "" if is_half(self._dtype(self.scores)) else ', input_precision="ieee"'
         body.append(f"scores = tl.dot({q}, {k}{precision})")
-        body += self._softmax(
-            [*m_masks, *self._masks(n_row, rows=False)], body, n_row, is_half(self._dtype(self.scores))
-        )
+        body += self._softmax([*m_masks, *self._masks(n_row, rows=False)], body, n_row)
         width_edge = self._edge("width", self.width, width_block)
         v = self._operand(self.result, 1, (self.result.k, "n[:, None]"), (self.result.n, "width"),
                           [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body,
@@ -216,7 +220,7 @@ class _AttentionWriter:
             end = "end_key"
         if self.sure is None:
             return [*lines, f"for start in range({first}, {end}, BLOCK_N):", *(f"    {line}" for line in body)]
-        shared = f"tl.minimum({self._shifted('first_query', self.sure)}, {n_keys})"
+        shared = f"tl.minimum({self._shifted('first_query', self.sure)}, {end})"
         if not (self.sure.is_constant and self.sure.constant >= 0):
             shared = f"tl.maximum({shared}, 0)"
         return [
@@ -314,7 +318,13 @@ class _AttentionWriter:
             widen=widen,
         )
 
-    def _softmax(self, masks: list[Mask], lines: list[str], n_row: str, fused: bool) -> list[str]:
+    def _is_fused(self) -> bool:
+        """Whether the factor goes into the subtraction; beside numbers that would overflow in that it does not."""
+        constants = (self._number(name) for name in self.scores.region.prims)
+        huge = any(LARGEST_LOGIT < abs(value) < float("inf") for value in constants if value is not None)
+        return is_half(self._dtype(self.scores)) and not huge
+
+    def _softmax(self, masks: list[Mask], lines: list[str], n_row: str) -> list[str]:
         """Statements of one step of the online softmax; what the scores go through before is added to ``lines``.
 
         Exponentials are in powers of two, which the hardware computes directly, and a constant factor of all logits goes
@@ -326,15 +336,15 @@ class _AttentionWriter:
             masks: of the tile.
             lines: the loop's body so far.
             n_row: the condition that keys are there, if there is any.
-            fused: whether the factor goes into the subtraction.
         """
+        fused = self._is_fused()
         known = {self.form.scores.name: Code("scores", "float32", True, True)}
         rows, cols = (self.scores.m, "m"), (self.scores.n, "n[None, :]")
         accesses: list[Index] = []
         for final in (False, True):
             tile = self._make_tile(rows, cols, masks, lines if final else [], known, accesses, final, widen=True)
             at = tile.expressions.own_index(self.form.logits)
-            peeled = self._peeled(tile.expressions, self.form.logits, at, fused)
+            peeled = self._peeled(tile.expressions, self.form.logits, at)
             accesses = tile.expressions.accesses
         self._limit(accesses)
         self.sure = peeled.sure
@@ -347,6 +357,11 @@ class _AttentionWriter:
             statements += ["if at_edge:", f'    scores = tl.where({_all(edge)}, scores, -float("inf"))']
         elif edge:
             statements.append(f'scores = tl.where({_all(edge)}, scores, -float("inf"))')
+        if peeled.is_product and not fused:
+            statements += [
+                "# Rounded as it is for the maximum: a compiler would make the product a part of the subtraction.",
+                'scores = tl.where(scores == scores, scores, float("nan"))',
+            ]
         statements.append("# In powers of two, which the hardware computes directly.")
         if fused:
             statements += [
@@ -362,44 +377,48 @@ class _AttentionWriter:
             ]
         return statements
 
-    def _peeled(self, expressions: Expressions, name: str, at: tuple[Index, ...], fused: bool) -> _Peeled:
+    def _peeled(self, expressions: Expressions, name: str, at: tuple[Index, ...]) -> _Peeled:
         """A value as a mask around a positive constant times something."""
         prim = self.program.prims[name]
-        if prim.op is PrimOp.POINTWISE and name not in expressions.region.inputs and prim.dtype != "float64":
+        whole = prim.dtype == "float64" or not is_float(prim.dtype)
+        if prim.op is PrimOp.POINTWISE and name not in expressions.region.inputs and not whole:
             inner = [(source, expressions.aligned(source, at)) for source in prim.inputs]
-            if prim.fn == "cast" and "float" in self.program.prims[prim.inputs[0]].dtype:
-                return self._peeled(expressions, *inner[0], fused)
-            if prim.fn == "rounded" and (fused or self.program.prims[prim.inputs[0]].fn != "mul"):
-                return self._peeled(expressions, *inner[0], fused)
+            if prim.fn == "rounded" or (prim.fn == "cast" and is_float(self.program.prims[prim.inputs[0]].dtype)):
+                return self._peeled(expressions, *inner[0])
             constants = [self._number(source) for source in prim.inputs]
             if prim.fn in ("mul", "div"):
                 which = 0 if prim.fn == "mul" and constants[0] is not None else 1
-                factor = constants[which]
-                if factor is not None and 0.0 < factor < float("inf"):
-                    found = self._peeled(expressions, *inner[1 - which], fused)
-                    return replace(found, factor=found.factor * (factor if prim.fn == "mul" else 1.0 / factor))
+                if (factor := constants[which]) is not None and factor > 0.0:
+                    found = self._peeled(expressions, *inner[1 - which])
+                    factor = found.factor * factor if prim.fn == "mul" else found.factor / factor
+                    if 1 / LARGEST_FACTOR < factor < LARGEST_FACTOR:
+                        return replace(found, factor=factor)
             if prim.fn == "where" and constants[1:].count(-float("inf")) == 1:
-                return self._masked(expressions, prim, inner, constants[2] == -float("inf"), fused)
-        return _Peeled(expressions.value(name, at).at(0))
+                shown = constants[2] == -float("inf")
+                condition = expressions.value(*inner[0])
+                # What is the same for all may be a number, which is inverted otherwise.
+                if condition.rows or condition.cols:
+                    return self._masked(
+                        self._peeled(expressions, *inner[1 if shown else 2]), condition, prim.inputs[0], shown
+                    )
+        return _Peeled(expressions.value(name, at).at(0), is_product=prim.fn == "mul")
 
-    def _masked(
-        self,
-        expressions: Expressions,
-        prim: Prim,
-        inner: list[tuple[str, tuple[Index, ...]]],
-        shown: bool,
-        fused: bool,
-    ) -> _Peeled:
-        """A value that a condition shows (or, not ``shown``, hides)."""
-        found = self._peeled(expressions, *inner[1 if shown else 2], fused)
-        condition = expressions.value(*inner[0])
+    def _masked(self, found: _Peeled, condition: Code, name: str, shown: bool) -> _Peeled:
+        """A value that a condition, ``name``, shows (or, not ``shown``, hides)."""
         text = condition.text if shown else f"~{condition.at(UNARY)}"
         sure = None
         if self.band.first is None and self.band.last is not None:
-            sure = sure_before(self.program, self.scores.region, self.form, prim.inputs[0], shown)
-        if sure is None or found.sure not in (None, sure):
+            sure = sure_before(self.program, self.scores.region, self.form, name, shown)
+        if sure is None or found.sure in (None, sure):
+            earlier = found.sure if sure is None else sure
+        elif sure.is_constant and found.sure is not None and found.sure.is_constant:
+            # Before the nearer of two edges both conditions hold.
+            earlier = Size.of(min(sure.constant, found.sure.constant))
+        else:
+            sure, earlier = None, found.sure
+        if sure is None:
             return replace(found, allowed=(*found.allowed, text))
-        return replace(found, at_edge=(*found.at_edge, text), sure=sure)
+        return replace(found, at_edge=(*found.at_edge, text), sure=earlier)
 
     def _number(self, name: str) -> float | None:
         prim = self.program.prims[name]

@@ -24,7 +24,9 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
 from mtmc_lsp.micro.builtin.torch_calls import argument_text, torch_call
 
-LOCALS = frozenset([*"torch triton tl seed n_rows n_cols n_outer n_batch n_m n_n rows_m rows_n k_pad".split(), MEMORY])
+LOCALS = frozenset(
+    [*"torch triton tl seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(), MEMORY]
+)
 """Names that a launcher uses for itself."""
 MOST_ARGUMENTS = 64
 """Of an operator, in PyTorch."""
