@@ -7,22 +7,22 @@ Whatever is done elementwise to the scores before the softmax (scale, mask, bias
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from mtmc_lsp.core.dtypes import is_float, is_half
+from mtmc_lsp.core.dtypes import is_half
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.bands import attention_band, sure_before
+from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.columns import next_power_of_two
-from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
-from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, UNARY, Code
+from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
+from mtmc_lsp.micro.builtin.logits import Logits, number
 from mtmc_lsp.micro.builtin.naming import ATTENTION_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed
@@ -32,27 +32,10 @@ Config = Mapping[str, "int | str | bool"]
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
 """Head sizes above this do not fit in registers."""
-LARGEST_FACTOR = 2.0**100
-"""A constant factor of logits above this, or below its inverse, stays where it is: float32 might not hold it with others."""
 LARGEST_LOGIT = 1e38
 """A finite number above this, as some masks have, is infinite in powers of two."""
 
 Side = tuple[tuple[Axis, ...], str]
-
-
-@dataclass(frozen=True)
-class _Peeled:
-    """Logits: ``factor`` times ``text`` where all conditions hold, minus infinity elsewhere."""
-
-    text: str
-    factor: float = 1.0
-    allowed: tuple[str, ...] = ()
-    """Conditions to ask of each key."""
-    at_edge: tuple[str, ...] = ()
-    """Conditions that surely hold for keys before ``sure``."""
-    sure: Size | None = None
-    is_product: bool = False
-    """Whether the text is one, which could become a part of a subtraction."""
 
 
 def _all(conditions: Sequence[str]) -> str:
@@ -87,6 +70,7 @@ class _AttentionWriter:
         self.config = config
         self.form = form
         self.band = attention_band(program, region, form)
+        self.logits = Logits(program, region, form, self.band)
         self.sure: Size | None = None
         """Keys this far ahead of a query's own position are the first that the mask may hide from it."""
         self.scores = ProductAxes(program, region, form.scores)
@@ -320,7 +304,7 @@ class _AttentionWriter:
 
     def _is_fused(self) -> bool:
         """Whether the factor goes into the subtraction; beside numbers that would overflow in that it does not."""
-        constants = (self._number(name) for name in self.scores.region.prims)
+        constants = (number(self.program, name) for name in self.scores.region.prims)
         huge = any(LARGEST_LOGIT < abs(value) < float("inf") for value in constants if value is not None)
         return is_half(self._dtype(self.scores)) and not huge
 
@@ -344,7 +328,7 @@ class _AttentionWriter:
         for final in (False, True):
             tile = self._make_tile(rows, cols, masks, lines if final else [], known, accesses, final, widen=True)
             at = tile.expressions.own_index(self.form.logits)
-            peeled = self._peeled(tile.expressions, self.form.logits, at)
+            peeled = self.logits.peeled(tile.expressions, self.form.logits, at)
             accesses = tile.expressions.accesses
         self._limit(accesses)
         self.sure = peeled.sure
@@ -376,54 +360,6 @@ class _AttentionWriter:
                 f"shrink = tl.exp2((row_max - new_max) * {factor!r})",
             ]
         return statements
-
-    def _peeled(self, expressions: Expressions, name: str, at: tuple[Index, ...]) -> _Peeled:
-        """A value as a mask around a positive constant times something."""
-        prim = self.program.prims[name]
-        whole = prim.dtype == "float64" or not is_float(prim.dtype)
-        if prim.op is PrimOp.POINTWISE and name not in expressions.region.inputs and not whole:
-            inner = [(source, expressions.aligned(source, at)) for source in prim.inputs]
-            if prim.fn == "rounded" or (prim.fn == "cast" and is_float(self.program.prims[prim.inputs[0]].dtype)):
-                return self._peeled(expressions, *inner[0])
-            constants = [self._number(source) for source in prim.inputs]
-            if prim.fn in ("mul", "div"):
-                which = 0 if prim.fn == "mul" and constants[0] is not None else 1
-                if (factor := constants[which]) is not None and factor > 0.0:
-                    found = self._peeled(expressions, *inner[1 - which])
-                    factor = found.factor * factor if prim.fn == "mul" else found.factor / factor
-                    if 1 / LARGEST_FACTOR < factor < LARGEST_FACTOR:
-                        return replace(found, factor=factor)
-            if prim.fn == "where" and constants[1:].count(-float("inf")) == 1:
-                shown = constants[2] == -float("inf")
-                condition = expressions.value(*inner[0])
-                # What is the same for all may be a number, which is inverted otherwise.
-                if condition.rows or condition.cols:
-                    return self._masked(
-                        self._peeled(expressions, *inner[1 if shown else 2]), condition, prim.inputs[0], shown
-                    )
-        return _Peeled(expressions.value(name, at).at(0), is_product=prim.fn == "mul")
-
-    def _masked(self, found: _Peeled, condition: Code, name: str, shown: bool) -> _Peeled:
-        """A value that a condition, ``name``, shows (or, not ``shown``, hides)."""
-        text = condition.text if shown else f"~{condition.at(UNARY)}"
-        sure = None
-        if self.band.first is None and self.band.last is not None:
-            sure = sure_before(self.program, self.scores.region, self.form, name, shown)
-        if sure is None or found.sure in (None, sure):
-            earlier = found.sure if sure is None else sure
-        elif sure.is_constant and found.sure is not None and found.sure.is_constant:
-            # Before the nearer of two edges both conditions hold.
-            earlier = Size.of(min(sure.constant, found.sure.constant))
-        else:
-            sure, earlier = None, found.sure
-        if sure is None:
-            return replace(found, allowed=(*found.allowed, text))
-        return replace(found, at_edge=(*found.at_edge, text), sure=earlier)
-
-    def _number(self, name: str) -> float | None:
-        prim = self.program.prims[name]
-        value = prim.attrs.get("value") if prim.op is PrimOp.CONSTANT else None
-        return float(value) if isinstance(value, (int, float)) else None
 
     def _limit(self, accesses: list[Index]) -> None:
         """Offsets inside a tile are 32-bit; those from batch to batch are not."""
