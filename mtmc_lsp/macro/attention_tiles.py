@@ -40,7 +40,7 @@ def attention_config(program: Program, region: Region, shared_bytes: int = 0) ->
     scores, result = _products(program, region)
     left, right = program.prims[scores.inputs[0]], program.prims[result.inputs[1]]
     head, width = (max(16, next_power_of_two(prim.shape[-1].value(sizes))) for prim in (left, right))
-    each = ITEMSIZE[right.dtype]
+    each = max(ITEMSIZE[left.dtype], ITEMSIZE[right.dtype])
     largest = min((most for size, most in TILES if size == _kind(each) and most >= max(head, width)), default=256)
     most_rows = max(64, scores.shape[-2].value(sizes))
     for block_m, block_n, warps, stages in TILES[_kind(each), largest]:
@@ -53,9 +53,9 @@ def attention_config(program: Program, region: Region, shared_bytes: int = 0) ->
 
 def attention_variants(program: Program, region: Region) -> list[Config]:
     """Tiles to measure."""
-    _, result = _products(program, region)
+    each = max(ITEMSIZE[program.prims[product.inputs[1]].dtype] for product in _products(program, region))
     tiles = [(64, 64, 8, 3), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2)]
-    if _kind(ITEMSIZE[program.prims[result.inputs[1]].dtype]) == HALF:
+    if _kind(each) == HALF:
         tiles = [
             (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64, 128, 4, 2), (128, 64, 4, 3), (128, 128, 4, 2),
             (128, 64, 8, 2), (64, 32, 4, 3),

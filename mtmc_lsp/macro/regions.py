@@ -327,6 +327,9 @@ def attention_form(members: list[Prim]) -> AttentionForm | None:
     if len(products) != 2 or reductions != ["max", "sum_exp"] or any(p.op is PrimOp.SCAN for p in members):
         return None
     scores, result = products
+    if scores.shape[-2] == Size.of(1) or "float64" in (scores.dtype, result.dtype):
+        # Of one query tensor cores multiply nothing, and they know no float64.
+        return None
     quotient = _skip_casts(own, result.inputs[0])
     if quotient is None or quotient.fn != "div":
         return None

@@ -8,7 +8,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.bands import Band, attention_band
 from mtmc_lsp.macro.lower import lower
-from mtmc_lsp.macro.regions import Region, analyse, attention_form
+from mtmc_lsp.macro.regions import CannotFuse, Region, analyse, attention_form
 from mtmc_lsp.measure.cases import Case
 from tests.micro.checker import Checker
 from tests.micro.harness import fused
@@ -209,6 +209,11 @@ WAYS = {
         "f16",
         "scores = scores.float().masked_fill(j > i - 5, torch.finfo(torch.float32).min)",
     ),
+    "a number that a factor makes infinite": ("f16", "scores = scores.float().masked_fill(j > i - 5, -9e37) * 3"),
+    "in double precision on the way": (
+        "f32",
+        "scores = (scores.double() * 0.3).masked_fill(j > i, float('-inf')).float()",
+    ),
     "a factor outside the mask": ("f32", "scores = scores.masked_fill(j > i, float('-inf')) * 2"),
 }
 
@@ -233,6 +238,38 @@ def f(q, k, v):
     for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 33, "S": 70}):
         assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
     assert checker.compile_errors(capture, candidate) == []
+
+
+def test_a_mask_of_the_least_number_that_is_an_argument_gives_no_nan(checker: Checker) -> None:
+    """In powers of two it is infinite: a query that it hides everything from is a mean of all values, and no NaN."""
+    source = """import torch
+
+
+# mtmc: q=f16[B,T,16] k=f16[B,S,16] v=f16[B,S,16] bias=f32[T,S]@-3.3e38..-3.0e38 B=2 T=50 S=50
+def f(q, k, v, bias):
+    scores = (q @ k.transpose(-2, -1) * 0.25).float() + bias
+    return torch.softmax(scores, -1).to(v.dtype) @ v
+"""
+    capture = checker.capture(source)
+    candidate = fused(capture, source, CONFIG)
+    assert checker.wrong(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]
+
+
+@pytest.mark.parametrize("shape", ["f16[2,1,16]", "f64[2,50,16]"])
+def test_what_attention_has_no_form_for_is_left_to_others(checker: Checker, shape: str) -> None:
+    """One query, as in decoding, and double precision: these did not compile."""
+    other = shape.replace("[2,1,", "[2,50,")
+    source = f"""import torch
+
+
+# mtmc: q={shape} k={other} v={other}
+def f(q, k, v):
+    return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+"""
+    capture = checker.capture(source)
+    program = lower(capture.graph)
+    with pytest.raises(CannotFuse):
+        analyse(program, tuple(node.name for node in capture.graph.nodes))
 
 
 def test_a_product_does_not_become_part_of_the_subtraction_of_its_maximum(checker: Checker) -> None:

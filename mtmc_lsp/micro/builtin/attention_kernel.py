@@ -22,7 +22,7 @@ from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
-from mtmc_lsp.micro.builtin.logits import Logits, number
+from mtmc_lsp.micro.builtin.logits import Logits
 from mtmc_lsp.micro.builtin.naming import ATTENTION_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed
@@ -32,9 +32,6 @@ Config = Mapping[str, "int | str | bool"]
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
 """Head sizes above this do not fit in registers."""
-LARGEST_LOGIT = 1e38
-"""A finite number above this, as some masks have, is infinite in powers of two."""
-
 Side = tuple[tuple[Axis, ...], str]
 
 
@@ -302,26 +299,20 @@ class _AttentionWriter:
             widen=widen,
         )
 
-    def _is_fused(self) -> bool:
-        """Whether the factor goes into the subtraction; beside numbers that would overflow in that it does not."""
-        constants = (number(self.program, name) for name in self.scores.region.prims)
-        huge = any(LARGEST_LOGIT < abs(value) < float("inf") for value in constants if value is not None)
-        return is_half(self._dtype(self.scores)) and not huge
-
     def _softmax(self, masks: list[Mask], lines: list[str], n_row: str) -> list[str]:
         """Statements of one step of the online softmax; what the scores go through before is added to ``lines``.
 
         Exponentials are in powers of two, which the hardware computes directly, and a constant factor of all logits goes
         into the same multiplication: ``2 ** (c * x - c * max)``, c above 0. In one fused operation an error of c * max, of
         half a unit in its last place, is the same for a whole row and falls out of the quotient; beyond 2^31 it would
-        overflow, as in PyTorch's own attentions of half precision. In full precision the difference is taken first.
+        overflow, as in PyTorch's own attentions of half precision. In full precision, and where more than a mask and a
+        factor is done to the scores, the difference is taken first.
 
         Args:
             masks: of the tile.
             lines: the loop's body so far.
             n_row: the condition that keys are there, if there is any.
         """
-        fused = self._is_fused()
         known = {self.form.scores.name: Code("scores", "float32", True, True)}
         rows, cols = (self.scores.m, "m"), (self.scores.n, "n[None, :]")
         accesses: list[Index] = []
@@ -333,6 +324,8 @@ class _AttentionWriter:
         self._limit(accesses)
         self.sure = peeled.sure
         factor = peeled.factor * LOG2E
+        # What else enters, a mask of the least number say, may be infinite in powers of two.
+        fused = is_half(self._dtype(self.scores)) and peeled.text == "scores"
         edge = [*peeled.at_edge, *([n_row] if n_row else [])]
         statements = [] if peeled.text == "scores" else [f"scores = {peeled.text}"]
         if peeled.allowed:

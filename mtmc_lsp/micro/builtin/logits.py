@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.bands import Band, sure_before
 from mtmc_lsp.macro.prims import PrimOp, Program
@@ -18,6 +17,10 @@ from mtmc_lsp.micro.builtin.index import Index
 
 LARGEST_FACTOR = 2.0**100
 """A constant factor of logits above this, or below its inverse, stays where it is: float32 might not hold it with others."""
+
+
+PLAIN = ("float16", "bfloat16", "float32")
+"""Dtypes that scores may go through without a change of what they are worth; computed in float32."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ class Logits:
         """
         prim = self.program.prims[name]
         is_own = prim.op is PrimOp.POINTWISE and name not in expressions.region.inputs
-        if is_own and is_float(prim.dtype) and prim.dtype != "float64":
+        if is_own and prim.dtype in PLAIN:
             inner = [(source, expressions.aligned(source, at)) for source in prim.inputs]
-            if prim.fn == "rounded" or (prim.fn == "cast" and is_float(self.program.prims[prim.inputs[0]].dtype)):
+            if prim.fn == "rounded" or (prim.fn == "cast" and self.program.prims[prim.inputs[0]].dtype in PLAIN):
                 return self.peeled(expressions, *inner[0])
             constants = [number(self.program, source) for source in prim.inputs]
             if prim.fn in ("mul", "div"):
