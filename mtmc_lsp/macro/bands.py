@@ -64,11 +64,8 @@ def _tighter(left: Size | None, right: Size | None, choose: Callable[[int, int],
 
 def attention_band(program: Program, region: Region, form: AttentionForm) -> Band:
     """The band of keys that an attention's mask leaves to a query; one without limits where it shows none."""
-    table, rank = region.table, len(form.scores.shape)
-    queries, keys = (table.axes(form.scores.name, rank - 2), table.axes(form.scores.name, rank - 1))
-    if len(queries) != 1 or len(keys) != 1:
-        return Band()
-    return _Reader(program, region, queries[0], keys[0]).finite(form.logits)
+    reader = _reader(program, region, form)
+    return Band() if reader is None else reader.finite(form.logits)
 
 
 def sure_before(program: Program, region: Region, form: AttentionForm, condition: str, truth: bool) -> Size | None:
@@ -76,11 +73,15 @@ def sure_before(program: Program, region: Region, form: AttentionForm, condition
 
     What fails the condition lies in the band of its opposite, so what lies before that band meets it.
     """
+    reader = _reader(program, region, form)
+    return None if reader is None else reader.holds(condition, not truth).first
+
+
+def _reader(program: Program, region: Region, form: AttentionForm) -> _Reader | None:
+    """What reads masks of an attention; ``None`` where a query or a key has no single axis."""
     table, rank = region.table, len(form.scores.shape)
     queries, keys = (table.axes(form.scores.name, rank - 2), table.axes(form.scores.name, rank - 1))
-    if len(queries) != 1 or len(keys) != 1:
-        return None
-    return _Reader(program, region, queries[0], keys[0]).holds(condition, not truth).first
+    return _Reader(program, region, queries[0], keys[0]) if len(queries) == len(keys) == 1 else None
 
 
 @dataclass(frozen=True)

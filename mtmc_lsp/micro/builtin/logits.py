@@ -62,7 +62,7 @@ class Logits:
             inner = [(source, expressions.aligned(source, at)) for source in prim.inputs]
             if prim.fn == "rounded" or (prim.fn == "cast" and self.program.prims[prim.inputs[0]].dtype in PLAIN):
                 return self.peeled(expressions, *inner[0])
-            constants = [number(self.program, source) for source in prim.inputs]
+            constants = [_number(self.program, source) for source in prim.inputs]
             if prim.fn in ("mul", "div"):
                 which = 0 if prim.fn == "mul" and constants[0] is not None else 1
                 if (factor := constants[which]) is not None and factor > 0.0:
@@ -95,7 +95,7 @@ class Logits:
         return replace(found, at_edge=(*found.at_edge, text), sure=sure)
 
 
-def number(program: Program, name: str) -> float | None:
+def _number(program: Program, name: str) -> float | None:
     """A constant's value; ``None`` for all else."""
     prim = program.prims[name]
     value = prim.attrs.get("value") if prim.op is PrimOp.CONSTANT else None

@@ -13,7 +13,7 @@ from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import PIECES, PROMOTED, SPLIT_BEFORE
+from mtmc_lsp.macro.configs import PROMOTED, SPLIT_BEFORE
 from mtmc_lsp.macro.few_rows import BOTH, LEAST_SPLIT_ROWS, ONCE
 from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region
@@ -29,7 +29,7 @@ from mtmc_lsp.micro.builtin.persistence import one_tile_after_another, parted
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses, widened
 from mtmc_lsp.micro.builtin.split_operands import (
     Halves,
-    asks_for_one_piece,
+    one_piece,
     piece_blocks,
     promoted_sum,
     split_as_read,
@@ -161,11 +161,11 @@ class ProductWriter:
         blocks = self._blocks()
         grid = [f"triton.cdiv(n_m, {blocks['BLOCK_M']}) * triton.cdiv(n_n, {blocks['BLOCK_N']})"]
         sizes = {"n_m": self.axes.sizes["M"], "n_n": self.axes.sizes["N"]}
-        dynamic = {}
+        dynamic: dict[str, str] = {}
         if self.halves:
             sizes["k_pad"] = self.halves[0].k_pad
-            if self.config["precision"] in PIECES and asks_for_one_piece(self.axes, self.halves[0], self.config):
-                dynamic["ONE_PIECE"] = f"k_pad <= {PIECES[str(self.config['precision'])]}"
+            if self.config["precision"] in SPLIT_BEFORE:
+                dynamic = one_piece(self.axes, self.halves[0], self.config)
         if self.axes.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self.axes.n_batch

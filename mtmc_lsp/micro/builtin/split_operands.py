@@ -272,7 +272,7 @@ def walk_halves(
         "# Then high*high, PIECE blocks of K at a time: fp32 units, which add these up, round to nearest; tensor cores round",
         "# towards zero, which would add up over a long sum.",
     ]
-    if asks_for_one_piece(axes, operands[0], config):
+    if one_piece(axes, operands[0], config):
         return [
             *lines,
             "if ONE_PIECE:",
@@ -291,10 +291,11 @@ def _is_one_piece(halves: Halves, config: Mapping[str, int | str | bool]) -> boo
     return halves.k_pad.is_constant and halves.k_pad.constant <= PIECES[str(config["precision"])]
 
 
-def asks_for_one_piece(axes: ProductAxes, halves: Halves, config: Mapping[str, int | str | bool]) -> bool:
-    """Whether K differs from call to call and is one piece in the workload: then the launcher says so, by ``ONE_PIECE``."""
-    now = halves.k_pad.value(axes.program.graph.sizes)
-    return not halves.k_pad.is_constant and now <= PIECES[str(config["precision"])] and "split_k" not in config
+def one_piece(axes: ProductAxes, halves: Halves, config: Mapping[str, int | str | bool]) -> dict[str, str]:
+    """The constant by which the launcher says whether K is one piece, where it is in the workload and need not be in a call."""
+    now, most = halves.k_pad.value(axes.program.graph.sizes), PIECES[str(config["precision"])]
+    asked = not halves.k_pad.is_constant and now <= most and "split_k" not in config
+    return {"ONE_PIECE": f"k_pad <= {most}"} if asked else {}
 
 
 def piece_blocks(halves: Halves, config: Mapping[str, int | str | bool]) -> dict[str, int]:
