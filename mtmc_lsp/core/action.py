@@ -21,6 +21,7 @@ class ActionKind(Enum):
     TENSOR_CORE = "tensor-core"
     SPLIT = "split"
     PERSIST = "persist"
+    SIDE_BY_SIDE = "side-by-side"
     ALGEBRA = "algebra"
     LAYOUT = "layout"
     CHANNELS_LAST = "channels-last"

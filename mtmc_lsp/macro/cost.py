@@ -238,12 +238,12 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     busy = _parallelism(program, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
     launches = 1
-    splits: list[tuple[float, float]] = []
+    split, split_share = 0.0, 1.0
     moved = reads * passes + written
     if region.kind is RegionKind.MATMUL:
         rate *= busy * (ONCE_SHARE if ONCE in config else 1.0)
-        splits = _split_passes(program, region, config, device)
-        launches += len(splits)
+        split, split_share = _split_pass(program, region, config, device)
+        launches += split > 0
         pieces = int(str(config.get("split_k", 1)))
         if pieces > 1:
             launches += 1
@@ -257,28 +257,26 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     if region.kind is RegionKind.MATMUL:
         time += loads_apart_us(program, region, config, device)
     # What is split is split before the product begins.
-    time += sum(_time(split, 0.0, device, rate, TRITON_EFFICIENCY * share) for split, share in splits)
-    return Cost(moved + sum(split for split, _ in splits), flops, time + device.launch_us * launches)
+    time += _time(split, 0.0, device, rate, TRITON_EFFICIENCY * split_share)
+    return Cost(moved + split, flops, time + device.launch_us * launches)
 
 
-def _split_passes(
-    program: Program, region: Region, config: Mapping[str, object], device: Device
-) -> list[tuple[float, float]]:
-    """Bytes that each kernel moves which splits an operand before the product, and the share of the device that it keeps busy.
+def _split_pass(program: Program, region: Region, config: Mapping[str, object], device: Device) -> tuple[float, float]:
+    """Bytes that the kernel moves which splits operands before the product, and the share of the device that it keeps busy.
 
-    It reads four bytes and writes four, and has a program for each few rows.
+    It reads four bytes and writes four, and has a program for each few rows. Without such a kernel there are no bytes.
     """
     prim = product_in(program, region)
     if config.get("precision") not in HALVES or is_of_halves(prim):
-        return []
+        return 0.0, 1.0
     own, sizes = ProductSizes.of(program.prims, prim), program.graph.sizes
-    found = []
+    moved, programs = 0.0, 0
     for side in (0, 1):
         if config.get(ONCE) not in (side, BOTH):
             rows = (own.batch * (own.m, own.n)[side]).value(sizes)
-            share = min(1.0, split_programs(rows, own.k, sizes) / (2.0 * device.sm_count))
-            found.append((8.0 * rows * own.k.value(sizes), share))
-    return found
+            programs += split_programs(rows, own.k, sizes)
+            moved += 8.0 * rows * own.k.value(sizes)
+    return moved, min(1.0, max(1, programs) / (2.0 * device.sm_count))
 
 
 def _recurrent_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:

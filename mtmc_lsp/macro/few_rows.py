@@ -22,7 +22,7 @@ by cuDNN (3 or 8 channels to 24, 64, 64 and 16, windows of 27, 27, 9 and 64 plac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import Size
@@ -54,6 +54,10 @@ BUSY = 100
 """Programs below which a smaller tile is taken, so that no large part of the device idles."""
 WHOLE_LIMIT = 16384
 """Sizes of K up to which a row is split while it is held in registers."""
+HELD_TOGETHER, LEAST_HELD_TOGETHER = 8192, 2048
+"""Elements that a program holds which splits rows with dense K, 64 to a thread of four warps; and with how few it is left where
+there are few programs. The H200 split 2048 x 2048 beside the other operand in 24 us so, in 27 us with single rows, and in 31 us
+with eight warps."""
 STRIDED_ROWS = 16
 """Most rows of a program that splits an operand whose K is not dense, or too large to be held."""
 
@@ -91,7 +95,19 @@ def parts_of_sum(tiles: int, depth: int, block_k: int) -> int:
 def split_programs(rows: int, k: Size, sizes: Mapping[str, int]) -> int:
     """About how many programs a pass has that splits an operand of so many rows before its product."""
     depth = k.value(sizes)
-    return -(-rows // (max(1, 2048 // depth) if depth <= WHOLE_LIMIT else strided_rows(rows)))
+    return -(-rows // (rows_held(rows, depth) if depth <= WHOLE_LIMIT else strided_rows(rows)))
+
+
+def rows_held(rows: int, depth: int) -> int:
+    """Rows with dense K that a program splits at a time, where it holds them: fewer where there would be few programs."""
+    most = max(1, HELD_TOGETHER // depth)
+    return next((own for own in _halved(most) if rows // own >= 2 * FEW_TILES or own * depth <= LEAST_HELD_TOGETHER), 1)
+
+
+def _halved(number: int) -> Iterator[int]:
+    while number >= 1:
+        yield number
+        number //= 2
 
 
 def strided_rows(rows: int) -> int:

@@ -46,6 +46,19 @@ class Schedule:
     """Applied to the captured graph in this order; the kernels speak of the nodes of what comes out."""
     replayed: bool = False
     """Whether a call's launches are replayed as one CUDA graph."""
+    beside: tuple[tuple[str, ...], ...] = ()
+    """Keys of kernels that share a launch; :attr:`launches` are those that still are kernels."""
+
+    @property
+    def launches(self) -> tuple[tuple[str, ...], ...]:
+        """Keys of the kernels of each launch that several share."""
+        keys = {kernel.key for kernel in self.kernels}
+        left = (tuple(key for key in group if key in keys) for group in self.beside)
+        return tuple(group for group in left if len(group) > 1)
+
+    def shares_launch(self, plan: KernelPlan) -> bool:
+        """Whether a kernel's launch runs others too."""
+        return any(plan.key in group for group in self.launches)
 
     def kernel_of(self, node: str) -> KernelPlan | None:
         """The kernel that computes ``node``, if any."""

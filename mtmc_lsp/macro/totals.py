@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Device, Work
 from mtmc_lsp.macro.configs import default_config
-from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, torch_cost
+from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, programs_of, torch_cost
 from mtmc_lsp.macro.prims import Program
-from mtmc_lsp.macro.regions import CannotFuse
+from mtmc_lsp.macro.regions import CannotFuse, RegionKind
 from mtmc_lsp.macro.rewrites import program_of
 from mtmc_lsp.macro.rewrites.editing import CannotRewrite
 from mtmc_lsp.macro.schedule import Schedule
-from mtmc_lsp.macro.units import units
+from mtmc_lsp.macro.units import Unit, launches
 
 
 def schedule_cost(program: Program, schedule: Schedule, device: Device) -> Cost:
@@ -23,13 +25,30 @@ def schedule_cost(program: Program, schedule: Schedule, device: Device) -> Cost:
         CannotCode: the schedule cannot be carried out.
     """
     total = ZERO
-    for unit in units(program, schedule):
-        if unit.plan is None or unit.region is None:
-            total = total + torch_cost(program, program.graph.node(unit.nodes[0]), device)
-        else:
-            config = unit.plan.config or default_config(program, unit.region)
-            total = total + kernel_cost(program, unit.region, config, device)
+    for launch in launches(program, schedule):
+        total = total + launch_cost(program, launch, device)
     return total
+
+
+def launch_cost(program: Program, launch: Sequence[Unit], device: Device) -> Cost:
+    """The cost of a torch call, or of the kernels of one launch.
+
+    Those run at the same time: for as long as the longest alone, or as all of their work takes a device that is full of it.
+    """
+    costs: list[Cost] = []
+    busy: list[float] = []
+    for unit in launch:
+        if unit.plan is None or unit.region is None:
+            return torch_cost(program, program.graph.node(unit.nodes[0]), device)
+        config = unit.plan.config or default_config(program, unit.region)
+        costs.append(kernel_cost(program, unit.region, config, device))
+        full = device.sm_count if unit.region.kind is RegionKind.MATMUL else 2.0 * device.sm_count
+        busy.append(min(1.0, programs_of(program, unit.region, config) / full))
+    if len(costs) == 1:
+        return costs[0]
+    own = [cost.us - device.launch_us for cost in costs]
+    us = max(*own, sum(time * share for time, share in zip(own, busy, strict=True))) + device.launch_us
+    return Cost(sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs), us)
 
 
 def estimated_work(graph: Graph, schedule: object, device: Device) -> Work | None:

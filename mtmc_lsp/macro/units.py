@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.protocols import CannotCode
@@ -29,9 +30,52 @@ class Unit:
 def units(program: Program, schedule: Schedule) -> list[Unit]:
     """Kernels and torch calls in an order in which every value is made before it is read.
 
+    Kernels that share a launch follow one another.
+
     Raises:
         CannotCode: a kernel of the schedule is none, or two kernels wait for each other.
     """
+    return [unit for launch in launches(program, schedule) for unit in launch]
+
+
+def launches(program: Program, schedule: Schedule) -> list[list[Unit]]:
+    """As :func:`units`, the kernels that share a launch together; each torch call is alone.
+
+    Raises:
+        CannotCode: likewise.
+    """
+    graph = program.graph
+    pending = _together(_found(program, schedule), schedule)
+    place = {name: i for i, launch in enumerate(pending) for unit in launch for name in unit.nodes}
+    waits = [
+        {place[name] for unit in launch for name in _sources(program, unit) if name in place} for launch in pending
+    ]
+    # Random numbers are drawn in the user's own order.
+    drawn = [place[node.name] for node in graph.nodes if node.draws]
+    for before, after in itertools.pairwise(drawn):
+        if before != after:
+            waits[after].add(before)
+    readers: list[list[int]] = [[] for _ in pending]
+    for i, sources in enumerate(waits):
+        for source in sources:
+            readers[source].append(i)
+    ready = [i for i, sources in enumerate(waits) if not sources]
+    ordered: list[list[Unit]] = []
+    while ready:
+        # Of all that can run, what comes first in the graph.
+        i = heapq.heappop(ready)
+        ordered.append(pending[i])
+        for reader in readers[i]:
+            waits[reader].discard(i)
+            if not waits[reader]:
+                heapq.heappush(ready, reader)
+    if len(ordered) < len(pending):
+        raise CannotCode("two kernels wait for each other's results")
+    return ordered
+
+
+def _found(program: Program, schedule: Schedule) -> list[Unit]:
+    """Every unit that is needed, in the order in which the graph begins them."""
     made: dict[str, Unit] = {}
     graph = program.graph
     for plan in schedule.kernels:
@@ -45,29 +89,22 @@ def units(program: Program, schedule: Schedule) -> list[Unit]:
         made.setdefault(node.name, Unit((node.name,)))
     needed = _live_nodes(program, made)
     found = {id(made[node.name]): made[node.name] for node in graph.nodes if node.name in needed}
-    pending = list(found.values())
-    place = {name: i for i, unit in enumerate(pending) for name in unit.nodes}
-    waits = [{place[name] for name in _sources(program, unit) if name in place} for unit in pending]
-    # Random numbers are drawn in the user's own order.
-    drawn = [place[node.name] for node in graph.nodes if node.draws]
-    for before, after in itertools.pairwise(drawn):
-        waits[after].add(before)
-    readers: list[list[int]] = [[] for _ in pending]
-    for i, sources in enumerate(waits):
-        for source in sources:
-            readers[source].append(i)
-    ready = [i for i, sources in enumerate(waits) if not sources]
-    ordered: list[Unit] = []
-    while ready:
-        # Of all that can run, what comes first in the graph.
-        i = heapq.heappop(ready)
-        ordered.append(pending[i])
-        for reader in readers[i]:
-            waits[reader].discard(i)
-            if not waits[reader]:
-                heapq.heappush(ready, reader)
-    if len(ordered) < len(pending):
-        raise CannotCode("two kernels wait for each other's results")
+    return list(found.values())
+
+
+def _together(found: Sequence[Unit], schedule: Schedule) -> list[list[Unit]]:
+    """The units by launch; a launch stands where its first kernel stood."""
+    group_of = {key: i for i, group in enumerate(schedule.launches) for key in group}
+    together: dict[int, list[Unit]] = {}
+    ordered: list[list[Unit]] = []
+    for unit in found:
+        group = group_of.get(unit.plan.key) if unit.plan is not None else None
+        if group is not None and group in together:
+            together[group].append(unit)
+            continue
+        ordered.append([unit])
+        if group is not None:
+            together[group] = ordered[-1]
     return ordered
 
 

@@ -205,9 +205,11 @@ def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]
     sizes = {**base, **changed}
     wanted = [min(rows, LEAST_ROWS) for rows in _product_rows(graph, base)]
     for name in changed:
-        while any(now < least for now, least in zip(_product_rows(graph, sizes), wanted, strict=True)):
+        while True:
             larger = {**sizes, name: 2 * sizes[name] + 1}
-            if _product_rows(graph, larger) == _product_rows(graph, sizes):
+            now, then = _product_rows(graph, sizes), _product_rows(graph, larger)
+            # Products that lack rows which another size gives them are left to that one.
+            if not any(own < least and own < more for own, more, least in zip(now, then, wanted, strict=True)):
                 break
             sizes = larger
     return sizes

@@ -152,6 +152,7 @@ ACTIONS = {
     "tensor-core": "The matrix product runs on tensor cores, in a stated precision mode.",
     "split": "One long sum is divided among several programs and put together at the end.",
     "persist": "As many programs as the machine has multiprocessors, each of which works on several tiles.",
+    "side-by-side": "Kernels that do not wait for one another become one launch, whose programs are those of all of them.",
     "algebra": "An exact rewrite of the formula that needs fewer operations.",
     "layout": "The order of a tensor's dimensions in memory is changed for the kernels that read it.",
     "channels-last": "The channels of an image lie side by side in memory, as the library's convolutions take them.",

@@ -112,3 +112,14 @@ def test_reduced_products_keep_rows_enough_for_their_kernels(capture_of) -> None
     enough = [case for case in own if case.sizes["B"] * case.sizes["T"] >= 32]
     assert {case.distribution for case in enough} >= {"normal", "uniform", "tiny", "mixed", "constant", "large"}
     assert any(case.sizes["B"] * case.sizes["T"] < 32 for case in own)
+
+
+def test_products_whose_rows_are_sizes_of_their_own_have_cases_too(captured) -> None:
+    text = """import torch
+# mtmc: x=f32[M,D] y=f32[N,D] w=f32[D,D] M=24 N=10 D=40
+def f(x, y, w):
+    return x @ w, y @ w
+"""
+    cases = verification_cases(captured(text, "f"), interpreted=True, seed=7)
+    odd = [case.sizes for case in cases if case.sizes["M"] != case.sizes["N"] and case.sizes["M"] % 2]
+    assert odd, "each size for itself"

@@ -51,6 +51,8 @@ class Persist:
             raise IllegalAction("persist: only the number of programs is to be chosen")
         whole_numbers(action, changes, powers=False)
         config = {**current_config(program, region, plan), **changes}
+        if schedule.shares_launch(plan):
+            raise IllegalAction("persist: the launch runs other kernels too")
         _check(region, config)
         return schedule.with_kernel(KernelPlan(plan.nodes, config, plan.recomputed))
 
@@ -59,7 +61,9 @@ class Persist:
         program, device = situation.program, situation.device
         for plan, region in situation.kernels() if situation.measured else ():
             config = current_config(program, region, plan)
-            if config.get("persist") or programs_of(program, region, config) < LEAST_WAVES * device.sm_count:
+            if config.get("persist") or situation.schedule.shares_launch(plan):
+                continue
+            if programs_of(program, region, config) < LEAST_WAVES * device.sm_count:
                 continue
             try:
                 _check(region, config)

@@ -48,6 +48,8 @@ class Split:
         changes = config_of(action)
         if region.kind not in KEYS or set(changes) - {KEYS[region.kind][0], "block", "warps", "persist"}:
             raise IllegalAction(f"split: a {kind_word(region.kind)} kernel has no such parts")
+        if schedule.shares_launch(plan):
+            raise IllegalAction("split: the launch runs other kernels too")
         name, block = KEYS[region.kind]
         whole_numbers(action, {key: changes[key] for key in (name, "block", "warps") if key in changes})
         config = {**current_config(program, region, plan), **changes}
@@ -60,7 +62,7 @@ class Split:
         """Where one program per row (or tile) leaves most of the device idle."""
         program = situation.program
         for plan, region in situation.kernels():
-            if region.kind in KEYS:
+            if region.kind in KEYS and not situation.schedule.shares_launch(plan):
                 yield from self._for(situation, program, plan, region)
 
     def _for(self, situation: Situation, program: Program, plan: KernelPlan, region: Region) -> Iterable[MacroAction]:

@@ -25,7 +25,7 @@ from mtmc_lsp.macro.rewrites import program_of
 from mtmc_lsp.macro.rewrites.editing import CannotRewrite
 from mtmc_lsp.macro.rewrites.sizes import guard_conditions, in_captured_sizes
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
-from mtmc_lsp.macro.units import Unit, units
+from mtmc_lsp.macro.units import Unit, launches
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.code import LINE, call_text
 from mtmc_lsp.micro.builtin.descriptors import MEMORY_SOURCE
@@ -39,6 +39,7 @@ from mtmc_lsp.micro.builtin.product_once import write_product_read_once
 from mtmc_lsp.micro.builtin.product_split import write_split_product
 from mtmc_lsp.micro.builtin.recurrent_steps import RecurrentSteps
 from mtmc_lsp.micro.builtin.sharing import SharedKernels
+from mtmc_lsp.micro.builtin.side_by_side import side_by_side
 from mtmc_lsp.micro.builtin.split_kernel import write_split_kernels
 from mtmc_lsp.micro.builtin.tile_kernel import write_tile_kernel
 from mtmc_lsp.source.compose import compose, strip_generated
@@ -52,6 +53,8 @@ HOW = {
     "another; each program makes all gates of a block of units",
     RegionKind.ATTENTION: "Each program keeps a block of queries and walks the keys; the scores never go to memory",
 }
+MOST_NAMED = 3
+"""Results in the name of a kernel that makes several."""
 IMPORTS = (
     "import torch",
     "import triton",
@@ -107,12 +110,17 @@ def render(
         launcher.namespace = "mtmc_{''.join(c if c.isalnum() else '_' for c in __name__)}"
     kernels: list[Kernel] = []
     lines = source.splitlines()
-    todo = units(program, schedule)
+    todo = launches(program, schedule)
     shared = SharedKernels()
-    several = sum(1 for unit in todo if unit.plan is not None) > 1
-    for unit in todo:
+    several = sum(1 for launch in todo for unit in launch if unit.plan is not None) > 1
+    for unit, *others in todo:
         if unit.plan is None or unit.region is None:
             launcher.torch_call(graph.node(unit.nodes[0]))
+            continue
+        if others:
+            kernel = shared.one_for(_write_side_by_side(program, [unit, *others], launcher, base, kernels, lines))
+            launcher.launch(kernel, [each.region for each in (unit, *others) if each.region is not None])
+            kernels.append(kernel)
             continue
         name = _free(_kernel_name(program, unit, base, several), kernels)
         if unit.region.kind is RegionKind.RECURRENT:
@@ -124,7 +132,7 @@ def render(
             continue
         for written in _write_kernels(program, unit.region, unit.plan, launcher, name, lines):
             kernel = shared.one_for(written)
-            launcher.launch(kernel, unit.region)
+            launcher.launch(kernel, [unit.region])
             # Another place may have called it already; its limits are its own.
             kernels.append(kernel)
     asked = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
@@ -135,12 +143,9 @@ def render(
         if not eval(limit, {"__builtins__": {}}, dict(capture.graph.sizes)):
             raise CannotCode(f"the kernels hold for {limit} alone, which these sizes are not")
     block = _block(capture, limits, base, kernels, launcher, is_replayed=schedule.replayed)
-    launches: list[KernelLaunch] = []
-    for launch in launcher.launches:
-        if launch not in launches:
-            launches.append(launch)
+    compiled = tuple(launch for i, launch in enumerate(launcher.launches) if launch not in launcher.launches[:i])
     dispatch = _dispatch(capture, base, launcher, is_replayed=schedule.replayed)
-    return GeneratedCode(IMPORTS, block, dispatch), tuple(launches)
+    return GeneratedCode(IMPORTS, block, dispatch), compiled
 
 
 def _with_random_kernels(program: Program, schedule: Schedule) -> Schedule:
@@ -178,6 +183,29 @@ def _write_kernels(
     if region.kind is RegionKind.REDUCE and int(config.get("split", 1)) > 1:
         return write_split_kernels(program, region, launcher.buffers, config, name, docstring)
     return [write_tile_kernel(program, region, launcher.buffers, config, name, docstring)]
+
+
+def _write_side_by_side(
+    program: Program,
+    together: Sequence[Unit],
+    launcher: Launcher,
+    base: str,
+    kernels: Sequence[Kernel],
+    lines: list[str],
+) -> Kernel:
+    """The kernels of several units as one launch."""
+    parts: list[Kernel] = []
+    for unit in together:
+        assert unit.plan is not None and unit.region is not None
+        name = _free(_kernel_name(program, unit, base, several=True), [*kernels, *parts])
+        written = _write_kernels(program, unit.region, unit.plan, launcher, name, lines)
+        if len(written) > 1:
+            raise CannotCode(f"{name} is {len(written)} launches")
+        parts += written
+    results = [value_name(program, unit.region.outputs[-1]) for unit in together if unit.region is not None]
+    own = results if len(results) <= MOST_NAMED else [*results[: MOST_NAMED - 1], "others"]
+    name = _free(f"{base}_{identifier('_and_'.join(own))}_kernel", [*kernels, *parts])
+    return side_by_side(name, parts, f"{', '.join(results[:-1])} and {results[-1]}, side by side in one launch.")
 
 
 def _how(region: Region, config: Mapping[str, int | str | bool]) -> str:
@@ -234,9 +262,10 @@ def _free(name: str, kernels: Sequence[Kernel]) -> str:
     So has one that is named after it, such as what finds the parts of its sums: where two such need the same kernel behind them,
     there is only one of that, of the other's name.
     """
+    taken = [name for kernel in kernels for name in (kernel.name, *kernel.functions)]
 
     def is_taken(choice: str) -> bool:
-        return any(kernel.name == choice or kernel.name.startswith(f"{choice}_") for kernel in kernels)
+        return any(name == choice or name.startswith(f"{choice}_") for name in taken)
 
     choices = itertools.chain([name], (f"{name.removesuffix('_kernel')}_{n}_kernel" for n in itertools.count(2)))
     return next(choice for choice in choices if not is_taken(choice))
@@ -255,7 +284,7 @@ def _block(
     access = {item.name: item.access for item in graph.inputs}
     guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits, tuple(launcher.aligned))
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
-    sources = list(dict.fromkeys(kernel.source for kernel in kernels))
+    sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
     launch = launcher.finish(f"{base}_launch", f"{base}_triton", what)

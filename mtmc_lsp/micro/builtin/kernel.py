@@ -49,6 +49,10 @@ class Kernel:
     """Primitives in memory that tensor descriptors are made of, so that the guard must ask where they begin."""
     static: frozenset[str] = frozenset()
     """Parameters whose sizes the compiler is told."""
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    """Parameters behind the sizes whose values the launcher works out: name to Python over ``grid_sizes`` and earlier ones."""
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """Functions of its own that it calls: name to source."""
 
     def passed_as_constant(self, parameter: str, size: Size) -> bool:
         """Whether a size is a ``tl.constexpr``."""

@@ -22,10 +22,15 @@ from mtmc_lsp.micro.builtin.descriptors import MAKE, MEMORY
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import Names, value_name
+from mtmc_lsp.micro.builtin.side_by_side import NUMBERS
 from mtmc_lsp.micro.builtin.torch_calls import argument_text, torch_call
 
 LOCALS = frozenset(
-    [*"torch triton tl seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(), MEMORY]
+    [
+        *"torch triton tl seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(),
+        MEMORY,
+        *NUMBERS,
+    ]
 )
 """Names that a launcher uses for itself."""
 MOST_ARGUMENTS = 64
@@ -171,10 +176,11 @@ class Launcher:
         holders = (self.holders[prim] for prim in kernel.described)
         return all(holder in self._allocated or holder in self.input_names.values() for holder in holders)
 
-    def _in_place(self, ref: Ref, region: Region) -> str:
+    def _in_place(self, ref: Ref, regions: Sequence[Region]) -> str:
         """The input that a value may be written into at once; empty where it needs memory of its own."""
         graph = self.program.graph
         replaced = graph.replaced.get(ref)
+        region = next(region for region in regions if ref in region.outputs)
         if replaced is None or not may_overwrite(self.program, region, Mutation(replaced, ref), self.recomputed):
             return ""
         self._place(ref, self.input_names[replaced], graph.type_of(ref))
@@ -188,16 +194,16 @@ class Launcher:
         self._scratch[scratch] = name
         return name
 
-    def launch(self, kernel: Kernel, region: Region) -> None:
-        """Emit allocation of the outputs and the launch."""
+    def launch(self, kernel: Kernel, regions: Sequence[Region]) -> None:
+        """Emit allocation of the outputs and the launch of a kernel that computes these regions."""
         if any(prim == "seed" for _, prim in kernel.tensors):
             self.uses_seed = True
         arguments = [("seed" if prim == "seed" else self.holders[prim]) for _, prim in kernel.tensors]
         arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
-        arguments += [self._in_place(ref, region) or self.allocate(ref) for _, ref in kernel.outputs]
+        arguments += [self._in_place(ref, regions) or self.allocate(ref) for _, ref in kernel.outputs]
         arguments += [self._allocate_scratch(scratch) for _, scratch in kernel.scratch_written]
         local = {}
-        used = f"{kernel.grid} {kernel.dynamic}"
+        used = f"{kernel.grid} {kernel.dynamic} {kernel.numbers}"
         for name, size in kernel.grid_sizes.items():
             text = self.size(size)
             passed = any(
@@ -216,6 +222,9 @@ class Launcher:
                 keywords.append(f"{param}={text}")
             else:
                 arguments.append(text)
+        for name, text in kernel.numbers.items():
+            self.lines.append(f"{name} = {text}")
+            arguments.append(name)
         keywords += [f"{name}={value!r}" for name, value in kernel.constexprs.items()]
         keywords += [f"{name}={text}" for name, text in kernel.dynamic.items()]
         keywords += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
@@ -255,6 +264,7 @@ class Launcher:
                 signature[param] = "i32" if number < 2**31 else "i64"
                 if number % 16 == 0:
                     divisible.append(param)
+        signature |= dict.fromkeys(kernel.numbers, "i32")
         for param, text in kernel.dynamic.items():
             constexprs[param] = _evaluate_dynamic(text, kernel, sizes)
         return KernelLaunch(

@@ -34,7 +34,7 @@ from mtmc_lsp.micro.builtin.split_operands import (
     promoted_sum,
     split_as_read,
     walk_halves,
-    write_split,
+    write_both_splits,
 )
 
 Config = Mapping[str, "int | str | bool"]
@@ -71,8 +71,8 @@ def write_product_kernels(
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
     halves = [Halves.of(axes, side, names[side], int(config["block_k"])) for side in (0, 1)]
-    kernels = [write_split(axes, buffers, half, f"{name}_split_{half.name}") for half in halves]
-    return kernels + finished(axes, buffers, config, halves, name, docstring)
+    split = write_both_splits(axes, buffers, halves, f"{name}_split")
+    return [split, *finished(axes, buffers, config, halves, name, docstring)]
 
 
 def whole_product(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ class SharedKernels:
 
     def one_for(self, kernel: Kernel) -> Kernel:
         """``kernel``, or where one before does the same with tensors of other names, that one with this one's operands."""
-        known = self._known.setdefault(_meaning(kernel.source), kernel)
+        known = self._known.setdefault(_meaning(kernel), kernel)
         if known is kernel:
             return kernel
         return replace(
@@ -35,6 +35,7 @@ class SharedKernels:
             static=known.static,
             constexprs=dict(zip(known.constexprs, kernel.constexprs.values(), strict=True)),
             dynamic=dict(zip(known.dynamic, kernel.dynamic.values(), strict=True)),
+            functions=known.functions,
         )
 
 
@@ -46,26 +47,33 @@ def _renamed(known: Sequence[tuple[str, Value]], own: Sequence[tuple[str, Value]
 class _Names(ast.NodeTransformer):
     """Parameters and variables in the order in which they first occur, whatever they are called."""
 
-    def __init__(self, bound: set[str]) -> None:
+    def __init__(self, bound: set[str], called: Mapping[str, str]) -> None:
         self._bound = bound
+        self._called = called
         self._numbers: dict[str, str] = {}
 
     def _number(self, name: str) -> str:
         return self._numbers.setdefault(name, f"v{len(self._numbers)}") if name in self._bound else name
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self._number(node.id), node.ctx)
+        return ast.Name(self._called.get(node.id) or self._number(node.id), node.ctx)
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         return ast.arg(self._number(node.arg), node.annotation)
 
 
-def _meaning(source: str) -> str:
-    """What a kernel does: its text without its name, its docstring, and the names that it gives."""
+def _meaning(kernel: Kernel) -> str:
+    """What a kernel and its own functions do: their texts without names of their own and docstrings."""
+    called = {name: f"f{i}" for i, name in enumerate(kernel.functions)}
+    return "\n".join(_alike(source, called) for source in (*kernel.functions.values(), kernel.source))
+
+
+def _alike(source: str, called: Mapping[str, str]) -> str:
+    """A function's text in which only what it does is left; functions in ``called`` get those names."""
     tree = ast.parse(source)
     function = tree.body[0]
     assert isinstance(function, ast.FunctionDef)
     function.name, function.body = "", function.body[1:]
     bound = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     bound |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return ast.dump(_Names(bound).visit(tree))
+    return ast.dump(_Names(bound, called).visit(tree))

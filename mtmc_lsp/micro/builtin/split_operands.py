@@ -23,18 +23,19 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.configs import PIECES
-from mtmc_lsp.macro.few_rows import WHOLE_LIMIT, strided_rows
+from mtmc_lsp.macro.few_rows import HELD_TOGETHER, WHOLE_LIMIT, rows_held, strided_rows
 from mtmc_lsp.micro.builtin.descriptors import descriptor_of_rows
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES, Names
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, operand_accesses
+from mtmc_lsp.micro.builtin.side_by_side import side_by_side
 
 STRIDED_DEPTH = 256
 """Depth of the tile of a program that splits an operand whose K is not dense, or too large to be held."""
 HELD_DEPTH, HELD_ELEMENTS = 2048, 16384
-"""Depth up to which rows are held at once whose K is not dense, and elements of such a tile: 64 to a thread of eight warps."""
+"""Depth up to which rows are held at once whose K is not dense, and elements of such a tile: 128 to a thread of four warps."""
 LEAST_HELD = 512
 """Depth from which on rows are held at once whose K differs from call to call."""
 MOST_OF_A_THREAD = 128
@@ -76,6 +77,17 @@ def write_split(axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Ha
     return _SplitWriter(axes, buffers, halves).kernel(name)
 
 
+def write_both_splits(
+    axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Sequence[Halves], name: str
+) -> Kernel:
+    """The kernel that does so for both operands in one launch."""
+    # What takes longest comes first: rows whose elements lie apart.
+    writers = sorted((_SplitWriter(axes, buffers, half) for half in halves), key=_SplitWriter.is_dense)
+    parts = [writer.kernel(f"{name}_{writer.halves.name}") for writer in writers]
+    what = f"Each row of {halves[0].name} and of {halves[1].name}, scaled, as the sum of two float16 numbers."
+    return side_by_side(name, parts, what)
+
+
 class _SplitWriter:
     def __init__(self, axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Halves) -> None:
         self.axes = axes
@@ -97,7 +109,7 @@ class _SplitWriter:
         """The finished kernel."""
         # Of any length, a short K is walked: a row that is held as it is now could not be much longer.
         least = 0 if self.halves.k.is_constant else LEAST_HELD
-        whole = least <= self._k_pad_now <= (WHOLE_LIMIT if self._is_dense() else HELD_DEPTH)
+        whole = least <= self._k_pad_now <= (WHOLE_LIMIT if self.is_dense() else HELD_DEPTH)
         lines, blocks, warps = self._whole() if whole else self._looped()
         rows = blocks["ROWS"]
         grid = [f"triton.cdiv(rows_{self.row}, {rows})"]
@@ -139,10 +151,14 @@ class _SplitWriter:
         return self.halves.k_pad.value(self.axes.program.graph.sizes)
 
     @property
-    def _strided_rows(self) -> int:
-        return strided_rows((self.axes.n_batch * self.halves.rows).value(self.axes.program.graph.sizes))
+    def _rows_now(self) -> int:
+        return (self.axes.n_batch * self.halves.rows).value(self.axes.program.graph.sizes)
 
-    def _is_dense(self) -> bool:
+    @property
+    def _strided_rows(self) -> int:
+        return strided_rows(self._rows_now)
+
+    def is_dense(self) -> bool:
         """Whether neighbours along K are neighbours in every tensor that the operand is read from."""
         for access in self.accesses:
             for variable, step in access.terms:
@@ -173,9 +189,12 @@ class _SplitWriter:
     def _whole(self) -> tuple[list[str], dict[str, int], int]:
         """Rows held at once, read once: one or few where K is dense, else enough for what lies together to be read together."""
         depth = next_power_of_two(self._k_pad_now)
-        rows, warps = max(1, 2048 // depth), max(4, min(16, depth // 1024))
-        if not self._is_dense():
-            rows, warps = min(self._strided_rows, HELD_ELEMENTS // depth), 8
+        rows, warps = rows_held(self._rows_now, depth), 4
+        if rows * depth < HELD_TOGETHER or rows == 1:
+            # Few programs, which more threads make faster.
+            warps = max(4, min(16, depth // 1024))
+        if not self.is_dense():
+            rows, warps = min(self._strided_rows, HELD_ELEMENTS // depth), 4
         lines = ["k = tl.arange(0, DEPTH)[None, :]", self._inside()]
         value = self._tile(lines)
         lines += [
