@@ -19,6 +19,7 @@ from mtmc_lsp.macro.actions import (
     tuning,
 )
 from mtmc_lsp.macro.actions.base import IllegalAction, Rule, Situation
+from mtmc_lsp.macro.launching import Launching
 from mtmc_lsp.macro.rewrites import propagation
 from mtmc_lsp.macro.schedule import Schedule
 
@@ -64,9 +65,14 @@ def proposals(situation: Situation) -> list[MacroAction]:
     found = [action for rule in RULES for action in rule.propose(situation)]
     if not found and situation.measured and not situation.schedule.kernels and not situation.history:
         found = fuse.doubted(situation)
+    launching = Launching(situation, BY_KIND)
+    waits = {action.key: launching.saved_us(action) for action in found}
+    most = max(waits.values(), default=0.0)
 
     def rank(action: MacroAction) -> tuple[bool, float, str]:
+        # What launches fewer would save, a graph of all launches need not.
+        more = -most if action.kind is ActionKind.CUDA_GRAPH else waits[action.key]
         # In which order all images lie decides what every other action brings.
-        return action.params.get("rule") != propagation.RULE, -action.expected.saved_us, action.key
+        return action.params.get("rule") != propagation.RULE, -(action.expected.saved_us + more), action.key
 
     return sorted(found, key=rank)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.jsonable import from_json
-from mtmc_lsp.core.results import Device
+from mtmc_lsp.core.results import BaselineTime, Device, Ratio, Speed, Timing
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.actions.base import Situation
@@ -37,6 +37,13 @@ def situation(
 def proposed(capture: Capture, candidate: Candidate, kind: ActionKind, *, device: Device = SLOW) -> list[MacroAction]:
     found = proposals(situation(capture, candidate, device=device))
     return [action for action in found if action.kind is kind]
+
+
+def timing(median_us: float, eager: float, graph_us: float | None) -> Timing:
+    """Of a version, with the eager code that many times as slow."""
+    same = Ratio(1.0, 0.99, 1.01)
+    baselines = (BaselineTime("eager", median_us * eager, Ratio(eager, eager, eager)),)
+    return Timing(median_us, baselines, "eager", Speed.SLOWER, same, 100, "", 0.2, graph_us=graph_us)
 
 
 def act(capture: Capture, candidate: Candidate, kind: ActionKind, *region: str, **params: object) -> Candidate:

@@ -14,13 +14,14 @@ import torch
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.replay import GRAPHS, MOST_GRAPHS, REPLAYED
-from mtmc_lsp.core.results import BaselineTime, CheckStatus, Ratio, Speed, Timing
+from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.roofline import RooflinePlanner
 from mtmc_lsp.measure.scanning import scan
 from mtmc_lsp.search.greedy import GreedySearch
-from tests.macro.situations import SHEET, act, fused_as_far_as_it_goes, schedule_of, start
+from tests.macro.situations import SHEET, act, fused_as_far_as_it_goes, schedule_of, start, timing
+from tests.micro.harness import fused
 
 TEXT = """import torch
 class Model(torch.nn.Module):
@@ -43,13 +44,6 @@ REFUSED = {
 
 def kernels(capture: Capture, text: str) -> Candidate:
     return fused_as_far_as_it_goes(capture, start(capture, text))
-
-
-def timing(median_us: float, eager: float, graph_us: float | None) -> Timing:
-    """Of a version, with the eager code that many times as slow."""
-    same = Ratio(1.0, 0.99, 1.01)
-    baselines = (BaselineTime("eager", median_us * eager, Ratio(eager, eager, eager)),)
-    return Timing(median_us, baselines, "eager", Speed.SLOWER, same, 100, "", 0.2, graph_us=graph_us)
 
 
 def test_the_launcher_is_replayed_and_the_compiler_sees_through_it_still(captured) -> None:
@@ -79,7 +73,7 @@ def test_it_is_proposed_where_launching_takes_most_of_the_time(
     graph_us: float | None, is_proposed: bool, captured
 ) -> None:
     capture = captured(TEXT, "Model")
-    candidate = kernels(capture, TEXT)
+    candidate = fused(capture, TEXT)
     action = MacroAction(ActionKind.FUSE, ("mul",), (0, 0))
     step = Step(1, action, StepStatus.ACCEPTED, "", candidate=candidate, timing=timing(100.0, 2.0, graph_us))
     ranked = RooflinePlanner().ranked(State(capture, candidate, (step,), SHEET, True))

@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.protocols import CannotCode, State
+from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.actions.side_by_side import SideBySide
+from mtmc_lsp.macro.roofline import RooflinePlanner
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from mtmc_lsp.micro.builtin.kernel import Kernel, kernel_source
 from mtmc_lsp.micro.builtin.side_by_side import side_by_side
-from tests.macro.situations import SHEET, act, fused_as_far_as_it_goes, schedule_of, situation, start
+from tests.macro.situations import SHEET, act, fused_as_far_as_it_goes, schedule_of, situation, start, timing
 from tests.micro.harness import compile_errors, verified
 
 TARGETS = {
@@ -252,3 +253,18 @@ def test_a_part_that_asks_for_the_whole_grid_is_refused() -> None:
     )
     with pytest.raises(CannotCode, match="q needs the whole grid for itself"):
         side_by_side("all", [part("p", "n_rows"), other], "Both.")
+
+
+@pytest.mark.parametrize("graph_us", [30.0, None])
+def test_where_launching_takes_the_time_sharing_launches_comes_before_a_graph_of_them(
+    graph_us: float | None, captured
+) -> None:
+    text = TARGETS["the same of several tensors"]
+    capture = captured(text, "f")
+    candidate = kernels(capture, text)
+    fuse = MacroAction(ActionKind.FUSE, ("mul",), (0, 0))
+    timed = timing(60.0, 2.0, graph_us)
+    step = Step(1, fuse, StepStatus.ACCEPTED, "", candidate=candidate, timing=timed)
+    ranked = RooflinePlanner().ranked(State(capture, candidate, (step,), SHEET, True))
+    assert ranked[0].kind is ActionKind.SIDE_BY_SIDE
+    assert (ActionKind.CUDA_GRAPH in {action.kind for action in ranked}) is (graph_us is not None)

@@ -36,6 +36,8 @@ MOST_KERNELS = 8
 """In one launch."""
 LONGEST = 5.0
 """Kernels that take longer than so many launches are left alone: what a launch less saves is nothing beside them."""
+MOST_TIMES_WARPS = 4
+"""How many times as many warps as its own a kernel may be given: those of the one that has most."""
 LEAST_SHARE = 0.03
 """Part of a call's predicted time that sharing launches must save."""
 
@@ -118,14 +120,15 @@ def _alone(program: Program, region: Region, config: Config) -> str:
 
 
 def _shared(situation: Situation) -> list[tuple[str, ...]]:
-    """Short kernels that could share launches, those of as many warps together, by the order in which they run."""
+    """Short kernels that could share launches, by the order in which they run."""
     program, schedule, device = situation.program, situation.schedule, situation.device
     try:
         found = launches(program, schedule)
     except CannotCode:
         return []
     order = _Order(program, found)
-    groups: list[tuple[int, list[int]]] = []
+    groups: list[list[int]] = []
+    warps: dict[int, int] = {}
     for i, launch in enumerate(found):
         [unit, *others] = launch
         if others or unit.plan is None or unit.region is None:
@@ -134,15 +137,17 @@ def _shared(situation: Situation) -> list[tuple[str, ...]]:
         us = kernel_cost(program, unit.region, config, device).us
         if _alone(program, unit.region, config) or us > (LONGEST + 1) * device.launch_us:
             continue
-        warps = int(config.get("warps", 4))
-        for own, members in groups:
-            if own == warps and len(members) < MOST_KERNELS and order.may_join(members[0], i):
+        warps[i] = int(config.get("warps", 4))
+        for members in groups:
+            asked = [warps[each] for each in (*members, i)]
+            alike = max(asked) <= MOST_TIMES_WARPS * min(asked)
+            if alike and len(members) < MOST_KERNELS and order.may_join(members[0], i):
                 members.append(i)
                 order.join(members)
                 break
         else:
-            groups.append((warps, [i]))
-    keys = [[unit.plan.key for i in members for unit in found[i] if unit.plan] for _, members in groups]
+            groups.append([i])
+    keys = [[unit.plan.key for i in members for unit in found[i] if unit.plan] for members in groups]
     return [tuple(group) for group in keys if len(group) > 1]
 
 

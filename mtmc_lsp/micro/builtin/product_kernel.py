@@ -72,7 +72,7 @@ def write_product_kernels(
         names = [f"{names[0]}_left", f"{names[0]}_right"]
     halves = [Halves.of(axes, side, names[side], int(config["block_k"])) for side in (0, 1)]
     split = write_both_splits(axes, buffers, halves, f"{name}_split")
-    return [split, *finished(axes, buffers, config, halves, name, docstring)]
+    return split + finished(axes, buffers, config, halves, name, docstring)
 
 
 def whole_product(

@@ -32,6 +32,9 @@ from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, operand_accesses
 from mtmc_lsp.micro.builtin.side_by_side import side_by_side
 
+MOST_TOGETHER = 2**24
+"""Elements of both operands up to which one launch splits both. Beyond, the launch is nothing beside the pass, and each operand
+is better split by as many warps as suit it: a product of 4096 cubed took an H200 730 us so, and 720 with two (2048: 111, 134)."""
 STRIDED_DEPTH = 256
 """Depth of the tile of a program that splits an operand whose K is not dense, or too large to be held."""
 HELD_DEPTH, HELD_ELEMENTS = 2048, 16384
@@ -79,13 +82,17 @@ def write_split(axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Ha
 
 def write_both_splits(
     axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Sequence[Halves], name: str
-) -> Kernel:
-    """The kernel that does so for both operands in one launch."""
+) -> list[Kernel]:
+    """The kernel that does so for both operands in one launch, or the two that do."""
+    sizes = axes.program.graph.sizes
+    elements = sum((axes.n_batch * half.rows * half.k).value(sizes) for half in halves)
+    if elements > MOST_TOGETHER:
+        return [write_split(axes, buffers, half, f"{name}_{half.name}") for half in halves]
     # What takes longest comes first: rows whose elements lie apart.
     writers = sorted((_SplitWriter(axes, buffers, half) for half in halves), key=_SplitWriter.is_dense)
     parts = [writer.kernel(f"{name}_{writer.halves.name}") for writer in writers]
     what = f"Each row of {halves[0].name} and of {halves[1].name}, scaled, as the sum of two float16 numbers."
-    return side_by_side(name, parts, what)
+    return [side_by_side(name, parts, what)]
 
 
 class _SplitWriter:
