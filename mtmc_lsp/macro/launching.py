@@ -6,6 +6,7 @@ from functools import cached_property
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.macro.actions.base import IllegalAction, Rule, Situation
 from mtmc_lsp.macro.regions import VIEWS
 from mtmc_lsp.macro.rewrites import program_of
@@ -37,6 +38,12 @@ class Launching:
         timing = self._situation.timing
         if timing is None or timing.graph_us is None or self._situation.schedule.replayed:
             return 0.0
+        for step in reversed(self._situation.history):
+            if step.status is StepStatus.ACCEPTED:
+                break
+            if step.action.kind in FEWER:
+                # The host's times vary too much for such a step to show: from a graph, the device's tell.
+                return 0.0
         return max(0.0, timing.median_us - timing.graph_us) / self._count if self._count <= MOST_LAUNCHES else 0.0
 
     def saved_us(self, action: MacroAction) -> float:

@@ -253,3 +253,18 @@ def test_a_schedule_stays_replayed_through_other_steps(captured) -> None:
     tuned = act(capture, candidate, ActionKind.TILE, *plan.nodes, config={"rows": 2})
     assert schedule_of(tuned).replayed
     assert replace(schedule_of(tuned), replayed=False) != schedule_of(candidate)
+
+
+@pytest.mark.parametrize(("tried", "first"), [(False, ActionKind.FUSE), (True, ActionKind.CUDA_GRAPH)])
+def test_fewer_launches_come_before_a_graph_of_all_unless_they_came_to_nothing(
+    tried: bool, first: ActionKind, captured
+) -> None:
+    capture = captured(TEXT, "Model")
+    candidate = kernels(capture, TEXT)
+    kept = MacroAction(ActionKind.FUSE, ("mul",), (0, 0))
+    steps = [Step(1, kept, StepStatus.ACCEPTED, "", candidate=candidate, timing=timing(100.0, 2.0, 20.0))]
+    if tried:
+        steps.append(Step(2, MacroAction(ActionKind.FUSE, ("softmax",), (0, 0)), StepStatus.REJECTED, ""))
+    ranked = RooflinePlanner().ranked(State(capture, candidate, tuple(steps), SHEET, True))
+    assert {ActionKind.FUSE, ActionKind.CUDA_GRAPH} <= {each.kind for each in ranked}
+    assert ranked[0].kind is first

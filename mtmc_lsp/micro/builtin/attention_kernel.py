@@ -17,7 +17,7 @@ from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
-from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.index import Index
@@ -154,7 +154,7 @@ class _AttentionWriter:
             self.lines.append("row_total = tl.where(row_total == 0.0, 1.0, row_total)")
         self.lines.append("acc = acc / row_total[:, None]")
         self._store(m_masks, width_block)
-        grid, sizes = [f"triton.cdiv(n_q, {block_m})"], {"n_q": queries, "n_k": keys}
+        grid, sizes = [blocks_text("n_q", block_m)], {"n_q": queries, "n_k": keys}
         if self.batch:
             grid.append("n_batch")
             sizes["n_batch"] = self._size(self.batch)

@@ -61,6 +61,12 @@ def call_text(function: str, arguments: Sequence[str], indent: str = "") -> str:
     return "\n".join([f"{function}(", *filled(arguments, f"{indent}    "), f"{indent})"])
 
 
+def blocks_text(size: str, block: int) -> str:
+    """How many blocks a size has, as the launcher's Python; ``triton.cdiv`` takes the host microseconds."""
+    whole = size if size.isidentifier() else f"({size})"
+    return whole if block == 1 else f"({whole} + {block - 1}) // {block}"
+
+
 TRITON_DTYPES = {
     "float64": "tl.float64",
     "float32": "tl.float32",

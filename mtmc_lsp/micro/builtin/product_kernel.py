@@ -17,7 +17,7 @@ from mtmc_lsp.macro.configs import PROMOTED, SPLIT_BEFORE
 from mtmc_lsp.macro.few_rows import BOTH, LEAST_SPLIT_ROWS, ONCE
 from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region
-from mtmc_lsp.micro.builtin.code import PRODUCT, TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.code import PRODUCT, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.micro.builtin.descriptors import Described, described, loaded, made
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Mask
@@ -159,7 +159,7 @@ class ProductWriter:
             self._loop()
         self._finish()
         blocks = self._blocks()
-        grid = [f"triton.cdiv(n_m, {blocks['BLOCK_M']}) * triton.cdiv(n_n, {blocks['BLOCK_N']})"]
+        grid = [f"{blocks_text('n_m', blocks['BLOCK_M'])} * ({blocks_text('n_n', blocks['BLOCK_N'])})"]
         sizes = {"n_m": self.axes.sizes["M"], "n_n": self.axes.sizes["N"]}
         dynamic: dict[str, str] = {}
         if self.halves:

@@ -11,7 +11,7 @@ from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.recurrence import recurrence_in, recurrence_of, steps_and_batch, units_of
 from mtmc_lsp.macro.regions import Region
-from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
+from mtmc_lsp.micro.builtin.code import LINE, blocks_text, call_text, filled
 from mtmc_lsp.micro.builtin.kernel import Kernel, kernel_source
 from mtmc_lsp.micro.builtin.launcher import Launcher
 from mtmc_lsp.micro.builtin.recurrent_kernel import RecurrentKernel
@@ -188,7 +188,7 @@ class RecurrentSteps:
         passed += [f"{name}={value}" for name, value in kernel.constexprs.items()]
         passed += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         blocks = -(-self.form.hidden // units_of(self.form, self.config))
-        grid = f"{blocks}, {self.form.lines}, triton.cdiv({self.batch}, {self.config['block_m']})"
+        grid = f"{blocks}, {self.form.lines}, {blocks_text(self.batch, int(self.config['block_m']))}"
         return [f"{indent}{line}" for line in call_text(f"{kernel.name}[({grid})]", passed, inside).splitlines()]
 
     def _signature(self, kernel: Kernel) -> KernelLaunch:

@@ -13,7 +13,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
-from mtmc_lsp.micro.builtin.code import Code
+from mtmc_lsp.micro.builtin.code import Code, blocks_text
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.tile import Config, merge_axes
@@ -122,7 +122,7 @@ class _PassWriter(TileWriter):
         grid: list[str] = []
         rows = self.rows_per_program
         if self.has_rows:
-            grid.append("n_rows" if rows == 1 else f"triton.cdiv(n_rows, {rows})")
+            grid.append(blocks_text("n_rows", rows))
         if parts:
             grid.append(str(self.parts))
         constexprs: dict[str, int | bool | str] = {"ROWS": rows} if rows > 1 else {}

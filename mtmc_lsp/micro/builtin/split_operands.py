@@ -24,6 +24,7 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.configs import PIECES
 from mtmc_lsp.macro.few_rows import HELD_TOGETHER, WHOLE_LIMIT, rows_held, strided_rows
+from mtmc_lsp.micro.builtin.code import blocks_text
 from mtmc_lsp.micro.builtin.descriptors import descriptor_of_rows
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
@@ -119,7 +120,7 @@ class _SplitWriter:
         whole = least <= self._k_pad_now <= (WHOLE_LIMIT if self.is_dense() else HELD_DEPTH)
         lines, blocks, warps = self._whole() if whole else self._looped()
         rows = blocks["ROWS"]
-        grid = [f"triton.cdiv(rows_{self.row}, {rows})"]
+        grid = [blocks_text(f"rows_{self.row}", rows)]
         sizes = {f"rows_{self.row}": self.halves.rows, "k_pad": self.halves.k_pad}
         limits: list[str] = []
         if not self.halves.wide:

@@ -17,7 +17,7 @@ from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.configs import MOST_ELEMENTS, is_wide_product
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
-from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
@@ -304,7 +304,7 @@ class TileWriter(ReducingTile):
         sizes: dict[str, Size] = {"n_cols": self.n_cols}
         grid: list[str] = []
         if self.has_rows:
-            blocks = _cdiv("n_rows", self.rows_per_program)
+            blocks = blocks_text("n_rows", self.rows_per_program)
             grid.append(f"n_outer * {blocks}" if self.outer_groups else blocks)
             sizes["n_rows"] = self.n_rows
             if self.outer_groups:
@@ -312,7 +312,7 @@ class TileWriter(ReducingTile):
         if self.rows_per_program > 1:
             constexprs["ROWS"] = self.rows_per_program
         if self.is_map and self.col_groups:
-            grid.append(_cdiv("n_cols", self.block))
+            grid.append(blocks_text("n_cols", self.block))
         if not grid:
             grid.append("1")
         if self.columns_first:
@@ -345,7 +345,3 @@ class TileWriter(ReducingTile):
             dynamic=dynamic,
             limits=limits,
         )
-
-
-def _cdiv(name: str, block: int) -> str:
-    return name if block == 1 else f"triton.cdiv({name}, {block})"
