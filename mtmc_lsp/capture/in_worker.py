@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.returned import CONTAINERS, form, leaves
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
@@ -225,7 +227,7 @@ def _run_eagerly(
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
     structure = _structure_of(runs[0], target)
-    first, second = (_tensors_of(run) for run in runs)
+    first, second = (leaves(run) for run in runs)
     for a, b in zip(first, second, strict=True):
         if a is not None and b is not None and not _nearly_same(a, b):
             raise TargetUnsupported(
@@ -235,7 +237,7 @@ def _run_eagerly(
             )
     assert before is not None
     before.refuse_changes(target)
-    return structure, [None if t is None else (tuple(t.shape), t.stride()) for t in _tensors_of(runs[0])]
+    return structure, [None if t is None else (tuple(t.shape), t.stride()) for t in leaves(runs[0])]
 
 
 def _nearly_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -246,22 +248,17 @@ def _nearly_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(difference <= 1e-3 * torch.linalg.vector_norm(torch.nan_to_num(a.double())) + 1e-30)
 
 
-def _tensors_of(value: Any) -> list[torch.Tensor | None]:
-    return [value] if isinstance(value, torch.Tensor) else list(value)
-
-
 def _structure_of(value: Any, target: Target) -> str:
-    if isinstance(value, torch.Tensor):
-        return "tensor"
-    items = list(value) if type(value) in (tuple, list) else []
-    if any(item is not None for item in items) and all(i is None or isinstance(i, torch.Tensor) for i in items):
-        return type(value).__name__
+    items = leaves(value)
+    held = all(item is None or isinstance(item, torch.Tensor) for item in items)
+    if held and any(item is not None for item in items) and all(isinstance(key, str | int) for key in _keys(value)):
+        return form(value)
     other = [type(item).__name__ for item in items if item is not None and not isinstance(item, torch.Tensor)]
     kind = "nothing" if value is None else f"a {type(value).__name__}{f' with a {other[0]} in it' if other else ''}"
     raise TargetUnsupported(
         f"{target.qualname} returns {kind}, which cannot be verified",
         where=Location(target.path, target.start_line),
-        remedy="Return a tensor, or a tuple or list of tensors.",
+        remedy="Return a tensor, or tuples, lists and dictionaries of tensors.",
     )
 
 
@@ -285,10 +282,18 @@ def _structure(call: Call, inputs: list[InputTensor], target: Target) -> tuple[s
                 value = _flat_function(call, inputs)(*tensors)
         except Exception as error:
             raise export_error(error, target) from error
-    structure = "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+    structure = form(value)
     own = {id(tensor): item.name for tensor, item in zip(tensors, inputs, strict=True)}
-    results = _tensors_of(value) if isinstance(value, (torch.Tensor, tuple, list)) else []
-    return structure, float(counter.get_total_flops()), [own.get(id(result), "") for result in results]
+    return structure, float(counter.get_total_flops()), [own.get(id(result), "") for result in leaves(value)]
+
+
+def _keys(value: Any) -> Iterator[Any]:
+    """Those of all dictionaries among the results."""
+    if type(value) in CONTAINERS:
+        if isinstance(value, dict):
+            yield from value
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _keys(item)
 
 
 def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:

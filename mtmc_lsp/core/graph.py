@@ -241,7 +241,7 @@ class Graph:
     outputs: tuple[Ref | None, ...]
     """What the target returns, flattened; ``None`` where it returns None."""
     returns: str
-    """How the outputs are put together: ``tensor``, ``tuple`` or ``list``."""
+    """How the outputs are put together, as :mod:`mtmc_lsp.core.returned` has it."""
     sizes: Mapping[str, int]
     """The value of every named size in the workload."""
     mutations: tuple[Mutation, ...] = ()

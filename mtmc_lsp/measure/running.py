@@ -15,6 +15,7 @@ from mtmc_lsp.capture.calls import Call
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.returned import CONTAINERS, form, is_nested, leaves
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.at_once import unlike
 from mtmc_lsp.measure.cases import AUTOGRAD, ON_CPU
@@ -102,7 +103,7 @@ def run_case(
     results = flatten(returned)
     facts = [_facts(result, inputs) for result in results]
     if leaves:
-        results = [r if r is None else r.detach() for r in results] + _gradients(results, leaves)
+        results = [r.detach() if isinstance(r, torch.Tensor) else r for r in results] + _gradients(results, leaves)
     changed = unlike({name: (inputs[name].detach(), held) for name, held in before.items()})
     after = {name: inputs[name].detach() for name in before if name in changed}
     return {"results": results, "after": after, "facts": facts}
@@ -142,8 +143,11 @@ def plain(result: Any) -> Any:
 
 
 def flatten(value: Any) -> list[Any]:
-    """What a target returned, as a list."""
-    return list(value) if isinstance(value, (tuple, list)) else [value]
+    """What a target returned, as a list; of nested results the form comes behind them, for it counts too."""
+    if isinstance(value, (tuple, list)) and type(value) not in CONTAINERS:
+        return list(value)
+    own = form(value)
+    return [*leaves(value), own] if is_nested(own) else leaves(value)
 
 
 def _leaves(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

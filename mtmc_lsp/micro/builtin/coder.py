@@ -14,6 +14,7 @@ from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.replay import GRAPHS, REPLAYED
+from mtmc_lsp.core.returned import is_nested, put_together
 from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
@@ -245,7 +246,7 @@ def _base_name(qualname: str, source: str) -> str:
     base = identifier(words)
     while any(
         re.search(rf"\b{base}_{suffix}\b", source)
-        for suffix in ("fits", "launch", "triton", "kernel", "replay", "tensors")
+        for suffix in ("fits", "launch", "triton", "kernel", "replay", "tensors", "results")
     ):
         base += "_mtmc"
     return base
@@ -339,6 +340,10 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: b
         call, fits = f"{run}(*{base}_tensors)", f"({base}_tensors := {fits}) is not None"
     else:
         call = call_text(run, [item.access for item in graph.inputs], "    ")
+    if is_nested(graph.returns):
+        results = f"{base}_results"
+        given = f"{results} = {call if len(graph.outputs) > 1 else f'({call},)'}"
+        return f"if {fits}:\n    {given}\n    return {put_together(graph.returns, lambda i: f'{results}[{i}]')}\n"
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:
