@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from mtmc_lsp.capture.products import einsum_by
+
 BY_TORCH = frozenset(
     "einsum tensordot outer kron dot vdot inner chain_matmul linalg_multi_dot bilinear addr trace "
     "cosine_similarity cosine_embedding_loss triplet_margin_loss hinge_embedding_loss margin_ranking_loss "
@@ -36,6 +38,7 @@ def expansions() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     table[aten.cross_entropy_loss.default] = _cross_entropy
     table[aten.nll_loss_nd.default] = _nll
+    table[aten.einsum.default] = einsum_by(known[aten.einsum.default])
     table[aten.dist.default] = _dist
     table[aten.addmv.default] = _addmv
     table[aten.addbmm.default] = _addbmm

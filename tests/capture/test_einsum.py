@@ -1,0 +1,96 @@
+"""Products in Einstein's notation: the same numbers by matrix products, and graphs as those of ``@``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtmc_lsp.capture.products import einsum_by
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from tests.macro.situations import SHEET, proposed, start
+from tests.micro.harness import verified
+
+
+def refused(equation: str, operands: object, *, path: object = None) -> str:
+    """What is left to PyTorch."""
+    return "left"
+
+
+AS_MATRICES = [
+    "ij,jk->ik",
+    "bhid,bhjd->bhij",
+    "bihd,bjhd->bhij",
+    "b h i j , b h j d -> b i h d",
+    "...id,...jd->...ij",
+    "bsd,dhe->bshe",
+    "bshd,hdo->bso",
+    "bijl,lk->bijk",
+    "ij,kj->ki",
+]
+LEFT = [
+    "ii,ij->ij",
+    "ij,ij->ij",
+    "ij,jk",
+    "i,j->ij",
+    "ij,j->i",
+    "aij,bjk->abik,",
+    "bshd,dho->bso",
+    "...ij,jk->ik",
+    "ij,jk->i",
+]
+
+
+def operands_of(equation: str, sizes: dict[str, int]) -> list[torch.Tensor]:
+    texts = equation.replace(" ", "").partition("->")[0].split(",")[:2]
+    return [torch.randn([sizes[c] for c in text.replace("...", "xy")], dtype=torch.float64) for text in texts]
+
+
+@pytest.mark.parametrize("equation", AS_MATRICES)
+def test_a_product_is_one_of_matrices(equation: str) -> None:
+    operands = operands_of(equation, {c: 2 + i % 5 for i, c in enumerate("abcdefghijklmnopqrstuvwxyz")})
+    found = einsum_by(refused)(equation, operands)
+    torch.testing.assert_close(found, torch.einsum(equation, *operands))
+
+
+@pytest.mark.parametrize("equation", LEFT)
+def test_what_is_none_is_left_to_pytorch(equation: str) -> None:
+    operands = operands_of(equation, dict.fromkeys("abcdefghijklmnopqrstuvwxyz", 3))
+    assert einsum_by(refused)(equation, operands) == "left"
+
+
+def test_an_axis_of_one_that_stands_for_many_is_left_to_pytorch() -> None:
+    assert einsum_by(refused)("ij,jk->ik", [torch.randn(3, 1), torch.randn(4, 5)]) == "left"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_notation_gives_what_pytorch_gives(data: st.DataObject) -> None:
+    letters = st.lists(st.sampled_from("abcde"), max_size=4, unique=True)
+    left, right = data.draw(letters), data.draw(letters)
+    out = data.draw(st.permutations(sorted({*left, *right})))
+    out = out[: data.draw(st.integers(0, len(out)))]
+    equation = f"{''.join(left)},{''.join(right)}->{''.join(out)}"
+    operands = operands_of(equation, {c: 2 + i for i, c in enumerate("abcde")})
+    found = einsum_by(lambda equation, operands, *, path: torch.einsum(equation, *operands))(equation, operands)
+    torch.testing.assert_close(found, torch.einsum(equation, *operands))
+
+
+@pytest.mark.parametrize(
+    ("scores", "mixed"), [("bhid,bhjd->bhij", "bhij,bhjd->bhid"), ("bihd,bjhd->bhij", "bhij,bjhd->bihd")]
+)
+def test_an_attention_in_this_notation_is_one_kernel_for_all_sizes(scores: str, mixed: str, captured) -> None:
+    text = f"""import torch
+# mtmc: q=f16[B,H,S,D] k=f16[B,H,S,D] v=f16[B,H,S,D] B=2 H=3 S=40 D=16
+def f(q, k, v):
+    s = torch.einsum("{scores}", q, k) * 0.25
+    return torch.einsum("{mixed}", s.softmax(-1), v)
+"""
+    capture = captured(text, "f")
+    assert {capture.graph.inputs[0].type.shape[i].is_symbol for i in range(4)} == {True}
+    [action, *_] = list(proposed(capture, start(capture, text), ActionKind.FUSE, device=SHEET))
+    candidate = BuiltinCoder().write(capture, start(capture, text), action)
+    assert len(candidate.launches) == 1
+    assert verified(capture, candidate).reason == ""
