@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Node, Ref
 from mtmc_lsp.core.sizes import Size
 
@@ -56,7 +57,8 @@ def argument_text(value: Argument, names: dict[Ref, str], size_text: dict[str, s
         return f"[{', '.join(argument_text(item, names, size_text) for item in value)}]"
     if isinstance(value, str) and value.startswith("torch."):
         return value
-    if isinstance(value, str) and key == "dtype":
+    if isinstance(value, str) and (key == "dtype" or value in ITEMSIZE):
+        # Where it stands by its place alone, no keyword says that it is a dtype: no other word of ATen's is one.
         return f"torch.{value}"
     if isinstance(value, float) and (value != value or abs(value) == float("inf")):
         return f'float("{value}")'
