@@ -47,9 +47,9 @@ TRANSPOSED_VOLUMES = 0.1
 WINDOWS_ONCE = 0.65
 """Likewise of windows that are split as they are read, beside the time of their loads (of which :data:`ONCE_SHARE` is left)."""
 LIBRARY_SHARE, LIBRARY_BLOCK = 0.85, 32
-"""Share of the peak that the library's convolutions reach on tensor cores, and the channels of a block at one place of a window: what
-few channels leave of it empty is multiplied all the same (an H200 took 1.3 ms for what this gives 0.9 ms: float16, 3 channels to 96,
-11 x 11, with a step of 4)."""
+"""Share of the peak that the library's convolutions reach on tensor cores, and the channels of a block at one place of a window:
+what few channels leave of it empty is multiplied all the same (an H200 took about 1.3 ms for what this gives 0.9 ms: float16, 3
+channels to 96, 11 x 11, with a step of 4)."""
 FEW_CHANNELS, FEW_CHANNELS_WIDTH = 0.4, 48
 """Share of the peak of fp32 units that the library reaches with few channels in, and how many channels out it takes for that
 (an H200: 7, 16, 21 and 25 of 60 TFLOP/s with 16, 24, 64 and 64)."""

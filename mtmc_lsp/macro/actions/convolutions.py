@@ -9,9 +9,10 @@ The library may run in full fp32 where it is allowed TF32. Once a step in TF32, 
 where TF32 is off, operands are split instead: x = (high + low) / s with a power of two s and two float16 halves, and three of
 the four products that linearity gives; low * low is at most 2 ** -22 of a term. Blocks of K are added by fp32 units.
 
-The order of windows (:mod:`mtmc_lsp.macro.rewrites.window_order`, which says where it is *legal*) writes the input more than once,
-so that each window is one dense run; half operands are written so at once, under the same conditions as above. Proposed where the
-model says that the loads of single numbers, which few channels leave to a kernel, cost more than that.
+The order of windows (:mod:`mtmc_lsp.macro.rewrites.window_order`, which says where it is *legal*) writes the input more than
+once, so that each window is one dense run; half operands are written so at once, under the same conditions as above. Proposed
+where the model says that the loads of single numbers, which few channels leave to a kernel, and the places of blocks that they
+leave empty in the library's, cost more than that.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class WindowOrder(Algebra):
     same = "each number meets the weights that it met before"
 
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
-        """Few channels: many are walked a block at a time. Rounded operands only where TF32 is the user's own and has not failed."""
+        """Few channels, for many are walked a block at a time; rounded only where TF32 is the user's own and has not failed."""
         program = situation.program
         own = program.product_of_node(node.name)
         if own is None or not ProductDims.of(own).taps:

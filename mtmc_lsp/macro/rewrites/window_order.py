@@ -7,12 +7,13 @@ column, what the output's row ``i`` reads there, for each channel the rows of th
     Iw[n, i, w, (c, r)] = I[n, c, i * step + r * dilation - padding, w - padding]
 
 The window of a place is then one dense run, which begins where its first column does, and the convolution one whose kernel is a
-single row high, over as many channels as a column holds numbers. Runs of neighbours overlap, so that the buffer is ``kernel_height
-/ step`` times the input, where windows written out would be ``kernel_height * kernel_width / (step * step)`` times it. Of volumes all
-dimensions but the last are taken so, and lines have the last alone.
+single row high, over as many channels as a column holds numbers. Runs of neighbours overlap, so that the buffer is
+``kernel_height / step`` times the input, where windows written out would be ``kernel_height * kernel_width / (step * step)``
+times it. Of volumes all dimensions but the last are taken so, and lines have the last alone.
 
-The rows of a kernel are rounded up to a multiple of four, or of eight where that adds little, so that a thread loads several numbers
-at once and no load crosses the end of a run, whatever the number of channels; what is added is 0 in the input and in the weights.
+The rows of a kernel are rounded up to a multiple of four, or of eight where that adds little, so that a thread loads several
+numbers at once and no load crosses the end of a run, whatever the number of channels; what is added is 0 in the input and in the
+weights.
 
 *Legal* for convolutions of dense tensors with a batch, not transposed and in one group, whose numbers are known, with a dilation
 of 1 along the last dimension (else the run has gaps). An infinity or NaN meets the weights that it met before and nothing else.
@@ -28,9 +29,9 @@ from math import prod
 from mtmc_lsp.core.dtypes import is_half
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.lower.convolutions import IN_ORDER
 from mtmc_lsp.macro.rewrites.convolutions import (
     HALF_WHY,
-    LINES,
     ONE,
     Convolution,
     channels_last,
@@ -41,11 +42,14 @@ from mtmc_lsp.macro.rewrites.convolutions import (
 from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, dense, numbers_of
 
 UNITS = ((8, 6), (4, 1))
-"""Of what a column may hold a multiple of rows: eight numbers of two bytes are 16, the most that a thread loads at once, and four
-are 8. Each with the least rows of the kernel, for each row added: what is added is written, read and multiplied."""
+"""Numbers that rows are rounded up to a multiple of, each with how many rows there must be for each that is added.
+
+Eight numbers of two bytes are 16 bytes, the most that a thread loads at once; four are half of that. What is added is written, read
+and multiplied like the rest.
+"""
 WHY = (
-    "windows of few channels are read number by number, each with an address of its own; in the order of the windows they are dense "
-    "runs, which threads load many at once"
+    "windows of few channels are read number by number, each with an address of its own; in the order of the windows they are "
+    "dense runs, of which threads load many numbers at once"
 )
 
 
@@ -79,19 +83,21 @@ class _InWindowOrder(Convolution):
 
     def packed(self, value: Ref, side: int, half: bool) -> Ref:
         """A copy of an operand in the order of windows, shown as images (or volumes) with channels densest."""
-        dtype = "float16" if half else self.kinds[side].dtype
+        chain, dtype = self.chain, "float16" if half else self.kinds[side].dtype
+        value, kind = self._in_columns(*(self._columns(value) if side == 0 else self._factors(value)), side)
+        kind = dense(kind.shape, dtype)
         if half:
-            rounded = dense(self.kinds[side].shape, dtype)
-            order = "torch.contiguous_format"
-            value = self.chain.add("_to_copy.default", (value,), rounded, dtype=dtype, memory_format=order)
-        columns = self._columns if side == 0 else self._factors
-        return self._in_columns(columns(value, dtype), side, dtype)
+            value = chain.add("_to_copy.default", (value,), kind, dtype=dtype, memory_format="torch.contiguous_format")
+        else:
+            value = chain.add(IN_ORDER, (value,), kind)
+        order = (0, len(kind.shape) - 1, *range(1, len(kind.shape) - 1))
+        return chain.add("permute.default", (value, order), channels_last(tuple(kind.shape[d] for d in order), dtype))
 
-    def _columns(self, value: Ref, dtype: str) -> tuple[Ref, TensorType]:
+    def _columns(self, value: Ref) -> tuple[Ref, TensorType]:
         """The input as ``[batch, places..., columns, channels, rows of the kernel...]``, a view."""
-        form, chain, shape = self.form, self.chain, self.kinds[0].shape
+        form, chain, shape, dtype = self.form, self.chain, self.kinds[0].shape, self.kinds[0].dtype
         kind = dense(shape, dtype)
-        if self.kinds[0].is_channels_last and dtype == self.kinds[0].dtype:
+        if self.kinds[0].is_channels_last:
             value = chain.add("clone.default", (value,), kind, memory_format="torch.contiguous_format")
         if any((*form.before, *form.after)):
             longer = (a + size + b for a, size, b in zip(form.before, shape[2:], form.after, strict=True))
@@ -116,26 +122,21 @@ class _InWindowOrder(Convolution):
         value = self.chain.add("unfold.default", (value, dim, reach, form.steps[i]), kind)
         if form.dilations[i] == 1:
             return value, kind
-        kind = TensorType(
-            (*shape[:-1], Size.of(form.taps[i])), kind.dtype, (*stride[:-1], step * form.dilations[i])
-        )
+        kind = TensorType((*shape[:-1], Size.of(form.taps[i])), kind.dtype, (*stride[:-1], step * form.dilations[i]))
         return self.chain.add("slice.Tensor", (value, len(shape) - 1, 0, reach, form.dilations[i]), kind), kind
 
-    def _factors(self, value: Ref, dtype: str) -> tuple[Ref, TensorType]:
+    def _factors(self, value: Ref) -> tuple[Ref, TensorType]:
         """The weights as ``[outputs, columns of the kernel, channels, its rows...]``, a view."""
-        own = self.kinds[1]
-        # What was rounded is a dense copy.
-        kind = own if dtype == own.dtype else dense(own.shape, dtype)
-        last = len(kind.shape) - 1
-        return self._turned(value, kind, (0, last, *range(1, last)))
+        last = len(self.kinds[1].shape) - 1
+        return self._turned(value, self.kinds[1], (0, last, *range(1, last)))
 
     def _turned(self, value: Ref, kind: TensorType, order: tuple[int, ...]) -> tuple[Ref, TensorType]:
         turned = TensorType(tuple(kind.shape[d] for d in order), kind.dtype, tuple(kind.stride[d] for d in order))
         return self.chain.add("permute.default", (value, order), turned), turned
 
-    def _in_columns(self, view: tuple[Ref, TensorType], side: int, dtype: str) -> Ref:
-        """A dense copy, rows rounded up, as images or volumes whose channels are a column's numbers."""
-        (value, turned), form, chain = view, self.form, self.chain
+    def _in_columns(self, value: Ref, turned: TensorType, side: int) -> tuple[Ref, TensorType]:
+        """A dense copy, rows rounded up: ``[batch, places..., columns, a column's numbers]``."""
+        form, chain, dtype = self.form, self.chain, turned.dtype
         value = chain.add(
             "clone.default", (value,), dense(turned.shape, dtype), memory_format="torch.contiguous_format"
         )
@@ -149,10 +150,7 @@ class _InWindowOrder(Convolution):
         # Weights are one row high, and so are lines.
         high = (ONE,) * max(1, len(form.taps) - 1) if side == 1 or self.lines else turned.shape[1 : end - 1]
         shape = (shape[0], *high, turned.shape[end - 1], shape[-2] * form.held)
-        value = chain.add("reshape.default", (value, numbers(shape)), dense(shape, dtype))
-        shown = (shape[0], shape[-1], *shape[1:-1])
-        order = (0, len(shape) - 1, *range(1, len(shape) - 1))
-        return chain.add("permute.default", (value, order), channels_last(shown, dtype))
+        return chain.add("reshape.default", (value, numbers(shape)), dense(shape, dtype)), dense(shape, dtype)
 
     def _of(self, x: Ref, weight: Ref, bias: Argument, kind: TensorType, prefix: str = "", **low: Argument) -> Ref:
         spatial = max(2, len(self.form.taps))
