@@ -23,7 +23,7 @@ runs TF32, the operands are scaled and rounded to float16 as they are written (:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from mtmc_lsp.core.dtypes import is_half
@@ -44,8 +44,8 @@ from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, dense,
 UNITS = ((8, 6), (4, 1))
 """Numbers that rows are rounded up to a multiple of, each with how many rows there must be for each that is added.
 
-Eight numbers of two bytes are 16 bytes, the most that a thread loads at once; four are half of that. What is added is written, read
-and multiplied like the rest.
+Eight numbers of two bytes are 16 bytes, the most that a thread loads at once; four are half of that. What is added is written,
+read and multiplied like the rest.
 """
 WHY = (
     "windows of few channels are read number by number, each with an address of its own; in the order of the windows they are "
@@ -91,7 +91,9 @@ class _InWindowOrder(Convolution):
         else:
             value = chain.add(IN_ORDER, (value,), kind)
         order = (0, len(kind.shape) - 1, *range(1, len(kind.shape) - 1))
-        return chain.add("permute.default", (value, order), channels_last(tuple(kind.shape[d] for d in order), dtype))
+        shown = chain.add("permute.default", (value, order), channels_last(tuple(kind.shape[d] for d in order), dtype))
+        chain.nodes[-1] = replace(chain.nodes[-1], variable=("input_windows", "weight_windows")[side])
+        return shown
 
     def _columns(self, value: Ref) -> tuple[Ref, TensorType]:
         """The input as ``[batch, places..., columns, channels, rows of the kernel...]``, a view."""
