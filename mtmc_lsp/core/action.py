@@ -26,6 +26,7 @@ class ActionKind(Enum):
     LAYOUT = "layout"
     CHANNELS_LAST = "channels-last"
     HALF_OPERANDS = "half-operands"
+    WINDOW_ORDER = "window-order"
     LIBRARY = "library"
     RECOMPUTE = "recompute"
     CUDA_GRAPH = "cuda-graph"

@@ -27,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     algebra.Algebra(),
     convolutions.ChannelsLast(),
     convolutions.HalfOperands(),
+    convolutions.WindowOrder(),
     fuse.Fuse(),
     fuse.TensorCore(),
     library.Library(),

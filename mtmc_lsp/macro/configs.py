@@ -18,6 +18,7 @@ from mtmc_lsp.core.sizes import product
 from mtmc_lsp.macro.attention_tiles import attention_config, attention_variants
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.columns import column_block, next_power_of_two, single_columns
+from mtmc_lsp.macro.dense_windows import are_dense_runs
 from mtmc_lsp.macro.few_rows import (
     BOTH,
     BUSY,
@@ -31,7 +32,7 @@ from mtmc_lsp.macro.few_rows import (
     read_once,
     window_tile,
 )
-from mtmc_lsp.macro.orders import across, strided_columns, windows_along_columns
+from mtmc_lsp.macro.orders import across, column_axes, strided_columns, windows_along_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import first_config, other_configs, recurrence_in
 from mtmc_lsp.macro.regions import Region, RegionKind, product_in
@@ -186,7 +187,7 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
     sized = ProductSizes.of(program.prims, prim)
     m, n, batch = (size.value(program.graph.sizes) for size in (sized.m, sized.n, sized.batch))
     channels = sized.channels.value(graph.sizes)
-    walks_taps = bool(taps) and channels >= LEAST_CHANNELS
+    walks_taps = bool(taps) and channels >= LEAST_CHANNELS and not are_dense_runs(program, prim)
     # Split as they are read, blocks of K have scales of their own, so fp32 units add them to the sum.
     if mode in HALVES and (both := both_tile(program, prim)) is not None:
         return {**both, "precision": PROMOTED}
@@ -212,8 +213,9 @@ def product_config(program: Program, region: Region, precision: str = "") -> Con
         if gathered:
             block_k, warps = 32, 8 if block_m * block_n > 64 * 64 else 4
         elif taps:
-            # Beyond the channels of one place of the window there would be nothing to multiply.
-            block_k = min(block_k, next_power_of_two(channels)) if walks_taps else block_k
+            # Beyond the channels of one place of the window, or its last place, there would be nothing to multiply.
+            depth = channels if walks_taps else sized.k.value(graph.sizes)
+            block_k = min(block_k, max(16, next_power_of_two(depth)))
             # Two programs to a multiprocessor: one writes its tile while the other multiplies. On an H200 1601 us, and 1985 in
             # eight warps (64 to 128 channels, 3 x 3, 4.2 million places).
             warps = 4 if half and block_m * block_n <= 128 * 128 else warps
@@ -343,7 +345,7 @@ def _turned_tiles(program: Program, region: Region, turned: Axis) -> list[Config
     """Tiles of the axis that lies dense in what is read by the axis that lies dense in what is written; the usual one first."""
     sizes = program.graph.sizes
     apart = any(program.prims[name].op in PARTIAL for name in region.prims)
-    inside = region.kept[-1:] if apart else region.kept[region.kept.index(turned) + 1 :]
+    inside = column_axes(program, region) if apart else region.kept[region.kept.index(turned) + 1 :]
     most_rows = next_power_of_two(turned.size.value(sizes))
     most_columns = next_power_of_two(product([axis.size for axis in inside]).value(sizes))
     found: list[Config] = []

@@ -12,10 +12,11 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.configs import HALVES, SPLIT
+from mtmc_lsp.macro.dense_windows import are_dense_runs
 from mtmc_lsp.macro.few_rows import BOTH, LEAST_CHANNELS, ONCE, is_dense_along_sum, split_programs
 from mtmc_lsp.macro.loads import loads_apart_us
 from mtmc_lsp.macro.orders import across, dense_axes, windows_along_columns
-from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form, product_in
 
@@ -45,6 +46,10 @@ TRANSPOSED_VOLUMES = 0.1
 """Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
 WINDOWS_ONCE = 0.65
 """Likewise of windows that are split as they are read, beside the time of their loads (of which :data:`ONCE_SHARE` is left)."""
+LIBRARY_SHARE, LIBRARY_BLOCK = 0.85, 32
+"""Share of the peak that the library's convolutions reach on tensor cores, and the channels of a block at one place of a window:
+what few channels leave of it empty is multiplied all the same (an H200 took about 1.3 ms for what this gives 0.9 ms: float16, 3
+channels to 96, 11 x 11, with a step of 4)."""
 FEW_CHANNELS, FEW_CHANNELS_WIDTH = 0.4, 48
 """Share of the peak of fp32 units that the library reaches with few channels in, and how many channels out it takes for that
 (an H200: 7, 16, 21 and 25 of 60 TFLOP/s with 16, 24, 64 and 64)."""
@@ -184,16 +189,17 @@ def _convolution_cost(program: Program, node: Node, device: Device, read: float,
 def _library_share(program: Program, node: Node) -> float:
     """Share of the peak that the library's convolution reaches."""
     graph = program.graph
-    if node.type.dtype != "float32":
-        return 0.85
-    if "conv_transpose3d" in node.op:
+    if node.type.dtype == "float32" and "conv_transpose3d" in node.op:
         return TRANSPOSED_VOLUMES
     own = program.product_of_node(node.name)
-    if own is None or graph.convolution_mode(node.name) != "ieee":
-        return 0.85
+    if own is None:
+        return LIBRARY_SHARE
     sized = ProductSizes.of(program.prims, own)
-    if sized.channels.value(graph.sizes) >= LEAST_CHANNELS:
-        return 0.85
+    channels = sized.channels.value(graph.sizes)
+    if channels >= LEAST_CHANNELS or not ProductDims.of(own).taps:
+        return LIBRARY_SHARE
+    if node.type.dtype != "float32" or graph.convolution_mode(node.name) != "ieee":
+        return LIBRARY_SHARE * channels / LIBRARY_BLOCK
     return FEW_CHANNELS * min(1.0, sized.n.value(graph.sizes) / FEW_CHANNELS_WIDTH)
 
 
@@ -227,7 +233,8 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     share = 0.5 if region.kind is RegionKind.ATTENTION else 0.8
     if config.get("tma") and config.get("precision") == "native":
         share = MOVED_BY_ROWS if is_dense_along_sum(program, product_in(program, region), 1) else MOVED
-    if any(program.prims[name].op is PrimOp.WINDOW for name in region.prims):
+    windows = any(program.prims[name].op is PrimOp.WINDOW for name in region.prims)
+    if windows and not (region.kind is RegionKind.MATMUL and are_dense_runs(program, product_in(program, region))):
         types = [graph.type_of(values[name]) for name in region.inputs if name in values]
         # A factor per sample or channel lies the same either way.
         walked = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]

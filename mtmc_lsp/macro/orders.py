@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import TensorType
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 
 LEAST_ACROSS = 4
 """Elements side by side from which on it pays to walk a tensor along them."""
+LEAST_COLUMNS = 32
+"""Elements side by side whose memory is written as a whole, whatever the rows beside them."""
 
 
 def across(program: Program, region: Region) -> Axis | None:
@@ -24,18 +26,49 @@ def across(program: Program, region: Region) -> Axis | None:
     sizes = program.graph.sizes
     whole = region.rows.value(sizes)
     amounts: dict[Axis, int] = {}
+    longer = _padded(program, region)
+    windows = [program.prims[name].shape[-1] for name in region.prims if program.prims[name].op is PrimOp.WINDOW]
+    taps = product(windows).value(sizes)
     for prim, kind in (
         (name, program.graph.type_of(ref)) for name in region.inputs for ref in program.values_of.get(name, ())
     ):
-        # What is much smaller (a number per channel) stays in caches.
-        if 2 * kind.numel.value(sizes) < whole:
+        # What is much smaller (a number per channel) stays in caches; of windows that overlap elements are read more than once.
+        if 2 * kind.numel.value(sizes) * taps < whole:
             continue
-        for dim, axis in dense_axes(region, prim, kind).items():
+        for dim, inner in dense_axes(region, prim, kind).items():
+            axis = longer.get(inner, inner)
             if kind.shape[dim] != Size.of(1) and axis in region.kept[:-1]:
                 amounts[axis] = amounts.get(axis, 0) + kind.numel.value(sizes) * ITEMSIZE[kind.dtype]
     most = max(amounts, key=lambda axis: amounts[axis], default=None)
     wide = all(axis.size.value(sizes) >= LEAST_ACROSS for axis in (most, region.kept[-1]) if axis is not None)
     return most if wide else None
+
+
+def _padded(program: Program, region: Region) -> dict[Axis, Axis]:
+    """The axes that the region pads, each with the longer one that its elements are walked along: neighbours stay neighbours."""
+    found: dict[Axis, Axis] = {}
+    for prim in (program.prims[name] for name in reversed(region.prims)):
+        for dim in range(len(prim.shape)) if prim.op is PrimOp.PAD else ():
+            inner, outer = region.table.axes(prim.inputs[0], dim), region.table.axes(prim.name, dim)
+            if inner and outer and inner[-1] != outer[-1]:
+                found[inner[-1]] = found.get(outer[-1], outer[-1])
+    return found
+
+
+def column_axes(program: Program, region: Region) -> tuple[Axis, ...]:
+    """The axes that an elementwise kernel has as columns: the last one.
+
+    Where its tiles have an axis that lies outside others as rows, the columns are as many of those as memory needs to write whole
+    transactions.
+    """
+    turned = across(program, region)
+    if turned is None:
+        return region.kept[-1:]
+    inside = region.kept[region.kept.index(turned) + 1 :]
+    first = len(inside) - 1
+    while first > 0 and product([axis.size for axis in inside[first:]]).value(program.graph.sizes) < LEAST_COLUMNS:
+        first -= 1
+    return inside[first:]
 
 
 def windows_along_columns(program: Program, region: Region) -> Prim | None:

@@ -31,6 +31,8 @@ LONG_SUM = 1024
 all that is left when everything else has cancelled."""
 FULL = 2e-5
 """Relative errors below this are no TF32 product's, whose operands are rounded to 11 bits (about 3e-4 on an H200)."""
+ROUNDED_AS_TF32 = frozenset({"half-operands", "half-windows"})
+"""Rewrites whose operands are one float16 number each, which keeps as many bits as TF32."""
 INEXACT = 1e-2
 """Relative errors below this come from rounding; a wrong kernel's are far larger."""
 
@@ -164,7 +166,7 @@ def as_run(graph: Graph, schedule: Schedule, history: Sequence[Step]) -> Graph:
     exact than TF32 makes them, all of these are full float32, and take its time: but for convolutions that were asked.
     """
     if "tf32" not in (graph.fp32_convolution, graph.fp32_matmul) or any(
-        rewrite.rule == "half-operands" for rewrite in schedule.rewrites
+        rewrite.rule in ROUNDED_AS_TF32 for rewrite in schedule.rewrites
     ):
         return graph
     full = any(is_inexact(step) and step.verdict and step.verdict.reference_error < FULL for step in history)
@@ -181,10 +183,9 @@ def is_inexact(step: Step) -> bool:
 
 def _tried(action: MacroAction) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The modes of a step's new kernels, with the nodes of each."""
-    if action.kind is ActionKind.HALF_OPERANDS:
-        # One float16 number keeps as many bits as TF32.
-        whole = action.params.get("rule") == "half-operands"
-        yield "tf32" if whole else PROMOTED, (str(action.params.get("node", "")),)
+    rule, node = str(action.params.get("rule", "")), str(action.params.get("node", ""))
+    if rule in ROUNDED_AS_TF32 or action.kind is ActionKind.HALF_OPERANDS:
+        yield "tf32" if rule in ROUNDED_AS_TF32 else PROMOTED, (node,)
         return
     config = action.params.get("config")
     kernels = action.params.get("sites") or action.params.get("kernels")

@@ -157,6 +157,7 @@ ACTIONS = {
     "layout": "The order of a tensor's dimensions in memory is changed for the kernels that read it.",
     "channels-last": "The channels of an image lie side by side in memory, as the library's convolutions take them.",
     "half-operands": "The operands of a convolution are scaled and rounded to float16, or split into two float16 halves.",
+    "window-order": "The input of a convolution is written so that each window is one dense run of numbers.",
     "library": "A product goes back to the library's own kernel, and what is around it is fused without it.",
     "cuda-graph": "All launches of a call are replayed as one, on copies of its arguments.",
     "recompute": "A cheap value is worked out again where it is needed, instead of being stored and loaded.",

@@ -45,7 +45,6 @@ class Algebra:
     most = MOST_FORMS
     """Forms of matches that are weighed at a time."""
     same = "the result is the same by algebra"
-    changes_rounding = False
 
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
         """Whether a rule is worth weighing for a node, whatever it looks like."""
@@ -61,14 +60,14 @@ class Algebra:
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Every rewrite that leaves less to do than fusion alone could."""
         graph = situation.program.graph
-        if self.changes_rounding and (situation.strict or not situation.measured):
-            # Without a GPU the user's own code is not rounded as it will be there, so nothing could be verified.
-            return
+        # Without a GPU the user's own code is not rounded as it will be there, so nothing could be verified.
+        exact = situation.strict or not situation.measured
+        rules = [rule for rule in self.rules if not (exact and rule.changes_rounding)]
         heaviest = sorted(graph.nodes, key=lambda node: -matmul_flops(situation.program, node.name))
         found = (
             (rule.name, edit)
             for node in heaviest
-            for rule in self.rules
+            for rule in rules
             if self.suits(situation, rule, node) and (edit := rule.match(graph, node))
         )
         groups = alike(list(found), lambda match: (match[0], _form(graph, match[1])))[: self.most]
@@ -134,6 +133,7 @@ class Algebra:
             lines, place = where(program, gone)
             several = f" at {len(made)} places" if len(made) > 1 else ""
             params: dict[str, object] = {"rule": rule, "node": made[0].node, "kernels": kernels}
+            rounded = any(own.changes_rounding for own in self.rules if own.name == rule)
             if several:
                 params["nodes"] = [edit.node for edit in made]
             action = MacroAction(
@@ -143,7 +143,7 @@ class Algebra:
                 params=params,
                 rationale=f"{edits[0].why[:1].upper()}{edits[0].why[1:]}; {self.same}.",
                 text=f"{edits[0].text}{several} in {place}",
-                changes_rounding=self.changes_rounding or any(f.config.get("precision") in HALVES for f in fusions),
+                changes_rounding=rounded or any(f.config.get("precision") in HALVES for f in fusions),
             )
             after = self.apply(situation.graph, situation.schedule, action)
             return with_saving(situation, action, after) if after.kernels else None

@@ -1,4 +1,4 @@
-"""Channels last, and half operands: convolutions on operands that are packed as tensor cores take them.
+"""Channels last, half operands and the order of windows: convolutions on operands packed as tensor cores take them.
 
 *Legal* where the convolution reads and gives dense tensors in PyTorch's own order, and nobody takes more of it than its
 result. Packing with channels last copies the same values (:mod:`mtmc_lsp.macro.rewrites.convolutions`); what reads the result
@@ -8,6 +8,11 @@ convolution runs TF32, whose significands are as short, never under ``precision 
 The library may run in full fp32 where it is allowed TF32. Once a step in TF32, or on half operands, proved too inexact, and
 where TF32 is off, operands are split instead: x = (high + low) / s with a power of two s and two float16 halves, and three of
 the four products that linearity gives; low * low is at most 2 ** -22 of a term. Blocks of K are added by fp32 units.
+
+The order of windows (:mod:`mtmc_lsp.macro.rewrites.window_order`, which says where it is *legal*) writes the input more than
+once, so that each window is one dense run; half operands are written so at once, under the same conditions as above. Proposed
+where the model says that the loads of single numbers, which few channels leave to a kernel, and the places of blocks that they
+leave empty in the library's, cost more than that.
 """
 
 from __future__ import annotations
@@ -20,10 +25,11 @@ from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.macro.actions.algebra import LEAST_US, Algebra, with_kernels
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
 from mtmc_lsp.macro.configs import PROMOTED
-from mtmc_lsp.macro.few_rows import read_once
+from mtmc_lsp.macro.few_rows import LEAST_CHANNELS, read_once
 from mtmc_lsp.macro.fusion import FusionSearch
+from mtmc_lsp.macro.prims import ProductDims, ProductSizes
 from mtmc_lsp.macro.regions import is_product
-from mtmc_lsp.macro.rewrites import convolutions, propagation
+from mtmc_lsp.macro.rewrites import convolutions, propagation, window_order
 from mtmc_lsp.macro.rewrites.editing import AlgebraRule, base_name
 from mtmc_lsp.macro.schedule import Rewrite, Schedule
 
@@ -109,7 +115,6 @@ class HalfOperands(Algebra):
     rules = convolutions.NARROW
     most = MOST
     same = "the result is rounded as often, at other places"
-    changes_rounding = True
 
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
         """Whole operands where TF32 is the user's own and has not failed, split ones elsewhere."""
@@ -122,3 +127,21 @@ class HalfOperands(Algebra):
         # Few channels are split as they are read, unless that came to nothing.
         refused = any(mode == PROMOTED and node.name in nodes for mode, nodes in situation.precisions.refused)
         return refused or read_once(situation.program, own) is None
+
+
+class WindowOrder(Algebra):
+    """One convolution with its input in the order of its windows, in float16 at once where the user's own runs TF32."""
+
+    kind = ActionKind.WINDOW_ORDER
+    rules = window_order.RULES
+    most = MOST
+    same = "each number meets the weights that it met before"
+
+    def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
+        """Few channels, for many are walked a block at a time; rounded only where TF32 is the user's own and has not failed."""
+        program = situation.program
+        own = program.product_of_node(node.name)
+        if own is None or not ProductDims.of(own).taps:
+            return False
+        few = ProductSizes.of(program.prims, own).channels.value(program.graph.sizes) < LEAST_CHANNELS
+        return few and (not rule.changes_rounding or "tf32" in situation.precisions.modes.get(node.name, ()))

@@ -19,6 +19,14 @@ LOW_HALF = "mtmc.low_half.default"
 """What float16 leaves of a float32 number: the number less its nearest float16. PyTorch's own casts may be left out where a
 value stays in registers; here rounding is what is computed."""
 
+IN_ORDER = "mtmc.in_order.default"
+"""A copy that is written before it is read: what reads it would gather the same numbers one by one from where they were."""
+
+
+@rule(IN_ORDER)
+def in_order(c: Call) -> str:
+    return c.b.pointwise("cast", c.tensor(0), dtype=c.out.dtype)
+
 
 @rule(LOW_HALF)
 def low_half(c: Call) -> str:

@@ -24,6 +24,7 @@ from mtmc_lsp.macro.rewrites import (
     propagation,
     sizes,
     totals,
+    window_order,
 )
 from mtmc_lsp.macro.rewrites.editing import CannotRewrite, Edit, edited
 from mtmc_lsp.macro.schedule import Rewrite, Schedule
@@ -39,7 +40,7 @@ ALGEBRA = (
     *pooling.RULES,
 )
 """The exact rewrites, in the order in which they are looked for."""
-_BY_NAME = {rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.NARROW)}
+_BY_NAME = {rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.NARROW, *window_order.RULES)}
 
 
 def algebra_edit(graph: Graph, rewrite: Rewrite) -> Edit:

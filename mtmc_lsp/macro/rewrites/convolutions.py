@@ -37,10 +37,14 @@ LEAST_ROOM = -6
 SPLIT_EXPONENT = 12
 """Split operands stay below two to this: sums are float32, and low halves of all but tiny elements are no subnormal numbers."""
 ONE = Size.of(1)
+HALF_WHY = (
+    "your own code runs it in TF32, whose significands are as short as float16's: scaled float16 operands take half the memory "
+    "and run at twice the rate"
+)
 
 
 @dataclass
-class _Chain:
+class Chain:
     """New nodes in the place of one."""
 
     like: Node
@@ -63,14 +67,14 @@ def channels_last(shape: tuple[Size, ...], dtype: str) -> TensorType:
 
 
 @dataclass(frozen=True)
-class _Convolution:
+class Convolution:
     """A convolution that tensor cores compute, its operands dense in one of the two layouts.
 
     One of lines is run as one of images that are one place high: these have a layout with channels densest, and the library
     runs them as fast.
     """
 
-    chain: _Chain
+    chain: Chain
     node: Node
     x: Ref
     weight: Ref
@@ -96,8 +100,9 @@ class _Convolution:
     def _shape(self, kind: TensorType) -> tuple[Size, ...]:
         return (*kind.shape[:HEIGHT], ONE, *kind.shape[HEIGHT:]) if self.lines else kind.shape
 
-    def packed(self, value: Ref, kind: TensorType, half: bool) -> Ref:
-        """A copy with channels densest, in float16 where that is asked for."""
+    def packed(self, value: Ref, side: int, half: bool) -> Ref:
+        """A copy of an operand (0 the input, 1 the weight) with channels densest, in float16 where that is asked for."""
+        kind = self.kinds[side]
         shape = self._shape(kind)
         if self.lines:
             value = self.chain.add("unsqueeze.default", (value, HEIGHT), dense(shape, kind.dtype))
@@ -152,7 +157,8 @@ def _with_height(value: Argument, own: int | None) -> Argument:
     return (own, *(value if isinstance(value, tuple) else (value,)))
 
 
-def _convolution(graph: Graph, node: Node) -> _Convolution | None:
+def convolution(graph: Graph, node: Node) -> Convolution | None:
+    """A node as a convolution whose input and result lie dense; one channel per group is none for tensor cores."""
     name = base_name(node)
     if name not in {f"{kind}{n}d" for kind in ("conv", "conv_transpose") for n in (1, 2, 3)} or node.kwargs:
         return None
@@ -163,12 +169,14 @@ def _convolution(graph: Graph, node: Node) -> _Convolution | None:
     per_channel = own.shape[1] == ONE and _groups(node) != 1
     if len(own.shape) not in (LINES, *FORMATS) or len(kind.shape) != len(own.shape) or per_channel:
         return None
-    # One channel, or one place, lies the same either way.
-    places = product(kind.shape[2:])
     orderly = all(item == _dense_as(item, packed=item.is_channels_last) for item in (kind, node.type))
-    if not orderly or kind.shape[1] == ONE or places == ONE:
-        return None
-    return _Convolution(_Chain(node, graph), node, x, weight, (kind, own))
+    return Convolution(Chain(node, graph), node, x, weight, (kind, own)) if orderly else None
+
+
+def _with_channels(graph: Graph, node: Node) -> Convolution | None:
+    """One whose channels can be brought densest: one channel, or one place, lies the same either way."""
+    own = convolution(graph, node)
+    return own if own is not None and own.kinds[0].shape[1] != ONE != product(own.kinds[0].shape[2:]) else None
 
 
 def _dense_as(kind: TensorType, *, packed: bool) -> TensorType:
@@ -182,10 +190,10 @@ def _groups(node: Node) -> Argument:
 
 def in_channels_last(graph: Graph, node: Node) -> Edit | None:
     """Both operands and the result with their channels densest, and a copy of the result as it was."""
-    own = _convolution(graph, node)
+    own = _with_channels(graph, node)
     if own is None or own.kinds[0].is_channels_last or own.result.is_channels_last:
         return None
-    x, weight = (own.packed(ref, kind, half=False) for ref, kind in zip((own.x, own.weight), own.kinds, strict=True))
+    x, weight = own.packed(own.x, 0, half=False), own.packed(own.weight, 1, half=False)
     result = own.of_packed(x, weight, node.args[2] if len(node.args) > 2 else None, node.type.dtype)
     return own.finished(
         own.unpacked(result, half=False),
@@ -196,8 +204,14 @@ def in_channels_last(graph: Graph, node: Node) -> Edit | None:
 
 def with_half_operands(graph: Graph, node: Node) -> Edit | None:
     """Scaled float16 operands where the user's own code runs TF32."""
-    own = _convolution(graph, node)
-    if own is None or graph.convolution_mode(node.name) != "tf32" or node.type.dtype != "float32":
+    own = _with_channels(graph, node)
+    return on_half_operands(own, HALF_WHY, "on scaled float16 operands with channels last") if own is not None else None
+
+
+def on_half_operands(own: Convolution, why: str, text: str) -> Edit | None:
+    """A convolution on operands that are scaled, and packed in float16, where the user's own code runs TF32."""
+    graph, node = own.chain.graph, own.node
+    if graph.convolution_mode(node.name) != "tf32" or node.type.dtype != "float32":
         return None
     terms = product(own.kinds[1].shape).divide_exactly(own.result.shape[1])
     terms = own.kinds[1].numel if terms is None else terms
@@ -208,35 +222,32 @@ def with_half_operands(graph: Graph, node: Node) -> Edit | None:
         return None
     packed: list[Ref] = []
     factors: list[Ref] = []
-    for ref, kind, exponent, kept in zip(
-        (own.x, own.weight), own.kinds, (room - room // 2, room // 2), _kept(own), strict=True
+    for side, (ref, exponent, kept) in enumerate(
+        zip((own.x, own.weight), (room - room // 2, room // 2), _kept(own), strict=True)
     ):
-        factor = _factor(own.chain, ref, kind, exponent, kept)
-        scaled = own.chain.add("div.Tensor", (ref, factor), kind)
-        packed.append(own.packed(scaled, kind, half=True))
+        factor = _factor(own.chain, ref, own.kinds[side], exponent, kept)
+        scaled = own.chain.add("div.Tensor", (ref, factor), own.kinds[side])
+        packed.append(own.packed(scaled, side, half=True))
         factors.append(factor)
     wide = own.unpacked(own.of_packed(packed[0], packed[1], None, "float16"), half=True)
-    return own.finished(
-        _unscaled(own, wide, factors),
-        "your own code runs it in TF32, whose significands are as short as float16's: scaled float16 operands take half the "
-        "memory and run at twice the rate",
-        "on scaled float16 operands with channels last",
-    )
+    return own.finished(_unscaled(own, wide, factors), why, text)
 
 
 def with_split_operands(graph: Graph, node: Node) -> Edit | None:
     """Scaled operands as sums of two float16 tensors, and three products of these."""
-    own = _convolution(graph, node)
+    own = _with_channels(graph, node)
     if own is None or any(kind.dtype != "float32" for kind in (*own.kinds, node.type)):
         return None
     if own.transposed and _groups(node) != 1:
         return None
     halves: list[tuple[Ref, Ref]] = []
     factors: list[Ref] = []
-    for ref, kind, kept, name in zip((own.x, own.weight), own.kinds, _kept(own), ("input", "weight"), strict=True):
-        factors.append(_factor(own.chain, ref, kind, SPLIT_EXPONENT, kept))
-        scaled = own.chain.add("div.Tensor", (ref, factors[-1]), kind)
-        halves.append(_high_and_low(own, scaled, kind, name))
+    for side, (ref, kept, name) in enumerate(
+        zip((own.x, own.weight), _kept(own), ("input", "weight"), strict=True),
+    ):
+        factors.append(_factor(own.chain, ref, own.kinds[side], SPLIT_EXPONENT, kept))
+        scaled = own.chain.add("div.Tensor", (ref, factors[-1]), own.kinds[side])
+        halves.append(_high_and_low(own, scaled, side, name))
     return own.finished(
         _unscaled(own, own.of_halves(*halves), factors),
         "tensor cores take scaled operands as sums of two float16 tensors, which keep 22 of 24 bits in as much memory; three "
@@ -245,41 +256,42 @@ def with_split_operands(graph: Graph, node: Node) -> Edit | None:
     )
 
 
-def _kept(own: _Convolution) -> tuple[int, int]:
+def _kept(own: Convolution) -> tuple[int, int]:
     """The dimension of each operand whose slices have a factor each: samples, and output channels."""
     return 0, 1 if own.transposed else 0
 
 
-def _high_and_low(own: _Convolution, scaled: Ref, kind: TensorType, name: str) -> tuple[Ref, Ref]:
+def _high_and_low(own: Convolution, scaled: Ref, side: int, name: str) -> tuple[Ref, Ref]:
     """Two float16 tensors whose sum is ``scaled`` but for the last two of its 24 bits, with channels densest."""
     chain = own.chain
-    rest = chain.add(LOW_HALF, (scaled,), kind)
+    rest = chain.add(LOW_HALF, (scaled,), own.kinds[side])
     found: list[Ref] = []
     for value, part in ((scaled, "high"), (rest, "low")):
-        found.append(own.packed(value, kind, half=True))
+        found.append(own.packed(value, side, half=True))
         chain.nodes[-1] = replace(chain.nodes[-1], variable=f"{name}_{part}")
     return found[0], found[1]
 
 
-def _unscaled(own: _Convolution, value: Ref, factors: Sequence[Ref]) -> Ref:
+def _unscaled(own: Convolution, value: Ref, factors: Sequence[Ref]) -> Ref:
     """A convolution's result times its operands' factors, and with the bias, which no factor is for."""
     chain, kind, args = own.chain, own.result, own.node.args
     per_channel = tuple(size if d == 1 else ONE for d, size in enumerate(kind.shape))
     value = chain.add("mul.Tensor", (value, factors[0]), kind)
-    shaped = chain.add("reshape.default", (factors[1], _numbers(per_channel)), dense(per_channel, "float32"))
+    shaped = chain.add("reshape.default", (factors[1], numbers(per_channel)), dense(per_channel, "float32"))
     value = chain.add("mul.Tensor", (value, shaped), kind)
     bias = args[2] if len(args) > 2 else None
     if isinstance(bias, Ref):
-        spread = chain.add("reshape.default", (bias, _numbers(per_channel)), dense(per_channel, "float32"))
+        spread = chain.add("reshape.default", (bias, numbers(per_channel)), dense(per_channel, "float32"))
         value = chain.add("add.Tensor", (value, spread), kind)
     return value
 
 
-def _numbers(shape: tuple[Size, ...]) -> tuple[Argument, ...]:
+def numbers(shape: tuple[Size, ...]) -> tuple[Argument, ...]:
+    """A shape as an argument."""
     return tuple(size.constant if size.is_constant else size for size in shape)
 
 
-def _factor(chain: _Chain, ref: Ref, kind: TensorType, exponent: int, kept: int) -> Ref:
+def _factor(chain: Chain, ref: Ref, kind: TensorType, exponent: int, kept: int) -> Ref:
     """A power of two per slice along ``kept``; divided by it, the slice's largest element is below two to ``exponent``.
 
     Operands are divided as they are packed, which takes as long as memory does: the many elements of the result are multiplied.
@@ -308,11 +320,13 @@ NARROW = (
         with_half_operands,
         "Scaling by powers of two is exact, and a convolution is linear in each sample and in each output channel's weights; "
         "float16 rounds what is scaled to as many bits as TF32 does.",
+        changes_rounding=True,
     ),
     AlgebraRule(
         "split-operands",
         with_split_operands,
         "Scaling by powers of two is exact, and a convolution is linear in each operand: (h + l) * (h' + l') is the sum of four "
         "products, of which l * l' alone, at most 2 ** -22 of a term, is left out, as are the last bits of l and l'.",
+        changes_rounding=True,
     ),
 )

@@ -43,6 +43,8 @@ class AlgebraRule:
     """The edit where the rule applies to the node."""
     proof: str
     """Why the result is the same."""
+    changes_rounding: bool = False
+    """Whether operands are rounded that were not: then a measurement on a GPU decides, and never under ``strict``."""
 
 
 def base_name(node: Node) -> str:
@@ -134,3 +136,16 @@ def _without_dead(graph: Graph) -> Graph:
             kept.append(node)
             wanted |= {ref.name for ref in node.inputs()}
     return replace(graph, nodes=tuple(reversed(kept)))
+
+
+def numbers_of(value: Argument, count: int) -> tuple[int, ...] | None:
+    """An argument of a number per dimension, or of one for all ``count`` of them; ``None`` where they are not known."""
+    items = value if isinstance(value, tuple) else (value,)
+    numbers = [item.constant if isinstance(item, Size) and item.is_constant else item for item in items]
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in numbers) or len(numbers) not in (
+        1,
+        count,
+    ):
+        return None
+    whole = tuple(int(str(item)) for item in numbers)
+    return whole * count if len(whole) == 1 else whole

@@ -14,7 +14,7 @@ from math import prod
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, dense, made
+from mtmc_lsp.macro.rewrites.editing import AlgebraRule, Edit, base_name, dense, made, numbers_of
 from mtmc_lsp.macro.rewrites.hoisting import through_factors
 
 ONE = Size.of(1)
@@ -51,7 +51,7 @@ def _convolution(node: Node) -> _Convolution | None:
     found = {"beyond": (0,) * spatial}
     for key, place in places.items():
         default = 0 if key in ("margins", "beyond") else 1
-        value = _numbers(node.args[place], spatial) if len(node.args) > place else (default,) * spatial
+        value = numbers_of(node.args[place], spatial) if len(node.args) > place else (default,) * spatial
         if value is None:
             return None
         found[key] = value
@@ -63,24 +63,12 @@ def _convolution(node: Node) -> _Convolution | None:
     return _Convolution(node, x, weight, own, transposed, groups=groups, **found)
 
 
-def _numbers(value: Argument, count: int) -> tuple[int, ...] | None:
-    items = value if isinstance(value, tuple) else (value,)
-    numbers = [item.constant if isinstance(item, Size) and item.is_constant else item for item in items]
-    if not all(isinstance(item, int) and not isinstance(item, bool) for item in numbers) or len(numbers) not in (
-        1,
-        count,
-    ):
-        return None
-    whole = tuple(int(str(item)) for item in numbers)
-    return whole * count if len(whole) == 1 else whole
-
-
 def _summed(node: Node, rank: int) -> tuple[bool, tuple[int, ...]] | None:
     """Whether a node takes a mean, and over which dimensions it, or a sum, goes."""
     name = base_name(node)
     if name.startswith("adaptive_avg_pool") and len(node.args) == 2:
         spatial = int(name[-2])
-        if rank == spatial + 2 and _numbers(node.args[1], spatial) == (1,) * spatial:
+        if rank == spatial + 2 and numbers_of(node.args[1], spatial) == (1,) * spatial:
             return True, tuple(range(2, rank))
         return None
     if name not in ("sum", "mean") or len(node.args) < 2 or node.kwargs or not isinstance(node.args[1], tuple):

@@ -9,7 +9,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.columns import next_power_of_two
-from mtmc_lsp.macro.orders import across, strided_columns
+from mtmc_lsp.macro.orders import across, column_axes, strided_columns
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.micro.builtin.code import Code
@@ -58,7 +58,8 @@ class TileBase:
         self.wide_columns = False
         """Whether column indices must be 64-bit."""
         if self.is_map:
-            kept, reduced = kept[:-1], kept[-1:]
+            own = column_axes(program, region)
+            kept, reduced = [g for g in kept if g[-1] not in own], [g for g in kept if g[-1] in own]
         outer, kept = self._apart(kept)
         self.outer_groups = outer
         """Of a tile whose rows are neighbours in memory and its columns are not: the other axes, one place at a time."""

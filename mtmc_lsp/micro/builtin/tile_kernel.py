@@ -15,6 +15,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.configs import MOST_ELEMENTS, is_wide_product
+from mtmc_lsp.macro.orders import column_axes
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code, blocks_text
@@ -70,7 +71,8 @@ def write_tile_kernel(
     probe.write()
     kept = merge_axes(region.kept, probe.accesses)
     reduced = merge_axes(region.reduced, probe.accesses)
-    columns = kept[-1:] if region.kind is RegionKind.MAP else reduced
+    own = column_axes(program, region)
+    columns = [group for group in kept if group[-1] in own] if region.kind is RegionKind.MAP else reduced
     writer = TileWriter(program, region, buffers, config, kept, reduced)
     writer.wide_columns = any(steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
