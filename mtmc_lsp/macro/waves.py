@@ -20,8 +20,8 @@ MOST_WAVES = 5
 """Full waves up to which it is worth trying: of more, what idles in the last one is little."""
 LEAST_RUN = 4
 """Blocks of K from which on a program's run of them is worth its start and the parts that it writes."""
-MOST_PLACES = 2**31
-"""Elements of all parts stay below, so that their offsets fit into 32 bits."""
+MOST_PROGRAMS = 8192
+"""Programs whose parts, of whatever tile, have offsets of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,4 @@ def stream_programs(program: Program, region: Region, config: Mapping[str, objec
         return []
     # Of small tiles a multiprocessor holds two programs, one of which loads while the other multiplies.
     numbers = (device.sm_count, 2 * device.sm_count)
-    return [number for number in numbers if waves.run(number) >= LEAST_RUN and fits(config, number)]
-
-
-def fits(config: Mapping[str, object], programs: int) -> bool:
-    """Whether offsets into the parts of so many programs fit into 32 bits."""
-    return 2 * programs * int(str(config["block_m"])) * int(str(config["block_n"])) < MOST_PLACES
+    return [number for number in numbers if waves.run(number) >= LEAST_RUN]

@@ -65,7 +65,7 @@ ILLEGAL: dict[str, tuple[dict[str, int | str | bool], ActionKind, dict[str, obje
     "in parts already": ({**PLAIN, "split_k": 2}, SPLIT, {"stream_k": 4}, "in parts of K already"),
     "in parts after it": ({**PLAIN, "stream_k": 4}, SPLIT, {"split_k": 2}, "share the last tiles' blocks of K already"),
     "persistent after it": ({**PLAIN, "stream_k": 4}, ActionKind.PERSIST, {"persist": 4}, "one piece of work after another"),
-    "far too many": (PLAIN, SPLIT, {"stream_k": 2**23}, "too many for offsets of 32 bits"),
+    "far too many": (PLAIN, SPLIT, {"stream_k": 8193}, "at most 8192 programs share"),
     "few rows": ({**PLAIN, "precision": PROMOTED, ONCE: 1}, SPLIT, {"stream_k": 4}, "walked in a way of its own"),
 }  # fmt: skip
 

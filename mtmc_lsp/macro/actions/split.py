@@ -6,10 +6,10 @@ exponentials below it) are associative and commutative over the reals, so parts 
 point it is a reassociation, always in the same order, without atomics.
 
 Products may also be split by stream-K: so many programs share the blocks of K of the tiles of the last wave evenly
-(:mod:`mtmc_lsp.micro.builtin.product_stream`). That is *legal* for any number of programs whose parts of tiles have offsets of
-32 bits, as blocks of K are cut nowhere else than they are between two steps of a tile's own sum; not where an operand is
-split as it is read for few rows of the other, whose sum is walked in a way of its own, nor of what is in parts of K already. It
-sums differently from tile to tile, but alike from call to call. What it brings is measured: a model only says where it may.
+(:mod:`mtmc_lsp.micro.builtin.product_stream`). That is *legal* for any number of programs up to :data:`MOST_PROGRAMS`, since a
+sum is cut between two of its steps only; not for a product with few rows whose other operand is split as it is read, which walks
+its sum in a way of its own, nor for one in parts of K already. Which sums are cut depends on the sizes of a call alone, so
+calls give the same bits again. What it brings is measured: the model only says where it may.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from mtmc_lsp.macro.few_rows import BOTH, ONCE
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
-from mtmc_lsp.macro.waves import Waves, fits, stream_programs
+from mtmc_lsp.macro.waves import MOST_PROGRAMS, Waves, stream_programs
 
 KEYS = {RegionKind.REDUCE: ("split", "block"), RegionKind.MATMUL: ("split_k", "block_k")}
 """The configuration's name for the number of parts, and for what a program takes at a time."""
@@ -154,9 +154,7 @@ def _streamed(program: Program, region: Region, plan: KernelPlan, action: MacroA
         )
     if int(config.get("split_k", 1)) > 1:
         raise IllegalAction("split: the product is in parts of K already")
-    if not fits(config, int(changes["stream_k"])):
-        raise IllegalAction(
-            f"split: the parts of {changes['stream_k']} programs would be too many for offsets of 32 bits"
-        )
+    if int(changes["stream_k"]) > MOST_PROGRAMS:
+        raise IllegalAction(f"split: at most {MOST_PROGRAMS} programs share the last tiles")
     kept = {name: value for name, value in config.items() if name != "persist"}
     return KernelPlan(plan.nodes, {**kept, **changes}, plan.recomputed)

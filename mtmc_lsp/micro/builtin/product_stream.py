@@ -96,7 +96,7 @@ class _StreamWriter(ProductWriter):
             f"blocks_m = tl.cdiv({self._size('M')}, {tall})",
             f"blocks_n = tl.cdiv({self._size('N')}, {wide})",
             f"tiles = blocks_m * blocks_n{batch}",
-            "# Of each wave but the last, which may not be full, a program has a tile; of the last one, a run of blocks of K.",
+            "# Each program has a tile of every wave but the last, which may not be full, and of its tiles a run of blocks of K.",
             "whole = (tiles - 1) // PROGRAMS * PROGRAMS",
             f"steps = {self._blocks_of_tile()}",
             "run = tl.cdiv((tiles - whole) * steps, PROGRAMS)",
