@@ -26,7 +26,15 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.persistence import one_tile_after_another, parted
-from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses, widened
+from mtmc_lsp.micro.builtin.product_axes import (
+    ProductAxes,
+    Tile,
+    int32_limit,
+    mask_needed,
+    operand_accesses,
+    tile_of_program,
+    widened,
+)
 from mtmc_lsp.micro.builtin.product_walks import Walk
 from mtmc_lsp.micro.builtin.split_operands import (
     Halves,
@@ -99,16 +107,6 @@ def operand_name(program: Program, region: Region, prim: str) -> str:
         if program.values[item.name, 0] == prim:
             return item.name
     return ""
-
-
-def tile_of_program(tall: str, wide: str) -> list[str]:
-    """Statements that say which tile the ``pid``-th program has, by the names of the tile's extents."""
-    return [
-        "first_m = pid // (GROUP_M * blocks_n) * GROUP_M",
-        "group_m = min(blocks_m - first_m, GROUP_M)",
-        f"m_start = (first_m + pid % group_m) * {tall}",
-        f"n_start = pid % (GROUP_M * blocks_n) // group_m * {wide}",
-    ]
 
 
 class ProductWriter:

@@ -23,8 +23,8 @@ from mtmc_lsp.micro.builtin.code import PRODUCT
 from mtmc_lsp.micro.builtin.descriptors import MAKE
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
-from mtmc_lsp.micro.builtin.product_axes import ProductAxes, mask_needed, widened
-from mtmc_lsp.micro.builtin.product_kernel import Config, ProductWriter, tile_of_program
+from mtmc_lsp.micro.builtin.product_axes import ProductAxes, mask_needed, tile_of_program, widened
+from mtmc_lsp.micro.builtin.product_kernel import Config, ProductWriter
 from mtmc_lsp.micro.builtin.product_split import COMBINED_M, COMBINED_N
 from mtmc_lsp.micro.builtin.product_walks import WalkOfRun
 from mtmc_lsp.micro.builtin.split_operands import Halves, name_sizes
