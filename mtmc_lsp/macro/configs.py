@@ -4,8 +4,9 @@ A configuration is a flat mapping. For tile kernels: ``rows`` (per program), ``b
 of columns), ``warps``, ``stages``. For products: ``block_m``, ``block_n``, ``block_k``, ``group_m``, ``warps``, ``stages``,
 ``precision``, ``once`` (:mod:`mtmc_lsp.macro.few_rows`), and ``tma``: hardware moves tiles of the operands; of convolutions also
 ``taps``: a block of K is a block of channels at one place of the window. Also ``split`` (parts of a reduction's columns) and
-``split_k`` (parts of a product's K), ``persist`` (programs that do one piece of work after another) and ``order`` (``columns``:
-an elementwise kernel's programs run along columns first).
+``split_k`` (parts of a product's K), ``stream_k`` (programs that share the blocks of K of a product's last wave of tiles:
+:mod:`mtmc_lsp.macro.waves`), ``persist`` (programs that do one piece of work after another) and ``order`` (``columns``: an
+elementwise kernel's programs run along columns first).
 """
 
 from __future__ import annotations

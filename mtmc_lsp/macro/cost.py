@@ -19,6 +19,7 @@ from mtmc_lsp.macro.orders import across, dense_axes, windows_along_columns
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form, product_in
+from mtmc_lsp.macro.waves import Waves, parts_bytes
 
 PASSES = {
     "layer_norm": 2, "group_norm": 3, "batch_norm": 3, "instance_norm": 3, "softmax": 2, "log_softmax": 2,
@@ -203,8 +204,18 @@ def _library_share(program: Program, node: Node) -> float:
     return FEW_CHANNELS * min(1.0, sized.n.value(graph.sizes) / FEW_CHANNELS_WIDTH)
 
 
-def kernel_cost(program: Program, region: Region, config: Mapping[str, object], device: Device) -> Cost:
-    """A region as one kernel (or as few kernels, where it is split)."""
+def kernel_cost(
+    program: Program, region: Region, config: Mapping[str, object], device: Device, *, waves: bool = False
+) -> Cost:
+    """A region as one kernel (or as few kernels, where it is split).
+
+    Args:
+        program: what the region is a part of.
+        region: what is computed.
+        config: how it runs.
+        device: what it runs on.
+        waves: whether what idles in a product's last wave of tiles counts, as it does between configurations of one product.
+    """
     if region.kind is RegionKind.RECURRENT:
         return _recurrent_cost(program, region, config, device)
     graph = program.graph
@@ -245,16 +256,20 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     busy = _parallelism(program, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
     launches = 1
+    stream = 0.0
     split, split_share = 0.0, 1.0
     moved = reads * passes + written
     if region.kind is RegionKind.MATMUL:
-        rate *= busy * (ONCE_SHARE if ONCE in config else 1.0)
+        rate *= Waves.of(program, region, config).busy(config, device) if waves else busy
+        rate *= ONCE_SHARE if ONCE in config else 1.0
         split, split_share = _split_pass(program, region, config, device)
         launches += split > 0
         pieces = int(str(config.get("split_k", 1)))
         if pieces > 1:
             launches += 1
             moved += 2.0 * pieces * ITEMSIZE["float32"] * product(tuple(a.size for a in region.kept)).value(graph.sizes)
+        stream = parts_bytes(program, region, config)
+        launches += stream > 0
     elif parts > 1:
         launches += 1 + _varies_along_columns(program, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
@@ -263,9 +278,10 @@ def kernel_cost(program: Program, region: Region, config: Mapping[str, object], 
     time = max(time, (1 + again) * _folded_bytes(program, region) / (L1_BYTES * caches) * 1e6)
     if region.kind is RegionKind.MATMUL:
         time += loads_apart_us(program, region, config, device)
+        time += _time(stream, 0.0, device, rate, TRITON_EFFICIENCY)
     # What is split is split before the product begins.
     time += _time(split, 0.0, device, rate, TRITON_EFFICIENCY * split_share)
-    return Cost(moved + split, flops, time + device.launch_us * launches)
+    return Cost(moved + stream + split, flops, time + device.launch_us * launches)
 
 
 def _split_pass(program: Program, region: Region, config: Mapping[str, object], device: Device) -> tuple[float, float]:
@@ -421,10 +437,9 @@ def programs_of(program: Program, region: Region, config: Mapping[str, object]) 
         return -(-size // max(1, int(str(config.get(block, 1)))))
 
     if region.kind is RegionKind.MATMUL:
-        own = product_in(program, region)
-        sized = ProductSizes.of(program.prims, own)
-        m, n, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.batch))
-        return batch * blocks(m, "block_m") * blocks(n, "block_n") * int(str(config.get("split_k", 1)))
+        if config.get("stream_k"):
+            return int(str(config["stream_k"]))
+        return Waves.of(program, region, config).tiles * int(str(config.get("split_k", 1)))
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
         rows = region.rows.value(sizes) // max(1, columns)

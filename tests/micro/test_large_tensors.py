@@ -94,6 +94,8 @@ FAR = {
     "a batch, a transposed operand": ("a=F[B,M,N] b=F[B,M,N] B=2 N=20 M=30", "a.mT @ b", {"precision": "ieee"}),
     "tile after tile": ("a=F[N,M] b=F[M,N] N=20 M=30", "a @ b", {"precision": "ieee", "persist": 2}),
     "parts along K": ("a=F[N,M] b=F[M,N] N=20 M=300", "a @ b", {"precision": "ieee", "split_k": 2}),
+    "last tiles shared": ("a=F[N,M] b=F[M,N] N=20 M=30", "torch.relu(a @ b)", {"precision": "ieee", "stream_k": 3}),
+    "halves, last tiles shared": ("a=F[N,M] b=F[M,N] N=40 M=30", "a @ b", {"precision": "fp16x3", "stream_k": 3}),
     "halves": ("a=F[N,M] b=F[M,N] N=40 M=30", "a @ b", {"precision": "fp16x3"}),
     "halves, in short pieces": ("a=F[N,M] b=F[M,40] N=40 M=30", "a @ b", {"precision": "fp16x3-short"}),
     "halves, tiles moved by hardware": ("a=F[N,M] b=F[M,N] N=40 M=30", "a @ b", {"precision": "fp16x3", "tma": True}),

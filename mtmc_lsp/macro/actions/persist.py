@@ -100,6 +100,8 @@ def _check(region: Region, config: Config) -> None:
         raise IllegalAction("persist: attention's programs differ in length; the device shares them out better")
     if int(config.get("split", 1)) > 1 or int(config.get("split_k", 1)) > 1:
         raise IllegalAction("persist: a split kernel has few pieces for many programs already")
+    if config.get("stream_k"):
+        raise IllegalAction("persist: programs that share the last tiles do one piece of work after another already")
     if not region.kept:
         raise IllegalAction("persist: there are no rows to do one after another")
     if config.get("order") == "columns":

@@ -111,7 +111,7 @@ def _alone(program: Program, region: Region, config: Config) -> str:
         return f"the launches of {region.kind.value} kernels are their own"
     if config.get("persist"):
         return "a persistent kernel fills the device by itself"
-    if int(config.get("split", 1)) > 1 or int(config.get("split_k", 1)) > 1:
+    if int(config.get("split", 1)) > 1 or int(config.get("split_k", 1)) > 1 or config.get("stream_k"):
         return "a split kernel is several launches"
     if region.kind is RegionKind.MATMUL and config.get("precision") in HALVES:
         own = product_in(program, region)

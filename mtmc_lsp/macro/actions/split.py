@@ -4,6 +4,12 @@
 empty. Sum, product, minimum, maximum, logical and/or, arg-reductions and the online softmax pair (maximum, sum of
 exponentials below it) are associative and commutative over the reals, so parts may be combined in any order; for floating
 point it is a reassociation, always in the same order, without atomics.
+
+Products may also be split by stream-K: so many programs share the blocks of K of the tiles of the last wave evenly
+(:mod:`mtmc_lsp.micro.builtin.product_stream`). That is *legal* for any number of programs up to :data:`MOST_PROGRAMS`, since a
+sum is cut between two of its steps only; not for a product with few rows whose other operand is split as it is read, which walks
+its sum in a way of its own, nor for one in parts of K already. Which sums are cut depends on the sizes of a call alone, so
+calls give the same bits again. What it brings is measured: the model only says where it may.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from collections.abc import Iterable
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.macro.actions.base import (
+    Config,
     IllegalAction,
     Situation,
     config_of,
@@ -25,18 +32,23 @@ from mtmc_lsp.macro.actions.base import (
     where,
     whole_numbers,
 )
+from mtmc_lsp.macro.actions.tuning import measured_choice
 from mtmc_lsp.macro.configs import split_parts, split_product_parts
 from mtmc_lsp.macro.cost import kernel_cost, programs_of
+from mtmc_lsp.macro.few_rows import BOTH, ONCE
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
+from mtmc_lsp.macro.waves import MOST_PROGRAMS, Waves, stream_programs
 
 KEYS = {RegionKind.REDUCE: ("split", "block"), RegionKind.MATMUL: ("split_k", "block_k")}
 """The configuration's name for the number of parts, and for what a program takes at a time."""
+LEAST_GAIN = 0.03
+"""Part of a product's time that stream-K must be expected to save to be worth measuring."""
 
 
 class Split:
-    """Two passes over few long rows, or split-K."""
+    """Two passes over few long rows, split-K, or stream-K."""
 
     kind = ActionKind.SPLIT
 
@@ -46,6 +58,8 @@ class Split:
         program = program_for(graph, schedule)
         region = region_of(program, plan)
         changes = config_of(action)
+        if "stream_k" in changes:
+            return schedule.with_kernel(_streamed(program, region, plan, action))
         if region.kind not in KEYS or set(changes) - {KEYS[region.kind][0], "block", "warps", "persist"}:
             raise IllegalAction(f"split: a {kind_word(region.kind)} kernel has no such parts")
         if schedule.shares_launch(plan):
@@ -53,6 +67,8 @@ class Split:
         name, block = KEYS[region.kind]
         whole_numbers(action, {key: changes[key] for key in (name, "block", "warps") if key in changes})
         config = {**current_config(program, region, plan), **changes}
+        if config.get("stream_k"):
+            raise IllegalAction("split: programs share the last tiles' blocks of K already")
         most = region.columns.value(program.graph.sizes)
         if int(config[name]) > max(1, -(-most // int(config[block]))):
             raise IllegalAction(f"split: {config[name]} parts of {most} would leave some empty")
@@ -64,11 +80,13 @@ class Split:
         for plan, region in situation.kernels():
             if region.kind in KEYS and not situation.schedule.shares_launch(plan):
                 yield from self._for(situation, program, plan, region)
+            if region.kind is RegionKind.MATMUL and situation.measured:
+                yield from self._stream(situation, program, plan, region)
 
     def _for(self, situation: Situation, program: Program, plan: KernelPlan, region: Region) -> Iterable[MacroAction]:
         name, _ = KEYS[region.kind]
         config = current_config(program, region, plan)
-        if int(config.get(name, 1)) > 1:
+        if int(config.get(name, 1)) > 1 or config.get("stream_k"):
             return
         if region.kind is RegionKind.REDUCE:
             changes = split_parts(program, region, config)
@@ -96,3 +114,49 @@ class Split:
             expected=expected(before, after),
             text=f"split the {kind_word(region.kind)} kernel of {place} into {changes[name]} parts",
         )
+
+    def _stream(
+        self, situation: Situation, program: Program, plan: KernelPlan, region: Region
+    ) -> Iterable[MacroAction]:
+        """Stream-K, where tiles leave much of the last wave empty and the model says that sharing them may pay."""
+        config, device = current_config(program, region, plan), situation.device
+        before = kernel_cost(program, region, config, device, waves=True)
+        gains: dict[int, float] = {}
+        for number in stream_programs(program, region, config, device):
+            after = kernel_cost(program, region, {**config, "stream_k": number}, device, waves=True)
+            gains[number] = 1.0 - after.us / before.us
+        variants: list[Config] = [{"stream_k": number} for number, gain in gains.items() if gain > LEAST_GAIN]
+        if not variants:
+            return
+        _, place = where(program, region.nodes)
+        tiles = Waves.of(program, region, config).tiles
+        yield from measured_choice(
+            situation,
+            plan,
+            region,
+            self.kind,
+            variants,
+            max(gains.values()),
+            f"share the last tiles of the product kernel of {place} evenly",
+            f"{tiles} tiles on {device.sm_count} multiprocessors leave part of them idle in the last wave. So a fixed number of "
+            "programs compute whole waves of tiles, and share the sums of the tiles that are left evenly; a second kernel adds "
+            f"the parts. Numbers of programs to be measured: {', '.join(str(choice['stream_k']) for choice in variants)}.",
+        )
+
+
+def _streamed(program: Program, region: Region, plan: KernelPlan, action: MacroAction) -> KernelPlan:
+    """The kernel by stream-K; it is persistent anyway."""
+    changes, config = config_of(action), current_config(program, region, plan)
+    if region.kind is not RegionKind.MATMUL or set(changes) != {"stream_k"}:
+        raise IllegalAction(f"split: a {kind_word(region.kind)} kernel has no such programs")
+    whole_numbers(action, changes, powers=False)
+    if config.get(ONCE, BOTH) != BOTH:
+        raise IllegalAction(
+            "split: an operand that is split as it is read has a sum that is walked in a way of its own"
+        )
+    if int(config.get("split_k", 1)) > 1:
+        raise IllegalAction("split: the product is in parts of K already")
+    if int(changes["stream_k"]) > MOST_PROGRAMS:
+        raise IllegalAction(f"split: at most {MOST_PROGRAMS} programs share the last tiles")
+    kept = {name: value for name, value in config.items() if name != "persist"}
+    return KernelPlan(plan.nodes, {**kept, **changes}, plan.recomputed)

@@ -38,6 +38,7 @@ from mtmc_lsp.micro.builtin.naming import identifier, value_name
 from mtmc_lsp.micro.builtin.product_kernel import whole_product, write_product_kernels
 from mtmc_lsp.micro.builtin.product_once import write_product_read_once
 from mtmc_lsp.micro.builtin.product_split import write_split_product
+from mtmc_lsp.micro.builtin.product_stream import write_stream_product
 from mtmc_lsp.micro.builtin.recurrent_steps import RecurrentSteps
 from mtmc_lsp.micro.builtin.sharing import SharedKernels
 from mtmc_lsp.micro.builtin.side_by_side import side_by_side
@@ -173,7 +174,11 @@ def _write_kernels(
     if region.kind is RegionKind.MATMUL:
         if config.get(ONCE, BOTH) != BOTH:
             return write_product_read_once(program, region, launcher.buffers, config, name, docstring)
-        finished = write_split_product if int(config.get("split_k", 1)) > 1 else whole_product
+        finished = whole_product
+        if int(config.get("split_k", 1)) > 1:
+            finished = write_split_product
+        elif config.get("stream_k"):
+            finished = write_stream_product
         kernels = write_product_kernels(program, region, launcher.buffers, config, name, docstring, finished)
         if all(launcher.may_be_described(kernel) for kernel in kernels):
             return kernels
@@ -215,6 +220,8 @@ def _how(region: Region, config: Mapping[str, int | str | bool]) -> str:
         return "Many programs share each row, and combine what the kernels before found for each part of it"
     if region.kind is RegionKind.MATMUL and int(config.get("split_k", 1)) > 1:
         return "The sums of all parts of K are added; what surrounds the product is done on the tile in registers"
+    if region.kind is RegionKind.MATMUL and config.get("stream_k"):
+        return "The parts of the tiles that programs share are added; what surrounds the product is done on the tile in registers"
     how = HOW[region.kind]
     return f"{how}, one piece of work after another" if config.get("persist") else how
 

@@ -74,6 +74,8 @@ class Launcher:
         """Variables of tensors with memory of their own."""
         self.aligned: dict[str, None] = {}
         """Inputs of which descriptors are made: where these begin, the guard must ask."""
+        self._written: dict[Ref, str] = {}
+        """The variable of each value that a kernel writes."""
         self._storage: dict[str, str] = {}
         """The variable whose memory each view shows."""
 
@@ -176,6 +178,12 @@ class Launcher:
         holders = (self.holders[prim] for prim in kernel.described)
         return all(holder in self._allocated or holder in self.input_names.values() for holder in holders)
 
+    def _output(self, ref: Ref, regions: Sequence[Region]) -> str:
+        """The variable of the tensor that a kernel writes: several kernels may each write a part of it."""
+        if ref not in self._written:
+            self._written[ref] = self._in_place(ref, regions) or self.allocate(ref)
+        return self._written[ref]
+
     def _in_place(self, ref: Ref, regions: Sequence[Region]) -> str:
         """The input that a value may be written into at once; empty where it needs memory of its own."""
         graph = self.program.graph
@@ -200,7 +208,7 @@ class Launcher:
             self.uses_seed = True
         arguments = [("seed" if prim == "seed" else self.holders[prim]) for _, prim in kernel.tensors]
         arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
-        arguments += [self._in_place(ref, regions) or self.allocate(ref) for _, ref in kernel.outputs]
+        arguments += [self._output(ref, regions) for _, ref in kernel.outputs]
         arguments += [self._allocate_scratch(scratch) for _, scratch in kernel.scratch_written]
         local = {}
         used = f"{kernel.grid} {kernel.dynamic} {kernel.numbers}"

@@ -187,6 +187,16 @@ def operand_accesses(
     return probe.expressions.accesses
 
 
+def tile_of_program(tall: str, wide: str) -> list[str]:
+    """Statements that say which tile the ``pid``-th program has, by the names of the tile's extents."""
+    return [
+        "first_m = pid // (GROUP_M * blocks_n) * GROUP_M",
+        "group_m = min(blocks_m - first_m, GROUP_M)",
+        f"m_start = (first_m + pid % group_m) * {tall}",
+        f"n_start = pid % (GROUP_M * blocks_n) // group_m * {wide}",
+    ]
+
+
 def int32_limit(size: Size) -> str:
     """The guard's condition under which offsets below ``size`` fit in 32 bits."""
     return f"{size} < 2147483648"

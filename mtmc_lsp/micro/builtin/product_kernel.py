@@ -26,7 +26,16 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.persistence import one_tile_after_another, parted
-from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, mask_needed, operand_accesses, widened
+from mtmc_lsp.micro.builtin.product_axes import (
+    ProductAxes,
+    Tile,
+    int32_limit,
+    mask_needed,
+    operand_accesses,
+    tile_of_program,
+    widened,
+)
+from mtmc_lsp.micro.builtin.product_walks import Walk
 from mtmc_lsp.micro.builtin.split_operands import (
     Halves,
     one_piece,
@@ -118,7 +127,7 @@ class ProductWriter:
         """Whether offsets inside one matrix take 64 bits."""
         self.many = axes.are_wide(self._numbers())
         """Whether the numbers of rows or columns do."""
-        self.parameters = Parameters(axes.program, buffers, PRODUCT_NAMES)
+        self.parameters = Parameters(axes.program, buffers, self._reserved)
         self.parameters.wide = self.wide
         if axes.taps:
             # Only of channels whose number it knows can the compiler see that neighbours along K are neighbours in memory.
@@ -141,6 +150,8 @@ class ProductWriter:
         return {side: operand for side, operand in found.items() if operand is not None}
 
     _sum_shape = "[BLOCK_M, BLOCK_N]"
+    _walk = Walk()
+    _reserved = PRODUCT_NAMES
 
     @property
     def _sum_dtype(self) -> str:
@@ -151,15 +162,8 @@ class ProductWriter:
 
     def kernel(self, name: str, docstring: str) -> Kernel:
         """The finished kernel."""
-        self._program_order()
-        self.lines.append(f"acc = tl.zeros({self._sum_shape}, {TRITON_DTYPES[self._sum_dtype]})")
-        if self.halves is not None:
-            self._loop_over_halves()
-        else:
-            self._loop()
-        self._finish()
+        self._body()
         blocks = self._blocks()
-        grid = [f"{blocks_text('n_m', blocks['BLOCK_M'])} * ({blocks_text('n_n', blocks['BLOCK_N'])})"]
         sizes = {"n_m": self.axes.sizes["M"], "n_n": self.axes.sizes["N"]}
         dynamic: dict[str, str] = {}
         if self.halves:
@@ -167,18 +171,14 @@ class ProductWriter:
             if self.config["precision"] in SPLIT_BEFORE:
                 dynamic = one_piece(self.axes, self.halves[0], self.config)
         if self.axes.batch:
-            grid.append("n_batch")
             sizes["n_batch"] = self.axes.n_batch
-        if self.config.get("persist"):
-            grid[0] = f"min({self.config['persist']}, {grid[0]})"
-            self.lines = one_tile_after_another(self.lines)
         return assemble(
             name,
             self.parameters,
             blocks,
             docstring,
             self.lines,
-            grid=(*grid, *self._more_grid()),
+            grid=self._grid(blocks),
             grid_sizes=sizes,
             num_warps=int(self.config["warps"]),
             num_stages=int(self.config["stages"]),
@@ -188,6 +188,29 @@ class ProductWriter:
             scratch_written=self._scratch_written(),
             described=tuple(operand.prim for operand in self.tiles.values()),
         )
+
+    def _body(self) -> None:
+        """Write all statements."""
+        self._program_order()
+        self._product()
+        if self.config.get("persist"):
+            self.lines = one_tile_after_another(self.lines)
+
+    def _product(self) -> None:
+        """What is done with the tile at ``m`` and ``n``."""
+        self.lines.append(f"acc = tl.zeros({self._sum_shape}, {TRITON_DTYPES[self._sum_dtype]})")
+        if self.halves is not None:
+            self._loop_over_halves()
+        else:
+            self._loop()
+        self._finish()
+
+    def _grid(self, blocks: Mapping[str, int]) -> tuple[str, ...]:
+        """Tiles and batch, and what a subclass has behind them."""
+        tiles = f"{blocks_text('n_m', blocks['BLOCK_M'])} * ({blocks_text('n_n', blocks['BLOCK_N'])})"
+        if self.config.get("persist"):
+            tiles = f"min({self.config['persist']}, {tiles})"
+        return (tiles, *(["n_batch"] if self.axes.batch else []), *self._more_grid())
 
     def _blocks(self) -> dict[str, int]:
         blocks = {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
@@ -214,7 +237,7 @@ class ProductWriter:
         for half, scale in zip(self.halves, self.scales, strict=True):
             row, is_row = "mn"[half.side], half.side == 0
             batch = f"batch * {self._size(row.upper())} + " if self.axes.batch else ""
-            mask = f", mask={row}_mask, other=0.0" if self._mask(row, f"block_{row}", rows=is_row) else ""
+            mask = f", mask={row}_mask, other=0.0" if self._mask(row, rows=is_row) else ""
             self.lines.append(f"acc *= tl.load({scale} + {batch}{row}{mask})")
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
@@ -255,23 +278,26 @@ class ProductWriter:
             f"pid = {widened('tl.program_id(0)', wide=self.many)}",
             f"blocks_m = tl.cdiv({m}, BLOCK_M)",
             f"blocks_n = tl.cdiv({n}, BLOCK_N)",
-            "first_m = pid // (GROUP_M * blocks_n) * GROUP_M",
-            "group_m = min(blocks_m - first_m, GROUP_M)",
-            "m_start = (first_m + pid % group_m) * BLOCK_M",
-            "n_start = pid % (GROUP_M * blocks_n) // group_m * BLOCK_N",
+            *tile_of_program("BLOCK_M", "BLOCK_N"),
             "m = (m_start + tl.arange(0, BLOCK_M))[:, None]",
             "n = (n_start + tl.arange(0, BLOCK_N))[None, :]",
         ]
         if self.axes.batch:
             self.lines.append("batch = tl.program_id(1).to(tl.int64)")
-        for name, block in (("m", "block_m"), ("n", "block_n")):
-            if mask_needed(self.axes.sizes[name.upper()], int(self.config[block])):
+        self._masks()
+
+    def _masks(self) -> None:
+        """Name the conditions under which rows and columns are there."""
+        for name in "mn":
+            if self._sticks_out(name):
                 self.lines.append(f"{name}_mask = {name} < {self._size(name.upper())}")
 
-    def _mask(self, name: str, block: str, *, rows: bool) -> list[Mask]:
-        if not mask_needed(self.axes.sizes[name.upper()], int(self.config[block])):
-            return []
-        return [Mask(f"{name}_mask", rows, not rows)]
+    def _sticks_out(self, name: str) -> bool:
+        """Whether rows (or columns) of some tile are not there."""
+        return mask_needed(self.axes.sizes[name.upper()], int(self.config[f"block_{name}"]))
+
+    def _mask(self, name: str, *, rows: bool) -> list[Mask]:
+        return [Mask(f"{name}_mask", rows, not rows)] if self._sticks_out(name) else []
 
     def _loop(self) -> None:
         """One block of K after the other, operands read (and computed) in place."""
@@ -284,7 +310,7 @@ class ProductWriter:
         masked = mask_needed(depth, int(self.config["block_k"]))
         k_row, k_column = "k[None, :]", "k[:, None]"
         inside_a, inside_b = (f"({at} < {k_size})" if masked else "" for at in (k_row, k_column))
-        masks_a, masks_b = self._mask("m", "block_m", rows=True), self._mask("n", "block_n", rows=False)
+        masks_a, masks_b = self._mask("m", rows=True), self._mask("n", rows=False)
         if masked:
             masks_a = [*masks_a, Mask(inside_a, False, True)]
             masks_b = [Mask(inside_b, True, False), *masks_b]
@@ -313,13 +339,13 @@ class ProductWriter:
                 "# A block of K is a block of channels at one place of the window.",
                 f"blocks_k = tl.cdiv({k_size}, BLOCK_K)",
             ]
-            head = f"for step in range(0, {n_taps} * blocks_k):"
+            head = f"for step in {self._walk.steps(f'{n_taps} * blocks_k')}:"
             first = [
                 f"tap = {widened('step // blocks_k', wide=self.wide)}",
                 "k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)",
             ]
         else:
-            head = f"for start in range(0, {k_size}, BLOCK_K):"
+            head = f"for start in {self._walk.places(k_size)}:"
             first = ["k = start + tl.arange(0, BLOCK_K)"] if len(self.tiles) < len(operands) else []
         before, inside = parted([*body, *dots], {"tap", "k", "start"})
         self.lines += [*before, head, *(f"    {line}" for line in [*first, *inside])]
@@ -368,10 +394,10 @@ class ProductWriter:
     def _loop_over_halves(self) -> None:
         assert self.halves is not None
         left, right = self.halves
-        self.lines += walk_halves(self.axes, self.parameters, (left, right), self.scratch, self.config)
+        self.lines += walk_halves(self.axes, self.parameters, (left, right), self.scratch, self.config, self._walk)
 
     def _epilogue(self) -> None:
-        masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)
+        masks = self._mask("m", rows=True) + self._mask("n", rows=False)
         masks += self._cropped()
         known = {self.axes.prim.name: Code("acc", self._sum_dtype, True, True)}
         accesses: list[Index] = []

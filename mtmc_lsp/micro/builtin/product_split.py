@@ -5,7 +5,6 @@ For few tiles with a long K, where one program per tile would leave most of the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import compute_dtype
@@ -14,10 +13,9 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, int32_limit, widened
 from mtmc_lsp.micro.builtin.product_kernel import Config, ProductWriter
+from mtmc_lsp.micro.builtin.product_walks import WalkOfPart
 from mtmc_lsp.micro.builtin.split_operands import Halves
 
-_EVERY_BLOCK = r"in range(piece * BLOCK_K, \1, PARTS * BLOCK_K)"
-_EVERY_STEP = r"in range(piece, \1, PARTS)"
 COMBINED_M, COMBINED_N = 32, 64
 """Largest tile of the second kernel: small, so that few results still make many programs."""
 
@@ -78,7 +76,7 @@ class _SplitWriter(ProductWriter):
         return f"{self.pointer} + {widened(piece, wide=self.wide_sums)} * {total} + {batch}{m} * {n} + n"
 
     def _mask_text(self) -> str:
-        masks = self._mask("m", "block_m", rows=True) + self._mask("n", "block_n", rows=False)
+        masks = self._mask("m", rows=True) + self._mask("n", rows=False)
         return f", mask={' & '.join(mask.text for mask in masks)}" if masks else ""
 
     def _limits(self) -> tuple[str, ...]:
@@ -89,26 +87,11 @@ class _SplitWriter(ProductWriter):
 class _PartWriter(_SplitWriter):
     """Sums every ``PARTS``-th block of K."""
 
+    _walk = WalkOfPart()
+
     def _program_order(self) -> None:
         super()._program_order()
         self.lines.append(f"piece = tl.program_id({2 if self.axes.batch else 1})")
-
-    def _loop(self) -> None:
-        before = len(self.lines)
-        super()._loop()
-        self._share(before)
-
-    def _loop_over_halves(self) -> None:
-        before = len(self.lines)
-        super()._loop_over_halves()
-        self._share(before)
-
-    def _share(self, first: int) -> None:
-        """Of each loop written since line ``first``, every ``PARTS``-th step only."""
-        for i in range(first, len(self.lines)):
-            self.lines[i] = re.sub(r"in range\(0, ([^,]+), BLOCK_K\)", _EVERY_BLOCK, self.lines[i])
-            self.lines[i] = re.sub(r"in range\(0, ([^,]+)\)", _EVERY_STEP, self.lines[i])
-            self.lines[i] = self.lines[i].replace("start // BLOCK_K", "start // (PARTS * BLOCK_K)")
 
     def _finish(self) -> None:
         self.lines.append(f"tl.store({self._place('piece')}, acc{self._mask_text()})")

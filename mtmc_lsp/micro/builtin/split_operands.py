@@ -31,6 +31,7 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES, Names
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, operand_accesses
+from mtmc_lsp.micro.builtin.product_walks import Walk
 from mtmc_lsp.micro.builtin.side_by_side import side_by_side
 
 MOST_TOGETHER = 2**24
@@ -257,6 +258,7 @@ def walk_halves(
     operands: tuple[Halves, Halves],
     values: Sequence[str],
     config: Mapping[str, int | str | bool],
+    walk: Walk,
 ) -> list[str]:
     """Statements of the product's loops: the small terms first, so that little of them is rounded away.
 
@@ -266,6 +268,7 @@ def walk_halves(
         operands: the left one and the right one.
         values: the pointers to their halves.
         config: the product's.
+        walk: which blocks of K the program takes.
     """
     for size_name, half in zip("MN", operands, strict=True):
         name_sizes(parameters, size_name, half)
@@ -277,21 +280,22 @@ def walk_halves(
         loads = [f"{tile} = {load(side, starts[side])}" for side, tile in enumerate(tiles)]
         return [*loads, f"{total} = tl.dot({', '.join(tiles)}, {total})"]
 
-    lines += ["# low*high and high*low in one walk.", f"for start in range(0, 2 * {pad}, BLOCK_K):"]
+    lines += ["# low*high and high*low in one walk.", *walk.both_halves(pad)]
     lines += [f"    {line}" for line in step(("start", "start"), "acc")]
     high = (f"{pad} + start", "start")
-    whole = [f"for start in range(0, {pad}, BLOCK_K):", *(f"    {line}" for line in step(high, "acc"))]
+    along = f"for start in {walk.places(pad)}:"
+    whole = [along, *(f"    {line}" for line in step(high, "acc"))]
     if _is_one_piece(operands[0], config):
         return [*lines, "# Then high*high.", *whole]
     body = [
         *step(high, "part"),
-        "if (start // BLOCK_K + 1) % PIECE == 0:",
+        f"if ({walk.number} + 1) % PIECE == 0:",
         "    acc += part",
         f"    part = {ZEROS}",
     ]
     pieces = [
         f"part = {ZEROS}",
-        f"for start in range(0, {pad}, BLOCK_K):",
+        along,
         *(f"    {line}" for line in body),
         "acc += part",
     ]
@@ -321,7 +325,7 @@ def _is_one_piece(halves: Halves, config: Mapping[str, int | str | bool]) -> boo
 def one_piece(axes: ProductAxes, halves: Halves, config: Mapping[str, int | str | bool]) -> dict[str, str]:
     """The constant by which the launcher says whether K is one piece, where it is in the workload and need not be in a call."""
     now, most = halves.k_pad.value(axes.program.graph.sizes), PIECES[str(config["precision"])]
-    asked = not halves.k_pad.is_constant and now <= most and "split_k" not in config
+    asked = not halves.k_pad.is_constant and now <= most and not {"split_k", "stream_k"} & set(config)
     return {"ONE_PIECE": f"k_pad <= {most}"} if asked else {}
 
 
