@@ -18,6 +18,9 @@ from mtmc_lsp.macro.schedule import Schedule
 COPIES = frozenset({"clone", "contiguous"})
 """Operations that bring the elements of a view into an order of their own."""
 
+MANY_REGIONS = 2000
+"""Sets of nodes from whose number on no fusion is grown from nodes that another has already; a network of 100 nodes has some hundred."""
+
 LEAST_HANDED_US = 0.5
 """A smaller predicted gain is no reason to move a node from one kernel to the next."""
 
@@ -86,14 +89,19 @@ class FusionSearch:
             near: nodes from one of which each fusion grows; all nodes where it is None.
         """
         found: list[Fusion] = []
+        inside: set[str] = set()
         for seed in self._seeds():
             if near is not None and not seed & set(near):
+                continue
+            if len(self._regions) > MANY_REGIONS and seed <= inside:
+                # Of a long chain, as a loop over time steps written out is, each node would grow to most of it.
                 continue
             if seed not in self._grown:
                 self._grown[seed] = self._grow(seed)
             fusion = self._grown[seed]
             if fusion is not None and fusion.saved_us > 0:
                 found.append(fusion)
+                inside |= fusion.nodes
         found.sort(key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
         chosen: list[Fusion] = []
         taken: set[str] = set()

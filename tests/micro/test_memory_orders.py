@@ -8,6 +8,7 @@ import pytest
 
 from mtmc_lsp.macro.configs import default_config, variants
 from mtmc_lsp.macro.orders import across
+from mtmc_lsp.micro.builtin.code import blocks_text
 from tests.macro.situations import region_and_program
 from tests.micro.harness import fused, verified
 
@@ -86,3 +87,10 @@ def test_tiles_are_no_larger_than_the_axes(captured) -> None:
     for config in (default_config(program, region), *variants(program, region, default_config(program, region))):
         assert int(config["rows"]) <= 32
         assert int(config["block"]) <= 64, "seven by nine places"
+
+
+@pytest.mark.parametrize(("rows", "outer"), [(1, 1), (228, 55), (64, 3), (65, 7)])
+def test_a_launch_has_a_program_for_each_block_of_each_group(rows: int, outer: int) -> None:
+    for block in (1, 2, 64):
+        programs = eval(f"{blocks_text('n_rows', block)} * n_outer", {"n_rows": rows, "n_outer": outer})
+        assert programs == outer * -(-rows // block)

@@ -58,12 +58,12 @@ class Split:
         program = program_for(graph, schedule)
         region = region_of(program, plan)
         changes = config_of(action)
+        if schedule.shares_launch(plan):
+            raise IllegalAction("split: the launch runs other kernels too")
         if "stream_k" in changes:
             return schedule.with_kernel(_streamed(program, region, plan, action))
         if region.kind not in KEYS or set(changes) - {KEYS[region.kind][0], "block", "warps", "persist"}:
             raise IllegalAction(f"split: a {kind_word(region.kind)} kernel has no such parts")
-        if schedule.shares_launch(plan):
-            raise IllegalAction("split: the launch runs other kernels too")
         name, block = KEYS[region.kind]
         whole_numbers(action, {key: changes[key] for key in (name, "block", "warps") if key in changes})
         config = {**current_config(program, region, plan), **changes}

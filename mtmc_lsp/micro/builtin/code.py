@@ -62,7 +62,10 @@ def call_text(function: str, arguments: Sequence[str], indent: str = "") -> str:
 
 
 def blocks_text(size: str, block: int) -> str:
-    """How many blocks a size has, as the launcher's Python; ``triton.cdiv`` takes the host microseconds."""
+    """How many blocks a size has, as the launcher's Python; ``triton.cdiv`` takes the host microseconds.
+
+    It ends with a division: what it is multiplied by stands behind it.
+    """
     whole = size if size.isidentifier() else f"({size})"
     return whole if block == 1 else f"({whole} + {block - 1}) // {block}"
 

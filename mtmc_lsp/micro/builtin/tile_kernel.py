@@ -307,7 +307,7 @@ class TileWriter(ReducingTile):
         grid: list[str] = []
         if self.has_rows:
             blocks = blocks_text("n_rows", self.rows_per_program)
-            grid.append(f"n_outer * {blocks}" if self.outer_groups else blocks)
+            grid.append(f"{blocks} * n_outer" if self.outer_groups else blocks)
             sizes["n_rows"] = self.n_rows
             if self.outer_groups:
                 sizes["n_outer"] = self.n_outer
