@@ -80,10 +80,22 @@ def awkward_sizes(value: Any, *, numbers: bool) -> Iterator[Any]:
         numbers: whether numbers that are no sizes of a tensor count too.
     """
     for item in value if isinstance(value, (tuple, list)) else [value]:
-        sizes = (*item.shape, *item.stride()) if isinstance(item, torch.Tensor) else [item] if numbers else []
-        for size in sizes:
-            if isinstance(size, torch.SymInt) and not is_polynomial(size.node.expr):
-                yield size.node.expr
+        sizes = item.shape if isinstance(item, torch.Tensor) else [item] if numbers else []
+        steps = item.stride() if isinstance(item, torch.Tensor) else ()
+        found = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
+        found += [step_of(step.node.expr) for step in steps if isinstance(step, torch.SymInt)]
+        for expression in found:
+            if not is_polynomial(expression):
+                yield expression
+
+
+@lru_cache(maxsize=4096)
+def step_of(expression: Any) -> Any:
+    """A stride without the floor of 1 that torch puts under sizes in it: where that counts, there is nothing to step over."""
+    return expression.replace(
+        lambda part: type(part).__name__ == "Max" and len(part.args) == 2 and sympy.Integer(1) in part.args,
+        lambda part: next(argument for argument in part.args if argument != 1),
+    )
 
 
 def blamed(expression: Any, own: Set[str], parameters: Set[str], values: Mapping[str, int]) -> set[str]:

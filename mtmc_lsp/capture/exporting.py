@@ -15,7 +15,7 @@ import torch.fx.proxy
 from torch.export import Dim, export
 from torch.export.graph_signature import OutputKind
 
-from mtmc_lsp.capture.awkward import AwkwardSize, Watch, awkward_sizes, blamed, is_symbol, symbols_of
+from mtmc_lsp.capture.awkward import AwkwardSize, Watch, awkward_sizes, blamed, is_symbol, step_of, symbols_of
 from mtmc_lsp.capture.expanding import expansions
 from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
@@ -297,7 +297,10 @@ class _Reader:
         """A dimension as our size."""
         if isinstance(value, int):
             return Size.of(value)
-        parsed = Size.parse(str(value.node.expr))
+        return self._named(value.node.expr)
+
+    def _named(self, expression: Any) -> Size:
+        parsed = Size.parse(str(expression))
         return parsed.substitute({symbol: Size.symbol(name) for symbol, name in self.names.items()})
 
     def type(self, value: torch.Tensor) -> TensorType:
@@ -305,8 +308,14 @@ class _Reader:
         return TensorType(
             tuple(self.size(s) for s in value.shape),
             str(value.dtype).removeprefix("torch."),
-            tuple(self.size(s) for s in value.stride()),
+            tuple(self._step(s) for s in value.stride()),
         )
+
+    def _step(self, value: Any) -> Size:
+        """A stride as our size."""
+        if isinstance(value, int):
+            return Size.of(value)
+        return self._named(step_of(value.node.expr))
 
     def read(self) -> Graph:
         """The graph."""

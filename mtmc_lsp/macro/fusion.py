@@ -19,7 +19,8 @@ COPIES = frozenset({"clone", "contiguous"})
 """Operations that bring the elements of a view into an order of their own."""
 
 MANY_REGIONS = 2000
-"""Sets of nodes from whose number on no fusion is grown from nodes that another has already; a network of 100 nodes has some hundred."""
+"""Sets of nodes that were looked at from which on no fusion is grown from nodes that another has; a network of 100 nodes has some
+hundred."""
 
 LEAST_HANDED_US = 0.5
 """A smaller predicted gain is no reason to move a node from one kernel to the next."""

@@ -13,6 +13,8 @@ from mtmc_lsp.macro.prims import ONE, PrimOp
 @rule("atleast_1d", "atleast_2d", "atleast_3d")
 def reshape(c: Call) -> str | tuple[str, ...]:
     several = c.raw(0)
+    if c.overload == "dtype":
+        raise c.fail("another dtype for the same bits")
     if isinstance(several, tuple):
         names = [c.b.values[item.name, item.index] for item in several if isinstance(item, Ref)]
         return tuple(c.b.reshape(name, kind.shape) for name, kind in zip(names, c.node.outputs, strict=True))

@@ -23,6 +23,10 @@ from mtmc_lsp.micro.builtin.index import Index, Variable
 from mtmc_lsp.micro.builtin.naming import value_name
 from mtmc_lsp.micro.builtin.parameters import Parameters
 
+HALVES = ("float16", "bfloat16")
+OWN_CASTS = frozenset({"to_copy", "to", "half", "bfloat16", "type_as"})
+"""Operations by which people round to half precision."""
+
 
 class Expressions:
     """Evaluates primitives of a region over one tile."""
@@ -236,6 +240,18 @@ class Expressions:
         offset = len(at) - len(shape)
         return tuple(Index() if size == ONE else at[offset + i] for i, size in enumerate(shape))
 
+    def _is_rounded(self, prim: Prim) -> bool:
+        """Whether what reads a cast here must see it rounded: the user's own, to half precision.
+
+        What is left of a number behind its rounding, and what is infinite in half precision, is what such code is about. Results
+        of operations in half precision are not rounded between them, and products and stores round by themselves.
+        """
+        source, node = self.program.prims[prim.inputs[0]].dtype, self.program.graph.named.get(prim.origin)
+        if prim.dtype not in HALVES or source == prim.dtype or not is_float(source) or node is None:
+            return False
+        readers = [own for name in self.region.prims if prim.name in (own := self.program.prims[name]).inputs]
+        return node.word in OWN_CASTS and any(own.op is not PrimOp.MATMUL for own in readers)
+
     def _one_plus_tanh(self, prim: Prim) -> Prim | None:
         """The tanh, where ``prim`` adds 1 to one that is computed here for it alone, as the tanh form of GELU does."""
         prims = [self.program.prims[name] for name in prim.inputs]
@@ -263,7 +279,10 @@ class Expressions:
         target = compute_dtype(prim.dtype)
         rows, cols = any(o.rows for o in operands), any(o.cols for o in operands)
         if prim.fn == "cast":
-            return self.cast(operands[0], target)
+            value = self.cast(operands[0], target)
+            if not self._is_rounded(prim):
+                return value
+            return Code(f"{value.at(ATOM)}.to({TRITON_DTYPES[prim.dtype]}).to(tl.float32)", target, rows, cols)
         if prim.fn == "div_by_size":
             size = prim.attrs["size"]
             assert isinstance(size, Size)

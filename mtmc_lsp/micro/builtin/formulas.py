@@ -100,7 +100,7 @@ def _logical(symbol: str) -> Formula:
 
 def _sign(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     if is_float(dtype):
-        return _text("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))")(x, attrs, dtype)
+        return _text("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))")(x, attrs, dtype)
     return _text("tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0))")(x, attrs, dtype)
 
 

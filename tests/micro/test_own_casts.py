@@ -1,0 +1,58 @@
+"""Casts to half precision that the user wrote: what reads them sees them rounded, and bits are not numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.macro.situations import fused_as_far_as_it_goes, start
+from tests.micro.harness import fused, verified
+
+ROUNDED = {
+    "what a rounding leaves": "hi = x.half().float(); return hi, (x - hi) * 2048.0",
+    "what is too large": "y = (x * 30000.0).half(); return torch.isinf(y), y.float() * 0.5",
+    "a norm of halves": "y = x.half(); return (y * torch.rsqrt(y.float().pow(2).mean(-1, keepdim=True))).half() * 3.0",
+}
+
+
+def text_of(body: str) -> str:
+    lines = "\n".join(f"    {line.strip()}" for line in body.split(";"))
+    return f"import torch\n# mtmc: x=f32[N,D] N=16 D=40\ndef f(x):\n{lines}\n"
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_own_casts_are_rounded_where_they_are_read(name: str, captured) -> None:
+    text = text_of(ROUNDED[name])
+    capture = captured(text, "f")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    assert ".to(tl.float16).to(tl.float32)" in candidate.source
+    assert verified(capture, candidate).reason == ""
+
+
+def test_a_cast_that_is_stored_alone_is_rounded_by_the_store(captured) -> None:
+    text = text_of("return torch.tanh(x).half()")
+    capture = captured(text, "f")
+    assert ".to(tl.float16).to(" not in fused(capture, text).source
+
+
+def test_bits_that_are_seen_as_another_dtype_stay_with_torch(captured) -> None:
+    text = text_of("return (x.view(torch.int32) & 0x7FFFFFFF) + 1")
+    capture = captured(text, "f")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    assert "torch.int32" in candidate.source.partition("def f_launch")[2]
+    assert verified(capture, candidate).reason == ""
+
+
+def test_the_sign_of_what_is_no_number_is_zero(captured) -> None:
+    text = text_of('return torch.sign(torch.where(x > 1.0, float("nan"), x)) * 2.0')
+    capture = captured(text, "f")
+    assert torch.sign(torch.tensor(float("nan"))) == 0.0
+    assert verified(capture, fused(capture, text)).reason == ""
+
+
+def test_the_size_of_what_a_slice_leaves_stays_free(captured) -> None:
+    text = "import torch\n# mtmc: x=f32[B,T] B=4 T=100\ndef f(x):\n    return torch.tanh(x[:, 1:] - 0.97 * x[:, :-1])\n"
+    capture = captured(text, "f")
+    assert [str(size) for size in capture.graph.inputs[0].type.shape] == ["B", "T"]
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    assert verified(capture, candidate).reason == ""
