@@ -12,6 +12,9 @@ import torch
 DIVISIONS = frozenset({"FloorDiv", "Mod", "PythonMod", "CleanDiv", "ModularIndexing"})
 """Functions of torch's symbolic sizes that no polynomial stands for."""
 
+WINDOWS = ("conv", "pool", "unfold", "upsample")
+"""In the names of operations on windows."""
+
 
 class AwkwardSize(Exception):
     """Ends an export in which a size turned out to be awkward."""
@@ -49,7 +52,7 @@ class Watch:
             if source in self._seen or (value := source.meta.get("val")) is None:
                 continue
             self._seen.add(source)
-            for expression in awkward_sizes(value, numbers=False):
+            for expression in awkward_sizes(value, source.target, numbers=False):
                 self.found |= self._blamed(expression, given) - self._fixed
             if self.found:
                 raise AwkwardSize
@@ -72,18 +75,21 @@ class Watch:
         return {place for place, symbols in at.items() if symbols & names}
 
 
-def awkward_sizes(value: Any, *, numbers: bool) -> Iterator[Any]:
+def awkward_sizes(value: Any, operation: object, *, numbers: bool) -> Iterator[Any]:
     """The expressions that are no polynomials, among sizes and strides of what a node gives.
 
     Args:
         value: a tensor, a number, or several of them.
+        operation: what gives it. Kernels of convolutions and pooling are for windows and images of sizes that they know.
         numbers: whether numbers that are no sizes of a tensor count too.
     """
     for item in value if isinstance(value, (tuple, list)) else [value]:
         sizes = item.shape if isinstance(item, torch.Tensor) else [item] if numbers else []
         steps = item.stride() if isinstance(item, torch.Tensor) else ()
         found = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
-        found += [step_of(step.node.expr) for step in steps if isinstance(step, torch.SymInt)]
+        windows = any(word in str(operation) for word in WINDOWS)
+        strides = [step.node.expr for step in steps if isinstance(step, torch.SymInt)]
+        found += strides if windows else [step_of(stride) for stride in strides]
         for expression in found:
             if not is_polynomial(expression):
                 yield expression

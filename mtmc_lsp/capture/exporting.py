@@ -270,7 +270,7 @@ class _Reader:
         # A kernel is for one head size, and the scale comes from it.
         found = {s for node in _attentions(self.program) for each in node.args[:3] for s in symbols_of(_size(each, -1))}
         for node in self.program.graph.nodes:
-            for expression in awkward_sizes(node.meta.get("val"), numbers=True):
+            for expression in awkward_sizes(node.meta.get("val"), node.target, numbers=True):
                 found |= self._blamed(expression)
         for guard in self._guards():
             text = str(guard)
