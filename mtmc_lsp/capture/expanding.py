@@ -38,7 +38,8 @@ def expansions() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     table[aten.cross_entropy_loss.default] = _cross_entropy
     table[aten.nll_loss_nd.default] = _nll
-    table[aten.einsum.default] = einsum_by(known[aten.einsum.default])
+    if aten.einsum.default in table:
+        table[aten.einsum.default] = einsum_by(table[aten.einsum.default])
     table[aten.dist.default] = _dist
     table[aten.addmv.default] = _addmv
     table[aten.addbmm.default] = _addbmm
