@@ -35,7 +35,7 @@ def form(value: Any) -> str:
     numbers = iter(range(len(leaves(value))))
 
     def numbered(item: Any) -> Any:
-        if isinstance(item, dict) and type(item) is dict:
+        if type(item) is dict:
             return {key: numbered(inner) for key, inner in item.items()}
         return type(item)(map(numbered, item)) if type(item) in CONTAINERS else next(numbers)
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+MOST_BESIDE = 8
+"""Kernels that may share a launch."""
+
 
 @dataclass(frozen=True)
 class Rewrite:

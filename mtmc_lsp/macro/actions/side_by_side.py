@@ -28,12 +28,10 @@ from mtmc_lsp.macro.configs import HALVES
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.prims import Program, is_of_halves
 from mtmc_lsp.macro.regions import Region, RegionKind, product_in
-from mtmc_lsp.macro.schedule import Schedule
+from mtmc_lsp.macro.schedule import MOST_BESIDE, Schedule
 from mtmc_lsp.macro.units import Unit, launches
 
 KINDS = (RegionKind.MAP, RegionKind.REDUCE, RegionKind.SCAN, RegionKind.MATMUL)
-MOST_KERNELS = 8
-"""In one launch."""
 LONGEST = 5.0
 """Kernels that take longer than so many launches are left alone: what a launch less saves is nothing beside them."""
 MOST_TIMES_WARPS = 4
@@ -100,8 +98,8 @@ class SideBySide:
 def _groups(action: MacroAction) -> tuple[tuple[str, ...], ...]:
     asked = action.params.get("launches")
     groups = tuple(tuple(map(str, group)) for group in asked) if isinstance(asked, (list, tuple)) else ()
-    if not groups or any(not 1 < len(group) <= MOST_KERNELS for group in groups):
-        raise IllegalAction(f"side-by-side: a launch is shared by 2 to {MOST_KERNELS} kernels")
+    if not groups or any(not 1 < len(group) <= MOST_BESIDE for group in groups):
+        raise IllegalAction(f"side-by-side: a launch is shared by 2 to {MOST_BESIDE} kernels")
     return groups
 
 
@@ -141,7 +139,7 @@ def _shared(situation: Situation) -> list[tuple[str, ...]]:
         for members in groups:
             asked = [warps[each] for each in (*members, i)]
             alike = max(asked) <= MOST_TIMES_WARPS * min(asked)
-            if alike and len(members) < MOST_KERNELS and order.may_join(members[0], i):
+            if alike and len(members) < MOST_BESIDE and order.may_join(members[0], i):
                 members.append(i)
                 order.join(members)
                 break

@@ -20,6 +20,12 @@ COMBINED_M, COMBINED_N = 32, 64
 """Largest tile of the second kernel: small, so that few results still make many programs."""
 
 
+def combining(config: Config) -> Config:
+    """The configuration of the kernel that adds the parts of a product that has this one."""
+    tile = {"block_m": min(COMBINED_M, int(config["block_m"])), "block_n": min(COMBINED_N, int(config["block_n"]))}
+    return {**config, **tile, "warps": 4, "stages": 2}
+
+
 def write_split_product(
     axes: ProductAxes,
     buffers: Mapping[str, TensorType],
@@ -37,15 +43,9 @@ def write_split_product(
     size = axes.n_batch * axes.sizes["M"] * axes.sizes["N"]
     sums = Scratch("product_parts", (Size.of(parts), size), compute_dtype(axes.prim.dtype))
     what = "Each part of each tile of the product; K is too long for one program per tile."
-    small = {
-        **config,
-        "block_m": min(COMBINED_M, int(config["block_m"])),
-        "block_n": min(COMBINED_N, int(config["block_n"])),
-        "warps": 4,
-        "stages": 2,
-    }
-    first = _PartWriter(axes, buffers, {**config, "persist": 0}, halves, sums, parts)
-    last = _CombineWriter(axes, buffers, {**small, "persist": 0}, halves, sums, parts)
+    own = {**config, "persist": 0}
+    first = _PartWriter(axes, buffers, own, halves, sums, parts)
+    last = _CombineWriter(axes, buffers, combining(own), halves, sums, parts)
     return [first.kernel(f"{name}_parts", what), last.kernel(name, docstring)]
 
 

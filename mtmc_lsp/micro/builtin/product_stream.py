@@ -25,7 +25,7 @@ from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, mask_needed, tile_of_program, widened
 from mtmc_lsp.micro.builtin.product_kernel import Config, ProductWriter
-from mtmc_lsp.micro.builtin.product_split import COMBINED_M, COMBINED_N
+from mtmc_lsp.micro.builtin.product_split import combining
 from mtmc_lsp.micro.builtin.product_walks import WalkOfRun
 from mtmc_lsp.micro.builtin.split_operands import Halves, name_sizes
 
@@ -54,15 +54,9 @@ def write_stream_product(
     elements = int(config["block_m"]) * int(config["block_n"])
     shape = (Size.of(2 * int(config["stream_k"])), Size.of(elements))
     parts = Scratch("product_parts", shape, compute_dtype(axes.prim.dtype))
-    small = {
-        "block_m": min(COMBINED_M, int(config["block_m"])),
-        "block_n": min(COMBINED_N, int(config["block_n"])),
-        "warps": 4,
-        "stages": 2,
-    }
     what = "The tiles of whole waves; of each tile that is left, the parts that programs with equal shares of K have."
     first = _RunWriter(axes, buffers, own, halves, parts, own)
-    last = _FinishWriter(axes, buffers, {**own, **small}, halves, parts, own)
+    last = _FinishWriter(axes, buffers, combining(own), halves, parts, own)
     return [first.kernel(f"{name}_runs", what), last.kernel(name, docstring)]
 
 

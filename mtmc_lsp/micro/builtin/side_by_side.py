@@ -15,18 +15,17 @@ from typing import TypeVar
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.schedule import MOST_BESIDE
 from mtmc_lsp.micro.builtin.code import call_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, kernel_source
 from mtmc_lsp.micro.builtin.naming import Names
 from mtmc_lsp.micro.builtin.sharing import SharedKernels
 
-MOST_PARTS = 8
-"""Kernels in one launch."""
 END, WIDTH = "end_{}", "width_{}"
 """Where a part's programs end, and how many its grid's first dimension has."""
 PROGRAM = ("program_0", "program_1")
 """A part's parameters for its program's place in its own grid; the second where that has two dimensions."""
-NUMBERS = frozenset(text.format(i) for text in (END, WIDTH) for i in range(1, MOST_PARTS + 1))
+NUMBERS = frozenset(text.format(i) for text in (END, WIDTH) for i in range(1, MOST_BESIDE + 1))
 """Names that the launcher gives these."""
 
 Value = TypeVar("Value")
@@ -40,8 +39,8 @@ def side_by_side(name: str, parts: Sequence[Kernel], docstring: str) -> Kernel:
     Raises:
         CannotCode: a part needs the whole grid for itself.
     """
-    if not 1 < len(parts) <= MOST_PARTS:
-        raise CannotCode(f"{len(parts)} kernels cannot be one launch; 2 to {MOST_PARTS} can")
+    if not 1 < len(parts) <= MOST_BESIDE:
+        raise CannotCode(f"{len(parts)} kernels cannot be one launch; 2 to {MOST_BESIDE} can")
     # Those that do the same on other tensors are one function.
     functions = SharedKernels()
     own, parts = parts, [functions.one_for(part) for part in parts]
