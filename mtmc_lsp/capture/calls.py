@@ -6,7 +6,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mtmc_lsp.capture.drawn_signs import made_without_values
+from mtmc_lsp.capture.kept import Home, calling_with, home_of
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, TargetRaises, TargetUnsupported
-from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.core.workload import ArgumentSpec, KeptTensor, Target, TargetKind, TensorSpec, Workload, WorkloadSource
 
 NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
 """How torch says that there is no GPU."""
@@ -35,12 +36,26 @@ class Call:
     values: tuple[Any, ...]
     keyword: frozenset[str]
     """Parameters that must be passed by name."""
+    kept: Mapping[str, Home] = field(default_factory=dict)
+    """Where the instance holds those of ``names`` that the function does not take: see :mod:`mtmc_lsp.capture.kept`."""
+    accesses: frozenset[str] = frozenset()
+    """Python for these inside the target's body."""
+
+    def bound(self, values: Sequence[Any] | None = None) -> Callable[[], Any]:
+        """What calls the target, with other values where given, and with as little of ours between as can be."""
+        function = calling_with(self.function, self.kept) if self.kept else self.function
+        pairs = list(zip(self.names, self.values if values is None else values, strict=True))
+        positional = [value for name, value in pairs if name not in self.keyword]
+        named = {name: value for name, value in pairs if name in self.keyword}
+        return lambda: function(*positional, **named)
 
     def run(self, values: Sequence[Any] | None = None) -> Any:
         """Call the target, with other values where given."""
-        pairs = list(zip(self.names, self.values if values is None else values, strict=True))
-        positional = [value for name, value in pairs if name not in self.keyword]
-        return self.function(*positional, **{name: value for name, value in pairs if name in self.keyword})
+        return self.bound(values)()
+
+    def own(self, returned: Any) -> Any:
+        """What the target itself returned, of what a run gave."""
+        return returned[0] if self.kept else returned
 
 
 def resolve(module: ModuleType, qualname: str) -> Any:
@@ -141,7 +156,39 @@ def build_call(
         value.to(device) if isinstance(value, torch.Tensor) and value.device.type != device else value
         for value in positional
     ]
-    return _bound(function, instance, positional, named, target)
+    call = _bound(function, instance, positional, named, target)
+    return _with_kept(call, workload.kept, target, device, seed if values else None) if workload.kept else call
+
+
+def _with_kept(call: Call, kept: Sequence[KeptTensor], target: Target, device: str, seed: int | None) -> Call:
+    """The call with what the instance keeps as further arguments: as it was constructed, or random; without a seed shapes alone."""
+    assert call.instance is not None
+    homes = {item.name: home_of(call.instance, item.access) for item in kept}
+    values = []
+    for item in kept:
+        held, attribute = homes[item.name]
+        if attribute not in held:
+            raise TargetUnsupported(
+                f"{target.qualname} assigns {item.access}, which its module does not have before a first call",
+                where=Location(target.path, target.start_line),
+                remedy=f"Set {item.access} in __init__, to None or to its first value.",
+            )
+        own = held[attribute]
+        if isinstance(own, torch.Tensor) and (tuple(own.shape), own.dtype) == (item.shape, getattr(torch, item.dtype)):
+            values.append(own.detach().to(device))
+        elif seed is None:
+            values.append(_shape_alone(item.shape, getattr(torch, item.dtype), device))
+        else:
+            generator = torch.Generator(device).manual_seed(seed)
+            values.append(random_values(item.shape, item.dtype, generator, None, None))
+    return replace(
+        call,
+        names=(*call.names, *homes),
+        values=(*call.values, *values),
+        keyword=call.keyword | frozenset(homes),
+        kept=homes,
+        accesses=frozenset(item.access for item in kept),
+    )
 
 
 def _shapes_of(make: Callable[[], Any], device: str) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -81,13 +81,15 @@ class Watched:
         if isinstance(value, (*PLAIN, tuple)) and all(isinstance(item, PLAIN) for item in items):
             self.reads[access] = plain
 
-    def refuse_writes(self, target: Target) -> None:
-        """Refuse assignments.
+    def refuse_writes(self, target: Target, kept: Collection[str] = ()) -> None:
+        """Refuse assignments, but for those to what the target is known to keep.
 
         Raises:
             TargetUnsupported: there is one; says which in which line.
         """
         for access, line in self.writes.items():
+            if access in kept:
+                continue
             raise TargetUnsupported(
                 f"{target.qualname} assigns {access}, which its Triton version would leave as it is",
                 where=Location(target.path, line or target.start_line),

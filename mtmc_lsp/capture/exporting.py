@@ -387,8 +387,9 @@ class _Reader:
             assert isinstance(source, Ref) and isinstance(node.args[1], int)
             references[node.name] = Ref(source.name, node.args[1])
             return None
-        if _is_idle_copy(node):
-            references[node.name] = references[node.args[0].name]
+        if _is_idle_copy(node) or self._is_whole_copy(node):
+            # Of `copy(y, x)` the last argument, of `clone(x)` the only one.
+            references[node.name] = references[node.args[-1].name]
             return None
         if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
             references[node.name] = self.size(value)
@@ -411,6 +412,18 @@ class _Reader:
             outputs=tuple(self.type(item) for item in tensors if isinstance(item, torch.Tensor)),
             line=self._line(node),
         )
+
+    def _is_whole_copy(self, node: torch.fx.Node) -> bool:
+        """Whether it gives what ``y.copy_(x)`` makes of an input ``y``, and that is ``x``: no result, which would be ``x`` itself."""
+        if node.target is not torch.ops.aten.copy.default:
+            return False
+        specs = self.program.graph_signature.output_specs
+        changed = {spec.target for spec in specs if spec.kind is OutputKind.USER_INPUT_MUTATION}
+        results = {spec.arg.name for spec in specs if spec.kind is not OutputKind.USER_INPUT_MUTATION}
+        source, made = node.args[1], node.meta["val"]
+        value = source.meta["val"]
+        alike = (value.shape, value.stride(), value.dtype) == (made.shape, made.stride(), made.dtype)
+        return alike and node.name not in results and source.name not in changed
 
     def _keywords(self, node: torch.fx.Node, references: Mapping[str, Argument]) -> dict[str, Argument]:
         found = {

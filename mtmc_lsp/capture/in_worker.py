@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,7 @@ from mtmc_lsp.capture.effects import (
     watching_attributes,
 )
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
+from mtmc_lsp.capture.kept import KeepsTensors, held_tensors, refuse_unknown
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.capture.recurrent import kept_whole, without_idle_modes
@@ -47,8 +48,24 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     """
     workload = from_json(Workload, request["workload"])
     variables = {int(line): name for line, name in request["variables"].items()}
-    device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
     module = _load(workload.target, request.get("source"))
+    while True:
+        try:
+            result = _captured(module, workload, variables)
+        except KeepsTensors as found:
+            workload = replace(workload, kept=(*workload.kept, *found.kept))
+        else:
+            data: dict[str, Any] = to_json(result)
+            return data
+
+
+def _captured(module: Any, workload: Workload, variables: Mapping[int, str]) -> Capture:
+    """The capture.
+
+    Raises:
+        KeepsTensors: the target keeps more than the workload says.
+    """
+    device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
     call = _build(module, workload, device)
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
@@ -57,30 +74,35 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     returned: list[Layout | None] = []
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
         structure, returned = _run_eagerly(module, call, inputs, workload.target)
+    before = held_tensors(call.instance)
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = _flat_function(call, inputs)
-        graph, notes = export_graph(flat, inputs, workload.target, variables)
+        try:
+            graph, notes = export_graph(flat, inputs, workload.target, variables)
+        finally:
+            refuse_unknown(before, watched.writes.keys() - call.accesses, device)
         asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
         graph = replace(graph, conditions=(*graph.conditions, *asked))
         traced, flops, given_back = _structure(call, inputs, workload.target)
         structure = traced or structure
-    watched.refuse_writes(workload.target)
+    watched.refuse_writes(workload.target, {item.access for item in workload.kept})
     refuse_random(graph, workload.target)
     refuse_unseen_changes(graph, workload.target)
     notes += _gradient_notes(workload)
     constants = _constants(call, without_idle_modes(call.instance, watched.reads), workload.target)
-    graph = replace(graph, constants=constants, returns=structure)
+    graph = replace(graph, constants=constants, returns=structure, kept=tuple(item.access for item in workload.kept))
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
     graph = without_unused_inputs(without_dead_nodes(returning(laid_out_as(graph, returned), given_back)))
     _check_graph(graph, workload.target)
     if device == "cuda":
         seen = convolution_modes(lambda: _flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
         graph = replace(graph, convolutions_seen=seen)
-    read = (*(item.access for item in graph.inputs if item.kind is not InputKind.ARGUMENT), *watched.reads)
+    held = (item.access for item in graph.inputs if item.access.startswith("self."))
+    read = (*held, *watched.reads, *graph.kept)
     modules = used_modules(call.instance, module, watched.called, read)
     used = {*(item.access for item in modules), *(item.access for item in graph.inputs)}
     graph = replace(graph, modules=modules, same=shared_parts(call.instance, used))
-    result = Capture(
+    return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
         graph=graph,
         arguments=_arguments(call, inputs),
@@ -91,8 +113,6 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         variable_sizes=_variable_sizes(graph, _arguments(call, inputs), workload),
         uses_random=any(is_random(node.op) for node in graph.nodes),
     )
-    data: dict[str, Any] = to_json(result)
-    return data
 
 
 def _load(target: Target, source: str | None) -> Any:
@@ -121,16 +141,17 @@ def _build(module: Any, workload: Workload, device: str) -> Call:
 def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     """Arguments, then parameters, then buffers; a parameter's name is its access without ``self.``."""
     specs = {spec.name: spec.tensor for spec in workload.arguments if spec.tensor is not None}
+    kept = {item.name: item.access for item in workload.kept}
     result: list[InputTensor] = []
     for name, value in zip(call.names, call.values, strict=True):
         if isinstance(value, torch.Tensor):
             spec = specs.get(name)
             names = tuple(str(s) if s.is_symbol else "" for s in spec.shape) if spec else ()
-            result.append(InputTensor(name, name, InputKind.ARGUMENT, value.detach(), names))
+            result.append(InputTensor(name, kept.get(name, name), InputKind.ARGUMENT, value.detach(), names))
     taken = {item.name for item in result}
     if call.instance is not None:
         tensors = [(n, p, InputKind.PARAMETER) for n, p in call.instance.named_parameters()]
-        tensors += [(n, b, InputKind.BUFFER) for n, b in call.instance.named_buffers()]
+        tensors += [(n, b, InputKind.BUFFER) for n, b in _buffers(call)]
         for full, value, kind in tensors:
             if is_lazy(value):
                 raise TargetUnsupported(
@@ -144,6 +165,12 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
             taken.add(name)
             result.append(InputTensor(name, access_of(full), kind, value.detach()))
     return result
+
+
+def _buffers(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of the call's module that are no arguments of it."""
+    named = call.instance.named_buffers() if call.instance is not None else iter(())
+    return ((name, buffer) for name, buffer in named if access_of(name) not in call.accesses)
 
 
 def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
@@ -181,7 +208,7 @@ def _flat_function(call: Call, inputs: list[InputTensor]) -> Any:
     parameters = [item for item in inputs if item.kind is not InputKind.ARGUMENT]
     names = []
     if call.instance is not None:
-        names = [n for n, _ in call.instance.named_parameters()] + [n for n, _ in call.instance.named_buffers()]
+        names = [n for n, _ in call.instance.named_parameters()] + [n for n, _ in _buffers(call)]
 
     def flat(*tensors: torch.Tensor) -> Any:
         values = _values(call, inputs, tensors)
@@ -213,11 +240,11 @@ def _run_eagerly(
         How its results are put together, and the shape and strides of each.
     """
     runs: list[Any] = []
-    before = None
+    before, held = None, dict[str, torch.Tensor]()
     try:
         for _ in range(2):
             # What the first call alone changes is a cache, as a table of positions is.
-            before = Snapshot(module, call.instance) if runs else None
+            before, held = Snapshot(module, call.instance) if runs else None, held_tensors(call.instance)
             torch.manual_seed(0)
             tensors = tuple(item.value.clone(memory_format=torch.preserve_format) for item in inputs)
             with torch.no_grad():
@@ -226,7 +253,9 @@ def _run_eagerly(
             torch.cuda.synchronize()
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
-    structure = _structure_of(runs[0], target)
+    now = held_tensors(call.instance)
+    refuse_unknown(held, {access for access in held if now.get(access) is not held[access]}, inputs[0].value.device.type)
+    structure = _structure_of(call.own(runs[0]), target)
     first, second = (leaves(run) for run in runs)
     for a, b in zip(first, second, strict=True):
         if a is not None and b is not None and not _nearly_same(a, b):
@@ -282,7 +311,7 @@ def _structure(call: Call, inputs: list[InputTensor], target: Target) -> tuple[s
                 value = _flat_function(call, inputs)(*tensors)
         except Exception as error:
             raise export_error(error, target) from error
-    structure = form(value)
+    structure = form(call.own(value))
     own = {id(tensor): item.name for tensor, item in zip(tensors, inputs, strict=True)}
     return structure, float(counter.get_total_flops()), [own.get(id(result), "") for result in leaves(value)]
 
@@ -317,7 +346,7 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
     arguments = []
     tensors = {item.name for item in inputs}
     for name, value in zip(call.names, call.values, strict=True):
-        keyword = name in call.keyword
+        keyword, is_kept = name in call.keyword, name in call.kept
         if name in tensors and isinstance(value, torch.Tensor):
             low = high = None
             if not value.is_floating_point() and value.dtype is not torch.bool and value.numel():
@@ -325,7 +354,7 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
             elif value.is_floating_point() and value.numel():
                 # Only the sign is of use, which stand-ins share: sums of what is never negative cancel nothing.
                 low = 0.0 if bool(value.detach().amin() >= 0) else None
-            arguments.append(CapturedArgument(name, name, None, keyword, low, high))
+            arguments.append(CapturedArgument(name, name, None, keyword, low, high, is_kept))
         else:
             plain = list(value) if isinstance(value, tuple) else value
             arguments.append(CapturedArgument(name, None, plain, keyword))

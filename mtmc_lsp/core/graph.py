@@ -245,6 +245,8 @@ class Graph:
     sizes: Mapping[str, int]
     """The value of every named size in the workload."""
     mutations: tuple[Mutation, ...] = ()
+    kept: tuple[str, ...] = ()
+    """Attributes that the target sets, ``self.hidden``, in the order of the last of the outputs: these are none of its results."""
     conditions: tuple[str, ...] = ()
     """Python conditions over named sizes (``s0 >= 2``, ``s0 % 8 == 0``) under which the graph holds."""
     constants: Mapping[str, object] = field(default_factory=dict)
@@ -316,6 +318,11 @@ class Graph:
     def positions(self) -> Mapping[str, int]:
         """When each node runs, from 0."""
         return {node.name: i for i, node in enumerate(self.nodes)}
+
+    @property
+    def results(self) -> tuple[Ref | None, ...]:
+        """What the target returns, without what it keeps."""
+        return self.outputs[: len(self.outputs) - len(self.kept)]
 
     @cached_property
     def left(self) -> frozenset[Ref]:

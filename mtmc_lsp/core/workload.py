@@ -81,6 +81,18 @@ class ArgumentSpec:
 
 
 @dataclass(frozen=True)
+class KeptTensor:
+    """A tensor that the target's module keeps from one call to the next: an attribute that each call sets anew."""
+
+    name: str
+    """As an argument of the call; a Python identifier."""
+    access: str
+    """Python for it inside the target's body: ``self.cell.hidden``."""
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Workload:
     """A target plus example inputs. For ``get_inputs`` the file itself makes them, and ``arguments`` is empty."""
 
@@ -97,6 +109,8 @@ class Workload:
     """1-based line of the directive or annotation, 0 if there is none."""
     assumed: tuple[str, ...] = ()
     """Sentences on what was assumed, to be shown."""
+    kept: tuple[KeptTensor, ...] = ()
+    """What the target was seen to keep between calls: further arguments, and results behind its own."""
 
     @property
     def as_constructed(self) -> bool:
@@ -122,6 +136,8 @@ class CapturedArgument:
     """Smallest value seen, for integer tensors; 0 for tensors of floats without a negative element."""
     high: float | None = None
     """Largest value seen, for integer tensors."""
+    is_kept: bool = False
+    """Whether the target's module holds it, and the caller does not pass it."""
 
 
 @dataclass(frozen=True)

@@ -70,15 +70,6 @@ def _inputs(capture: Capture, own: str, given: str = "") -> tuple[Any, dict[str,
     return _state["module"], _state["inputs"]
 
 
-def _bound(call: Call, values: list[Any]) -> Run:
-    """The call with its arguments, with as little of ours between as can be."""
-    function = call.function
-    pairs = list(zip(call.names, values, strict=True))
-    positional = [value for name, value in pairs if name not in call.keyword]
-    named = {name: value for name, value in pairs if name in call.keyword}
-    return lambda: function(*positional, **named)
-
-
 def _eager(capture: Capture, own: str) -> tuple[Call, list[Any]]:
     module, inputs = _inputs(capture, own)
     return prepared_call(module, capture, inputs, _device())
@@ -86,7 +77,8 @@ def _eager(capture: Capture, own: str) -> tuple[Call, list[Any]]:
 
 def candidate_of(capture: Capture, own: str, source: str) -> Run:
     """A version of the user's file, on the workload's inputs."""
-    return _bound(*_version(capture, own, source))
+    call, values = _version(capture, own, source)
+    return call.bound(values)
 
 
 def _version(capture: Capture, own: str, source: str) -> tuple[Call, list[Any]]:
@@ -114,7 +106,7 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
         # and on an H200 networks failed to compile in one from inside a process that is locked in.
         inductor.compile_threads = 1
         try:
-            run = _bound(replace(call, function=torch.compile(call.function, mode=MODES[name])), values)
+            run = replace(call, function=torch.compile(call.function, mode=MODES[name])).bound(values)
             for _ in range(3):
                 run()
             if _device() == "cuda":
@@ -203,8 +195,8 @@ def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
         mine = _stranger(capture, own, request) if "target" in request else _version(capture, own, request["source"])
         eager = _eager(capture, own)
         contest = Contest(
-            candidate=_bound(*mine),
-            eager=_bound(*eager),
+            candidate=mine[0].bound(mine[1]),
+            eager=eager[0].bound(eager[1]),
             inputs=inputs,
             moved=lambda: [own for call, _ in (mine, eager) for own in moved(call.instance, capture, inputs)],
             compiled=compiled,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.calls import Call, build_call, random_values
+from mtmc_lsp.capture.kept import Home
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.measure.instances import instance_of
@@ -213,10 +214,6 @@ def dotted(access: str) -> str:
 def _constant(value: object, call: Call, name: str) -> Any:
     original = dict(zip(call.names, call.values, strict=True)).get(name)
     return tuple(value) if isinstance(original, tuple) and isinstance(value, list) else value
-
-
-Home = tuple[dict[str, Any], str]
-"""A module's own dictionary of parameters or buffers, and a name in it."""
 
 
 def homes_of(instance: torch.nn.Module) -> dict[int, list[Home]]:

@@ -114,9 +114,29 @@ class GreedySearch:
             step = self._try(action)
             self._take(step)
             self._events.on_step(step)
+        if self._measured:
+            self._drop_bases()
         if self._measured and isinstance(self._measurer, FarVerifier):
             self._look_far(self._measurer)
         return self._result(run_id, source_hash, time.monotonic() - began)
+
+    def _drop_bases(self) -> None:
+        """Withdraw the last accepted steps while they leave the target slower than it was: no step has made up for them."""
+        while accepted := [step for step in self._steps if step.status is StepStatus.ACCEPTED]:
+            last = accepted[-1]
+            eager = last.timing.against("eager") if last.timing is not None else None
+            if eager is None or eager.ratio >= 1.0:
+                return
+            last = replace(last, status=StepStatus.REJECTED, reason=f"{last.reason}; no later step made it faster")
+            self._retake(last)
+            self._events.on_withdrawn(last)
+
+    def _retake(self, changed: Step) -> None:
+        """Take all steps again, with one of them changed."""
+        steps = [changed if step.index == changed.index else step for step in self._steps]
+        self._steps, self._best, self._timing = [], self._root, None
+        for step in steps:
+            self._take(step)
 
     def _look_far(self, measurer: FarVerifier) -> None:
         """Try the last good version beyond 2^31 elements, once; while it is wrong there, its last step is withdrawn."""
@@ -137,10 +157,7 @@ class GreedySearch:
                 verdict = replace(verdict, status=VerdictStatus.INCORRECT, reason=reason)
                 last = replace(last, status=StepStatus.FAILED, reason=reason)
             last = replace(last, verdict=verdict)
-            steps = [last if step.index == last.index else step for step in self._steps]
-            self._steps, self._best, self._timing = [], self._root, None
-            for step in steps:
-                self._take(step)
+            self._retake(last)
             if not wrong:
                 return
             self._events.on_withdrawn(last)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from mtmc_lsp.core.errors import EnvironmentNotAble
+from mtmc_lsp.core.errors import EnvironmentNotAble, Location, TargetUnsupported
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.template import Template, likely_variables
 from mtmc_lsp.measure.cases import Case
@@ -74,6 +74,12 @@ def verify_pair(
     with Template(python, likely_variables(), ahead=True) as template:
         template.start()
         capture = capture_target(reference, template)
+        for item in capture.workload.kept:
+            raise TargetUnsupported(
+                f"{reference.target.qualname} keeps {item.access} between calls, which a candidate would have under another name",
+                where=Location(str(reference.request.path), reference.target.start_line),
+                remedy="Give both as an argument what they keep, and return it.",
+            )
         # The candidate is judged as its file has it, also where that is our own code in the reference's place.
         pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
         if program and not (capture.environment.gpu and capture.workload.device == "cuda"):

@@ -41,11 +41,11 @@ def to_cuda(x):
 class Rebinds(nn.Module):
     def __init__(self):
         super().__init__()
-        self.register_buffer("mean", torch.zeros(48))
+        self.calls = 0
 
     def forward(self, x):
-        self.mean = x.mean(0)
-        return torch.relu(x - self.mean)
+        self.calls = 2
+        return torch.relu(x - x.mean(0))
 
 
 SEEN = []
@@ -70,7 +70,7 @@ def logs(x):
         ),
         ("chosen", 2, "unsupported", "values of a tensor", "    return torch.softmax(y[y > 0], -1)"),
         ("to_cuda", 3, "environment", "asks for CUDA by itself", "    return torch.softmax(y.cuda(), -1)"),
-        ("Rebinds", 2, "unsupported", "assigns self.mean", "        self.mean = x.mean(0)"),
+        ("Rebinds", 2, "unsupported", "assigns self.calls", "        self.calls = 2"),
         ("logs", 2, "unsupported", "changes SEEN", "def logs(x):"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",

@@ -333,7 +333,7 @@ def _helpers(text: str) -> list[str]:
 def _guard_parameters(capture: Capture) -> list[str]:
     target = capture.workload.target
     own = [] if target.kind is TargetKind.FUNCTION else ["self"]
-    return [*own, *(argument.name for argument in capture.arguments)]
+    return [*own, *(argument.name for argument in capture.arguments if not argument.is_kept)]
 
 
 def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: bool) -> str:
@@ -347,10 +347,14 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: b
         call, fits = f"{run}(*{base}_tensors)", f"({base}_tensors := {fits}) is not None"
     else:
         call = call_text(run, [item.access for item in graph.inputs], "    ")
-    if is_nested(graph.returns):
+    if is_nested(graph.returns) or graph.kept:
         results = f"{base}_results"
         given = f"{results} = {call if len(graph.outputs) > 1 else f'({call},)'}"
-        return f"if {fits}:\n    {given}\n    return {put_together(graph.returns, lambda i: f'{results}[{i}]')}\n"
+        own = len(graph.results)
+        kept = "".join(f"    {access} = {results}[{own + i}]\n" for i, access in enumerate(graph.kept))
+        plain = {"tensor": "0", "tuple": repr(tuple(range(own))), "list": repr([*range(own)])}
+        form = plain.get(graph.returns, graph.returns)
+        return f"if {fits}:\n    {given}\n{kept}    return {put_together(form, lambda i: f'{results}[{i}]')}\n"
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:

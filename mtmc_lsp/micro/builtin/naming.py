@@ -73,8 +73,11 @@ def value_name(program: Program, ref: Ref) -> str:
     node = program.graph.node(ref.name)
     if node.variable:
         return node.variable if len(node.outputs) == 1 else f"{node.variable}_{ref.index}"
-    if ref in program.graph.outputs:
-        return "out" if len(program.graph.outputs) == 1 else f"out_{program.graph.outputs.index(ref)}"
+    graph = program.graph
+    if ref in graph.results:
+        return "out" if len(graph.results) == 1 else f"out_{graph.results.index(ref)}"
+    if ref in graph.outputs:
+        return f"new_{re.findall(r'[a-zA-Z_]+', graph.kept[graph.outputs.index(ref) - len(graph.results)])[-1]}"
     if ref in program.graph.replaced:
         return f"new_{program.graph.replaced[ref]}"
     name = NOUNS.get(node.word, node.word)
