@@ -161,7 +161,7 @@ def build_call(
 
 
 def _with_kept(call: Call, kept: Sequence[KeptTensor], target: Target, device: str, seed: int | None) -> Call:
-    """The call with what the instance keeps as further arguments: as it was constructed, or random; without a seed shapes alone."""
+    """The call with what the instance keeps as further arguments: as constructed, or random; without a seed shapes alone."""
     assert call.instance is not None
     homes = {item.name: home_of(call.instance, item.access) for item in kept}
     values = []

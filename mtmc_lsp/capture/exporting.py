@@ -414,7 +414,7 @@ class _Reader:
         )
 
     def _is_whole_copy(self, node: torch.fx.Node) -> bool:
-        """Whether it gives what ``y.copy_(x)`` makes of an input ``y``, and that is ``x``: no result, which would be ``x`` itself."""
+        """Whether it is what ``y.copy_(x)`` makes of an input ``y``, which is ``x``: no result, that would be ``x`` itself."""
         if node.target is not torch.ops.aten.copy.default:
             return False
         specs = self.program.graph_signature.output_specs

@@ -254,7 +254,9 @@ def _run_eagerly(
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
     now = held_tensors(call.instance)
-    refuse_unknown(held, {access for access in held if now.get(access) is not held[access]}, inputs[0].value.device.type)
+    refuse_unknown(
+        held, {access for access in held if now.get(access) is not held[access]}, inputs[0].value.device.type
+    )
     structure = _structure_of(call.own(runs[0]), target)
     first, second = (leaves(run) for run in runs)
     for a, b in zip(first, second, strict=True):

@@ -246,7 +246,7 @@ class Graph:
     """The value of every named size in the workload."""
     mutations: tuple[Mutation, ...] = ()
     kept: tuple[str, ...] = ()
-    """Attributes that the target sets, ``self.hidden``, in the order of the last of the outputs: these are none of its results."""
+    """Attributes that the target sets, ``self.hidden``, each to one of the last outputs: these are none of its results."""
     conditions: tuple[str, ...] = ()
     """Python conditions over named sizes (``s0 >= 2``, ``s0 % 8 == 0``) under which the graph holds."""
     constants: Mapping[str, object] = field(default_factory=dict)

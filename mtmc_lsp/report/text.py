@@ -103,7 +103,7 @@ def show_replayed(out: Console, step: Step) -> None:
 
 
 def show_withdrawn(out: Console, step: Step) -> None:
-    """A step that was accepted, and that the last look at the final version took back."""
+    """A step that was accepted, and that was taken back at the end of the run."""
     out.print(Text(f"Step {step.index}  withdrawn: {step.reason}", style=STYLE[step.status]))
 
 

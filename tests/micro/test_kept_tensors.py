@@ -20,13 +20,19 @@ def module(forward: str, *, init: str = "self.state = torch.randn(6, 20)", devic
 
 
 KEPT = {
-    "a hidden state": ("self.state = torch.tanh(x + self.state)\nreturn self.state * 2", ["self.state = cell_results[1]"]),
+    "a hidden state": (
+        "self.state = torch.tanh(x + self.state)\nreturn self.state * 2",
+        ["self.state = cell_results[1]"],
+    ),
     "returned as it is": ("self.state = torch.tanh(x + self.state)\nreturn self.state", ["return cell_results[0]"]),
     "beside two results": (
         "y = torch.sigmoid(x) * self.state\nself.state = y + 1\nreturn y, y.sum(-1)",
         ["self.state = cell_results[2]", "return (cell_results[0], cell_results[1])"],
     ),
-    "what it is given": ("y = x * self.state\nself.state = x\nreturn torch.relu(y) + 1", ["self.state = cell_results[1]"]),
+    "what it is given": (
+        "y = x * self.state\nself.state = x\nreturn torch.relu(y) + 1",
+        ["self.state = cell_results[1]"],
+    ),
     "a cache that grows": (
         "self.state = torch.cat([self.state, x])\nreturn torch.softmax(self.state, -1) * 3",
         ["self.state = cell_results[1]"],

@@ -153,7 +153,11 @@ def test_a_kernel_of_the_whole_target_may_be_slower_still_before_it_is_tuned() -
     result = search([first, tuned, action(2, "better")], operations=1)
     assert [step.status for step in result.steps] == [StepStatus.ACCEPTED] * 3
     assert result.status is RunStatus.IMPROVED
-    assert search([first], operations=1).final.source == SOURCE
+    alone = search([first], operations=1)
+    assert alone.final.source == SOURCE
+    assert alone.steps[0].status is StepStatus.REJECTED
+    assert alone.steps[0].reason.endswith("no later step made it faster")
+    assert (alone.status, alone.final.speedup) == (RunStatus.NO_GAIN, None)
     part = search([first, tuned], operations=2)
     assert [step.status for step in part.steps] == [StepStatus.REJECTED, StepStatus.ACCEPTED]
 
