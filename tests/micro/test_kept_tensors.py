@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
+from mtmc_lsp.measure.rewriting import on_cpu
 from tests.macro.situations import fused_as_far_as_it_goes, start
 from tests.micro.harness import verified
 
@@ -112,3 +117,33 @@ def test_a_version_that_keeps_another_is_wrong(right: str, wrong: str, captured)
 def test_what_is_refused_is_named(forward: str, words: str, captured) -> None:
     with pytest.raises(TargetUnsupported, match=words):
         captured(module(forward, init="self.calls, self.state = 0, torch.zeros(6, 20)"), "Cell")
+
+
+CALLS = """
+import torch, own, ours
+
+torch.manual_seed(0)
+cells = own.Cell(), ours.Cell()
+cells[1].state = cells[0].state.clone()
+with torch.no_grad():
+    for number in range(4):
+        x = torch.randn(6, 20)
+        assert ours.cell_fits(cells[1], x)
+        results = [cell(x) for cell in cells]
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(cells[0].state, cells[1].state)
+        assert cells[0].state.shape[0] == 6 * (number + 2)
+    cells[1].state = None
+    assert not ours.cell_fits(cells[1], x), "its own code says what is wrong with that"
+"""
+
+
+def test_calls_in_a_row_keep_what_the_original_keeps(captured, tmp_path: Path) -> None:
+    text = module(KEPT["a cache that grows"][0])
+    capture = captured(text, "Cell")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    (tmp_path / "own.py").write_text(text)
+    (tmp_path / "ours.py").write_text(on_cpu(candidate.source, text))
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", CALLS], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
