@@ -1,8 +1,8 @@
 """What holds of results that rounding moves far, so that the norm of their errors says little. Runs in workers.
 
 An error of the user's own code that is not small beside its result has one of two reasons. Either rounding is magnified, for
-something cancels or a value lies on an edge. Then the float64 oracle itself scatters as far when its operations round by chance to
-the user's dtypes, and it scatters at *these elements*: elsewhere a candidate is as exact as ever, and what is not is wrong.
+something cancels or a value lies on an edge. Then the float64 oracle itself scatters as far when its operations round by chance
+to the user's dtypes, and it scatters at *these elements*: elsewhere a candidate is as exact as ever, and what is not is wrong.
 Or the oracle does not scatter, and computes something else than the user's code: then that code's own result is what counts.
 """
 

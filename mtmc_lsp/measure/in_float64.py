@@ -93,13 +93,11 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         known = self._own.get(tensor)
         if known is None:
             held = self._held.get(_storage(tensor))
-            if held is not None:
-                known = held.own.dtype
-            else:
+            if held is None:
                 # A module's other parameters were widened with it.
                 wide = any(own.own.dtype == torch.float64 for own in self._held.values())
-                known = torch.float64 if wide else self._default
-            self._own[tensor] = known
+                return torch.float64 if wide else self._default
+            self._own[tensor] = known = held.own.dtype
         return known
 
     def __torch_function__(
@@ -113,7 +111,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             return _type_name(args[0], self.own_dtype(args[0]))
         if name in OF_DTYPES:
             found = function(*args, **kwargs)
-            return self._result_dtype("", (*args, *kwargs.values())) if found == torch.float64 else found
+            is_wide = name == "result_type" and found == torch.float64
+            return self._result_dtype(name, (*args, *kwargs.values())) if is_wide else found
         if name in DRAWN:
             asked = kwargs.get("dtype") or self._default
             drawn = function(*args, **{**kwargs, "dtype": asked}).to(torch.float64)
@@ -125,8 +124,11 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         if kwargs.get("dtype") in NARROW:
             kwargs["dtype"] = torch.float64
         wide_args = tuple(_wide(a) for a in args)
-        before = self._result_dtype(name, (*args, *kwargs.values())) if asked is None else asked
-        return self._finished(function(*wide_args, **kwargs), before, (*args, *kwargs.values()))
+        result = function(*wide_args, **kwargs)
+        operands = (*args, *kwargs.values())
+        if not any(made.dtype == torch.float64 for made in _tensors([result])):
+            return result
+        return self._finished(result, self._result_dtype(name, operands) if asked is None else asked, operands)
 
     # Casts -------------------------------------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
                 if not any(made is each for each in given):
                     self._noted(made, own)
             return result
-        if result.dtype != torch.float64 or any(result is each for each in given):
+        if any(result is each for each in given):
             return result
         if self._generators is not None and own != torch.float64 and not result._is_view():
             result = self._scattered(result, own)
