@@ -13,7 +13,7 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.measure.at_once import numbers
 from mtmc_lsp.measure.discrete import discrete_difference
 from mtmc_lsp.measure.distances import LEAST, NOISE, Distances, comparable, pieces
-from mtmc_lsp.measure.doubting import Doubt, beside_own, singly, too_many
+from mtmc_lsp.measure.doubting import beside_own, singly, too_many
 
 FACTORS = {"budget": 8.0, "strict": 2.0}
 """A candidate's error may be this many times the user's own code's error on the same inputs."""
@@ -75,7 +75,14 @@ class Comparison:
             self.check(f"{name} {fact}", f"{mine.get(fact)} instead of {own[fact]}" if differs else "")
 
     def tensor(
-        self, name: str, mine: Any, own: Any, oracle: Any, near: float, ties: Any, doubt: Doubt | None = None
+        self,
+        name: str,
+        mine: Any,
+        own: Any,
+        oracle: Any,
+        near: float,
+        ties: Any,
+        doubt: Mapping[str, Any] | None = None,
     ) -> None:
         """One result against the reference's and the oracle's."""
         if not isinstance(mine, torch.Tensor) or not isinstance(own, torch.Tensor):
@@ -109,11 +116,17 @@ class Comparison:
             self._doubted(name, mine, own, oracle, near, doubt)
 
     def _doubted(
-        self, name: str, mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near: float, doubt: Doubt
+        self,
+        name: str,
+        mine: torch.Tensor,
+        own: torch.Tensor,
+        oracle: torch.Tensor,
+        near: float,
+        doubt: Mapping[str, Any],
     ) -> None:
         """What is asked of a result beyond its distance from the oracle's, which may be as large as it is."""
         factor, dtype = max(self._factor, FACTORS["budget"]), str(own.dtype).removeprefix("torch.")
-        if doubt.is_strange:
+        if doubt["is_strange"]:
             beside = self._later(f"{name} beside your own")
 
             def judge_beside(facts: list[float]) -> None:
@@ -123,7 +136,7 @@ class Comparison:
                 self._silence(name, tells=allowed < 1.0)
 
             self._left.append((beside_own(mine, own), judge_beside))
-        elif doubt.spread is not None and near > NOISE and oracle.shape == own.shape:
+        elif doubt["spread"] is not None and near > NOISE and oracle.shape == own.shape:
             place = self._later(f"{name} by element")
 
             def judge_singly(facts: list[float]) -> None:
@@ -131,7 +144,7 @@ class Comparison:
                 self._settle(place, wrong)
                 self._silence(name, tells=tells)
 
-            self._left.append((singly(mine, own, oracle, doubt.spread, factor), judge_singly))
+            self._left.append((singly(mine, own, oracle, doubt["spread"], factor), judge_singly))
 
     def _silence(self, name: str, *, tells: bool) -> None:
         (self.silent.discard if tells else self.silent.add)(name)

@@ -154,7 +154,8 @@ def _oracle(
         "oracle_after": oracle["after"],
         "near": near,
         "ties": _ties(recorder, oracle["results"], inputs),
-        "doubts": doubts,
+        # Plain: it may go through a file.
+        "doubts": {i: vars(doubt) for i, doubt in doubts.items()},
     }
 
 

@@ -11,6 +11,7 @@ import torch
 from wide import compared, expected
 
 from mtmc_lsp.measure.doubting import OUTLIERS
+from mtmc_lsp.measure.handover import give, take
 
 Function = Callable[..., torch.Tensor]
 
@@ -171,7 +172,7 @@ def test_where_float64_computes_something_else_the_users_own_result_counts(monke
     def by_memory(x: torch.Tensor) -> torch.Tensor:
         return x * (2.0 if x.element_size() == 4 else 3.0)
 
-    assert expected(by_memory, {"x": sample()}, monkeypatch)["doubts"][0].is_strange
+    assert expected(by_memory, {"x": sample()}, monkeypatch)["doubts"][0]["is_strange"]
     assert compared(by_memory, lambda x: x * 2, {"x": sample()}, monkeypatch) == ("", [])
     for candidate in (lambda x: x * 3, lambda x: x * 2.01, lambda x: x * 0):
         assert "from your own result" in compared(by_memory, candidate, {"x": sample()}, monkeypatch)[0]
@@ -208,3 +209,14 @@ def test_a_scalar_that_is_well_conditioned_is_held_to_its_precision(seed: int, m
     x = sample(64, 48, seed=seed)
     assert expected(lambda x: x.square().mean(), {"x": x}, monkeypatch)["near"][0] < 1e-6
     assert compared(lambda x: x.square().mean(), lambda x: x.square().mean() * (1 + 2e-5), {"x": x}, monkeypatch)[0]
+
+
+def test_what_is_expected_of_doubtful_results_can_go_through_a_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for it in the process's memory."""
+    want = expected(
+        lambda x: x / x.sum(-1, keepdim=True), {"x": sample(8, 48) - sample(8, 48).mean(-1, keepdim=True)}, monkeypatch
+    )
+    path = str(tmp_path / "expected.pt")
+    give({"doubts": want["doubts"]}, path, in_memory=False)
+    again = take(path, "cpu")["doubts"][0]
+    assert torch.equal(again["spread"], want["doubts"][0]["spread"]) and again["is_strange"] is False
