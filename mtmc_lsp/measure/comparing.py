@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ import torch
 
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.measure.at_once import numbers
+from mtmc_lsp.measure.discrete import discrete_difference
+from mtmc_lsp.measure.distances import LEAST, NOISE, Distances, comparable, pieces
+from mtmc_lsp.measure.doubting import beside_own, singly, too_many
 
 FACTORS = {"budget": 8.0, "strict": 2.0}
 """A candidate's error may be this many times the user's own code's error on the same inputs."""
@@ -25,6 +28,8 @@ class Agreement:
     wrong: str
     error: float = 0.0
     own_error: float = 0.0
+    tells: bool = True
+    """Whether zeros would have been refused; where they would not, agreeing says nothing."""
 
 
 class Comparison:
@@ -35,6 +40,10 @@ class Comparison:
         self._checks: list[dict[str, str]] = []
         self._worst = (0.0, 0.0)
         self._left: list[tuple[torch.Tensor, Callable[[list[float]], None]]] = []
+        self.compared: set[str] = set()
+        """Results of floats whose values were compared."""
+        self.silent: set[str] = set()
+        """Those on which nothing can be said here; complete once :meth:`found` was called."""
 
     def found(self) -> tuple[list[dict[str, str]], tuple[float, float]]:
         """The checks, and the worst relative errors, the candidate's and the user's own; what they need is read at once."""
@@ -65,7 +74,16 @@ class Comparison:
             differs = mine.get(fact) != own[fact]
             self.check(f"{name} {fact}", f"{mine.get(fact)} instead of {own[fact]}" if differs else "")
 
-    def tensor(self, name: str, mine: Any, own: Any, oracle: Any, near: float, ties: Any) -> None:
+    def tensor(
+        self,
+        name: str,
+        mine: Any,
+        own: Any,
+        oracle: Any,
+        near: float,
+        ties: Any,
+        doubt: Mapping[str, Any] | None = None,
+    ) -> None:
         """One result against the reference's and the oracle's."""
         if not isinstance(mine, torch.Tensor) or not isinstance(own, torch.Tensor):
             self.check(f"{name} value", "" if mine is own or mine == own else f"{mine!r} instead of {own!r}")
@@ -83,14 +101,53 @@ class Comparison:
             self.check(f"{name} values", discrete_difference(mine, own, oracle, near, ties, self._factor))
             return
         place, dtype = self._later(f"{name} values"), str(own.dtype).removeprefix("torch.")
+        is_empty = not own.numel()
+        self.compared.add(name)
 
         def judge(facts: list[float]) -> None:
             found = judged(facts, dtype, near, self._factor)
             self._settle(place, found.wrong)
+            self._silence(name, tells=found.tells or is_empty)
             if found.error > self._worst[0]:
                 self._worst = (found.error, found.own_error)
 
         self._left.append((measured(mine, own, oracle), judge))
+        if doubt is not None:
+            self._doubted(name, mine, own, oracle, near, doubt)
+
+    def _doubted(
+        self,
+        name: str,
+        mine: torch.Tensor,
+        own: torch.Tensor,
+        oracle: torch.Tensor,
+        near: float,
+        doubt: Mapping[str, Any],
+    ) -> None:
+        """What is asked of a result beyond its distance from the oracle's, which may be as large as it is."""
+        factor, dtype = max(self._factor, FACTORS["budget"]), str(own.dtype).removeprefix("torch.")
+        if doubt["is_strange"]:
+            beside = self._later(f"{name} beside your own")
+
+            def judge_beside(facts: list[float]) -> None:
+                apart, allowed = facts[0] / (facts[1] + LEAST), max(TOLERANCE[dtype], factor * near)
+                detail = f"{apart:.2e} from your own result, allowed is {allowed:.2e}: float64 gives another one than your code"
+                self._settle(beside, detail if apart > allowed else "")
+                self._silence(name, tells=allowed < 1.0)
+
+            self._left.append((beside_own(mine, own), judge_beside))
+        elif doubt["spread"] is not None and near > NOISE and oracle.shape == own.shape:
+            place = self._later(f"{name} by element")
+
+            def judge_singly(facts: list[float]) -> None:
+                wrong, tells = too_many(facts)
+                self._settle(place, wrong)
+                self._silence(name, tells=tells)
+
+            self._left.append((singly(mine, own, oracle, doubt["spread"], factor), judge_singly))
+
+    def _silence(self, name: str, *, tells: bool) -> None:
+        (self.silent.discard if tells else self.silent.add)(name)
 
     def exact(self, name: str, mine: Any, own: Any, oracle: Any) -> None:
         """Where arithmetic is exact for the reference, no rounding excuses a difference."""
@@ -128,7 +185,7 @@ def compare_case(
     *,
     exact: bool = False,
 ) -> dict[str, Any]:
-    """Every check of one case, and the worst relative errors.
+    """Every check of one case, the worst relative errors, and under ``silent`` the results on which nothing can be said.
 
     With ``exact``, results that the reference gives without any error must be given without any.
     """
@@ -140,7 +197,8 @@ def compare_case(
     outputs = len(want["facts"])
     for i, (mine, own) in enumerate(zip(seen["results"], want["results"], strict=False)):
         name = f"result {i}" if i < outputs else f"gradient {i - outputs}"
-        comparison.tensor(name, mine, own, want["oracle"][i], want["near"].get(i, 0.0), want["ties"].get(i))
+        near, ties, doubt = want["near"].get(i, 0.0), want["ties"].get(i), want["doubts"].get(i)
+        comparison.tensor(name, mine, own, want["oracle"][i], near, ties, doubt)
         if exact:
             comparison.exact(name, mine, own, want["oracle"][i])
     for name, held in inputs.items():
@@ -150,67 +208,19 @@ def compare_case(
         else:
             oracle = want["oracle_after"].get(name, own)
             mine, near = held if mine is None else mine, want["near"].get(name, 0.0)
-            comparison.tensor(f"input {name} afterwards", mine, own, oracle, near, None)
+            comparison.tensor(f"input {name} afterwards", mine, own, oracle, near, None, want["doubts"].get(name))
     checks, (error, reference_error) = comparison.found()
-    return {"checks": checks, "error": error, "reference_error": reference_error}
+    return {
+        "checks": checks,
+        "error": error,
+        "reference_error": reference_error,
+        "results": sorted(comparison.compared),
+        "silent": sorted(comparison.silent),
+    }
 
 
-def discrete_difference(
-    mine: torch.Tensor, own: torch.Tensor, oracle: Any, near: float, ties: Mapping[str, Any] | None, factor: float
-) -> str:
-    """What is wrong with an integer or boolean result.
-
-    Rounding decides where a value lies on an edge (``round(x / scale)``, ``x > threshold``): as many elements may be another
-    than the oracle's as ``factor`` times those of the user's own code, or of the oracle on inputs that moved by rounding
-    (``near``, a part of all), and by no more than the own ones are. An index may differ where the values at both places tie.
-    """
-    wrong = mine != own
-    if ties is not None and bool(wrong.any()):
-        values, dim = ties["values"], ties["dim"]
-        a, b = (_pick(values, index, dim) for index in (mine, own))
-        if a is not None and b is not None:
-            wrong &= ((a - b).abs() > ties["epsilon"] * b.abs()).view(wrong.shape)
-    count = int(wrong.sum())
-    if not count:
-        return ""
-    detail = f"{count} of {own.numel()} elements differ"
-    if ties is not None or not isinstance(oracle, torch.Tensor) or oracle.shape != own.shape:
-        return detail
-    own_wrong, moved = int((own != oracle).sum()), near * own.numel()
-    allowed = min(factor * max(own_wrong, moved), max(2.0 * own_wrong, NOISE * own.numel()))
-    if not allowed:
-        return detail
-    count = int((mine != oracle).sum())
-    if count <= allowed and _furthest(mine, oracle) <= max(1, _furthest(own, oracle)):
-        return ""
-    return f"{detail}; {count} from the oracle's, of the user's own code {own_wrong}, allowed are {int(allowed)}"
-
-
-def _furthest(result: torch.Tensor, oracle: torch.Tensor) -> int:
-    """The largest difference of two integer results."""
-    return int((result.to(torch.int64) - oracle.to(torch.int64)).abs().max())
-
-
-def _pick(values: torch.Tensor, index: torch.Tensor, dim: int | None) -> torch.Tensor | None:
-    """The values at the indices that a reduction over ``dim`` returned; None where an index is out of range."""
-    if dim is None:
-        values, dim = values.flatten(), 0
-    if not values.dim():
-        return values
-    places = index if index.dim() == values.dim() else index.unsqueeze(dim)
-    if bool((places < 0).any()) or bool((places >= values.shape[dim]).any()):
-        return None
-    return values.gather(dim, places)
-
-
-PIECE = 1 << 26
-"""Elements that are compared at a time: their float64 copies take a few gigabytes at most."""
 FEW = 8.0
 """How many times more is always allowed of one element than of many; of several as their errors' mean scatters."""
-LEAST = 1e-300
-"""Keeps a division by a norm of 0 from failing."""
-NOISE = 0.01
-"""Where rounding of the inputs alone moves the oracle by this much, the result is rounding noise and says nothing."""
 
 
 def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near: float, factor: float) -> Agreement:
@@ -230,109 +240,50 @@ def agreement(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor, near:
 
 
 def measured(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
-    """What :func:`judged` decides by, still on the device: four counts of elements, and three L2 norms."""
-    counts = torch.zeros(4, dtype=torch.float64, device=own.device)
+    """What :func:`judged` decides by, still on the device: five counts of elements, and three L2 norms."""
+    counts = torch.zeros(5, dtype=torch.float64, device=own.device)
     distances = Distances(own.device)
     for part, theirs, truth in pieces(mine, own, oracle):
         finite = comparable(theirs, truth)
         broken = finite & ~torch.isfinite(part)
         # Where only one of the user's code and the oracle overflows, the range of the dtype decides, not correctness.
-        lost = torch.isnan(theirs) & torch.isnan(truth) & ~torch.isnan(part)
+        none = torch.isnan(theirs) & torch.isnan(truth)
         both = torch.isinf(theirs) & torch.isinf(truth) & (theirs.double() == truth.double())
-        counts += torch.stack([each.sum() for each in (broken, lost, both & (part != theirs), finite)])
+        found = (broken, none & ~torch.isnan(part), both & (part != theirs), finite, finite | none | both)
+        counts += torch.stack([each.sum() for each in found])
         distances.add(truth, finite, part, theirs)
     return torch.cat([counts, *(norm.reshape(1) for norm in (*distances.apart, distances.scale))])
 
 
 def judged(facts: Sequence[float], dtype: str, near: float, factor: float) -> Agreement:
     """What :func:`agreement` gives, of what :func:`measured` read."""
-    broken, lost, infinite, count = map(int, facts[:4])
+    broken, lost, infinite, count, told = map(int, facts[:5])
     if broken:
         return Agreement(f"{broken} elements are NaN or infinite, or were never written", float("inf"))
     if lost:
         return Agreement(f"{lost} elements should be NaN", float("inf"))
     if infinite:
         return Agreement(f"{infinite} elements should be infinite", float("inf"))
-    if not count or near > NOISE:
-        return Agreement("")
-    error, own_error = (norm / (facts[6] + LEAST) for norm in facts[4:6])
+    if not count:
+        return Agreement("", tells=told > 0)
+    error, own_error = (norm / (facts[7] + LEAST) for norm in facts[5:7])
     own_error = max(own_error, near)
+    if near > NOISE:
+        # The tolerance is for results that rounding leaves what they are; how far noise goes varies with the order of operations.
+        budget = max(factor, FACTORS["budget"]) * own_error
+        return Agreement(_beyond(error, own_error, budget), tells=budget < 1.0)
     # Of few elements the user's own error may be next to none by luck, and a sum in another order is no worse for it.
     floor = FLOAT64_FLOOR if dtype == "float64" else 4 * EPSILON[dtype] * (1.0 + FEW / math.sqrt(count))
     # Beyond the tolerance twice the user's own error is the limit; of few elements its size is luck, of one wholly.
     luck = 2.0 + (factor - 2.0) / math.sqrt(count)
     budget = min(max(factor * own_error, floor), max(TOLERANCE[dtype], luck * own_error))
-    detail = f"relative L2 error {error:.2e}, the user's own code has {own_error:.2e}, allowed is {budget:.2e}"
-    return Agreement("" if error <= budget else detail, error, own_error)
+    return Agreement(_beyond(error, own_error, budget), error, own_error, budget < 1.0)
 
 
-def comparable(own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
-    """Where values can be compared.
-
-    What is beyond the dtype's range has no right answer in it: the largest number, as ``nan_to_num`` gives it, is another one.
-    So near its end that an error within the tolerance leads beyond it has none either.
-    """
-    dtype = str(own.dtype).removeprefix("torch.")
-    end = torch.finfo(own.dtype).max * (1.0 - TOLERANCE[dtype])
-    return torch.isfinite(own) & torch.isfinite(oracle) & (oracle.double().abs() <= end)
-
-
-def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same parts of tensors of one shape, each small enough that float64 copies of it take little memory."""
-    total = tensors[0].numel()
-    if total <= PIECE:
-        yield tensors
-        return
-    if all(tensor.is_contiguous() for tensor in tensors):
-        tensors = tuple(tensor.view(-1) for tensor in tensors)
-    longest = max(range(tensors[0].dim()), key=lambda dim: tensors[0].shape[dim])
-    step = max(1, PIECE * tensors[0].shape[longest] // total)
-    yield from zip(*(tensor.split(step, longest) for tensor in tensors), strict=True)
-
-
-class Distances:
-    """L2 distances of results from another one, and that one's L2 norm, added up piece by piece where they are."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.apart: list[torch.Tensor] = []
-        """Of each result."""
-        self.scale = torch.zeros((), dtype=torch.float64, device=device)
-
-    def add(self, other: torch.Tensor, where: torch.Tensor, *results: torch.Tensor) -> None:
-        """Take in a piece of each result, as far as ``where`` is true."""
-        before = self.apart or [torch.zeros_like(self.scale) for _ in results]
-        self.apart = [torch.hypot(d, apart(result, other, where)) for d, result in zip(before, results, strict=True)]
-        self.scale = torch.hypot(self.scale, size(other, where))
-
-    def relative(self) -> list[torch.Tensor]:
-        """The distances as parts of the norm."""
-        return [distance / (self.scale + LEAST) for distance in self.apart]
-
-
-def apart(result: torch.Tensor, oracle: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """The L2 distance of a result from the oracle's, over the elements ``where`` is true."""
-    return size(result.double() - oracle.double(), where)
-
-
-def size(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """The L2 norm of the elements ``where`` is true."""
-    return torch.linalg.vector_norm(torch.where(where, values.double(), 0.0))
-
-
-def sensitivity(moved: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
-    """How far the oracle is from itself on inputs that are moved a little, still on the device.
-
-    A relative L2 distance; of integers and truth values the part of them that are others.
-    """
-    nothing = torch.zeros((), dtype=torch.float64, device=own.device)
-    if not moved.shape == own.shape == oracle.shape:
-        return nothing
-    if not own.is_floating_point():
-        return (moved != oracle).double().mean() if own.numel() and not own.is_complex() else nothing
-    distances = Distances(own.device)
-    for there, theirs, truth in pieces(moved, own, oracle):
-        distances.add(truth, comparable(theirs, truth) & torch.isfinite(there), there)
-    return distances.relative()[0]
+def _beyond(error: float, own_error: float, budget: float) -> str:
+    if error <= budget:
+        return ""
+    return f"relative L2 error {error:.2e}, the user's own code has {own_error:.2e}, allowed is {budget:.2e}"
 
 
 def _text(value: Any) -> str:

@@ -16,9 +16,12 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.at_once import numbers
 from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
-from mtmc_lsp.measure.comparing import FACTORS, agreement, sensitivity
+from mtmc_lsp.measure.comparing import FACTORS, agreement
+from mtmc_lsp.measure.distances import NOISE, sensitivity
+from mtmc_lsp.measure.doubting import Doubt
+from mtmc_lsp.measure.in_float64 import Float64Mode
 from mtmc_lsp.measure.inputs import laid_out
-from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, NarrowProducts, SharedRandomMode, draw_seeds
+from mtmc_lsp.measure.oracle import IndexRecorder, NarrowProducts, SharedRandomMode, draw_seeds
 from mtmc_lsp.measure.running import copies, run_case
 
 Place = int | str
@@ -28,6 +31,10 @@ _narrow: dict[str, bool] = {}
 """Under ``seen``: whether the user's own products ran in TF32 on the workload itself; empty before it was run."""
 FEW, FEW_DRAWS = 64, 3
 """Elements of a result whose rounding is so much luck that it is asked for more than once."""
+MANY_DRAWS, SMALL = 8, 1 << 22
+"""How often it is, where the inputs have no more elements than this: of eight draws none is small by luck."""
+SUSPECT = 0.02
+"""An error of the user's own code beyond the tolerance of all dtypes but float8: is it rounding, or another function?"""
 TF32_ERROR = 2.0**-11
 """Of one rounding to TF32's ten bits, as a part."""
 TF32_SHARE = 0.25
@@ -41,8 +48,9 @@ def expected_of(
 
     Returns:
         What :func:`run_case` does; ``oracle`` and ``oracle_after``, the same in float64; by result (or by name, of inputs that
-        are changed) ``near``, how far the oracle moves with rounding of the inputs; by result ``ties``, what an index of an
-        extreme value was chosen from; ``coarse``, whether float64 did not fit into memory.
+        are changed) ``near``, how far the oracle moves with rounding, and ``doubts``, where the user's own result is far from
+        the oracle's; by result ``ties``, what an index of an extreme value was chosen from; ``coarse``, whether float64 did not
+        fit into memory.
     """
     kind, seed = case["kind"], case["seed"]
 
@@ -62,6 +70,7 @@ def expected_of(
         "oracle_after": own["after"],
         "near": {},
         "ties": {},
+        "doubts": {},
         "coarse": False,
     }
     if kind != VALUES and (kind != AUTOGRAD or capture.uses_random):
@@ -83,45 +92,77 @@ def _oracle(
     ran: dict[str, Any],
     random_mode: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> dict[str, Any]:
-    """The oracle's results, and how far they move with rounding of the inputs; ``ran`` is the user's own code on them."""
+    """The oracle's results, and how far they move with rounding; ``ran`` is the user's own code on the inputs."""
     kind, seed, own = case["kind"], case["seed"], ran["results"]
     # Inputs that the code leaves alone in its own precision need not be copied to see whether it does in another.
     untouched: dict[str, torch.Tensor] | None = None if ran["after"] else {}
-    recorder = IndexRecorder()
+    recorder, in_wide = IndexRecorder(), Float64Mode(torch.get_default_dtype())
     is_first, near = bool(case.get("first")), dict[Place, float]()
     changed = {name: inputs[name] for name in ran["after"]}
-    with _float64_default(), recorder, Float64Mode():
-        wide = {name: in_float64(tensor) for name, tensor in inputs.items()}
+    wide = {name: in_float64(tensor) for name, tensor in inputs.items()}
+    with _float64_default(), recorder, in_wide, in_wide.holding(wide, inputs):
         oracle = run_case(module, capture, wide, device, random_mode(), seed, kind, before=untouched)
-        del wide
+    del wide
+    mine, truth = _by_place(ran), _by_place(oracle)
 
-        def sensitivities(moving: int, mode: contextlib.AbstractContextManager[Any]) -> dict[Place, float]:
-            # The inputs move otherwise each time; random numbers that the code draws stay what they are.
-            moved = _moved(inputs, moving, _finest(own))
-            with mode:
-                there = _by_place(run_case(module, capture, moved, device, random_mode(), seed, kind, before=changed))
-            del moved
-            mine, truth = _by_place(ran), _by_place(oracle)
-            places = [i for i in there if i in mine and i in truth]
-            apart = numbers([sensitivity(there[i], mine[i], truth[i]) for i in places])
-            return dict(zip(places, apart, strict=True))
+    def moved_run(
+        moving: int, mode: contextlib.AbstractContextManager[Any], *, scattered: bool = False
+    ) -> dict[Place, torch.Tensor]:
+        # The inputs move otherwise each time; random numbers that the code draws stay what they are.
+        moved = _moved(inputs, moving, _finest(own))
+        held = in_wide.holding(moved, inputs, scattered=moving if scattered else None)
+        with _float64_default(), in_wide, held, mode:
+            there = _by_place(run_case(module, capture, moved, device, random_mode(), seed, kind, before=changed))
+        return {i: value for i, value in there.items() if i in mine and i in truth}
 
-        if is_first and capture.graph.runs_tf32:
-            # Results may hide it, as a sum of activations far from 0 does.
-            asked = "tf32" in capture.graph.convolutions_seen.values()
-            _narrow["seen"] = asked or _is_narrow(
-                own, oracle["results"], sensitivities(seed, narrow_products(capture.graph))
-            )
-        for draw in range(FEW_DRAWS if _has_few(own) else 1):
-            # The libraries choose by the size, and by the call: what they compute in full precision on a small one is no more
-            # than the user asked for. Of the workload itself the user's own error is. Gradients choose for themselves.
-            may = capture.graph.allows_tf32 and kind == AUTOGRAD
-            narrow = (may or _narrow.get("seen", False)) and not is_first
-            mode = narrow_products(capture.graph) if narrow else contextlib.nullcontext()
-            for i, distance in sensitivities(seed + draw, mode).items():
-                near[i] = max(near.get(i, 0.0), distance)
-    ties = _ties(recorder, oracle["results"], inputs)
-    return {"oracle": oracle["results"], "oracle_after": oracle["after"], "near": near, "ties": ties}
+    def distances(there: Mapping[Place, torch.Tensor]) -> dict[Place, float]:
+        apart = numbers([sensitivity(value, mine[i], truth[i]) for i, value in there.items()])
+        return dict(zip(there, apart, strict=True))
+
+    in_tf32 = dict[Place, float]()
+    if is_first and capture.graph.runs_tf32:
+        # Results may hide it, as a sum of activations far from 0 does.
+        asked = "tf32" in capture.graph.convolutions_seen.values()
+        in_tf32 = distances(moved_run(seed, narrow_products(capture.graph)))
+        _narrow["seen"] = asked or _is_narrow(own, oracle["results"], in_tf32)
+    # The libraries choose by the size, and by the call: what they compute in full precision on a small one is no more
+    # than the user asked for. Of the workload itself the user's own error is. Gradients choose for themselves.
+    may = capture.graph.allows_tf32 and kind == AUTOGRAD
+    narrow = (may or _narrow.get("seen", False)) and not is_first
+
+    def take_in(there: Mapping[Place, float]) -> None:
+        near.update({i: max(near.get(i, 0.0), distance) for i, distance in there.items()})
+
+    mode = narrow_products(capture.graph) if narrow else contextlib.nullcontext()
+    for draw in range(FEW_DRAWS if _has_few(own) else 1):
+        take_in(distances(moved_run(seed + draw, mode)))
+    errors = own_errors(mine, truth)
+    doubts = {i: Doubt() for i in errors if errors[i] > SUSPECT or near.get(i, 0.0) > NOISE}
+    if doubts or in_wide.rounds or _has_few(own):
+        is_small = sum(tensor.numel() for tensor in inputs.values()) <= SMALL
+        for draw in range(MANY_DRAWS if is_small else FEW_DRAWS):
+            there = moved_run(seed + draw, mode, scattered=True)
+            take_in(distances(there))
+            for i, doubt in doubts.items():
+                if i in there:
+                    doubt.take_in(there[i], truth[i])
+    for i, doubt in doubts.items():
+        explained = max(near.get(i, 0.0), in_tf32.get(i, 0.0))
+        doubt.is_strange = errors[i] > max(SUSPECT, FACTORS["budget"] * explained)
+    return {
+        "oracle": oracle["results"],
+        "oracle_after": oracle["after"],
+        "near": near,
+        "ties": _ties(recorder, oracle["results"], inputs),
+        # Plain: it may go through a file.
+        "doubts": {i: vars(doubt) for i, doubt in doubts.items()},
+    }
+
+
+def own_errors(mine: Mapping[Place, torch.Tensor], truth: Mapping[Place, torch.Tensor]) -> dict[Place, float]:
+    """The relative L2 errors of the user's own floating point results."""
+    places = [i for i, own in mine.items() if i in truth and own.is_floating_point() and own.shape == truth[i].shape]
+    return dict(zip(places, numbers([sensitivity(mine[i], mine[i], truth[i]) for i in places]), strict=True))
 
 
 def narrow_products(graph: Graph) -> NarrowProducts:
@@ -185,9 +226,11 @@ def _ties(recorder: IndexRecorder, results: list[Any], inputs: dict[str, torch.T
     epsilon = 4 * max((EPSILON[dtype] for dtype in dtypes), default=0.0)
     found = {}
     for i, result in enumerate(results):
-        for values, dim, index in recorder.seen:
-            if index is result:
-                found[i] = {"values": values, "dim": dim, "epsilon": epsilon}
+        for chosen in recorder.seen:
+            if chosen.index is result:
+                found[i] = {
+                    "values": chosen.values, "dim": chosen.dim, "epsilon": epsilon, "is_order": chosen.is_order
+                }  # fmt: skip
     return found
 
 

@@ -292,5 +292,6 @@ def _passes(answer: list[torch.Tensor], want: Mapping[str, Any], precision: str)
     comparison = Comparison(precision)
     for i, own in enumerate(r for r in want["results"] if isinstance(r, torch.Tensor)):
         mine = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device).copy_(answer[i])
-        comparison.tensor("", mine, own, want["oracle"][i], want["near"].get(i, 0.0), want["ties"].get(i))
+        near, ties, doubt = want["near"].get(i, 0.0), want["ties"].get(i), want["doubts"].get(i)
+        comparison.tensor("", mine, own, want["oracle"][i], near, ties, doubt)
     return all(check["status"] != "failed" for check in comparison.found()[0])

@@ -1,40 +1,13 @@
-"""The float64 oracle: the user's own code with every float computed in float64. Runs in workers."""
+"""What the float64 oracle shares with what it judges: products in TF32, choices among equals, random numbers. Runs in workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from mtmc_lsp.core.graph import DRAWN
-
-NARROW = (torch.float16, torch.bfloat16, torch.float32)
-CASTS = {"float", "half", "bfloat16"}
-
-
-class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
-    """Casts to narrower floats become casts to float64, and so do the dtypes of new tensors.
-
-    Random numbers are drawn in the dtype that the code asks for: in another the generator gives others.
-    """
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(function, "__name__", "")
-        if name in CASTS and isinstance(args[0], torch.Tensor):
-            return args[0].to(torch.float64)
-        if name in DRAWN:
-            return function(*args, **{**kwargs, "dtype": kwargs.get("dtype") or torch.float32}).to(torch.float64)
-        if kwargs.get("dtype") in NARROW:
-            kwargs["dtype"] = torch.float64
-        args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in NARROW else a for a in args)
-        return function(*args, **kwargs)
-
 
 CONVOLUTIONS = frozenset({"convolution", "convolution_backward"})
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv"})
@@ -70,12 +43,22 @@ def _in_ten_bits(value: Any) -> Any:
     return torch.where(torch.isfinite(value), rounded, value)
 
 
+class Choice(NamedTuple):
+    """What indices of extreme values were chosen from."""
+
+    values: torch.Tensor
+    dim: int | None
+    index: torch.Tensor
+    is_order: bool
+    """Whether several are chosen of each row, each once: ``sort`` and ``topk``."""
+
+
 class IndexRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Notes what each argmax, argmin and the like chose from, so that an index that ties is not called wrong."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[torch.Tensor, int | None, torch.Tensor]] = []
+        self.seen: list[Choice] = []
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -85,11 +68,14 @@ class IndexRecorder(TorchFunctionMode):  # type: ignore[misc]  # torch is not ty
         name = getattr(function, "__name__", "")
         if name in ("argmax", "argmin"):
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
-            self.seen.append((_operand(args, kwargs), dim, result))
+            self.seen.append(Choice(_operand(args, kwargs), dim, result, False))
+        elif name == "argsort":
+            dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+            self.seen.append(Choice(_operand(args, kwargs), dim, result, True))
         elif name in ("max", "min", "topk", "sort") and isinstance(result, tuple):
             place = 2 if name == "topk" else 1
             dim = args[place] if len(args) > place else kwargs.get("dim", -1)
-            self.seen.append((_operand(args, kwargs), dim, result[1]))
+            self.seen.append(Choice(_operand(args, kwargs), dim, result[1], name in ("topk", "sort")))
         return result
 
 

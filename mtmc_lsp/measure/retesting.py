@@ -16,7 +16,8 @@ from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.measure.at_once import numbers
 from mtmc_lsp.measure.clock import Run
-from mtmc_lsp.measure.comparing import FACTORS, Distances, pieces
+from mtmc_lsp.measure.comparing import FACTORS
+from mtmc_lsp.measure.distances import Distances, pieces
 from mtmc_lsp.measure.running import flatten
 
 CHANGE = 0.75

@@ -230,3 +230,64 @@ def scale_triton(x, gain, var):
     "        return (x.float()",
 )
 """A module in bfloat16 whose parameters start as ones."""
+
+RESIDUE = Handwritten(
+    "residue",
+    """
+
+# mtmc: x=f32[N,D] N=24 D=40
+def residue(x):
+    return x - x.half().float()
+""",
+    """
+
+@triton.jit
+def residue_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < count)
+    tl.store(out_ptr + at, x - x.to(tl.float16).to(tl.float32), mask=at < count)
+
+
+def residue_fits(x):
+    return (
+        x.is_cuda and x.dtype == torch.float32 and x.is_contiguous() and x.numel() > 0
+        and not (torch.is_grad_enabled() and x.requires_grad)
+    )
+
+
+def residue_triton(x):
+    out = torch.empty_like(x)
+    residue_kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256)
+    return out
+""",
+    "    if residue_fits(x):\n        return residue_triton(x)\n",
+    "    return x - x.half()",
+    (
+        KernelLaunch(
+            "residue_kernel",
+            {"x_ptr": "*fp32", "out_ptr": "*fp32", "count": "i32"},
+            {"BLOCK": 256},
+            4,
+            2,
+            ("x_ptr", "out_ptr"),
+        ),
+    ),
+)
+"""What rounding loses: without the cast nothing is left of it."""
+
+CANCELLED = Handwritten(
+    "cancelled",
+    """
+
+# mtmc: x=f32[N,D] N=24 D=40
+def cancelled(x):
+    return x * 3.3 * 1.7 - x * 1.7 * 3.3
+""",
+    RESIDUE.block.replace("residue", "cancelled").replace(
+        "x - x.to(tl.float16).to(tl.float32)", "x * 3.3 * 1.7 - x * 1.7 * 3.3"
+    ),
+    RESIDUE.dispatch.replace("residue", "cancelled"),
+    "    return x * 3.3",
+    RESIDUE.launches,
+)
+"""Rounding and nothing else: float64 has another one."""

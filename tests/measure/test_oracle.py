@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode, draw_seeds, uniform
+from mtmc_lsp.measure.in_float64 import Float64Mode
+from mtmc_lsp.measure.oracle import IndexRecorder, SharedRandomMode, draw_seeds, uniform
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,8 @@ from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, SharedRandomMode
 )
 def test_no_cast_in_the_users_code_lowers_the_oracle_below_float64(cast) -> None:
     with Float64Mode():
-        assert cast(torch.rand(5, 3, dtype=torch.float64).t()).dtype is torch.float64
+        found = cast(torch.rand(5, 3, dtype=torch.float64).t())
+    assert found.dtype is torch.float64
 
 
 def test_integers_and_indices_stay_what_they_are() -> None:
@@ -83,6 +85,6 @@ def test_what_an_index_was_chosen_from_is_noted() -> None:
     with IndexRecorder() as recorder:
         index = x.argmax(-1)
         _, places = x.max(dim=1)
-    assert [dim for _, dim, _ in recorder.seen] == [-1, 1]
-    assert recorder.seen[0][2] is index
-    assert recorder.seen[1][2] is places
+    assert [choice.dim for choice in recorder.seen] == [-1, 1]
+    assert recorder.seen[0].index is index
+    assert recorder.seen[1].index is places

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from handwritten import ADD_IN_PLACE, DROP, PICK, RMS, SCALE_MODULE, Handwritten
+from handwritten import ADD_IN_PLACE, CANCELLED, DROP, PICK, RESIDUE, RMS, SCALE_MODULE, Handwritten
 
 from mtmc_lsp.core.results import CheckStatus, VerdictStatus
 from mtmc_lsp.measure.cases import Case
@@ -13,7 +13,9 @@ from tests.micro.harness import fused
 INCORRECT, RAISED = VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR
 
 
-@pytest.mark.parametrize("target", [RMS, ADD_IN_PLACE, DROP, PICK, SCALE_MODULE], ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    "target", [RMS, ADD_IN_PLACE, DROP, PICK, SCALE_MODULE, RESIDUE], ids=lambda target: target.name
+)
 def test_an_honest_candidate_is_correct(target: Handwritten, measurer_of) -> None:
     verdict = measurer_of(target).verify(target.candidate())
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
@@ -145,6 +147,26 @@ def test_parameters_that_start_as_ones_do_not_hide_a_mistake(measurer_of) -> Non
     assert "bfloat16 replaced by float32" in " ".join(measurer.verify(SCALE_MODULE.candidate()).notes)
     assert measurer.verify(SCALE_MODULE.candidate(("x * gain * tl.rsqrt", "x * tl.rsqrt"))).status is INCORRECT
     assert measurer.verify(SCALE_MODULE.candidate(("* tl.rsqrt(var)", ""))).status is INCORRECT
+
+
+STORED = "x - x.to(tl.float16).to(tl.float32), mask"
+
+
+@pytest.mark.parametrize(
+    "stored", ["x - x", "x", "x - x.to(tl.float32)", "x.to(tl.float16).to(tl.float32)", "x * 2e-4"]
+)
+def test_of_what_the_users_rounding_loses_nothing_else_is_right(stored: str, measurer_of) -> None:
+    """An oracle without that rounding gives zeros, and the user's own error would be as large as the result."""
+    verdict = measurer_of(RESIDUE).verify(RESIDUE.candidate((STORED, f"{stored}, mask")))
+    assert verdict.status is INCORRECT
+    assert "relative L2 error" in verdict.reason
+
+
+def test_a_function_that_is_nothing_but_rounding_errors_is_not_certified(measurer_of) -> None:
+    """Whatever is as small passes on every input: the verdict says so instead of calling it correct."""
+    verdict = measurer_of(CANCELLED).verify(CANCELLED.candidate())
+    assert verdict.status is VerdictStatus.UNCERTIFIABLE
+    assert verdict.reason.startswith("result 0: your own code's rounding errors are as large as this result")
 
 
 UNREAD = """import torch
