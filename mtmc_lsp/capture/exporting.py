@@ -6,7 +6,7 @@ import contextlib
 import operator
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from mtmc_lsp.capture.expanding import expansions
 from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
+from mtmc_lsp.core.returned import PLAIN, RESULTS, SIZES, form, is_nested, is_tensor, leaves, put_together
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target
 
@@ -41,14 +42,38 @@ class InputTensor:
 
 
 class _Flat(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """The target as a function of tensors alone."""
+    """The target as a module without parts: an export takes modules alone, and puts back what they assign to themselves."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: _Returning) -> None:
         super().__init__()
         self._function = function
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return self._function(*tensors)
+
+
+class _Returning:
+    """The target as a function of tensors alone, which gives tensors and numbers that follow from the sizes."""
+
+    def __init__(self, function: Any, named: Callable[[type], str]) -> None:
+        self._function, self._named = function, named
+        self.returns = ""
+        """The form of what it returned last, in which such a number is ``sizes[0]``: by its place among these."""
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        value = self._function(*tensors)
+        found = leaves(value)
+        numbers = [item for item in found if isinstance(item, torch.SymInt)]
+        places = iter(range(len(numbers)))
+
+        def written(leaf: Any) -> str:
+            if not isinstance(leaf, (torch.SymInt, *PLAIN)):
+                # Without free sizes it is a plain value.
+                raise TypeError(f"a result follows from the sizes, as {leaf}")
+            return f"{SIZES}[{next(places)}]" if isinstance(leaf, torch.SymInt) else repr(leaf)
+
+        self.returns = form(value, self._named, written)
+        return (*(item for item in found if is_tensor(item)), *numbers)
 
 
 @contextlib.contextmanager
@@ -84,23 +109,26 @@ def export_graph(
     inputs: Sequence[InputTensor],
     target: Target,
     variables: Mapping[int, str],
+    named: Callable[[type], str],
 ) -> tuple[Graph, tuple[str, ...]]:
     """The graph of ``function`` over ``inputs``, and notes on what was fixed.
 
     Args:
         function: takes the input tensors in order.
         variables: line to the user's variable assigned there.
+        named: Python for the class of a result.
 
     Raises:
         TargetUnsupported: it cannot be exported; names file and line where that is known.
     """
+    flat = _Returning(function, named)
     fixed: set[tuple[int, int]] = set()
     held = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
     attempts = 0
     while attempts < ATTEMPTS:
         watch = Watch([item.value for item in inputs], held, fixed)
         try:
-            program = _export(function, inputs, fixed, target, watch)
+            program = _export(flat, inputs, fixed, target, watch)
         except AwkwardSize:
             fixed |= watch.found
             continue
@@ -108,18 +136,20 @@ def export_graph(
             # What cannot be traced for any size, as where a condition on sizes has no solution, may be for the given ones.
             break
         attempts += 1
-        reader = _Reader(program, inputs, variables, target)
+        reader = _Reader(program, inputs, variables, target, flat.returns)
         awkward = reader.awkward_symbols()
         if not awkward:
             # Taking operations apart takes longer than the export: it is only done with sizes that may stay.
-            reader = _Reader(_expanded(program, target), inputs, variables, target)
+            reader = _Reader(_expanded(program, target), inputs, variables, target, flat.returns)
             awkward = reader.awkward_symbols()
         if not awkward:
             return reader.read(), ()
         fixed |= {place for place, symbols in reader.symbols_at.items() if symbols & awkward}
     fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
-    program = _expanded(_export(function, inputs, fixed, target), target)
-    return _Reader(program, inputs, variables, target).read(), ("the graph holds for the workload's sizes alone",)
+    program = _expanded(_export(flat, inputs, fixed, target), target)
+    return _Reader(program, inputs, variables, target, flat.returns).read(), (
+        "the graph holds for the workload's sizes alone",
+    )
 
 
 def _expanded(program: Any, target: Target) -> Any:
@@ -132,7 +162,7 @@ def _expanded(program: Any, target: Target) -> Any:
 
 
 def _export(
-    function: Any,
+    flat: _Returning,
     inputs: Sequence[InputTensor],
     fixed: set[tuple[int, int]],
     target: Target,
@@ -161,7 +191,7 @@ def _export(
     tensors = tuple(item.value for item in inputs)
     with _recording_lines(target.path, watch), torch.no_grad():
         try:
-            return export(_Flat(function), tensors, dynamic_shapes=(shapes,), strict=False)
+            return export(_Flat(flat), tensors, dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             if watch is not None and watch.found:
                 # Torch may have put an error of its own around it.
@@ -195,9 +225,15 @@ class _Reader:
     """Turns an exported program into our graph."""
 
     def __init__(
-        self, program: Any, inputs: Sequence[InputTensor], variables: Mapping[int, str], target: Target
+        self,
+        program: Any,
+        inputs: Sequence[InputTensor],
+        variables: Mapping[int, str],
+        target: Target,
+        returns: str,
     ) -> None:
         self.program = program
+        self.returns = returns
         self.inputs = inputs
         self.variables = variables
         self.target = target
@@ -338,7 +374,7 @@ class _Reader:
                     where=Location(self.target.path, self._line(node) or self.target.start_line),
                     remedy="Pass it as an argument, or register it as a buffer of the module.",
                 )
-        outputs, mutations = self._results(returned, references)
+        outputs, mutations, sizes = self._results(returned, references)
         inputs = [
             GraphInput(item.name, item.access, item.kind, self.type(node.meta["val"]), item.value.requires_grad)
             for node, item in zip(self.placeholders, self.inputs, strict=True)
@@ -347,7 +383,7 @@ class _Reader:
             inputs=tuple(inputs),
             nodes=tuple(self._with_variables(nodes)),
             outputs=outputs,
-            returns="tensor",
+            returns=self._returns(sizes),
             sizes=self.sizes,
             mutations=mutations,
             conditions=self._conditions(),
@@ -361,24 +397,28 @@ class _Reader:
 
     def _results(
         self, returned: Sequence[Any], references: Mapping[str, Argument]
-    ) -> tuple[tuple[Ref | None, ...], tuple[Mutation, ...]]:
-        outputs: list[Ref | None] = []
+    ) -> tuple[tuple[Ref, ...], tuple[Mutation, ...], list[Size]]:
+        outputs: list[Ref] = []
         mutations: list[Mutation] = []
+        sizes: list[Size] = []
         by_placeholder = {node.name: item.name for node, item in zip(self.placeholders, self.inputs, strict=True)}
         for spec, node in zip(self.program.graph_signature.output_specs, returned, strict=True):
-            value = references[node.name] if isinstance(node, torch.fx.Node) else None
+            value = references[node.name] if isinstance(node, torch.fx.Node) else Size.of(node)
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
                 assert isinstance(value, Ref)
                 mutations.append(Mutation(by_placeholder[spec.target], value))
-            elif value is None or isinstance(value, Ref):
+            elif isinstance(value, Ref):
                 outputs.append(value)
             else:
-                raise TargetUnsupported(
-                    f"{self.target.qualname} returns a number beside tensors",
-                    where=Location(self.target.path, self.target.start_line),
-                    remedy="Return tensors only.",
-                )
-        return tuple(outputs), tuple(mutations)
+                assert isinstance(value, Size)
+                sizes.append(value)
+        return tuple(outputs), tuple(mutations), sizes
+
+    def _returns(self, sizes: Sequence[Size]) -> str:
+        """The form of the results, its numbers by the names of the sizes."""
+        if not is_nested(self.returns):
+            return self.returns
+        return put_together(self.returns, lambda i: f"{RESULTS}[{i}]", lambda i: f"{SIZES}[{str(sizes[i])!r}]")
 
     def _node(self, node: torch.fx.Node, references: dict[str, Argument]) -> Node | None:
         value = node.meta.get("val")

@@ -19,7 +19,7 @@ from mtmc_lsp.measure.cases import AUTOGRAD, VALUES
 from mtmc_lsp.measure.comparing import FACTORS, agreement, sensitivity
 from mtmc_lsp.measure.inputs import laid_out
 from mtmc_lsp.measure.oracle import Float64Mode, IndexRecorder, NarrowProducts, SharedRandomMode, draw_seeds
-from mtmc_lsp.measure.running import copies, run_case
+from mtmc_lsp.measure.running import copies, outcome, run_case
 
 Place = int | str
 """A result by its number, or a changed input by its name."""
@@ -97,7 +97,7 @@ def _oracle(
 
         def sensitivities(moving: int, mode: contextlib.AbstractContextManager[Any]) -> dict[Place, float]:
             # The inputs move otherwise each time; random numbers that the code draws stay what they are.
-            moved = _moved(inputs, moving, _finest(own))
+            moved = _moved(inputs, moving, _finest(outcome(ran)))
             with mode:
                 there = _by_place(run_case(module, capture, moved, device, random_mode(), seed, kind, before=changed))
             del moved
@@ -112,7 +112,7 @@ def _oracle(
             _narrow["seen"] = asked or _is_narrow(
                 own, oracle["results"], sensitivities(seed, narrow_products(capture.graph))
             )
-        for draw in range(FEW_DRAWS if _has_few(own) else 1):
+        for draw in range(FEW_DRAWS if _has_few(outcome(ran)) else 1):
             # The libraries choose by the size, and by the call: what they compute in full precision on a small one is no more
             # than the user asked for. Of the workload itself the user's own error is. Gradients choose for themselves.
             may = capture.graph.allows_tf32 and kind == AUTOGRAD
