@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,8 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
+MOST_WRITTEN = 4096
+"""Numbers of a tensor that a launcher writes down."""
 ATTEMPTS = 6
 """Whole exports tried while sizes that divisions speak of are made constant."""
 
@@ -135,19 +138,20 @@ def export_graph(
         except TargetUnsupported:
             # What cannot be traced for any size, as where a condition on sizes has no solution, may be for the given ones.
             break
-        attempts += 1
-        reader = _Reader(program, inputs, variables, target, flat.returns)
+        attempts, written = attempts + 1, _written(program)
+        reader = _Reader(program, inputs, variables, target, flat.returns, written)
         awkward = reader.awkward_symbols()
         if not awkward:
             # Taking operations apart takes longer than the export: it is only done with sizes that may stay.
-            reader = _Reader(_expanded(program, target), inputs, variables, target, flat.returns)
+            reader = _Reader(_expanded(program, target), inputs, variables, target, flat.returns, written)
             awkward = reader.awkward_symbols()
         if not awkward:
             return reader.read(), ()
         fixed |= {place for place, symbols in reader.symbols_at.items() if symbols & awkward}
     fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
-    program = _expanded(_export(flat, inputs, fixed, target), target)
-    return _Reader(program, inputs, variables, target, flat.returns).read(), (
+    program = _export(flat, inputs, fixed, target)
+    written, program = _written(program), _expanded(program, target)
+    return _Reader(program, inputs, variables, target, flat.returns, written).read(), (
         "the graph holds for the workload's sizes alone",
     )
 
@@ -231,6 +235,7 @@ class _Reader:
         variables: Mapping[int, str],
         target: Target,
         returns: str,
+        written: Set[str],
     ) -> None:
         self.program = program
         self.returns = returns
@@ -239,7 +244,7 @@ class _Reader:
         self.target = target
         self.device = str(inputs[0].value.device)
         self.placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        self.numbers = self._take_numbers()
+        self.numbers = self._take_numbers(written)
         if len(self.placeholders) != len(inputs):
             raise TargetUnsupported(
                 f"{target.qualname} uses a tensor that is neither an argument nor a parameter",
@@ -253,13 +258,13 @@ class _Reader:
         self.sizes: dict[str, int] = {}
         self._name_symbols()
 
-    def _take_numbers(self) -> dict[str, bool | int | float]:
-        """Tensors of one number that the target makes, as ``torch.tensor(3.0)`` and ``y[:, 0] = 0`` do, by node."""
+    def _take_numbers(self, written: Set[str]) -> dict[str, torch.Tensor]:
+        """Tensors of numbers that the target makes, as ``torch.tensor([1, 2, 1])`` and ``y[:, 0] = 0`` do, by node."""
         signature = self.program.graph_signature
         found = {
-            name: self.program.constants[target].item()
+            name: self.program.constants[target]
             for name, target in signature.inputs_to_lifted_tensor_constants.items()
-            if self.program.constants[target].dim() == 0
+            if self.program.constants[target].dim() == 0 or name in written
         }
         self.placeholders = [node for node in self.placeholders if node.name not in found]
         return found
@@ -393,7 +398,11 @@ class _Reader:
         kind = self.type(node.meta["val"])
         self.taken.add(node.name)
         keywords: dict[str, Argument] = {"dtype": kind.dtype, "device": INPUT_DEVICE}
-        return Node(node.name, "aten.full.default", ((), self.numbers[node.name]), keywords, (kind,))
+        numbers = self.numbers[node.name]
+        if not numbers.dim():
+            return Node(node.name, "aten.full.default", ((), numbers.item()), keywords, (kind,))
+        line = next(map(self._line, node.users), 0)
+        return Node(node.name, "aten.tensor.default", (_as_written(numbers),), keywords, (kind,), line)
 
     def _results(
         self, returned: Sequence[Any], references: Mapping[str, Argument]
@@ -427,7 +436,7 @@ class _Reader:
             assert isinstance(source, Ref) and isinstance(node.args[1], int)
             references[node.name] = Ref(source.name, node.args[1])
             return None
-        if _is_idle_copy(node):
+        if _is_idle_copy(node, self.numbers):
             references[node.name] = references[node.args[0].name]
             return None
         if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
@@ -511,8 +520,40 @@ class _Reader:
         return tuple(dict.fromkeys(found))
 
 
-def _is_idle_copy(node: Any) -> bool:
-    """Whether it copies a computed value for operations that compute: the trace of a dropout that keeps all has such copies."""
+def _as_written(numbers: torch.Tensor) -> tuple[Argument, ...]:
+    """The numbers of a tensor in nested tuples, each as short as it can be written."""
+
+    def short(number: Any) -> Argument:
+        if not isinstance(number, float) or not math.isfinite(number):
+            return number  # type: ignore[no-any-return]
+        texts = (float(f"{number:.{digits}g}") for digits in range(1, 18))
+        return next(text for text in texts if torch.tensor(text, dtype=numbers.dtype).item() == number)
+
+    def nested(value: Any) -> Any:
+        return tuple(map(nested, value)) if isinstance(value, list) else short(value)
+
+    made: tuple[Argument, ...] = nested(numbers.tolist())
+    return made
+
+
+def _written(program: Any) -> set[str]:
+    """The inputs of an exported program that are tensors of numbers which the target writes down, and none that it finds."""
+    lift = torch.ops.aten.lift_fresh_copy.default
+    constants = program.graph_signature.inputs_to_lifted_tensor_constants
+    return {
+        node.name
+        for node in program.graph.nodes
+        if node.name in constants
+        and all(user.target is lift for user in node.users)
+        and program.constants[constants[node.name]].numel() <= MOST_WRITTEN
+    }
+
+
+def _is_idle_copy(node: Any, numbers: Container[str]) -> bool:
+    """Whether it copies a computed value for operations that compute: the trace of a dropout that keeps all has such copies.
+
+    So has that of written numbers, which are ``numbers``.
+    """
 
     def computes(other: Any) -> bool:
         return isinstance(other.target, torch._ops.OpOverload) and not other.target.is_view
@@ -520,7 +561,7 @@ def _is_idle_copy(node: Any) -> bool:
     if node.target is not torch.ops.aten.clone.default or node.kwargs or not all(computes(user) for user in node.users):
         return False
     source = node.args[0]
-    return computes(source) and source.meta["val"].stride() == node.meta["val"].stride()
+    return (computes(source) or source.name in numbers) and source.meta["val"].stride() == node.meta["val"].stride()
 
 
 def _attentions(program: Any) -> list[Any]:

@@ -30,6 +30,7 @@ from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.units import Unit, launches
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.code import LINE, call_text
+from mtmc_lsp.micro.builtin.constants import CONSTANT_SOURCE
 from mtmc_lsp.micro.builtin.descriptors import MEMORY_SOURCE
 from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, bindings, gives_tensors, size_text, write_guard
 from mtmc_lsp.micro.builtin.helpers import HELPERS, helpers_used
@@ -296,6 +297,7 @@ def _block(
     checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
     launch = launcher.finish(f"{base}_launch", f"{base}_triton", what)
     memory = [MEMORY_SOURCE] if launcher.makes_descriptors else []
+    memory += [CONSTANT_SOURCE] if launcher.makes_constants else []
     replay = [GRAPHS, REPLAYED, _replay(capture, base, launcher)] if is_replayed else []
     return "\n\n".join([*helpers, *sources, *checks, guard, *memory, launch, *replay])
 

@@ -18,6 +18,7 @@ from mtmc_lsp.macro.regions import VIEWS, Region
 from mtmc_lsp.macro.rewrites.convolutions import FORMATS, channels_last
 from mtmc_lsp.macro.updates import counts, running_statistics
 from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
+from mtmc_lsp.micro.builtin.constants import constant_text, is_written
 from mtmc_lsp.micro.builtin.descriptors import MAKE, MEMORY
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
@@ -56,6 +57,8 @@ class Launcher:
     uses_seed: bool = False
     makes_descriptors: bool = False
     """Whether a kernel makes tensor descriptors."""
+    makes_constants: bool = False
+    """Whether it has tensors of written numbers."""
     recomputed: frozenset[str] = frozenset()
     """Nodes that kernels compute for themselves beside the kernel that is theirs."""
 
@@ -109,7 +112,10 @@ class Launcher:
             self._batch_norm_in_place(node, running)
             return
         first = self.input_names[self.program.graph.inputs[0].name]
-        text = torch_call(node, self.variables, self._size_names, first)
+        if is_written(node):
+            text, self.makes_constants = constant_text(node, first), True
+        else:
+            text = torch_call(node, self.variables, self._size_names, first)
         wanted = [self.names.unique(value_name(self.program, Ref(node.name, i))) for i in range(len(node.outputs))]
         dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         if len(wanted) == 1:
