@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +21,13 @@ from mtmc_lsp.capture.expanding import expansions
 from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
+from mtmc_lsp.core.returned import PLAIN, RESULTS, SIZES, form, is_nested, is_tensor, leaves, put_together
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
+MOST_WRITTEN = 4096
+"""Numbers of a tensor that a launcher writes down."""
 ATTEMPTS = 6
 """Whole exports tried while sizes that divisions speak of are made constant."""
 
@@ -41,14 +45,38 @@ class InputTensor:
 
 
 class _Flat(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """The target as a function of tensors alone."""
+    """The target as a module without parts: an export takes modules alone, and puts back what they assign to themselves."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: _Returning) -> None:
         super().__init__()
         self._function = function
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         return self._function(*tensors)
+
+
+class _Returning:
+    """The target as a function of tensors alone, which gives tensors and numbers that follow from the sizes."""
+
+    def __init__(self, function: Any, named: Callable[[type], str], own: Callable[[Any], Any]) -> None:
+        self._function, self._named, self._own = function, named, own
+        self.returns = ""
+        """The form of what it returned last, in which such a number is ``sizes[0]``: by its place among these."""
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        value = self._function(*tensors)
+        found = leaves(value)
+        numbers = [item for item in found if isinstance(item, torch.SymInt)]
+        places = iter(range(len(numbers)))
+
+        def written(leaf: Any) -> str:
+            if not isinstance(leaf, (torch.SymInt, *PLAIN)):
+                # Without free sizes it is a plain value.
+                raise TypeError(f"a result follows from the sizes, as {leaf}")
+            return f"{SIZES}[{next(places)}]" if isinstance(leaf, torch.SymInt) else repr(leaf)
+
+        self.returns = form(self._own(value), self._named, written)
+        return (*(item for item in found if is_tensor(item)), *numbers)
 
 
 @contextlib.contextmanager
@@ -84,42 +112,50 @@ def export_graph(
     inputs: Sequence[InputTensor],
     target: Target,
     variables: Mapping[int, str],
+    named: Callable[[type], str],
+    own: Callable[[Any], Any] = lambda value: value,
 ) -> tuple[Graph, tuple[str, ...]]:
     """The graph of ``function`` over ``inputs``, and notes on what was fixed.
 
     Args:
         function: takes the input tensors in order.
         variables: line to the user's variable assigned there.
+        named: Python for the class of a result.
+        own: what the target itself returned, of what ``function`` gives; what it keeps comes behind that.
 
     Raises:
         TargetUnsupported: it cannot be exported; names file and line where that is known.
     """
+    flat = _Returning(function, named, own)
     fixed: set[tuple[int, int]] = set()
     held = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
     attempts = 0
     while attempts < ATTEMPTS:
         watch = Watch([item.value for item in inputs], held, fixed)
         try:
-            program = _export(function, inputs, fixed, target, watch)
+            program = _export(flat, inputs, fixed, target, watch)
         except AwkwardSize:
             fixed |= watch.found
             continue
         except TargetUnsupported:
             # What cannot be traced for any size, as where a condition on sizes has no solution, may be for the given ones.
             break
-        attempts += 1
-        reader = _Reader(program, inputs, variables, target)
+        attempts, written = attempts + 1, _written(program)
+        reader = _Reader(program, inputs, variables, target, flat.returns, written)
         awkward = reader.awkward_symbols()
         if not awkward:
             # Taking operations apart takes longer than the export: it is only done with sizes that may stay.
-            reader = _Reader(_expanded(program, target), inputs, variables, target)
+            reader = _Reader(_expanded(program, target), inputs, variables, target, flat.returns, written)
             awkward = reader.awkward_symbols()
         if not awkward:
             return reader.read(), ()
         fixed |= {place for place, symbols in reader.symbols_at.items() if symbols & awkward}
     fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
-    program = _expanded(_export(function, inputs, fixed, target), target)
-    return _Reader(program, inputs, variables, target).read(), ("the graph holds for the workload's sizes alone",)
+    program = _export(flat, inputs, fixed, target)
+    written, program = _written(program), _expanded(program, target)
+    return _Reader(program, inputs, variables, target, flat.returns, written).read(), (
+        "the graph holds for the workload's sizes alone",
+    )
 
 
 def _expanded(program: Any, target: Target) -> Any:
@@ -132,7 +168,7 @@ def _expanded(program: Any, target: Target) -> Any:
 
 
 def _export(
-    function: Any,
+    flat: _Returning,
     inputs: Sequence[InputTensor],
     fixed: set[tuple[int, int]],
     target: Target,
@@ -161,7 +197,7 @@ def _export(
     tensors = tuple(item.value for item in inputs)
     with _recording_lines(target.path, watch), torch.no_grad():
         try:
-            return export(_Flat(function), tensors, dynamic_shapes=(shapes,), strict=False)
+            return export(_Flat(flat), tensors, dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             if watch is not None and watch.found:
                 # Torch may have put an error of its own around it.
@@ -195,15 +231,22 @@ class _Reader:
     """Turns an exported program into our graph."""
 
     def __init__(
-        self, program: Any, inputs: Sequence[InputTensor], variables: Mapping[int, str], target: Target
+        self,
+        program: Any,
+        inputs: Sequence[InputTensor],
+        variables: Mapping[int, str],
+        target: Target,
+        returns: str,
+        written: Set[str],
     ) -> None:
         self.program = program
+        self.returns = returns
         self.inputs = inputs
         self.variables = variables
         self.target = target
         self.device = str(inputs[0].value.device)
         self.placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        self.numbers = self._take_numbers()
+        self.numbers = self._take_numbers(written)
         if len(self.placeholders) != len(inputs):
             raise TargetUnsupported(
                 f"{target.qualname} uses a tensor that is neither an argument nor a parameter",
@@ -217,13 +260,13 @@ class _Reader:
         self.sizes: dict[str, int] = {}
         self._name_symbols()
 
-    def _take_numbers(self) -> dict[str, bool | int | float]:
-        """Tensors of one number that the target makes, as ``torch.tensor(3.0)`` and ``y[:, 0] = 0`` do, by node."""
+    def _take_numbers(self, written: Set[str]) -> dict[str, torch.Tensor]:
+        """Tensors of numbers that the target makes, as ``torch.tensor([1, 2, 1])`` and ``y[:, 0] = 0`` do, by node."""
         signature = self.program.graph_signature
         found = {
-            name: self.program.constants[target].item()
+            name: self.program.constants[target]
             for name, target in signature.inputs_to_lifted_tensor_constants.items()
-            if self.program.constants[target].dim() == 0
+            if self.program.constants[target].dim() == 0 or name in written
         }
         self.placeholders = [node for node in self.placeholders if node.name not in found]
         return found
@@ -338,7 +381,7 @@ class _Reader:
                     where=Location(self.target.path, self._line(node) or self.target.start_line),
                     remedy="Pass it as an argument, or register it as a buffer of the module.",
                 )
-        outputs, mutations = self._results(returned, references)
+        outputs, mutations, sizes = self._results(returned, references)
         inputs = [
             GraphInput(item.name, item.access, item.kind, self.type(node.meta["val"]), item.value.requires_grad)
             for node, item in zip(self.placeholders, self.inputs, strict=True)
@@ -347,7 +390,7 @@ class _Reader:
             inputs=tuple(inputs),
             nodes=tuple(self._with_variables(nodes)),
             outputs=outputs,
-            returns="tensor",
+            returns=self._returns(sizes),
             sizes=self.sizes,
             mutations=mutations,
             conditions=self._conditions(),
@@ -357,28 +400,36 @@ class _Reader:
         kind = self.type(node.meta["val"])
         self.taken.add(node.name)
         keywords: dict[str, Argument] = {"dtype": kind.dtype, "device": INPUT_DEVICE}
-        return Node(node.name, "aten.full.default", ((), self.numbers[node.name]), keywords, (kind,))
+        numbers = self.numbers[node.name]
+        if not numbers.dim():
+            return Node(node.name, "aten.full.default", ((), numbers.item()), keywords, (kind,))
+        line = next(map(self._line, node.users), 0)
+        return Node(node.name, "aten.tensor.default", (_as_written(numbers),), keywords, (kind,), line)
 
     def _results(
         self, returned: Sequence[Any], references: Mapping[str, Argument]
-    ) -> tuple[tuple[Ref | None, ...], tuple[Mutation, ...]]:
-        outputs: list[Ref | None] = []
+    ) -> tuple[tuple[Ref, ...], tuple[Mutation, ...], list[Size]]:
+        outputs: list[Ref] = []
         mutations: list[Mutation] = []
+        sizes: list[Size] = []
         by_placeholder = {node.name: item.name for node, item in zip(self.placeholders, self.inputs, strict=True)}
         for spec, node in zip(self.program.graph_signature.output_specs, returned, strict=True):
-            value = references[node.name] if isinstance(node, torch.fx.Node) else None
+            value = references[node.name] if isinstance(node, torch.fx.Node) else Size.of(node)
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
                 assert isinstance(value, Ref)
                 mutations.append(Mutation(by_placeholder[spec.target], value))
-            elif value is None or isinstance(value, Ref):
+            elif isinstance(value, Ref):
                 outputs.append(value)
             else:
-                raise TargetUnsupported(
-                    f"{self.target.qualname} returns a number beside tensors",
-                    where=Location(self.target.path, self.target.start_line),
-                    remedy="Return tensors only.",
-                )
-        return tuple(outputs), tuple(mutations)
+                assert isinstance(value, Size)
+                sizes.append(value)
+        return tuple(outputs), tuple(mutations), sizes
+
+    def _returns(self, sizes: Sequence[Size]) -> str:
+        """The form of the results, its numbers by the names of the sizes."""
+        if not is_nested(self.returns):
+            return self.returns
+        return put_together(self.returns, lambda i: f"{RESULTS}[{i}]", lambda i: f"{SIZES}[{str(sizes[i])!r}]")
 
     def _node(self, node: torch.fx.Node, references: dict[str, Argument]) -> Node | None:
         value = node.meta.get("val")
@@ -387,7 +438,7 @@ class _Reader:
             assert isinstance(source, Ref) and isinstance(node.args[1], int)
             references[node.name] = Ref(source.name, node.args[1])
             return None
-        if _is_idle_copy(node) or self._is_whole_copy(node):
+        if _is_idle_copy(node, self.numbers) or self._is_whole_copy(node):
             # Of `copy(y, x)` the last argument, of `clone(x)` the only one.
             references[node.name] = references[node.args[-1].name]
             return None
@@ -484,8 +535,40 @@ class _Reader:
         return tuple(dict.fromkeys(found))
 
 
-def _is_idle_copy(node: Any) -> bool:
-    """Whether it copies a computed value for operations that compute: the trace of a dropout that keeps all has such copies."""
+def _as_written(numbers: torch.Tensor) -> tuple[Argument, ...]:
+    """The numbers of a tensor in nested tuples, each as short as it can be written."""
+
+    def short(number: Any) -> Argument:
+        if not isinstance(number, float) or not math.isfinite(number):
+            return number  # type: ignore[no-any-return]
+        texts = (float(f"{number:.{digits}g}") for digits in range(1, 18))
+        return next(text for text in texts if torch.tensor(text, dtype=numbers.dtype).item() == number)
+
+    def nested(value: Any) -> Any:
+        return tuple(map(nested, value)) if isinstance(value, list) else short(value)
+
+    made: tuple[Argument, ...] = nested(numbers.tolist())
+    return made
+
+
+def _written(program: Any) -> set[str]:
+    """The inputs of an exported program that are tensors of numbers which the target writes down, and none that it finds."""
+    lift = torch.ops.aten.lift_fresh_copy.default
+    constants = program.graph_signature.inputs_to_lifted_tensor_constants
+    return {
+        node.name
+        for node in program.graph.nodes
+        if node.name in constants
+        and all(user.target is lift for user in node.users)
+        and program.constants[constants[node.name]].numel() <= MOST_WRITTEN
+    }
+
+
+def _is_idle_copy(node: Any, numbers: Container[str]) -> bool:
+    """Whether it copies a computed value for operations that compute: the trace of a dropout that keeps all has such copies.
+
+    So has that of written numbers, which are ``numbers``.
+    """
 
     def computes(other: Any) -> bool:
         return isinstance(other.target, torch._ops.OpOverload) and not other.target.is_view
@@ -493,7 +576,7 @@ def _is_idle_copy(node: Any) -> bool:
     if node.target is not torch.ops.aten.clone.default or node.kwargs or not all(computes(user) for user in node.users):
         return False
     source = node.args[0]
-    return computes(source) and source.meta["val"].stride() == node.meta["val"].stride()
+    return (computes(source) or source.name in numbers) and source.meta["val"].stride() == node.meta["val"].stride()
 
 
 def _attentions(program: Any) -> list[Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,12 +30,12 @@ from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.capture.recurrent import kept_whole, without_idle_modes
 from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
-from mtmc_lsp.capture.structure import shared_parts, used_modules
+from mtmc_lsp.capture.structure import class_name, shared_parts, used_modules
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.returned import CONTAINERS, form, leaves
+from mtmc_lsp.core.returned import PLAIN, classes, is_made_of_its_parts, leaves, parts, tensors_of
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
@@ -70,27 +71,26 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str]) -> 
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
     elements = sum(item.value.numel() for item in inputs)
-    structure = "tensor"
-    returned: list[Layout | None] = []
+    returned: list[Layout] = []
+    named = partial(class_name, file=module)
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
-        structure, returned = _run_eagerly(module, call, inputs, workload.target)
+        returned = _run_eagerly(module, call, inputs, workload.target)
     before = held_tensors(call.instance)
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = _flat_function(call, inputs)
         try:
-            graph, notes = export_graph(flat, inputs, workload.target, variables)
+            graph, notes = export_graph(flat, inputs, workload.target, variables, named, call.own)
         finally:
             refuse_unknown(before, watched.writes.keys() - call.accesses, device)
         asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
         graph = replace(graph, conditions=(*graph.conditions, *asked))
-        traced, flops, given_back = _structure(call, inputs, workload.target)
-        structure = traced or structure
+        flops, given_back = _traced(call, inputs, workload.target, named)
     watched.refuse_writes(workload.target, {item.access for item in workload.kept})
     refuse_random(graph, workload.target)
     refuse_unseen_changes(graph, workload.target)
     notes += _gradient_notes(workload)
     constants = _constants(call, without_idle_modes(call.instance, watched.reads), workload.target)
-    graph = replace(graph, constants=constants, returns=structure, kept=tuple(item.access for item in workload.kept))
+    graph = replace(graph, constants=constants, kept=tuple(item.access for item in workload.kept))
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
     graph = without_unused_inputs(without_dead_nodes(returning(laid_out_as(graph, returned), given_back)))
     _check_graph(graph, workload.target)
@@ -231,15 +231,13 @@ def _gradient_notes(workload: Workload) -> tuple[str, ...]:
     )
 
 
-def _run_eagerly(
-    module: ModuleType, call: Call, inputs: list[InputTensor], target: Target
-) -> tuple[str, list[Layout | None]]:
-    """Run the target twice: it must not raise, must return tensors, and must return the same again.
+def _run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], target: Target) -> list[Layout]:
+    """Run the target twice: it must not raise, and must do the same again.
 
     Returns:
-        How its results are put together, and the shape and strides of each.
+        The shape and strides of each tensor that it returns.
     """
-    runs: list[Any] = []
+    runs: list[list[Any]] = []
     before, held = None, dict[str, torch.Tensor]()
     try:
         for _ in range(2):
@@ -248,19 +246,21 @@ def _run_eagerly(
             torch.manual_seed(0)
             tensors = tuple(item.value.clone(memory_format=torch.preserve_format) for item in inputs)
             with torch.no_grad():
-                runs.append(_flat_function(call, inputs)(*tensors))
+                value = _flat_function(call, inputs)(*tensors)
+            _check_returned(call.own(value), target, partial(class_name, file=module))
+            changed = [not torch.equal(t, item.value) for t, item in zip(tensors, inputs, strict=True)]
+            written = [t if is_other else None for t, is_other in zip(tensors, changed, strict=True)]
+            runs.append([*leaves(value), *written])
         if torch.cuda.is_available():
             torch.cuda.synchronize()
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
     now = held_tensors(call.instance)
-    refuse_unknown(
-        held, {access for access in held if now.get(access) is not held[access]}, inputs[0].value.device.type
-    )
-    structure = _structure_of(call.own(runs[0]), target)
-    first, second = (leaves(run) for run in runs)
+    anew = {access for access in held if now.get(access) is not held[access]}
+    refuse_unknown(held, anew, inputs[0].value.device.type)
+    first, second = runs
     for a, b in zip(first, second, strict=True):
-        if a is not None and b is not None and not _nearly_same(a, b):
+        if not _nearly_same(a, b):
             raise TargetUnsupported(
                 f"{target.qualname} gives different results for the same inputs and seed, so nothing can be verified",
                 where=Location(target.path, target.start_line),
@@ -268,63 +268,79 @@ def _run_eagerly(
             )
     assert before is not None
     before.refuse_changes(target)
-    return structure, [None if t is None else (tuple(t.shape), t.stride()) for t in leaves(runs[0])]
+    return [(tuple(t.shape), t.stride()) for t in tensors_of(value)]
 
 
-def _nearly_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _nearly_same(a: Any, b: Any) -> bool:
     """Equal but for the reordering of atomic sums."""
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return repr(a) == repr(b)
     if not a.is_floating_point():
         return bool(torch.equal(a, b))
     difference = torch.linalg.vector_norm(torch.nan_to_num(a.double() - b.double()))
     return bool(difference <= 1e-3 * torch.linalg.vector_norm(torch.nan_to_num(a.double())) + 1e-30)
 
 
-def _structure_of(value: Any, target: Target) -> str:
+def _check_returned(value: Any, target: Target, named: Callable[[type], str]) -> None:
+    """Refuse results that cannot be put together again.
+
+    Raises:
+        TargetUnsupported: there is one; says which.
+    """
     items = leaves(value)
-    held = all(item is None or isinstance(item, torch.Tensor) for item in items)
-    if held and any(item is not None for item in items) and all(isinstance(key, str | int) for key in _keys(value)):
-        return form(value)
-    other = [type(item).__name__ for item in items if item is not None and not isinstance(item, torch.Tensor)]
-    kind = "nothing" if value is None else f"a {type(value).__name__}{f' with a {other[0]} in it' if other else ''}"
+    other = [type(item).__name__ for item in items if not isinstance(item, (torch.Tensor, *PLAIN))]
+    unnamed = [kind.__name__ for kind in classes(value) if not named(kind).replace(".", "").isidentifier()]
+    remedy = "Return tensors and plain values, or tuples, lists, dictionaries, named tuples and dataclasses of these."
+    if other:
+        kind = f"a {type(value).__name__}{f' with a {other[0]} in it' if parts(value) is not None else ''}"
+    elif not all(isinstance(key, str | int) for key in _keys(value)):
+        kind = "a dict with keys that are no strings or integers"
+    elif unnamed:
+        kind, remedy = f"a {unnamed[0]}, which has no name in its file", f"Import {unnamed[0]} at the top of the file."
+    elif not is_made_of_its_parts(value):
+        kind, remedy = "a dataclass that is more than its fields", "Return a plain dataclass, or a dictionary."
+    else:
+        return
     raise TargetUnsupported(
         f"{target.qualname} returns {kind}, which cannot be verified",
         where=Location(target.path, target.start_line),
-        remedy="Return a tensor, or tuples, lists and dictionaries of tensors.",
+        remedy=remedy,
     )
 
 
-def _structure(call: Call, inputs: list[InputTensor], target: Target) -> tuple[str, float, list[str]]:
+def _traced(
+    call: Call, inputs: list[InputTensor], target: Target, named: Callable[[type], str]
+) -> tuple[float, list[str]]:
     """What a call shows on tensors without data, for targets that were not run.
 
     Returns:
-        The structure of the result, the work of the call, and for each result the input that it is, if it is one.
+        The work of the call, and for each tensor that it returns the input that it is, if it is one.
     """
     if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
-        return "", 0.0, []
+        return 0.0, []
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     counter = FlopCounterMode(display=False)
     with mode, torch.no_grad():
-        tensors = tuple(mode.from_tensor(item.value) for item in inputs)
+        given = tuple(mode.from_tensor(item.value) for item in inputs)
         try:
             with counter:
-                value = _flat_function(call, inputs)(*tensors)
+                value = _flat_function(call, inputs)(*given)
         except Exception as error:
             raise export_error(error, target) from error
-    structure = form(call.own(value))
-    own = {id(tensor): item.name for tensor, item in zip(tensors, inputs, strict=True)}
-    return structure, float(counter.get_total_flops()), [own.get(id(result), "") for result in leaves(value)]
+    _check_returned(call.own(value), target, named)
+    own = {id(tensor): item.name for tensor, item in zip(given, inputs, strict=True)}
+    return float(counter.get_total_flops()), [own.get(id(result), "") for result in tensors_of(value)]
 
 
 def _keys(value: Any) -> Iterator[Any]:
     """Those of all dictionaries among the results."""
-    if type(value) in CONTAINERS:
+    for key, item in (parts(value) or {}).items():
         if isinstance(value, dict):
-            yield from value
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _keys(item)
+            yield key
+        yield from _keys(item)
 
 
 def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:
@@ -387,7 +403,7 @@ def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workl
 
 def _bytes(graph: Graph) -> float:
     types = [item.type for item in graph.inputs]
-    types += [graph.type_of(ref) for ref in dict.fromkeys(graph.outputs) if ref is not None]
+    types += [graph.type_of(ref) for ref in dict.fromkeys(graph.outputs)]
     return float(sum(kind.numel.value(graph.sizes) * ITEMSIZE[kind.dtype] for kind in types))
 
 

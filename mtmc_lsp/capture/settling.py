@@ -6,20 +6,21 @@ from dataclasses import replace
 
 from mtmc_lsp.capture.effects import is_random
 from mtmc_lsp.core.graph import Graph, Node, Ref
+from mtmc_lsp.core.returned import sizes_in
 from mtmc_lsp.core.sizes import Size
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides."""
 
 
-def laid_out_as(graph: Graph, returned: list[Layout | None]) -> Graph:
+def laid_out_as(graph: Graph, returned: list[Layout]) -> Graph:
     """The graph with results laid out as the target laid them out.
 
     Where a dimension of size 1 leaves the order of dimensions open, the export may settle it otherwise than eager code does.
     """
     nodes = {node.name: node for node in graph.nodes}
     for ref, seen in zip(graph.outputs, returned, strict=False):
-        if ref is None or seen is None or ref.name not in nodes:
+        if ref.name not in nodes:
             continue
         node = nodes[ref.name]
         kind = node.outputs[ref.index]
@@ -52,7 +53,7 @@ def returning(graph: Graph, given_back: list[str]) -> Graph:
 
 def without_dead_nodes(graph: Graph) -> Graph:
     """Without what no result needs, such as what only an assertion looked at. Random numbers are drawn all the same."""
-    wanted = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
+    wanted = {ref.name for ref in graph.outputs} | {m.value.name for m in graph.mutations}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if node.name in wanted or is_random(node.op):
@@ -62,9 +63,14 @@ def without_dead_nodes(graph: Graph) -> Graph:
 
 
 def without_unused_inputs(graph: Graph) -> Graph:
-    """Without the inputs that nothing reads."""
+    """Without the inputs that nothing reads: neither what they hold, nor for a result that is a number their sizes."""
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
-    used |= {ref.name for ref in graph.outputs if ref is not None} | {m.input for m in graph.mutations}
+    used |= {ref.name for ref in graph.outputs} | {m.input for m in graph.mutations}
+    asked = {name for text in sizes_in(graph.returns) for name in Size.parse(text).symbols()}
+    for item in sorted(graph.inputs, key=lambda item: item.name not in used):
+        own = {name for size in item.type.shape for name in size.symbols()}
+        used |= {item.name} if asked & own else set()
+        asked -= own
     inputs = tuple(item for item in graph.inputs if item.name in used)
     # The sizes of a parameter that is not read are none of the graph's.
     read = {name for item in inputs for size in (*item.type.shape, *item.type.stride) for name in size.symbols()}

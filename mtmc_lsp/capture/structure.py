@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterable
 from types import ModuleType
 
@@ -33,7 +34,7 @@ def used_modules(
     found = []
     for name, module in instance.named_modules():
         access = access_of(name)
-        kind = _kind(type(module), file)
+        kind = class_name(type(module), file)
         if access in wanted and kind:
             length = len(module) if isinstance(module, HOLDERS) else None
             found.append(UsedModule(access, kind, length))
@@ -69,8 +70,8 @@ def shared_parts(instance: torch.nn.Module | None, used: Collection[str]) -> tup
     return tuple(found)
 
 
-def _kind(kind: type, file: ModuleType) -> str:
-    """Python for a class: by the file's own name for it, by torch's, else what it is called in quotes."""
+def class_name(kind: type, file: ModuleType) -> str:
+    """Python for a class: by the file's own name for it, by torch's, else what it is called in quotes; empty for a local one."""
     if getattr(torch.nn, kind.__name__, None) is kind:
         return f"torch.nn.{kind.__name__}"
     if kind.__module__ == file.__name__:
@@ -80,4 +81,7 @@ def _kind(kind: type, file: ModuleType) -> str:
             found = getattr(found, part, None)
         return kind.__qualname__ if found is kind else ""
     own = next((name for name, value in vars(file).items() if value is kind), None)
+    holder = next((name for name, value in vars(file).items() if value is sys.modules.get(kind.__module__)), None)
+    if own is None and holder is not None and getattr(vars(file)[holder], kind.__name__, None) is kind:
+        return f"{holder}.{kind.__name__}"
     return own or repr(f"{kind.__module__}.{kind.__qualname__}")

@@ -238,10 +238,10 @@ class Graph:
 
     inputs: tuple[GraphInput, ...]
     nodes: tuple[Node, ...]
-    outputs: tuple[Ref | None, ...]
-    """What the target returns, flattened; ``None`` where it returns None."""
+    outputs: tuple[Ref, ...]
+    """The tensors that the target returns, in order; none where it only changes what it is given."""
     returns: str
-    """How the outputs are put together, as :mod:`mtmc_lsp.core.returned` has it."""
+    """How the outputs are put together, and what else is returned, as :mod:`mtmc_lsp.core.returned` has it."""
     sizes: Mapping[str, int]
     """The value of every named size in the workload."""
     mutations: tuple[Mutation, ...] = ()
@@ -327,8 +327,7 @@ class Graph:
     @cached_property
     def left(self) -> frozenset[Ref]:
         """Values that leave the target: it returns them, or writes them into an input."""
-        returned = {ref for ref in self.outputs if ref is not None}
-        return frozenset(returned | {mutation.value for mutation in self.mutations})
+        return frozenset({*self.outputs, *(mutation.value for mutation in self.mutations)})
 
     @cached_property
     def replaced(self) -> Mapping[Ref, str]:

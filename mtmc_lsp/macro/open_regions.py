@@ -111,7 +111,7 @@ def _open_action(state: State, program: Program, names: tuple[str, ...]) -> Macr
     before = sum(moved([graph.type_of(ref) for ref in set(node.inputs())] + list(node.outputs)) for node in working)
     read = {ref for name in names for ref in graph.node(name).inputs() if ref.name not in inside}
     outside = [node for node in graph.nodes if node.name not in inside]
-    kept: set[Ref] = {ref for node in outside for ref in node.inputs()} | {ref for ref in graph.outputs if ref}
+    kept: set[Ref] = {ref for node in outside for ref in node.inputs()} | set(graph.outputs)
     kept |= {mutation.value for mutation in graph.mutations}
     written = {ref for ref in kept if ref.name in inside}
     after = min(before, moved([graph.type_of(ref) for ref in (*read, *written)]))

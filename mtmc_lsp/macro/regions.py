@@ -99,12 +99,13 @@ def _returned_views(graph: Graph) -> set[Ref]:
     """Values on the way from an input to a result that is a view of it."""
     nodes = graph.named
     found: set[Ref] = set()
-    for ref in graph.outputs:
+    for returned in graph.outputs:
+        ref: Ref = returned
         chain: set[Ref] = set()
-        while ref is not None and ref.name in nodes and nodes[ref.name].op.split(".")[1] in VIEWS:
+        while ref.name in nodes and nodes[ref.name].op.split(".")[1] in VIEWS:
             chain.add(ref)
             ref = next(nodes[ref.name].inputs())
-        if ref is not None and ref.name not in nodes:
+        if ref.name not in nodes:
             found |= chain
     return found
 

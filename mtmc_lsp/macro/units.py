@@ -117,7 +117,7 @@ def _live_nodes(program: Program, made: dict[str, Unit]) -> set[str]:
     """Nodes whose values are returned, mutate an input, or are read by such, and those that draw random numbers."""
     graph = program.graph
     nodes = graph.named
-    pending = [ref.name for ref in graph.outputs if ref] + [mutation.value.name for mutation in graph.mutations]
+    pending = [ref.name for ref in graph.outputs] + [mutation.value.name for mutation in graph.mutations]
     pending += [node.name for node in graph.nodes if node.draws]
     live: set[str] = set()
     while pending:

@@ -129,7 +129,7 @@ def _read(graph: Graph, item: GraphInput) -> float:
 
 def _written_bytes(graph: Graph) -> float:
     names = {item.name for item in graph.inputs}
-    made = {ref for ref in graph.outputs if ref is not None and ref.name not in names}
+    made = {ref for ref in graph.outputs if ref.name not in names}
     made |= {mutation.value for mutation in graph.mutations}
     return sum(_bytes(graph.type_of(ref), graph) for ref in made)
 

@@ -22,7 +22,7 @@ from mtmc_lsp.measure.doubting import Doubt
 from mtmc_lsp.measure.in_float64 import Float64Mode
 from mtmc_lsp.measure.inputs import laid_out
 from mtmc_lsp.measure.oracle import IndexRecorder, NarrowProducts, SharedRandomMode, draw_seeds
-from mtmc_lsp.measure.running import copies, run_case
+from mtmc_lsp.measure.running import copies, outcome, run_case
 
 Place = int | str
 """A result by its number, or a changed input by its name."""
@@ -109,7 +109,7 @@ def _oracle(
         moving: int, mode: contextlib.AbstractContextManager[Any], *, scattered: bool = False
     ) -> dict[Place, torch.Tensor]:
         # The inputs move otherwise each time; random numbers that the code draws stay what they are.
-        moved = _moved(inputs, moving, _finest(own))
+        moved = _moved(inputs, moving, _finest(outcome(ran)))
         held = in_wide.holding(moved, inputs, scattered=moving if scattered else None)
         with _float64_default(), in_wide, held, mode:
             there = _by_place(run_case(module, capture, moved, device, random_mode(), seed, kind, before=changed))
@@ -134,11 +134,11 @@ def _oracle(
         near.update({i: max(near.get(i, 0.0), distance) for i, distance in there.items()})
 
     mode = narrow_products(capture.graph) if narrow else contextlib.nullcontext()
-    for draw in range(FEW_DRAWS if _has_few(own) else 1):
+    for draw in range(FEW_DRAWS if _has_few(outcome(ran)) else 1):
         take_in(distances(moved_run(seed + draw, mode)))
     errors = own_errors(mine, truth)
     doubts = {i: Doubt() for i in errors if errors[i] > SUSPECT or near.get(i, 0.0) > NOISE}
-    if doubts or in_wide.rounds or _has_few(own):
+    if doubts or in_wide.rounds or _has_few(outcome(ran)):
         is_small = sum(tensor.numel() for tensor in inputs.values()) <= SMALL
         for draw in range(MANY_DRAWS if is_small else FEW_DRAWS):
             there = moved_run(seed + draw, mode, scattered=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.core.graph import InputKind, Ref, TensorType
+from mtmc_lsp.core.graph import InputKind, TensorType
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import product_work
 
@@ -65,6 +65,6 @@ def _holds(conditions: tuple[str, ...], sizes: Mapping[str, int]) -> bool:
 def _bytes(capture: Capture, arguments: list[TensorType], sizes: Mapping[str, int]) -> float:
     """Both processes' copies, and two tensors in double precision to compare."""
     graph = capture.graph
-    results = [graph.type_of(ref) for ref in graph.outputs if isinstance(ref, Ref)]
+    results = [graph.type_of(ref) for ref in graph.outputs]
     held = sum(kind.numel.value(sizes) * ITEMSIZE[kind.dtype] for kind in (*arguments, *results))
     return COPIES * held + 16.0 * max((kind.numel.value(sizes) for kind in results), default=0)

@@ -37,6 +37,7 @@ from mtmc_lsp.measure.running import (
     device_for,
     is_interpreted,
     module_of,
+    outcome,
     own_text,
     poison_new_memory,
     run_case,
@@ -117,9 +118,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "status": "ran",
         "launches": launches.count // (1 + len(again)),
-        "differing": sorted(set().union(*(differing(kept["results"], run["results"]) for run in again)))
-        if again
-        else None,
+        "differing": sorted(set().union(*(differing(outcome(kept), outcome(run)) for run in again))) if again else None,
         "used": used,
         "threads": _thread._count() - threads,
     }
@@ -154,7 +153,7 @@ def _same_without_kernels(run: Any, kept: Mapping[str, Any], inputs: Mapping[str
         found = run(copies(inputs))
     except Exception:  # whatever a candidate makes of results that are not there
         return False
-    return not differing(kept["results"], found["results"]) and sorted(kept["after"]) == sorted(found["after"])
+    return not differing(outcome(kept), outcome(found))
 
 
 def prepared_candidate(

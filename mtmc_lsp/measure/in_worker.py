@@ -29,6 +29,7 @@ from mtmc_lsp.measure.running import (
     device_for,
     is_interpreted,
     module_of,
+    outcome,
     own_text,
     plain,
     poison_new_memory,
@@ -196,7 +197,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
             if first is None:
                 first = run
             else:
-                unlike |= differing(first["results"], run["results"])
+                unlike |= differing(outcome(first), outcome(run))
     assert first is not None
     found = {**first, "results": [plain(result) for result in first["results"]]}
     del run, inputs, loaded
@@ -249,7 +250,7 @@ def compared(request: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str
         want = kept(request["expected"], own_device())
         inputs = kept(request["inputs"], own_device()) if is_there(request["inputs"]) else _inputs(request)[2]
     # What was computed on the CPU is compared there.
-    devices = {t.device.type for t in want["results"] if isinstance(t, torch.Tensor)}
+    devices = {t.device.type for t in outcome(want) if isinstance(t, torch.Tensor)}
     device = devices.pop() if devices else own_device()
     inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
     return inputs, want, take(request["results"], device)

@@ -10,17 +10,16 @@ import torch
 
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.at_once import unlike
-from mtmc_lsp.measure.running import copies, device_for, plain, run_case
+from mtmc_lsp.measure.running import copies, device_for, outcome, plain, run_case
 
 OWN_CALLS = 8
 """How often the user's own code is called to see whether its results differ: additions in no fixed order often agree."""
 NUMBER = -1
-"""Stands for the number of results, where that differs."""
+"""Stands for the number of outcomes, where that differs."""
 
 
 def differing(first: Sequence[Any], other: Sequence[Any]) -> set[int]:
-    """Which results of two calls are not the same, bit for bit."""
-
+    """Which outcomes of two calls are not the same, bit for bit."""
     if len(first) != len(other):
         return {NUMBER}
     pairs = {i: (a, plain(b)) for i, (a, b) in enumerate(zip(first, other, strict=True))}
@@ -42,7 +41,7 @@ def not_explained(
     candidate that leaves them to torch is no less settled than what it stands for.
 
     Args:
-        found: numbers of the candidate's results that differ.
+        found: numbers of the candidate's outcomes that differ.
         module: the user's own.
         capture: of it.
         inputs: of the case.
@@ -57,5 +56,5 @@ def not_explained(
         run = run_case(
             module, capture, copies(inputs), device, contextlib.nullcontext(), case["seed"], case["kind"], before=inputs
         )
-        left -= differing(want["results"], run["results"]) - {NUMBER}
+        left -= differing(outcome(want), outcome(run)) - {NUMBER}
     return sorted(left)

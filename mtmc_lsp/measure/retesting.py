@@ -83,6 +83,8 @@ class Retest:
         self._saved = {name: tensor.detach().clone() for name, tensor in inputs.items()}
         self._first: list[Any] = []
         self._last: Any = None
+        self._written: list[str] = []
+        """The inputs that a call writes into: what they hold then are results too."""
 
     def kept(self) -> Any:
         """The candidate, whose result is looked at after the last timed call."""
@@ -95,8 +97,13 @@ class Retest:
         Raises:
             MeasurementRejected: it does not.
         """
-        self._first = self._fresh(self._candidate)
-        self._compare(self._first, self._fresh(self._eager), "before timing", self._saved)
+        mine = self._fresh(self._candidate)
+        changed = {n: t.clone() for n, t in self._inputs.items() if not torch.equal(t, self._saved[n])}
+        own = self._fresh(self._eager)
+        self._written = [n for n, t in self._inputs.items() if n in changed or not torch.equal(t, self._saved[n])]
+        self._first = [*mine, *(changed.get(name, self._saved[name]) for name in self._written)]
+        own += [self._inputs[name].clone() for name in self._written]
+        self._compare(self._first, own, "before timing", self._saved)
 
     def after(self) -> None:
         """See that the last timed call gave it too, and that new contents of the same tensors are not ignored.
@@ -104,7 +111,8 @@ class Retest:
         Raises:
             MeasurementRejected: one of these does not hold.
         """
-        if all(torch.equal(tensor, self._saved[name]) for name, tensor in self._inputs.items()):
+        unchanged = all(torch.equal(tensor, self._saved[name]) for name, tensor in self._inputs.items())
+        if unchanged and not self._written:
             self._compare(flatten(self._last), self._first, "while timed", self._saved)
         self._last = None
         changed = {n: t * CHANGE if t.is_floating_point() else t for n, t in self._saved.items()}
@@ -118,7 +126,9 @@ class Retest:
 
     def _fresh(self, run: Run, contents: Mapping[str, torch.Tensor] | None = None) -> list[Any]:
         self._fill(contents or self._saved)
-        return [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in flatten(run())]
+        results = flatten(run())
+        written = [self._inputs[name] for name in self._written]
+        return [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in (*results, *written)]
 
     def _fill(self, contents: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in (*self._inputs.items(), *self._moved()):

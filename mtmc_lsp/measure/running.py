@@ -15,7 +15,7 @@ from mtmc_lsp.capture.calls import Call
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json
-from mtmc_lsp.core.returned import CONTAINERS, form, is_nested, leaves
+from mtmc_lsp.core.returned import form, is_nested, leaves
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.at_once import unlike
 from mtmc_lsp.measure.cases import AUTOGRAD, ON_CPU
@@ -109,16 +109,22 @@ def run_case(
     return {"results": results, "after": after, "facts": facts}
 
 
-def settled(run: dict[str, Any], device: str) -> dict[str, Any]:
-    """What :func:`run_case` gave, its results as the caller's stream sees them when the call returns.
+def outcome(run: Mapping[str, Any]) -> list[Any]:
+    """What a call gave, of what :func:`run_case` says: its results, and behind them what it wrote into its inputs."""
+    return [*run["results"], *(tensor for _, tensor in sorted(run["after"].items()))]
 
-    Work that a candidate left to another stream, without making the caller's wait for it, is missing in them.
+
+def settled(run: dict[str, Any], device: str) -> dict[str, Any]:
+    """What :func:`run_case` gave, as the caller's stream sees it when the call returns.
+
+    Work that a candidate left to another stream, without making the caller's wait for it, is missing in it.
     """
     if device != "cuda":
         return run
     seen = [snapshot(result) for result in run["results"]]
+    after = {name: snapshot(tensor) for name, tensor in run["after"].items()}
     torch.cuda.synchronize()
-    return {**run, "results": seen}
+    return {**run, "results": seen, "after": after}
 
 
 def snapshot(result: Any) -> Any:
@@ -144,9 +150,7 @@ def plain(result: Any) -> Any:
 
 def flatten(value: Any) -> list[Any]:
     """What a target returned, as a list; of nested results the form comes behind them, for it counts too."""
-    if isinstance(value, (tuple, list)) and type(value) not in CONTAINERS:
-        return list(value)
-    own = form(value)
+    own = form(value, written=lambda leaf: type(leaf).__name__)
     return [*leaves(value), own] if is_nested(own) else leaves(value)
 
 

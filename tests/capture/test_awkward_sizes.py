@@ -35,7 +35,7 @@ def test_what_divisions_speak_of_is_constant_after_one_whole_export(name: str, m
         InputTensor("x", "x", InputKind.ARGUMENT, torch.rand(5, 3, 20, 24)),
         InputTensor("w", "self.w", InputKind.PARAMETER, torch.rand(7, 3, 3, 3)),
     ]
-    graph, notes = export_graph(function, inputs, TARGET, {})
+    graph, notes = export_graph(function, inputs, TARGET, {}, repr)
     assert len(read) == 2, "one program, and what it is expanded to"
     assert not notes
     assert [size.is_constant for size in graph.inputs[0].type.shape[2:]] == [is_constant] * 2
@@ -46,4 +46,4 @@ def test_what_divisions_speak_of_is_constant_after_one_whole_export(name: str, m
 def test_an_error_of_the_users_is_told_as_before() -> None:
     inputs = [InputTensor("x", "x", InputKind.ARGUMENT, torch.rand(4, 6))]
     with pytest.raises(exporting.TargetUnsupported):
-        export_graph(lambda x: x if x.sum() > 0 else -x, inputs, TARGET, {})
+        export_graph(lambda x: x if x.sum() > 0 else -x, inputs, TARGET, {}, repr)

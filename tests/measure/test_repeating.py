@@ -43,7 +43,7 @@ def test_what_the_users_own_code_gives_in_no_fixed_order_either_is_explained(
 
     inputs = {capture.graph.inputs[0].name: torch.randn(64, 16, generator=torch.Generator().manual_seed(1))}
     x = next(iter(inputs.values()))
-    want = {"results": [sum(x[1:], x[0].clone()), x * 2]}
+    want = {"results": [sum(x[1:], x[0].clone()), x * 2], "after": {}}
     case = {"kind": "values", "seed": 3}
     module = SimpleNamespace(both=both)
     assert not_explained(found, module, capture, inputs, want, case) == left

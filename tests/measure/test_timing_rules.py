@@ -203,6 +203,21 @@ def test_a_target_that_overwrites_its_argument_can_be_looked_at_again() -> None:
     assert torch.equal(x, torch.ones(10))
 
 
+def test_what_a_call_writes_into_its_arguments_is_looked_at_where_it_returns_nothing() -> None:
+    x = torch.ones(10)
+
+    def look(works: int) -> None:
+        left = iter(range(works))
+        retest = Retest(lambda: x.add_(next(left, works) < works) is x, lambda: x.add_(1) is x, {"x": x}, random=False)
+        retest.before()
+        retest.kept()
+        retest.after()
+
+    for works, when in ((0, "before timing"), (2, "on new contents")):
+        with pytest.raises(MeasurementRejected, match=f"result 2 differs {when}"):
+            look(works)
+
+
 # Ceilings ---------------------------------------------------------------------------------------------------------
 
 

@@ -45,9 +45,9 @@ class Replay:
         if drawn or any(prim.op is PrimOp.RANDOM for prim in program.prims.values()):
             raise IllegalAction("cuda-graph: each call draws other random numbers")
         nodes = program.graph.named
-        if any(
-            ref is None or ref.name not in nodes or base_name(nodes[ref.name]) in VIEWS for ref in program.graph.outputs
-        ):
+        if not program.graph.outputs:
+            raise IllegalAction("cuda-graph: the call returns no tensor")
+        if any(ref.name not in nodes or base_name(nodes[ref.name]) in VIEWS for ref in program.graph.outputs):
             raise IllegalAction("cuda-graph: a result may be a view of an argument")
         return replace(schedule, replayed=True)
 
@@ -58,7 +58,7 @@ class Replay:
             return
         graph = situation.program.graph
         moved = [i.type for i in graph.inputs if i.kind is InputKind.ARGUMENT]
-        moved += [graph.type_of(ref) for ref in graph.outputs if ref is not None]
+        moved += [graph.type_of(ref) for ref in graph.outputs]
         copies = sum(2.0 * tensor_bytes(kind, graph.sizes) / situation.device.bandwidth * 1e6 for kind in moved)
         saved = timing.median_us - timing.graph_us - max(copies, COPY_US * len(moved))
         if saved < LEAST_SHARE * timing.median_us:

@@ -106,7 +106,7 @@ def edited(graph: Graph, edit: Edit) -> Graph:
             nodes += edit.added
         else:
             nodes.append(_reading(node, swap))
-    outputs = tuple(swap.get(ref, ref) if ref is not None else None for ref in graph.outputs)
+    outputs = tuple(swap.get(ref, ref) for ref in graph.outputs)
     mutations = tuple(replace(m, value=swap.get(m.value, m.value)) for m in graph.mutations)
     return _without_dead(replace(graph, nodes=tuple(nodes), outputs=outputs, mutations=mutations))
 
@@ -129,7 +129,7 @@ def swapped(value: Argument, swap: Mapping[Ref, Ref]) -> Argument:
 
 
 def _without_dead(graph: Graph) -> Graph:
-    wanted = {ref.name for ref in graph.outputs if ref is not None} | {m.value.name for m in graph.mutations}
+    wanted = {ref.name for ref in graph.outputs} | {m.value.name for m in graph.mutations}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
         if node.name in wanted:

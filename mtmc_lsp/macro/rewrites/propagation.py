@@ -62,7 +62,7 @@ class _Pass:
             else:
                 swap = {ref: self._as_it_was(ref) for ref in node.inputs() if ref in self.packed}
                 self.nodes.append(_reading(node, swap))
-        outputs = tuple(self._as_it_was(ref) if ref is not None else None for ref in self.graph.outputs)
+        outputs = tuple(self._as_it_was(ref) for ref in self.graph.outputs)
         mutations = tuple(replace(m, value=self._as_it_was(m.value)) for m in self.graph.mutations)
         return replace(self.graph, nodes=tuple(self.nodes), outputs=outputs, mutations=mutations)
 

@@ -14,8 +14,9 @@ from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.replay import GRAPHS, REPLAYED
-from mtmc_lsp.core.returned import is_nested, put_together
+from mtmc_lsp.core.returned import RESULTS, is_nested, put_together
 from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
 from mtmc_lsp.macro.configs import default_config
@@ -29,8 +30,9 @@ from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.units import Unit, launches
 from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.code import LINE, call_text
+from mtmc_lsp.micro.builtin.constants import CONSTANT_SOURCE
 from mtmc_lsp.micro.builtin.descriptors import MEMORY_SOURCE
-from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, gives_tensors, write_guard
+from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, bindings, gives_tensors, size_text, write_guard
 from mtmc_lsp.micro.builtin.helpers import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.kernel import Kernel
 from mtmc_lsp.micro.builtin.launcher import Launcher
@@ -101,8 +103,6 @@ def render(
 ) -> tuple[GeneratedCode, tuple[KernelLaunch, ...]]:
     """Generated code for a schedule, and how its kernels are launched."""
     graph = program.graph
-    if any(ref is None for ref in graph.outputs):
-        raise CannotCode("the target returns None beside tensors")
     schedule = _with_random_kernels(program, schedule)
     base = _base_name(capture.workload.target.qualname, source)
     again = frozenset(name for kernel in schedule.kernels for name in kernel.recomputed)
@@ -297,6 +297,7 @@ def _block(
     checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
     launch = launcher.finish(f"{base}_launch", f"{base}_triton", what)
     memory = [MEMORY_SOURCE] if launcher.makes_descriptors else []
+    memory += [CONSTANT_SOURCE] if launcher.makes_constants else []
     replay = [GRAPHS, REPLAYED, _replay(capture, base, launcher)] if is_replayed else []
     return "\n\n".join([*helpers, *sources, *checks, guard, *memory, launch, *replay])
 
@@ -349,12 +350,18 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: b
         call = call_text(run, [item.access for item in graph.inputs], "    ")
     if is_nested(graph.returns) or graph.kept:
         results = f"{base}_results"
-        given = f"{results} = {call if len(graph.outputs) > 1 else f'({call},)'}"
         own = len(graph.results)
         kept = "".join(f"    {access} = {results}[{own + i}]\n" for i, access in enumerate(graph.kept))
-        plain = {"tensor": "0", "tuple": repr(tuple(range(own))), "list": repr([*range(own)])}
-        form = plain.get(graph.returns, graph.returns)
-        return f"if {fits}:\n    {given}\n{kept}    return {put_together(form, lambda i: f'{results}[{i}]')}\n"
+        numbered = ", ".join(f"{RESULTS}[{i}]" for i in range(own))
+        plain = {"tensor": numbered, "tuple": f"({numbered},)", "list": f"[{numbered}]"}
+        texts = {symbol: own.text for symbol, own in bindings(graph, {i.name: i.access for i in graph.inputs}).items()}
+        returned = put_together(
+            plain.get(graph.returns, graph.returns),
+            lambda i: f"{results}[{i}]",
+            lambda size: size_text(Size.parse(size), texts),
+        )
+        given = f"{results} = {call if len(graph.outputs) > 1 else f'({call},)'}" if graph.outputs else call
+        return f"if {fits}:\n    {given}\n{kept}    return {returned}\n"
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:

@@ -18,6 +18,7 @@ from mtmc_lsp.macro.regions import VIEWS, Region
 from mtmc_lsp.macro.rewrites.convolutions import FORMATS, channels_last
 from mtmc_lsp.macro.updates import counts, running_statistics
 from mtmc_lsp.micro.builtin.code import LINE, call_text, filled
+from mtmc_lsp.micro.builtin.constants import constant_text, is_written
 from mtmc_lsp.micro.builtin.descriptors import MAKE, MEMORY
 from mtmc_lsp.micro.builtin.guard import bindings, size_text
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
@@ -56,6 +57,8 @@ class Launcher:
     uses_seed: bool = False
     makes_descriptors: bool = False
     """Whether a kernel makes tensor descriptors."""
+    makes_constants: bool = False
+    """Whether it has tensors of written numbers."""
     recomputed: frozenset[str] = frozenset()
     """Nodes that kernels compute for themselves beside the kernel that is theirs."""
 
@@ -109,7 +112,10 @@ class Launcher:
             self._batch_norm_in_place(node, running)
             return
         first = self.input_names[self.program.graph.inputs[0].name]
-        text = torch_call(node, self.variables, self._size_names, first)
+        if is_written(node):
+            text, self.makes_constants = constant_text(node, first), True
+        else:
+            text = torch_call(node, self.variables, self._size_names, first)
         wanted = [self.names.unique(value_name(self.program, Ref(node.name, i))) for i in range(len(node.outputs))]
         dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
         if len(wanted) == 1:
@@ -293,7 +299,7 @@ class Launcher:
             what: one line that says what is computed.
         """
         graph = self.program.graph
-        returned = [self.variables[ref] for ref in graph.outputs if ref is not None]
+        returned = [self.variables[ref] for ref in graph.outputs]
         for mutation in graph.mutations:
             own, value = self.input_names[mutation.input], self.variables[mutation.value]
             if own != value:
@@ -310,7 +316,8 @@ class Launcher:
         kernels = list(dict.fromkeys(launch.kernel for launch in self.launches))
         parameters = [*self.input_names.values(), *(f"{kernel}={kernel}" for kernel in kernels)]
         lines = [*_head(name, parameters), f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
-        lines.append(f"    return {', '.join(returned)}")
+        if returned:
+            lines.append(f"    return {', '.join(returned)}")
         if self.is_operator():
             lines += ["", "", *self._operator(name, operator, kernels, len(returned))]
         return "\n".join(lines) + "\n"
@@ -338,20 +345,21 @@ class Launcher:
         mutated = [self.input_names[mutation.input] for mutation in self.program.graph.mutations]
         mutates = "{" + ", ".join(repr(m) for m in mutated) + "}" if mutated else "()"
         result = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
+        result, give = (result, "return ") if results else ("None", "")
         qualified = f'f"{self.namespace}::{name}"'
         wrapped = [f"wrap_triton({kernel})" for kernel in kernels]
         what = (
             f'    """``{launcher}`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""'
         )
         if len(inputs) <= MOST_ARGUMENTS:
-            call = f"    return {call_text(launcher, [*inputs, *wrapped], '    ')}"
+            call = f"    {give}{call_text(launcher, [*inputs, *wrapped], '    ')}"
             head = _head(name, [f"{n}: torch.Tensor" for n in inputs], result)
             return [f"@triton_op({qualified}, mutates_args={mutates})", *head, what, call]
         # So many arguments no operator takes: tensors come as lists, what is changed as one of its own.
         lists = {self.names.unique("changed"): mutated} if mutated else {}
         lists[self.names.unique("tensors")] = [n for n in inputs if n not in mutated]
         places = {n: f"{own}[{i}]" for own, items in lists.items() for i, n in enumerate(items)}
-        call = f"    return {call_text(launcher, [*(places[n] for n in inputs), *wrapped], '    ')}"
+        call = f"    {give}{call_text(launcher, [*(places[n] for n in inputs), *wrapped], '    ')}"
         mutates = f"{{{next(iter(lists))!r}}}" if mutated else "()"
         made = [
             line for own, items in lists.items() for line in (f"    {own} = [", *filled(items, "        "), "    ]")
@@ -366,7 +374,7 @@ class Launcher:
             *_head(name, inputs),
             f'    """``{name}_of_list`` of these tensors."""',
             *made,
-            f"    return {name}_of_list({', '.join(lists)})",
+            f"    {give}{name}_of_list({', '.join(lists)})",
         ]
 
     def is_operator(self) -> bool:
@@ -376,7 +384,7 @@ class Launcher:
         """
         if self.aligned:
             return False
-        returned = [self.variables[ref] for ref in self.program.graph.outputs if ref is not None]
+        returned = [self.variables[ref] for ref in self.program.graph.outputs]
         storages = [self._storage.get(name, name) for name in returned]
         return len(set(storages)) == len(storages) and not set(storages) & set(self.input_names.values())
 

@@ -9,7 +9,8 @@ from mtmc_lsp.core.sizes import Size
 PLAIN = frozenset(
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d matmul bmm mm addmm baddbmm cat stack softmax "
     "log_softmax relu sigmoid tanh exp layer_norm group_norm batch_norm max_pool1d max_pool2d max_pool3d cumsum cumprod "
-    "where gather index_select einsum flip tril triu topk sort argsort gelu_ mean sum amax amin permute transpose t".split()
+    "where gather index_select einsum flip tril triu topk sort argsort gelu_ mean sum amax amin permute transpose t "
+    "tensor".split()
 )
 """Operations that ``torch.<name>`` calls with ATen's own positional arguments."""
 
