@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +32,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.returned import CONTAINERS, form, leaves
+from mtmc_lsp.core.returned import form, leaves
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
@@ -60,6 +59,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = _flat_function(call, inputs)
         graph, notes = export_graph(flat, inputs, workload.target, variables)
+        graph = laid_out_as(graph, returned)
         asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
         graph = replace(graph, conditions=(*graph.conditions, *asked))
         traced, flops, given_back = _structure(call, inputs, workload.target)
@@ -71,7 +71,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     constants = _constants(call, without_idle_modes(call.instance, watched.reads), workload.target)
     graph = replace(graph, constants=constants, returns=structure)
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
-    graph = without_unused_inputs(without_dead_nodes(returning(laid_out_as(graph, returned), given_back)))
+    graph = without_unused_inputs(without_dead_nodes(returning(graph, given_back)))
     _check_graph(graph, workload.target)
     if device == "cuda":
         seen = convolution_modes(lambda: _flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
@@ -251,9 +251,11 @@ def _nearly_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _structure_of(value: Any, target: Target) -> str:
     items = leaves(value)
     held = all(item is None or isinstance(item, torch.Tensor) for item in items)
-    if held and any(item is not None for item in items) and all(isinstance(key, str | int) for key in _keys(value)):
+    if held and any(item is not None for item in items):
         return form(value)
-    other = [type(item).__name__ for item in items if item is not None and not isinstance(item, torch.Tensor)]
+    other = [
+        type(item).__name__ for item in items if not (item is value or item is None or isinstance(item, torch.Tensor))
+    ]
     kind = "nothing" if value is None else f"a {type(value).__name__}{f' with a {other[0]} in it' if other else ''}"
     raise TargetUnsupported(
         f"{target.qualname} returns {kind}, which cannot be verified",
@@ -287,15 +289,6 @@ def _structure(call: Call, inputs: list[InputTensor], target: Target) -> tuple[s
     return structure, float(counter.get_total_flops()), [own.get(id(result), "") for result in leaves(value)]
 
 
-def _keys(value: Any) -> Iterator[Any]:
-    """Those of all dictionaries among the results."""
-    if type(value) in CONTAINERS:
-        if isinstance(value, dict):
-            yield from value
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _keys(item)
-
-
 def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:
     constants: dict[str, object] = {}
     for name, value in zip(call.names, call.values, strict=True):
@@ -324,7 +317,8 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
                 low, high = float(value.min()), float(value.max())
             elif value.is_floating_point() and value.numel():
                 # Only the sign is of use, which stand-ins share: sums of what is never negative cancel nothing.
-                low = 0.0 if bool(value.detach().amin() >= 0) else None
+                comparable = value.detach().float() if value.itemsize == 1 else value.detach()
+                low = 0.0 if bool(comparable.amin() >= 0) else None
             arguments.append(CapturedArgument(name, name, None, keyword, low, high))
         else:
             plain = list(value) if isinstance(value, tuple) else value

@@ -1,16 +1,23 @@
 """How a target's results are put together: tuples, lists and dictionaries of tensors, one inside another.
 
-The form of results is ``tensor``; ``tuple`` or ``list`` of tensors alone; or else Python in which each result is its number, such
-as ``{'loss': 0, 'states': (1, 2)}``. Named tuples and other classes are none of these: what else they do is not known.
+The form of results is ``tensor``; ``tuple`` or ``list`` of tensors alone; or else Python in which each tensor is its number, such
+as ``{'loss': 0, 'states': (1, None)}``. Named tuples and other classes are none of these: what else they do is not known. Nor are
+dictionaries whose keys are no plain strings or whole numbers, which Python's text would not give back.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-CONTAINERS = (tuple, list, dict)
+KEYS = (str, int, bool)
+
+
+def is_container(value: Any) -> bool:
+    """Whether it is a tuple, list or dictionary and nothing more than that."""
+    return type(value) in (tuple, list) or (type(value) is dict and all(type(key) in KEYS for key in value))
 
 
 def leaves(value: Any) -> list[Any]:
@@ -19,7 +26,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if type(value) not in CONTAINERS:
+    if not is_container(value):
         yield value
         return
     for item in value.values() if isinstance(value, dict) else value:
@@ -28,16 +35,18 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def form(value: Any) -> str:
     """The form of what was returned; see this module."""
-    if type(value) not in CONTAINERS:
+    if not is_container(value):
         return "tensor"
-    if type(value) is not dict and not any(type(item) in CONTAINERS for item in value):
+    if type(value) is not dict and not any(item is None or is_container(item) for item in value):
         return type(value).__name__
-    numbers = iter(range(len(leaves(value))))
+    numbers = itertools.count()
 
     def numbered(item: Any) -> Any:
-        if type(item) is dict:
+        if not is_container(item):
+            return None if item is None else next(numbers)
+        if isinstance(item, dict):
             return {key: numbered(inner) for key, inner in item.items()}
-        return type(item)(map(numbered, item)) if type(item) in CONTAINERS else next(numbers)
+        return type(item)(map(numbered, item))
 
     return repr(numbered(value))
 
@@ -48,7 +57,7 @@ def is_nested(text: str) -> bool:
 
 
 def put_together(text: str, result: Callable[[int], str]) -> str:
-    """Python that gives a nested form its results, each by the expression that ``result`` has for its number."""
+    """Python that gives a nested form its tensors, each by the expression that ``result`` has for its number."""
 
     def said(item: object) -> str:
         if isinstance(item, dict):
@@ -57,6 +66,8 @@ def put_together(text: str, result: Callable[[int], str]) -> str:
             return "[" + ", ".join(map(said, item)) + "]"
         if isinstance(item, tuple):
             return "(" + ", ".join(map(said, item)) + ("," if len(item) == 1 else "") + ")"
+        if item is None:
+            return "None"
         assert isinstance(item, int)
         return result(item)
 

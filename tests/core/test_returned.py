@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from mtmc_lsp.core.returned import form, is_nested, leaves, put_together
 
-LEAF = st.floats(allow_nan=False)
+LEAF = st.floats(allow_nan=False) | st.none()
 NESTED = st.recursive(
     LEAF,
     lambda inner: (
@@ -22,13 +23,19 @@ NESTED = st.recursive(
 )
 
 
-@given(NESTED)
+@given(NESTED.filter(lambda value: value is not None))
 def test_results_are_put_together_as_they_were(value: Any) -> None:
-    found, own = leaves(value), form(value)
+    found, own = [leaf for leaf in leaves(value) if leaf is not None], form(value)
     if is_nested(own):
         assert eval(put_together(own, lambda i: f"results[{i}]"), {}, {"results": found}) == value
     else:
         assert {"tensor": found[:1] and found[0], "list": found, "tuple": tuple(found)}[own] == value
+
+
+class Name(str, Enum):
+    """What some dictionaries have for keys: its text in Python is no text."""
+
+    LOSS = "loss"
 
 
 class Pair(NamedTuple):
@@ -42,7 +49,10 @@ class Pair(NamedTuple):
     ("value", "expected"),
     [
         (1.0, "tensor"),
-        ((1.0, None), "tuple"),
+        ((1.0, None), "(0, None)"),
+        ({"loss": None, "logits": 1.0}, "{'loss': None, 'logits': 0}"),
+        ({Name.LOSS: 1.0}, "tensor"),
+        ([1.0, {(1, 2): 2.0}], "list"),
         ([1.0], "list"),
         ((1.0, (2.0, 3.0)), "(0, (1, 2))"),
         ({"loss": 1.0, "parts": [2.0]}, "{'loss': 0, 'parts': [1]}"),

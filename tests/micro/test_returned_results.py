@@ -15,6 +15,9 @@ RETURNED = {
     "of one result": ('{"loss": y.mean()}', "{'loss': f_results[0]}"),
     "states beside the output": ("y, (y.sum(-1), [y.amax(-1)])", "(f_results[0], (f_results[1], [f_results[2]]))"),
     "a list of dictionaries": ("[{0: y}, {1: y * 2.0}]", "[{0: f_results[0]}, {1: f_results[1]}]"),
+    "no loss without labels": ('{"loss": None, "logits": y}', "{'loss': None, 'logits': f_results[0]}"),
+    "no state": ("y, None, [y.sum(-1)]", "(f_results[0], None, [f_results[1]])"),
+    "nothing behind": ("y, None", "(f_results[0], None)"),
     "the same twice": ('{"a": y, "b": y}', "{'a': f_results[0], 'b': f_results[1]}"),
 }
 
@@ -47,6 +50,24 @@ def test_another_form_is_not_correct(wrong: str, right: str, captured) -> None:
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
     assert wrong in candidate.source
     assert verified(capture, replace(candidate, source=candidate.source.replace(wrong, right))).reason != ""
+
+
+def test_a_result_for_none_is_not_correct(captured) -> None:
+    text = text_of(RETURNED["no state"][0])
+    capture = captured(text, "f")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    for wrong in ("(f_results[0], f_results[1], [None])", "(f_results[0], f_results[0], [f_results[1]])"):
+        source = candidate.source.replace(RETURNED["no state"][1], wrong)
+        assert source != candidate.source
+        assert verified(capture, replace(candidate, source=source)).reason != ""
+
+
+def test_keys_of_classes_of_their_own_are_refused(captured) -> None:
+    text = text_of("{Name.LOSS: y}").replace(
+        "# mtmc", 'import enum\nclass Name(str, enum.Enum):\n    LOSS = "loss"\n# mtmc'
+    )
+    with pytest.raises(TargetUnsupported, match="f returns a dict, which cannot be verified"):
+        captured(text, "f")
 
 
 def test_what_is_no_tensor_is_named(captured) -> None:

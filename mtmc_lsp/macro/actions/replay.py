@@ -45,9 +45,8 @@ class Replay:
         if drawn or any(prim.op is PrimOp.RANDOM for prim in program.prims.values()):
             raise IllegalAction("cuda-graph: each call draws other random numbers")
         nodes = program.graph.named
-        if any(
-            ref is None or ref.name not in nodes or base_name(nodes[ref.name]) in VIEWS for ref in program.graph.outputs
-        ):
+        returned = [ref.name for ref in program.graph.outputs if ref is not None]
+        if any(name not in nodes or base_name(nodes[name]) in VIEWS for name in returned):
             raise IllegalAction("cuda-graph: a result may be a view of an argument")
         return replace(schedule, replayed=True)
 

@@ -101,8 +101,6 @@ def render(
 ) -> tuple[GeneratedCode, tuple[KernelLaunch, ...]]:
     """Generated code for a schedule, and how its kernels are launched."""
     graph = program.graph
-    if any(ref is None for ref in graph.outputs):
-        raise CannotCode("the target returns None beside tensors")
     schedule = _with_random_kernels(program, schedule)
     base = _base_name(capture.workload.target.qualname, source)
     again = frozenset(name for kernel in schedule.kernels for name in kernel.recomputed)
@@ -349,7 +347,8 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: b
         call = call_text(run, [item.access for item in graph.inputs], "    ")
     if is_nested(graph.returns):
         results = f"{base}_results"
-        given = f"{results} = {call if len(graph.outputs) > 1 else f'({call},)'}"
+        tensors = sum(ref is not None for ref in graph.outputs)
+        given = f"{results} = {call if tensors > 1 else f'({call},)'}"
         return f"if {fits}:\n    {given}\n    return {put_together(graph.returns, lambda i: f'{results}[{i}]')}\n"
     if graph.returns == "list":
         call = f"list({call})"
