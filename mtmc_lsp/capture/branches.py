@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.returned import leaves
 from mtmc_lsp.core.sizes import Size, product
 
 
@@ -28,22 +30,40 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed her
 
 
 def sizes_above_one(function: Callable[..., Any], graph: Graph, device: str) -> tuple[str, ...]:
-    """Conditions ``T >= 2`` for the sizes that decide, where they are 1, what ``function`` calls.
+    """Conditions ``T >= 2`` for the sizes that decide, where they are 1, what ``function`` calls or how its results lie.
 
     Args:
         function: takes the tensors of ``graph.inputs``.
         graph: its graph.
         device: of the tensors.
     """
-    usual = _calls(function, graph, graph.sizes, device)
-    single = {name: _calls(function, graph, {**graph.sizes, name: 1}, device) for name in graph.sizes}
-    return tuple(f"{name} >= 2" for name, calls in single.items() if calls is not None and calls != usual)
+
+    def differs(name: str) -> bool:
+        sizes = {**graph.sizes, name: 1}
+        single = _run(function, graph, sizes, device)
+        if usual is None or single is None:
+            return single is not None
+        return single.calls != usual.calls or (follows and single.steps != _steps_in(graph, sizes))
+
+    usual = _run(function, graph, graph.sizes, device)
+    follows = usual is not None and usual.steps == _steps_in(graph, graph.sizes)
+    return tuple(f"{name} >= 2" for name in graph.sizes if differs(name))
 
 
-def _calls(
-    function: Callable[..., Any], graph: Graph, sizes: Mapping[str, int], device: str
-) -> list[tuple[str, tuple[object, ...]]] | None:
-    """What is called on tensors of these sizes, none of which has data; None where the target does not take them.
+Steps = tuple[tuple[int, ...], ...]
+"""Of each result the strides of its dimensions, those of a single element left out: no index steps over it."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is seen of one call."""
+
+    calls: list[tuple[str, tuple[object, ...]]]
+    steps: Steps
+
+
+def _run(function: Callable[..., Any], graph: Graph, sizes: Mapping[str, int], device: str) -> _Run | None:
+    """A call on tensors of these sizes, none of which has data; None where the target does not take them.
 
     Then its sizes hang together, as those of a look-up and its indices do.
     """
@@ -59,11 +79,24 @@ def _calls(
         ]
         try:
             with _Calls() as calls:
-                function(*tensors)
+                results = leaves(function(*tensors))
         except Exception:
             return None
     made: list[tuple[str, tuple[object, ...]]] = calls.made
-    return made
+    return _Run(made, tuple(_steps(own.shape, own.stride()) for own in results if isinstance(own, torch.Tensor)))
+
+
+def _steps_in(graph: Graph, sizes: Mapping[str, int]) -> Steps:
+    """How the graph says that its results lie."""
+    kinds = [graph.type_of(ref) for ref in graph.outputs if ref is not None]
+    return tuple(
+        _steps([size.value(sizes) for size in kind.shape], [step.value(sizes) for step in kind.stride])
+        for kind in kinds
+    )
+
+
+def _steps(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    return tuple(step for size, step in zip(shape, stride, strict=True) if size != 1)
 
 
 def more_than_one_value(graph: Graph) -> tuple[str, ...]:

@@ -82,6 +82,7 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str]) -> 
             graph, notes = export_graph(flat, inputs, workload.target, variables, named, call.own)
         finally:
             refuse_unknown(before, watched.writes.keys() - call.accesses, device)
+        graph = laid_out_as(graph, returned)
         asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
         graph = replace(graph, conditions=(*graph.conditions, *asked))
         flops, given_back = _traced(call, inputs, workload.target, named)
@@ -92,7 +93,7 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str]) -> 
     constants = _constants(call, without_idle_modes(call.instance, watched.reads), workload.target)
     graph = replace(graph, constants=constants, kept=tuple(item.access for item in workload.kept))
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
-    graph = without_unused_inputs(without_dead_nodes(returning(laid_out_as(graph, returned), given_back)))
+    graph = without_unused_inputs(without_dead_nodes(returning(graph, given_back)))
     _check_graph(graph, workload.target)
     if device == "cuda":
         seen = convolution_modes(lambda: _flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
@@ -293,7 +294,7 @@ def _check_returned(value: Any, target: Target, named: Callable[[type], str]) ->
     remedy = "Return tensors and plain values, or tuples, lists, dictionaries, named tuples and dataclasses of these."
     if other:
         kind = f"a {type(value).__name__}{f' with a {other[0]} in it' if parts(value) is not None else ''}"
-    elif not all(isinstance(key, str | int) for key in _keys(value)):
+    elif not all(type(key) in (str, int, bool) for key in _keys(value)):
         kind = "a dict with keys that are no strings or integers"
     elif unnamed:
         kind, remedy = f"a {unnamed[0]}, which has no name in its file", f"Import {unnamed[0]} at the top of the file."
@@ -371,7 +372,8 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
                 low, high = float(value.min()), float(value.max())
             elif value.is_floating_point() and value.numel():
                 # Only the sign is of use, which stand-ins share: sums of what is never negative cancel nothing.
-                low = 0.0 if bool(value.detach().amin() >= 0) else None
+                comparable = value.detach().float() if value.itemsize == 1 else value.detach()
+                low = 0.0 if bool(comparable.amin() >= 0) else None
             arguments.append(CapturedArgument(name, name, None, keyword, low, high, is_kept))
         else:
             plain = list(value) if isinstance(value, tuple) else value

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 CONTAINERS = (tuple, list, dict)
@@ -115,7 +116,7 @@ def form(
         return "tensor"
     if type(value) in (tuple, list) and value and all(map(is_tensor, value)):
         return type(value).__name__
-    numbers = iter(range(len(leaves(value))))
+    numbers = count()
 
     def said(item: Any) -> str:
         held = parts(item)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mtmc_lsp.capture.products import einsum_by
 from mtmc_lsp.core.action import ActionKind
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
-from tests.macro.situations import SHEET, proposed, start
-from tests.micro.harness import verified
+from tests.macro.situations import SHEET, fused_as_far_as_it_goes, proposed, start
+from tests.micro.harness import compile_errors, fused, verified
 
 
 def refused(equation: str, operands: object, *, path: object = None) -> str:
@@ -94,3 +94,49 @@ def f(q, k, v):
     candidate = BuiltinCoder().write(capture, start(capture, text), action)
     assert len(candidate.launches) == 1
     assert verified(capture, candidate).reason == ""
+
+
+@pytest.mark.parametrize("sizes", ["M K N", "m k n", "rows cols start"])
+def test_sizes_may_be_called_as_the_kernels_own_are(sizes: str, captured) -> None:
+    """The product's rows are two of these sizes together, and its columns another: none is what the kernel calls so."""
+    m, k, n = sizes.split()
+    text = f"""import torch
+# mtmc: a=f32[{m},{k}] b=f32[{k},{n}] {m}=12 {k}=20 {n}=9
+def f(a, b):
+    return torch.einsum("ij,jk,lj->ilk", a, b, a) * 2
+"""
+    capture = captured(text, "f")
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, text))).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "equation"),
+    [
+        ("a=f32[M,K] b=f32[M,K] M=12 K=20", "ij,ij->i"),
+        ("a=f32[B,M,K] b=f32[B,K,1] B=3 M=12 K=20", "bij,bjk->bik"),
+        ("a=f32[B,1,K] b=f32[B,K,N] B=3 K=20 N=12", "bij,bjk->bik"),
+    ],
+)
+def test_a_product_may_have_a_single_row_or_column(inputs: str, equation: str, captured) -> None:
+    text = f"""import torch
+# mtmc: {inputs}
+def f(a, b):
+    return torch.relu(torch.einsum("{equation}", a, b)) + 1
+"""
+    capture = captured(text, "f")
+    product = next(node.name for node in capture.graph.nodes if node.word in ("bmm", "matmul"))
+    tile = {"block_m": 16, "block_n": 16, "block_k": 16, "group_m": 4, "warps": 4, "stages": 2}
+    candidate = fused(capture, text, {**tile, "precision": "ieee"}, [product])
+    assert verified(capture, candidate).reason == ""
+    assert compile_errors(capture, candidate, ["sm_90"]) == []
+
+
+@pytest.mark.parametrize("equation", ["ij,jk->ki", "ij,jk,lj->ilk"])
+def test_where_a_single_term_makes_pytorch_lay_results_otherwise_its_own_code_runs(equation: str, captured) -> None:
+    operands = "a, b, a" if equation.count(",") == 2 else "a, b"
+    text = f"""import torch
+# mtmc: a=f32[M,K] b=f32[K,N] M=12 K=20 N=9
+def f(a, b):
+    return torch.einsum("{equation}", {operands}) * 2
+"""
+    assert captured(text, "f").graph.conditions == ("K >= 2",)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.macro.actions.split import Split
 from mtmc_lsp.macro.catalogue import proposals
 from mtmc_lsp.macro.configs import PROMOTED
 from mtmc_lsp.macro.cost import kernel_cost
@@ -138,6 +139,21 @@ def test_tiles_are_not_shared_where_it_brings_nothing(
     captured, m: int, n: int, k: int, more: dict[str, int | str | bool]
 ) -> None:
     assert not shares(captured, m, n, k, more=more)
+
+
+def test_nothing_is_shared_out_in_a_launch_that_runs_other_kernels(captured) -> None:
+    """A product beside a chain: by itself its tiles are shared out."""
+    text = PRODUCT.replace("N=64", "N=64 c=f32[M]").replace("f(a, b)", "f(a, b, c)").replace("())", "()), c * 2.0")
+    capture = captured(text, "f")
+    capture = replace(capture, graph=replace(capture.graph, sizes={"M": 3072, "N": 3072, "K": 3072}))
+    last = next(node.name for node in capture.graph.nodes if node.word == "mul")
+    others = [node.name for node in capture.graph.nodes if node.name != last]
+    alone = act(capture, fused(capture, text, LARGE, others), ActionKind.FUSE, last)
+    keys = [plan.key for plan in schedule_of(alone).kernels]
+    together = replace(schedule_of(alone), beside=(tuple(keys),))
+    for schedule, count in ((schedule_of(alone), 1), (together, 0)):
+        state = replace(situation(capture, alone, measured=True, device=SHEET), schedule=schedule)
+        assert len([action for action in Split().propose(state) if "variants" in action.params]) == count
 
 
 def test_the_model_knows_waves(captured) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.macro.situations import fused_as_far_as_it_goes, start
-from tests.micro.harness import fused, verified
+from tests.micro.harness import compile_errors, fused, verified
 
 ROUNDED = {
     "what a rounding leaves": "hi = x.half().float(); return hi, (x - hi) * 2048.0",
@@ -27,6 +27,39 @@ def test_own_casts_are_rounded_where_they_are_read(name: str, captured) -> None:
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
     assert ".to(tl.float16).to(tl.float32)" in candidate.source
     assert verified(capture, candidate).reason == ""
+
+
+WHOLE = {
+    "whole numbers": ("i64[N,D]@2000..70000", "y = x.half(); return torch.isinf(y), y.float() + 1.0"),
+    "a literal": ("f32[N,D]", "return torch.full_like(x, 0.1).half().float() * x"),
+    "what is copied": (
+        "f32[N,D]",
+        "y = torch.zeros_like(x, dtype=torch.float16); y.copy_(x); return (x - y.float()) * 2048.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_so_are_casts_of_other_values(name: str, captured) -> None:
+    kind, body = WHOLE[name]
+    text = text_of(body).replace("f32[N,D]", kind)
+    capture = captured(text, "f")
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, text))).reason == ""
+
+
+def test_casts_to_eight_bits_are_rounded_where_they_are_read(captured) -> None:
+    """Triton's interpreter rounds them wrongly, so the kernel is only compiled."""
+    text = text_of("return x.to(torch.float8_e4m3fn).float() * 2.0")
+    capture = captured(text, "f")
+    candidate = fused(capture, text)
+    assert "x.to(tl.float8e4nv).to(tl.float32) * 2.0" in candidate.source
+    assert compile_errors(capture, candidate, ["sm_90"]) == []
+
+
+def test_eight_bits_can_be_an_input(captured) -> None:
+    text = text_of("return x.float() * 2.0").replace("f32[N,D]", "f8e4m3[N,D]")
+    capture = captured(text, "f")
+    assert compile_errors(capture, fused(capture, text), ["sm_90"]) == []
 
 
 def test_a_cast_that_is_stored_alone_is_rounded_by_the_store(captured) -> None:

@@ -15,8 +15,10 @@ RETURNED = {
     "of one result": ('{"loss": y.mean()}', "{'loss': f_results[0]}"),
     "states beside the output": ("y, (y.sum(-1), [y.amax(-1)])", "(f_results[0], (f_results[1], [f_results[2]]))"),
     "a list of dictionaries": ("[{0: y}, {1: y * 2.0}]", "[{0: f_results[0]}, {1: f_results[1]}]"),
+    "no loss without labels": ('{"loss": None, "logits": y}', "{'loss': None, 'logits': f_results[0]}"),
+    "no state": ("y, None, [y.sum(-1)]", "(f_results[0], None, [f_results[1]])"),
+    "nothing behind": ("y, None", "(f_results[0], None)"),
     "the same twice": ('{"a": y, "b": y}', "{'a': f_results[0], 'b': f_results[1]}"),
-    "None beside a tensor": ("y, None", "(f_results[0], None)"),
     "plain values": ('{"y": y, "mode": "train", "scale": 0.5}', "{'y': f_results[0], 'mode': 'train', 'scale': 0.5}"),
     "numbers of elements": ("y, x.shape[0] * 3, x.numel()", "(f_results[0], 3 * x.shape[0], x.shape[1] * x.shape[0])"),
     "a shape": ("y, x.shape", "(f_results[0], torch.Size((x.shape[0], x.shape[1])))"),
@@ -111,3 +113,21 @@ def test_a_function_that_only_changes_what_it_is_given_is_verified_by_that(captu
 def test_a_function_that_neither_returns_nor_changes_a_tensor_does_nothing(captured) -> None:
     with pytest.raises(TargetUnsupported, match="step does no tensor work"):
         captured(IN_PLACE.replace("mul_", "mul").replace("p.add_", "p.add"), "step")
+
+
+def test_a_result_for_none_is_not_correct(captured) -> None:
+    text = text_of(RETURNED["no state"][0])
+    capture = captured(text, "f")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    for wrong in ("(f_results[0], f_results[1], [None])", "(f_results[0], f_results[0], [f_results[1]])"):
+        source = candidate.source.replace(RETURNED["no state"][1], wrong)
+        assert source != candidate.source
+        assert verified(capture, replace(candidate, source=source)).reason != ""
+
+
+def test_keys_of_classes_of_their_own_are_refused(captured) -> None:
+    text = text_of("{Name.LOSS: y}").replace(
+        "# mtmc", 'import enum\nclass Name(str, enum.Enum):\n    LOSS = "loss"\n# mtmc'
+    )
+    with pytest.raises(TargetUnsupported, match="f returns a dict with keys that are no strings or integers"):
+        captured(text, "f")

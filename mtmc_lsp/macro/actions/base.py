@@ -80,6 +80,10 @@ class Situation:
         """Every kernel with its region."""
         yield from self._kernels
 
+    def lone_kernels(self) -> Iterator[tuple[KernelPlan, Region]]:
+        """Those whose launches run no other kernels."""
+        return ((plan, region) for plan, region in self._kernels if not self.schedule.shares_launch(plan))
+
     @cached_property
     def _kernels(self) -> tuple[tuple[KernelPlan, Region], ...]:
         return tuple((plan, region_of(self.program, plan)) for plan in self.schedule.kernels)
@@ -154,6 +158,18 @@ def kernel_of(schedule: Schedule, action: MacroAction) -> KernelPlan:
     plan = next((kernel for kernel in schedule.kernels if set(action.region) & set(kernel.nodes)), None)
     if plan is None:
         raise IllegalAction(f"{action.kind.value}: no kernel computes {', '.join(action.region)} yet")
+    return plan
+
+
+def lone_kernel_of(schedule: Schedule, action: MacroAction) -> KernelPlan:
+    """As :func:`kernel_of`, for what takes a launch of the kernel's own.
+
+    Raises:
+        IllegalAction: likewise, or its launch runs other kernels too.
+    """
+    plan = kernel_of(schedule, action)
+    if schedule.shares_launch(plan):
+        raise IllegalAction(f"{action.kind.value}: the launch runs other kernels too")
     return plan
 
 

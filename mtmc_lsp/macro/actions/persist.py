@@ -17,8 +17,8 @@ from mtmc_lsp.macro.actions.base import (
     Situation,
     config_of,
     current_config,
-    kernel_of,
     kind_word,
+    lone_kernel_of,
     program_for,
     region_of,
     where,
@@ -43,7 +43,7 @@ class Persist:
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         """The kernel with ``persist`` programs."""
-        plan = kernel_of(schedule, action)
+        plan = lone_kernel_of(schedule, action)
         program = program_for(graph, schedule)
         region = region_of(program, plan)
         changes = config_of(action)
@@ -51,17 +51,15 @@ class Persist:
             raise IllegalAction("persist: only the number of programs is to be chosen")
         whole_numbers(action, changes, powers=False)
         config = {**current_config(program, region, plan), **changes}
-        if schedule.shares_launch(plan):
-            raise IllegalAction("persist: the launch runs other kernels too")
         _check(region, config)
         return schedule.with_kernel(KernelPlan(plan.nodes, config, plan.recomputed))
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Where there are many programs; what it brings, only measuring tells."""
         program, device = situation.program, situation.device
-        for plan, region in situation.kernels() if situation.measured else ():
+        for plan, region in situation.lone_kernels() if situation.measured else ():
             config = current_config(program, region, plan)
-            if config.get("persist") or situation.schedule.shares_launch(plan):
+            if config.get("persist"):
                 continue
             if programs_of(program, region, config) < LEAST_WAVES * device.sm_count:
                 continue

@@ -45,9 +45,10 @@ class Replay:
         if drawn or any(prim.op is PrimOp.RANDOM for prim in program.prims.values()):
             raise IllegalAction("cuda-graph: each call draws other random numbers")
         nodes = program.graph.named
-        if not program.graph.outputs:
+        returned = [ref.name for ref in program.graph.outputs if ref is not None]
+        if not returned:
             raise IllegalAction("cuda-graph: the call returns no tensor")
-        if any(ref.name not in nodes or base_name(nodes[ref.name]) in VIEWS for ref in program.graph.outputs):
+        if any(name not in nodes or base_name(nodes[name]) in VIEWS for name in returned):
             raise IllegalAction("cuda-graph: a result may be a view of an argument")
         return replace(schedule, replayed=True)
 

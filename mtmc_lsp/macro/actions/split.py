@@ -25,8 +25,8 @@ from mtmc_lsp.macro.actions.base import (
     config_of,
     current_config,
     expected,
-    kernel_of,
     kind_word,
+    lone_kernel_of,
     program_for,
     region_of,
     where,
@@ -54,12 +54,10 @@ class Split:
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         """The kernel in that many parts; in 1 part it is whole again."""
-        plan = kernel_of(schedule, action)
+        plan = lone_kernel_of(schedule, action)
         program = program_for(graph, schedule)
         region = region_of(program, plan)
         changes = config_of(action)
-        if schedule.shares_launch(plan):
-            raise IllegalAction("split: the launch runs other kernels too")
         if "stream_k" in changes:
             return schedule.with_kernel(_streamed(program, region, plan, action))
         if region.kind not in KEYS or set(changes) - {KEYS[region.kind][0], "block", "warps", "persist"}:
@@ -77,8 +75,8 @@ class Split:
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Where one program per row (or tile) leaves most of the device idle."""
         program = situation.program
-        for plan, region in situation.kernels():
-            if region.kind in KEYS and not situation.schedule.shares_launch(plan):
+        for plan, region in situation.lone_kernels():
+            if region.kind in KEYS:
                 yield from self._for(situation, program, plan, region)
             if region.kind is RegionKind.MATMUL and situation.measured:
                 yield from self._stream(situation, program, plan, region)

@@ -23,9 +23,10 @@ from mtmc_lsp.micro.builtin.index import Index, Variable
 from mtmc_lsp.micro.builtin.naming import value_name
 from mtmc_lsp.micro.builtin.parameters import Parameters
 
-HALVES = ("float16", "bfloat16")
-OWN_CASTS = frozenset({"to_copy", "to", "half", "bfloat16", "type_as"})
-"""Operations by which people round to half precision."""
+OWN_CASTS = frozenset({"to_copy", "to", "half", "bfloat16", "type_as", "copy"})
+"""Operations by which people round to half precision, or to less."""
+EXACT_IN_HALF = ("bool", "int8", "uint8")
+"""Dtypes whose every number a half precision has."""
 
 
 class Expressions:
@@ -241,16 +242,22 @@ class Expressions:
         return tuple(Index() if size == ONE else at[offset + i] for i, size in enumerate(shape))
 
     def _is_rounded(self, prim: Prim) -> bool:
-        """Whether what reads a cast here must see it rounded: the user's own, to half precision.
+        """Whether what reads a cast here must see it rounded: the user's own, to half precision or less.
 
         What is left of a number behind its rounding, and what is infinite in half precision, is what such code is about. Results
         of operations in half precision are not rounded between them, and products and stores round by themselves.
         """
         source, node = self.program.prims[prim.inputs[0]].dtype, self.program.graph.named.get(prim.origin)
-        if prim.dtype not in HALVES or source == prim.dtype or not is_float(source) or node is None:
+        if not is_half(prim.dtype) or source in (prim.dtype, *EXACT_IN_HALF) or node is None:
             return False
         readers = [own for name in self.region.prims if prim.name in (own := self.program.prims[name]).inputs]
         return node.word in OWN_CASTS and any(own.op is not PrimOp.MATMUL for own in readers)
+
+    def _rounded(self, value: Code, dtype: str) -> Code:
+        """A float32 value with as many bits as ``dtype`` has."""
+        if _number(value.text) is not None:
+            value = _with_dtype(value)
+        return Code(f"{value.at(ATOM)}.to({TRITON_DTYPES[dtype]}).to(tl.float32)", value.dtype, value.rows, value.cols)
 
     def _one_plus_tanh(self, prim: Prim) -> Prim | None:
         """The tanh, where ``prim`` adds 1 to one that is computed here for it alone, as the tanh form of GELU does."""
@@ -280,9 +287,7 @@ class Expressions:
         rows, cols = any(o.rows for o in operands), any(o.cols for o in operands)
         if prim.fn == "cast":
             value = self.cast(operands[0], target)
-            if not self._is_rounded(prim):
-                return value
-            return Code(f"{value.at(ATOM)}.to({TRITON_DTYPES[prim.dtype]}).to(tl.float32)", target, rows, cols)
+            return self._rounded(value, prim.dtype) if self._is_rounded(prim) else value
         if prim.fn == "div_by_size":
             size = prim.attrs["size"]
             assert isinstance(size, Size)
@@ -296,11 +301,7 @@ class Expressions:
             ]
         if all(_number(o.text) is not None for o in operands):
             # Arithmetic on numbers alone would be Python's, whose results have no dtype.
-            first = operands[0]
-            operands = [
-                Code(f"tl.full([], {first.text}, {TRITON_DTYPES[first.dtype]})", first.dtype),
-                *operands[1:],
-            ]
+            operands = [_with_dtype(operands[0]), *operands[1:]]
         if prim.fn in REPEATS_OPERAND:
             operands = [self._variable_for(o, prim.inputs[i]) for i, o in enumerate(operands)]
         try:
@@ -393,6 +394,11 @@ class Expressions:
 
 def _negative(value: object) -> bool:
     return isinstance(value, (int, float)) and value < 0
+
+
+def _with_dtype(number: Code) -> Code:
+    """A literal as a scalar that has its dtype."""
+    return Code(f"tl.full([], {number.text}, {TRITON_DTYPES[number.dtype]})", number.dtype)
 
 
 def _number(text: str) -> float | int | bool | None:

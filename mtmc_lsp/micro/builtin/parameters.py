@@ -9,6 +9,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.prims import ONE, Prim, Program
 from mtmc_lsp.micro.builtin.code import ATOM, PRODUCT, SUM, UNARY, Code
+from mtmc_lsp.micro.builtin.guard import size_text
 from mtmc_lsp.micro.builtin.naming import RESERVED, Names, identifier, value_name
 
 
@@ -33,6 +34,8 @@ class Parameters:
         self.outputs: dict[Ref, str] = {}
         self.sizes: dict[Size, str] = {}
         """Sizes with a name of their own, such as ``n_cols``."""
+        self._symbols: dict[str, str] = {}
+        """Named size of the user's to the parameter that carries it."""
         self.used_sizes: dict[str, Size] = {}
         """Parameter name to the size it carries."""
         self.static_symbols: frozenset[str] = frozenset()
@@ -87,9 +90,17 @@ class Parameters:
         if several and self.wide:
             self.name_size(size, "reach")
             return self.size(size)
-        for symbol in size.symbols():
-            self.used_sizes[symbol] = Size.symbol(symbol)
-        return Code(str(size), "int64", precedence=SUM if several else (PRODUCT if "*" in str(size) else ATOM))
+        text = size_text(size, {symbol: self._symbol(symbol) for symbol in size.symbols()})
+        return Code(text, "int64", precedence=SUM if several else (PRODUCT if "*" in text else ATOM))
+
+    def _symbol(self, symbol: str) -> str:
+        """The parameter of a named size of the user's, which may be called as the kernel calls another: ``N``, or ``rows``."""
+        size = Size.symbol(symbol)
+        if size not in self.sizes and symbol not in self._symbols:
+            self._symbols[symbol] = self.names.unique(symbol)
+        name = self.sizes.get(size) or self._symbols[symbol]
+        self.used_sizes[name] = size
+        return name
 
     def divisor(self, size: Size) -> str:
         """A size to divide by: a product of sizes, which may pass 32 bits, is worked out by the launcher."""

@@ -17,7 +17,7 @@ from mtmc_lsp.macro.configs import PROMOTED, SPLIT_BEFORE
 from mtmc_lsp.macro.few_rows import BOTH, LEAST_SPLIT_ROWS, ONCE
 from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program, is_of_halves
 from mtmc_lsp.macro.regions import Region
-from mtmc_lsp.micro.builtin.code import PRODUCT, TRITON_DTYPES, Code, blocks_text
+from mtmc_lsp.micro.builtin.code import PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.micro.builtin.descriptors import Described, described, loaded, made
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Mask
@@ -442,5 +442,10 @@ class ProductWriter:
         value = tile.value(prim.name)
         at = tile.expressions.own_index(prim.name)
         offset = tile.expressions.offset(self.axes.program.graph.type_of(ref), at)
+        # Of a single row or column offsets do not speak; the tile has more, of which that one is stored.
+        if value.rows and not self.axes.m:
+            offset = Code(f"{offset.at(SUM)} + m", offset.dtype, True, offset.cols, SUM)
+        if value.cols and not self.axes.n:
+            offset = Code(f"{offset.at(SUM)} + n", offset.dtype, offset.rows, True, SUM)
         mask = tile.expressions.mask_argument(offset, None)
         lines.append(f"tl.store({Expressions.address(parameters.output(ref), offset)}, {value.text}{mask})")

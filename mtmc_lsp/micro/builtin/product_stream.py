@@ -24,8 +24,8 @@ from mtmc_lsp.micro.builtin.descriptors import MAKE
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch
 from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, mask_needed, tile_of_program, widened
-from mtmc_lsp.micro.builtin.product_kernel import Config, ProductWriter
-from mtmc_lsp.micro.builtin.product_split import combining
+from mtmc_lsp.micro.builtin.product_kernel import Config
+from mtmc_lsp.micro.builtin.product_parts import AddsParts, PartsWriter, WritesParts, combining
 from mtmc_lsp.micro.builtin.product_walks import WalkOfRun
 from mtmc_lsp.micro.builtin.split_operands import Halves, name_sizes
 
@@ -55,31 +55,22 @@ def write_stream_product(
     shape = (Size.of(2 * int(config["stream_k"])), Size.of(elements))
     parts = Scratch("product_parts", shape, compute_dtype(axes.prim.dtype))
     what = "The tiles of whole waves; of each tile that is left, the parts that programs with equal shares of K have."
-    first = _RunWriter(axes, buffers, own, halves, parts, own)
-    last = _FinishWriter(axes, buffers, combining(own), halves, parts, own)
+    first = _RunWriter(axes, buffers, own, halves, parts)
+    last = _FinishWriter(axes, buffers, combining(own), halves, parts)
     return [first.kernel(f"{name}_runs", what), last.kernel(name, docstring)]
 
 
-class _StreamWriter(ProductWriter):
-    """What both kernels share: how tiles are dealt out, and the buffer of parts."""
+class _StreamWriter(PartsWriter):
+    """What both kernels share: how tiles are dealt out."""
 
     _reserved = STREAM_NAMES
 
-    def __init__(
-        self,
-        axes: ProductAxes,
-        buffers: Mapping[str, TensorType],
-        config: Config,
-        halves: list[Halves] | None,
-        parts: Scratch,
-        tile: Config,
-    ) -> None:
-        super().__init__(axes, buffers, config, halves)
-        self.parts, self.tile = parts, tile
-        self.pointer = self.parameters.names.unique("product_parts_ptr")
+    def _tile(self, name: str) -> int:
+        """How many rows (or columns) a tile has that is dealt out."""
+        return int(self.config.get(f"tile_{name}", self.config[f"block_{name}"]))
 
     def _sticks_out(self, name: str) -> bool:
-        return mask_needed(self.axes.sizes[name.upper()], int(self.tile[f"block_{name}"]))
+        return mask_needed(self.axes.sizes[name.upper()], self._tile(name))
 
     def _dealt_out(self, tall: str, wide: str) -> list[str]:
         """Statements that count tiles and blocks of K."""
@@ -121,7 +112,7 @@ class _StreamWriter(ProductWriter):
         return {**super()._blocks(), "PROGRAMS": int(self.config["stream_k"])}
 
 
-class _RunWriter(_StreamWriter):
+class _RunWriter(WritesParts, _StreamWriter):
     """Whole tiles, and parts of those that programs share."""
 
     _walk = WalkOfRun()
@@ -170,11 +161,8 @@ class _RunWriter(_StreamWriter):
     def _grid(self, blocks: Mapping[str, int]) -> tuple[str, ...]:
         return (str(blocks["PROGRAMS"]),)
 
-    def _scratch_written(self) -> tuple[tuple[str, Scratch], ...]:
-        return ((self.pointer, self.parts),)
 
-
-class _FinishWriter(_StreamWriter):
+class _FinishWriter(AddsParts, _StreamWriter):
     """Adds the parts of each shared tile, and does the epilogue, a piece of the tile to each program."""
 
     def _program_order(self) -> None:
@@ -198,8 +186,6 @@ class _FinishWriter(_StreamWriter):
             "    acc += tl.load(place + program * (TILE_M * TILE_N))",
         ]
 
-    _loop_over_halves = _loop
-
     def _grid(self, blocks: Mapping[str, int]) -> tuple[str, ...]:
         tall, wide = blocks["TILE_M"], blocks["TILE_N"]
         tiles = f"{blocks_text('n_m', tall)} * ({blocks_text('n_n', wide)}){' * n_batch' if self.axes.batch else ''}"
@@ -207,9 +193,5 @@ class _FinishWriter(_StreamWriter):
         return (f"({tiles} - 1) % {blocks['PROGRAMS']} + 1", str(pieces))
 
     def _blocks(self) -> dict[str, int]:
-        whole = {"TILE_M": int(self.tile["block_m"]), "TILE_N": int(self.tile["block_n"])}
-        blocks = {**super()._blocks(), **whole}
+        blocks = {**super()._blocks(), "TILE_M": self._tile("m"), "TILE_N": self._tile("n")}
         return {name: size for name, size in blocks.items() if name != "PIECE"}
-
-    def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
-        return ((self.pointer, self.parts), *super()._scratch_read()[len(self.scratch) :])
