@@ -91,7 +91,7 @@ def test_strides_and_several_results_come_through(captured) -> None:
     text = HEAD + "# mtmc: x=f32[4,16]{1,4}\ndef f(x):\n    return torch.relu(x), x.t() + 1, None\n"
     graph = captured(text, "f").graph
     assert [str(size) for size in graph.inputs[0].type.stride] == ["1", "s0"]
-    assert graph.returns == "tuple"
+    assert graph.returns == "(0, 1, None)"
     assert [output is None for output in graph.outputs] == [False, False, True]
 
 
