@@ -26,6 +26,7 @@ from mtmc_lsp.capture.effects import (
 from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
+from mtmc_lsp.capture.masks import refuse_unknown_sizes, with_masks_in_place
 from mtmc_lsp.capture.recurrent import kept_whole, without_idle_modes
 from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
@@ -61,6 +62,8 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = _flat_function(call, inputs)
         graph, notes = export_graph(flat, inputs, workload.target, variables, named)
+        graph = without_dead_nodes(with_masks_in_place(graph))
+        refuse_unknown_sizes(graph, workload.target)
         asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
         graph = replace(graph, conditions=(*graph.conditions, *asked))
         flops, given_back = _traced(call, inputs, workload.target, named)
@@ -289,12 +292,14 @@ def _traced(
     if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
         return 0.0, []
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
     from torch.utils.flop_counter import FlopCounterMode
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # What a mask picks has no size that is known.
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     counter = FlopCounterMode(display=False)
     with mode, torch.no_grad():
-        given = tuple(mode.from_tensor(item.value) for item in inputs)
+        given = tuple(mode.from_tensor(item.value, static_shapes=True) for item in inputs)
         try:
             with counter:
                 value = _flat_function(call, inputs)(*given)
@@ -317,6 +322,9 @@ def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str
     constants: dict[str, object] = {}
     for name, value in zip(call.names, call.values, strict=True):
         if isinstance(value, torch.Tensor):
+            continue
+        if name in call.further:
+            constants[name] = {}
             continue
         if isinstance(value, (tuple, list)) and all(isinstance(item, (bool, int, float, str)) for item in value):
             value = list(value)
@@ -344,7 +352,7 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
                 low = 0.0 if bool(value.detach().amin() >= 0) else None
             arguments.append(CapturedArgument(name, name, None, keyword, low, high))
         else:
-            plain = list(value) if isinstance(value, tuple) else value
+            plain = {} if name in call.further else list(value) if isinstance(value, tuple) else value
             arguments.append(CapturedArgument(name, None, plain, keyword))
     return tuple(arguments)
 
