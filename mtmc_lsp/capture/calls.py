@@ -20,6 +20,8 @@ from mtmc_lsp.core.workload import ArgumentSpec, KeptTensor, Target, TargetKind,
 
 NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
 """How torch says that there is no GPU."""
+FURTHER: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+"""Kinds of parameters that take what no other does."""
 MANY = 1 << 26
 """Elements that take a CPU a second to draw."""
 
@@ -36,6 +38,8 @@ class Call:
     values: tuple[Any, ...]
     keyword: frozenset[str]
     """Parameters that must be passed by name."""
+    further: frozenset[str] = frozenset()
+    """Those that take any number of arguments, as ``*args`` and ``**kwargs``, and take none."""
     kept: Mapping[str, Home] = field(default_factory=dict)
     """Where the instance holds those of ``names`` that the function does not take: see :mod:`mtmc_lsp.capture.kept`."""
     accesses: frozenset[str] = frozenset()
@@ -45,6 +49,7 @@ class Call:
         """What calls the target, with other values where given, and with as little of ours between as can be."""
         function = calling_with(self.function, self.kept) if self.kept else self.function
         pairs = list(zip(self.names, self.values if values is None else values, strict=True))
+        pairs = [(name, value) for name, value in pairs if name not in self.further]
         positional = [value for name, value in pairs if name not in self.keyword]
         named = {name: value for name, value in pairs if name in self.keyword}
         return lambda: function(*positional, **named)
@@ -259,18 +264,20 @@ def _bound(
 ) -> Call:
     """Fill in defaults, so every value that the graph is built from is known by name."""
     signature = inspect.signature(function)
-    for parameter in signature.parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise TargetUnsupported(
-                f"{target.qualname} takes any number of arguments, as *{parameter.name}",
-                where=Location(target.path, target.start_line),
-                remedy="Name each argument in its definition.",
-            )
     bound = signature.bind(*positional, **named)
     bound.apply_defaults()
     names = tuple(bound.arguments)
-    keyword = frozenset(n for n in names if signature.parameters[n].kind is inspect.Parameter.KEYWORD_ONLY)
-    return Call(function, instance, names, tuple(bound.arguments.values()), keyword)
+    kinds = {name: signature.parameters[name].kind for name in names}
+    further = frozenset(name for name, kind in kinds.items() if kind in FURTHER)
+    for name in sorted(further):
+        if bound.arguments[name]:
+            raise TargetUnsupported(
+                f"{target.qualname} takes any number of arguments, as {FURTHER[kinds[name]]}{name}, and is given some",
+                where=Location(target.path, target.start_line),
+                remedy="Name each of these in its definition, or leave them out of the workload.",
+            )
+    keyword = frozenset(name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY)
+    return Call(function, instance, names, tuple(bound.arguments.values()), keyword, further)
 
 
 def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:

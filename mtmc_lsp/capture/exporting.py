@@ -205,6 +205,14 @@ def _export(
             raise export_error(error, target) from error
 
 
+def _decides_by_values(target: Target, line: int) -> TargetUnsupported:
+    return TargetUnsupported(
+        f"{target.qualname} decides by the values of a tensor, so it is no single graph",
+        where=Location(target.path, line or target.start_line),
+        remedy="Write the choice with torch.where, or optimise the functions that it chooses between.",
+    )
+
+
 def export_error(error: Exception, target: Target) -> TargetUnsupported:
     """What stopped a target from being traced, at the user's line."""
     import traceback
@@ -214,11 +222,7 @@ def export_error(error: Exception, target: Target) -> TargetUnsupported:
     text = f"{type(error).__name__}: {error}"
     where = Location(target.path, line)
     if any(word in text for word in ("data-dependent", "DataDependent", "_local_scalar_dense", "DynamicOutputShape")):
-        return TargetUnsupported(
-            f"{target.qualname} decides by the values of a tensor, so it is no single graph",
-            where=where,
-            remedy="Write the choice with torch.where, or optimise the functions that it chooses between.",
-        )
+        return _decides_by_values(target, line)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return TargetUnsupported(
         f"{target.qualname} cannot be exported as a graph: {first}",
@@ -438,6 +442,8 @@ class _Reader:
             assert isinstance(source, Ref) and isinstance(node.args[1], int)
             references[node.name] = Ref(source.name, node.args[1])
             return None
+        if "_local_scalar_dense" in str(node.target) or "aten.item." in str(node.target):
+            raise _decides_by_values(self.target, self._line(node))
         if _is_idle_copy(node, self.numbers) or self._is_whole_copy(node):
             # Of `copy(y, x)` the last argument, of `clone(x)` the only one.
             references[node.name] = references[node.args[-1].name]

@@ -27,6 +27,7 @@ from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
 from mtmc_lsp.capture.kept import KeepsTensors, held_tensors, refuse_unknown
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
+from mtmc_lsp.capture.masks import refuse_unknown_sizes, with_masks_in_place
 from mtmc_lsp.capture.recurrent import kept_whole, without_idle_modes
 from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
@@ -83,6 +84,8 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str]) -> 
         finally:
             refuse_unknown(before, watched.writes.keys() - call.accesses, device)
         graph = laid_out_as(graph, returned)
+        graph = without_dead_nodes(with_masks_in_place(graph))
+        refuse_unknown_sizes(graph, workload.target)
         asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
         graph = replace(graph, conditions=(*graph.conditions, *asked))
         flops, given_back = _traced(call, inputs, workload.target, named)
@@ -320,12 +323,14 @@ def _traced(
     if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
         return 0.0, []
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
     from torch.utils.flop_counter import FlopCounterMode
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # What a mask picks has no size that is known.
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     counter = FlopCounterMode(display=False)
     with mode, torch.no_grad():
-        given = tuple(mode.from_tensor(item.value) for item in inputs)
+        given = tuple(mode.from_tensor(item.value, static_shapes=True) for item in inputs)
         try:
             with counter:
                 value = _flat_function(call, inputs)(*given)
@@ -348,6 +353,9 @@ def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str
     constants: dict[str, object] = {}
     for name, value in zip(call.names, call.values, strict=True):
         if isinstance(value, torch.Tensor):
+            continue
+        if name in call.further:
+            constants[name] = {}
             continue
         if isinstance(value, (tuple, list)) and all(isinstance(item, (bool, int, float, str)) for item in value):
             value = list(value)
@@ -376,7 +384,7 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
                 low = 0.0 if bool(comparable.amin() >= 0) else None
             arguments.append(CapturedArgument(name, name, None, keyword, low, high, is_kept))
         else:
-            plain = list(value) if isinstance(value, tuple) else value
+            plain = {} if name in call.further else list(value) if isinstance(value, tuple) else value
             arguments.append(CapturedArgument(name, None, plain, keyword))
     return tuple(arguments)
 

@@ -251,7 +251,8 @@ class Graph:
     """Python conditions over named sizes (``s0 >= 2``, ``s0 % 8 == 0``) under which the graph holds."""
     constants: Mapping[str, object] = field(default_factory=dict)
     """Python values that are built into the graph, by their access: ``{"eps": 1e-6, "self.training": False}``.
-    The graph holds only while each still has this value; each is an int, float, bool, str, None or a list of these."""
+    The graph holds only while each still has this value; each is an int, float, bool, str, None, a list of these, or for
+    ``*args`` and ``**kwargs`` an empty dictionary: they take nothing."""
     modules: tuple[UsedModule, ...] = ()
     """Holders come before what they hold."""
     same: tuple[tuple[str, str], ...] = ()

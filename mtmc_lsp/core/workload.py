@@ -130,6 +130,7 @@ class CapturedArgument:
     input: str | None = None
     """Name of the graph input where this is a tensor, else ``None``."""
     constant: object = None
+    """Else its value; an empty dictionary for ``*args`` and ``**kwargs``, which take nothing."""
     keyword: bool = False
     """Whether it must be passed by keyword."""
     low: float | None = None

@@ -226,6 +226,9 @@ def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, 
                 where=Location(capture.workload.target.path, capture.workload.target.start_line),
                 remedy="Take the argument out of both.",
             )
+        if argument.constant == {}:
+            # Its ``*args`` or ``**kwargs``, which take nothing.
+            continue
         # What the reference fills in by itself is passed on only to a candidate that knows the name.
         if argument.input or argument.name in given or argument.name in parameters:
             values[argument.name] = inputs[argument.input] if argument.input else argument.constant

@@ -6,6 +6,7 @@ The comment's words, in any order, on one line or several::
     # mtmc: index=i64[B]@0..V-1 y=f32[64,32]{1,64} B=64 V=50257
     # mtmc: x=f32[64,512] init: dim=512 hidden=4*512
 
+``grad`` and ``device`` are arguments where the target has such ones and the value is a tensor, a number or in quotes.
 ``name=dtype[sizes]`` makes a tensor (``{strides}`` and an inclusive ``@low..high`` may follow). ``name=value`` is a
 constant where the target has a parameter of that name, and else a named size. Words behind ``init:``, up to the end of
 the line, are the constructor's arguments. A parameter that is not named has its default or its jaxtyping annotation.
@@ -118,11 +119,17 @@ class _Builder:
         self.signature: Signature = signature
         self.constructor = constructor_of(text, target)
         self.line = words[0].line if words else target.start_line
-        # `device="cuda"`, in quotes, is an argument of that name.
-        options = {w.name: w for w in words if not w.in_init and w.name in OPTIONS and w.value[0] not in "\"'"}
+        options = {w.name: w for w in words if not w.in_init and w.name in OPTIONS and not self._is_argument(w)}
         self.options = options
         self.words = [word for word in words if word not in options.values()]
         self.given = {w.name: w for w in self.words if not w.in_init and w.name in signature.names}
+
+    def _is_argument(self, word: Word) -> bool:
+        """Whether a word that is called as an option is the argument of that name: a tensor, or what no option can be."""
+        if word.value[0] in "\"'":
+            return True
+        is_value = word.is_tensor or not all(part.isidentifier() for part in word.value.split(","))
+        return word.name in self.signature.names and (is_value or word.value in ("None", "True", "False"))
 
     def workload(self, source: WorkloadSource) -> Workload:
         """The workload."""

@@ -105,6 +105,16 @@ def test_device_and_gradients_are_options() -> None:
     assert [a.tensor.requires_grad for a in workload.arguments if a.tensor] == [True, True]
 
 
+@pytest.mark.parametrize(("word", "constant"), [("grad=f32[4]", None), ("grad=None", None), ("grad=0.5", 0.5)])
+def test_an_argument_may_be_called_grad(word: str, constant: object) -> None:
+    workload = read(f"x=f32[4] {word}", "def f(x, grad):\n    return x\n")
+    assert [a.name for a in workload.arguments] == ["x", "grad"]
+    assert (workload.arguments[1].tensor is not None) == ("f32" in word)
+    assert workload.arguments[1].constant == constant
+    asking = read("x=f32[4] grad=x", "def f(x, grad=None):\n    return x\n")
+    assert tensor(asking, "x").requires_grad
+
+
 def test_a_quoted_device_is_the_argument_of_that_name() -> None:
     workload = read("x=f32[4] device='cuda'", "def f(x, device):\n    return x\n")
     assert workload.arguments[1].constant == "cuda"

@@ -415,7 +415,10 @@ def _values(graph: Graph) -> list[tuple[str, str]]:
     for access, value in graph.constants.items():
         if access in alike:
             continue
-        if value is None or isinstance(value, bool):
+        if isinstance(value, dict):
+            # What ``*args`` or ``**kwargs`` take: the graph is that of a call without any.
+            text = f"not {access}"
+        elif value is None or isinstance(value, bool):
             text = f"{access} is {value}"
         elif isinstance(value, list):
             text = f"isinstance({access}, (list, tuple)) and [*{access}] == {value!r}"

@@ -1,0 +1,170 @@
+"""Updates of the elements that a mask picks, as ``x[mask] -= 1``, without picking them.
+
+The trace puts the picked elements into a tensor of their own, computes on that, and puts its elements back. How many they are
+nobody knows before the mask is there. Elementwise operations give the same in place: ``torch.where(mask, x - 1, x)``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mtmc_lsp.core.errors import Location, TargetUnsupported
+from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.workload import Target
+
+ELEMENTWISE = frozenset(
+    "add sub rsub mul div neg abs exp exp2 expm1 log log1p log2 sqrt rsqrt reciprocal square pow sin cos tan tanh sigmoid relu "
+    "gelu silu softplus leaky_relu elu erf floor ceil round trunc sign clamp clamp_min clamp_max minimum maximum where _to_copy "
+    "eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor isnan isinf "
+    "remainder fmod lerp addcmul addcdiv nan_to_num clone".split()
+)
+"""Operations whose results at one place follow from the operands there."""
+
+
+class _CannotExpand(Exception):
+    """A value is needed as the picked elements alone."""
+
+
+def with_masks_in_place(graph: Graph) -> Graph:
+    """The graph with each update under a mask as a choice between the new and the old value of every element."""
+    rewriter = _Rewriter(graph)
+    for node in graph.nodes:
+        rewriter.take(node)
+    return replace(graph, nodes=tuple(rewriter.nodes))
+
+
+def refuse_unknown_sizes(graph: Graph, target: Target) -> None:
+    """Refuse what has as many elements as the values of a tensor say.
+
+    Raises:
+        TargetUnsupported: there is such; says in which line.
+    """
+    for node in graph.nodes:
+        if any(_is_unknown(size, graph) for kind in node.outputs for size in kind.shape):
+            raise TargetUnsupported(
+                f"{target.qualname} makes a tensor whose size follows from the values of a tensor, as x[mask] does",
+                where=Location(target.path, node.line or target.start_line),
+                remedy="Keep the shape: torch.where(mask, x, 0.0), or an update such as x[mask] = 0. Or move it to a "
+                "function of its own.",
+            )
+
+
+def _is_unknown(size: Size, graph: Graph) -> bool:
+    return any(re.fullmatch(r"u\d+", name) and name not in graph.sizes for name in size.symbols())
+
+
+class _Rewriter:
+    """Goes through the nodes in order."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes: list[Node] = []
+        self._taken = {item.name for item in graph.inputs} | set(graph.named)
+
+    def take(self, node: Node) -> None:
+        """Add a node, or what stands for it."""
+        mask = self._mask(node, 1) if node.op.startswith("aten.index_put.") and len(node.args) == 3 else None
+        mark = len(self.nodes)
+        try:
+            choice = self._choice(node, mask) if mask is not None else node
+        except _CannotExpand:
+            del self.nodes[mark:]
+            choice = node
+        self.nodes.append(choice)
+
+    def _choice(self, node: Node, mask: Ref) -> Node:
+        base, value = node.args[0], node.args[2]
+        if not isinstance(base, Ref) or not isinstance(value, Ref):
+            raise _CannotExpand
+        kind, picked = self.graph.type_of(base), self.graph.type_of(value)
+        if kind.dtype != picked.dtype:
+            raise _CannotExpand
+        inner = len(kind.shape) - len(self.graph.type_of(mask).shape)
+        new = self._everywhere(value, mask, kind, inner, node)
+        return replace(node, op="aten.where.self", args=(self._spread(mask, inner, node), new, base))
+
+    def _mask(self, node: Node, position: int) -> Ref | None:
+        """The mask that alone says which elements a node reads or writes."""
+        index = node.args[position]
+        if not isinstance(index, tuple) or len(index) != 1 or not isinstance(index[0], Ref):
+            return None
+        return index[0] if self.graph.type_of(index[0]).dtype == "bool" else None
+
+    def _everywhere(self, value: Ref, mask: Ref, kind: TensorType, inner: int, update: Node) -> Ref:
+        """A value that belongs to the picked elements, for all of them.
+
+        Args:
+            value: has one row for each picked element, or one for all.
+            mask: which picks.
+            kind: the tensor that is updated.
+            inner: dimensions behind those of the mask.
+            update: what asks.
+        """
+        own = self.graph.type_of(value)
+        if not own.shape or not any(_is_unknown(size, self.graph) for size in own.shape):
+            if len(own.shape) <= inner:
+                return value
+            if len(own.shape) == inner + 1 and own.shape[0] == Size.of(1):
+                shape = own.shape[1:]
+                return self._add(update, "row", "aten.view.default", (value, shape), _dense(shape, own.dtype))
+            raise _CannotExpand
+        node = self.graph.named[value.name]
+        base = node.op.split(".")[1]
+        if base == "index" and (picks := self._mask(node, 1)) is not None and self._same(picks, mask):
+            source = node.args[0]
+            if isinstance(source, Ref) and self.graph.type_of(source).shape == kind.shape:
+                return source
+        if base not in ELEMENTWISE or len(own.shape) != inner + 1:
+            raise _CannotExpand
+
+        def spread(argument: Argument) -> Argument:
+            if isinstance(argument, Ref):
+                return self._everywhere(argument, mask, kind, inner, update)
+            if isinstance(argument, Size) and _is_unknown(argument, self.graph):
+                raise _CannotExpand
+            return argument
+
+        args = tuple(map(spread, node.args))
+        return self._add(node, "everywhere", node.op, args, _dense(kind.shape, own.dtype))
+
+    def _spread(self, mask: Ref, inner: int, update: Node) -> Ref:
+        """The mask with dimensions of size 1 for those behind it."""
+        if not inner:
+            return mask
+        shape = (*self.graph.type_of(mask).shape, *[Size.of(1)] * inner)
+        return self._add(update, "mask", "aten.view.default", (mask, shape), _dense(shape, "bool"))
+
+    def _same(self, a: Ref, b: Ref) -> bool:
+        """Whether two values are one, or computed alike: ``x[y > 0] += z[y > 0]`` compares twice."""
+        nodes = self.graph.named
+        if a == b or a.name not in nodes or b.name not in nodes:
+            return a == b
+        left, right = nodes[a.name], nodes[b.name]
+        if left.draws or (left.op, left.kwargs, a.index) != (right.op, right.kwargs, b.index):
+            return False
+        return len(left.args) == len(right.args) and all(map(self._same_argument, left.args, right.args))
+
+    def _same_argument(self, a: Argument, b: Argument) -> bool:
+        if isinstance(a, Ref) and isinstance(b, Ref):
+            return self._same(a, b)
+        return type(a) is type(b) and a == b
+
+    def _add(self, origin: Node, suffix: str, op: str, args: tuple[Argument, ...], kind: TensorType) -> Ref:
+        name = next(name for name in _names(f"{origin.name}_{suffix}") if name not in self._taken)
+        self._taken.add(name)
+        kwargs = origin.kwargs if op == origin.op else {}
+        self.nodes.append(Node(name, op, args, kwargs, (kind,), origin.line))
+        return Ref(name)
+
+
+def _names(stem: str) -> Iterator[str]:
+    while True:
+        yield stem
+        stem += "_"
+
+
+def _dense(shape: tuple[Size, ...], dtype: str) -> TensorType:
+    return TensorType(shape, dtype, contiguous_stride(shape))
