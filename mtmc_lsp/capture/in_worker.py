@@ -51,6 +51,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     variables = {int(line): name for line, name in request["variables"].items()}
     device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
     module = _load(workload.target, request.get("source"))
+    text = request.get("source") or Path(workload.target.path).read_text("utf-8")
     call = _build(module, workload, device)
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
@@ -61,7 +62,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
         returned = _run_eagerly(module, call, inputs, workload.target)
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = _flat_function(call, inputs)
-        graph, notes = export_graph(flat, inputs, workload.target, variables, named)
+        graph, notes = export_graph(flat, inputs, workload.target, variables, named, text.splitlines())
         graph = without_dead_nodes(with_masks_in_place(graph))
         refuse_unknown_sizes(graph, workload.target)
         asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
