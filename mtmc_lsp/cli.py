@@ -290,7 +290,7 @@ def plan(spec: Spec, arch: Arch = None, python: Python = "", as_json: AsJson = F
     if as_json:
         print(document(target=opened.target, device=device, actions=actions))
     else:
-        show_plan(console(), actions, device)
+        show_plan(console(), actions, device, capture.workload.assumed)
     return 0 if actions else 1
 
 

@@ -34,8 +34,8 @@ class Watch:
         self._values, self._held, self._fixed = values, held, fixed
         self._given: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
         self._seen: set[torch.fx.Node] = set()
-        self.found: set[tuple[int, int]] = set()
-        """Places to make constant, once it has ended an export."""
+        self.found: dict[tuple[int, int], torch.fx.Node] = {}
+        """Places to make constant, once it has ended an export, each with the node whose size or stride is awkward."""
 
     def look(self, node: torch.fx.Node) -> None:
         """See what a new node of a trace reads.
@@ -53,7 +53,7 @@ class Watch:
                 continue
             self._seen.add(source)
             for expression in awkward_sizes(value, source.target, numbers=False):
-                self.found |= self._blamed(expression, given) - self._fixed
+                self.found |= dict.fromkeys(self._blamed(expression, given) - self._fixed, source)
             if self.found:
                 raise AwkwardSize
 

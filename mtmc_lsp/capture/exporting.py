@@ -26,6 +26,8 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
+Place = tuple[int, int]
+"""A dimension of an input: the input's number and its own."""
 MOST_WRITTEN = 4096
 """Numbers of a tensor that a launcher writes down."""
 ATTEMPTS = 6
@@ -113,6 +115,7 @@ def export_graph(
     target: Target,
     variables: Mapping[int, str],
     named: Callable[[type], str],
+    text: Sequence[str],
     own: Callable[[Any], Any] = lambda value: value,
 ) -> tuple[Graph, tuple[str, ...]]:
     """The graph of ``function`` over ``inputs``, and notes on what was fixed.
@@ -121,13 +124,15 @@ def export_graph(
         function: takes the input tensors in order.
         variables: line to the user's variable assigned there.
         named: Python for the class of a result.
+        text: the lines of the target's file.
         own: what the target itself returned, of what ``function`` gives; what it keeps comes behind that.
 
     Raises:
         TargetUnsupported: it cannot be exported; names file and line where that is known.
     """
     flat = _Returning(function, named, own)
-    fixed: set[tuple[int, int]] = set()
+    fixed: set[Place] = set()
+    lines: dict[Place, int] = {}
     held = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
     attempts = 0
     while attempts < ATTEMPTS:
@@ -135,7 +140,8 @@ def export_graph(
         try:
             program = _export(flat, inputs, fixed, target, watch)
         except AwkwardSize:
-            fixed |= watch.found
+            fixed |= watch.found.keys()
+            lines |= {place: line_of(node) for place, node in watch.found.items()}
             continue
         except TargetUnsupported:
             # What cannot be traced for any size, as where a condition on sizes has no solution, may be for the given ones.
@@ -148,14 +154,42 @@ def export_graph(
             reader = _Reader(_expanded(program, target), inputs, variables, target, flat.returns, written)
             awkward = reader.awkward_symbols()
         if not awkward:
-            return reader.read(), ()
-        fixed |= {place for place, symbols in reader.symbols_at.items() if symbols & awkward}
+            return reader.read(), tuple(_told(inputs, reader, lines, text))
+        for place, symbols in reader.symbols_at.items():
+            for symbol in symbols & awkward.keys():
+                fixed.add(place)
+                lines[place] = awkward[symbol]
     fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
     program = _export(flat, inputs, fixed, target)
     written, program = _written(program), _expanded(program, target)
     return _Reader(program, inputs, variables, target, flat.returns, written).read(), (
         "the graph holds for the workload's sizes alone",
     )
+
+
+def _told(
+    inputs: Sequence[InputTensor], reader: _Reader, lines: Mapping[Place, int], text: Sequence[str]
+) -> Iterator[str]:
+    """What to say of sizes that the workload names and the graph has as numbers; one of 0 or 1 is no other size's case."""
+    told: set[str] = set()
+    for i, item in enumerate(inputs):
+        for d, name in enumerate(item.size_names):
+            value = int(item.value.shape[d])
+            if not name or name in told or reader.symbols_at[i, d] or value < 2:
+                continue
+            told.add(name)
+            line = next((lines[place] for place in lines if _name(inputs, place) == name and lines[place]), 0)
+            why = (
+                f"of line {line}: `{text[line - 1].strip()}`"
+                if 0 < line <= len(text)
+                else "torch's trace holds for it alone"
+            )
+            yield f"{name} is fixed at {value}, because {why}"
+
+
+def _name(inputs: Sequence[InputTensor], place: Place) -> str:
+    names = inputs[place[0]].size_names
+    return names[place[1]] if place[1] < len(names) else ""
 
 
 def _expanded(program: Any, target: Target) -> Any:
@@ -170,7 +204,7 @@ def _expanded(program: Any, target: Target) -> Any:
 def _export(
     flat: _Returning,
     inputs: Sequence[InputTensor],
-    fixed: set[tuple[int, int]],
+    fixed: set[Place],
     target: Target,
     watch: Watch | None = None,
 ) -> Any:
@@ -312,20 +346,28 @@ class _Reader:
                         self.names[symbol] = name
                         self.sizes[name] = int(item.value.stride(d))
 
-    def awkward_symbols(self) -> set[str]:
-        """Symbols in sizes or guards that are no polynomials (divisions, remainders, maxima), and attention's head sizes."""
+    def awkward_symbols(self) -> dict[str, int]:
+        """Symbols in sizes or guards that are no polynomials (divisions, remainders, maxima), and attention's head sizes.
+
+        Each with the line that makes it so; 0 where that is not known.
+        """
         # A kernel is for one head size, and the scale comes from it.
-        found = {s for node in _attentions(self.program) for each in node.args[:3] for s in symbols_of(_size(each, -1))}
+        found = {
+            symbol: line_of(node)
+            for node in _attentions(self.program)
+            for each in node.args[:3]
+            for symbol in symbols_of(_size(each, -1))
+        }
         for node in self.program.graph.nodes:
             for expression in awkward_sizes(node.meta.get("val"), node.target, numbers=True):
-                found |= self._blamed(expression)
+                found = {**dict.fromkeys(self._blamed(expression), line_of(node)), **found}
         for guard in self._guards():
             text = str(guard)
             # Comparisons with Max(1, size) only ask whether a tensor is dense; sizes of at least 1 satisfy them.
             if not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Piecewise")):
-                found |= self._blamed(guard)
+                found = {**dict.fromkeys(self._blamed(guard), 0), **found}
         # Only symbols of the inputs can be made constant.
-        return found & set(self.names)
+        return {symbol: line for symbol, line in found.items() if symbol in self.names}
 
     def _blamed(self, expression: Any) -> set[str]:
         held = {i for i, item in enumerate(self.inputs) if item.kind is not InputKind.ARGUMENT}
@@ -382,7 +424,7 @@ class _Reader:
             elif node.op == "get_attr":
                 raise TargetUnsupported(
                     f"{self.target.qualname} uses a constant tensor of its own",
-                    where=Location(self.target.path, self._line(node) or self.target.start_line),
+                    where=Location(self.target.path, line_of(node) or self.target.start_line),
                     remedy="Pass it as an argument, or register it as a buffer of the module.",
                 )
         outputs, mutations, sizes = self._results(returned, references)
@@ -407,7 +449,7 @@ class _Reader:
         numbers = self.numbers[node.name]
         if not numbers.dim():
             return Node(node.name, "aten.full.default", ((), numbers.item()), keywords, (kind,))
-        line = next(map(self._line, node.users), 0)
+        line = next(map(line_of, node.users), 0)
         return Node(node.name, "aten.tensor.default", (_as_written(numbers),), keywords, (kind,), line)
 
     def _results(
@@ -443,7 +485,7 @@ class _Reader:
             references[node.name] = Ref(source.name, node.args[1])
             return None
         if "_local_scalar_dense" in str(node.target) or "aten.item." in str(node.target):
-            raise _decides_by_values(self.target, self._line(node))
+            raise _decides_by_values(self.target, line_of(node))
         if _is_idle_copy(node, self.numbers) or self._is_whole_copy(node):
             # Of `copy(y, x)` the last argument, of `clone(x)` the only one.
             references[node.name] = references[node.args[-1].name]
@@ -467,7 +509,7 @@ class _Reader:
             args=tuple(self._argument(item, references) for item in node.args),
             kwargs=self._keywords(node, references),
             outputs=tuple(self.type(item) for item in tensors if isinstance(item, torch.Tensor)),
-            line=self._line(node),
+            line=line_of(node),
         )
 
     def _is_whole_copy(self, node: torch.fx.Node) -> bool:
@@ -507,11 +549,6 @@ class _Reader:
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         return str(value)
-
-    @staticmethod
-    def _line(node: torch.fx.Node) -> int:
-        trace = node.meta.get("stack_trace") or ""
-        return int(trace.removeprefix(LINE_MARK)) if trace.startswith(LINE_MARK) else 0
 
     def _with_variables(self, nodes: list[Node]) -> list[Node]:
         """Give the last node of each assignment's line the name it is assigned to."""
@@ -568,6 +605,12 @@ def _written(program: Any) -> set[str]:
         and all(user.target is lift for user in node.users)
         and program.constants[constants[node.name]].numel() <= MOST_WRITTEN
     }
+
+
+def line_of(node: torch.fx.Node) -> int:
+    """The line of the user's file that made a node; 0 where it is not known."""
+    trace = node.meta.get("stack_trace") or ""
+    return int(trace.removeprefix(LINE_MARK)) if trace.startswith(LINE_MARK) else 0
 
 
 def _is_idle_copy(node: Any, numbers: Container[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,9 +51,10 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
     workload = from_json(Workload, request["workload"])
     variables = {int(line): name for line, name in request["variables"].items()}
     module = _load(workload.target, request.get("source"))
+    text = (request.get("source") or Path(workload.target.path).read_text("utf-8")).splitlines()
     while True:
         try:
-            result = _captured(module, workload, variables)
+            result = _captured(module, workload, variables, text)
         except KeepsTensors as found:
             workload = replace(workload, kept=(*workload.kept, *found.kept))
         else:
@@ -61,7 +62,7 @@ def capture(request: dict[str, Any]) -> dict[str, Any]:
             return data
 
 
-def _captured(module: Any, workload: Workload, variables: Mapping[int, str]) -> Capture:
+def _captured(module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]) -> Capture:
     """The capture.
 
     Raises:
@@ -80,7 +81,7 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str]) -> 
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = _flat_function(call, inputs)
         try:
-            graph, notes = export_graph(flat, inputs, workload.target, variables, named, call.own)
+            graph, notes = export_graph(flat, inputs, workload.target, variables, named, text, call.own)
         finally:
             refuse_unknown(before, watched.writes.keys() - call.accesses, device)
         graph = laid_out_as(graph, returned)

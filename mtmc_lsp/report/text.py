@@ -135,8 +135,10 @@ def timing_table(timing: Timing) -> RenderableType:
     return table
 
 
-def show_plan(out: Console, actions: list[MacroAction], device: Device) -> None:
-    """The actions that could come first, best first."""
+def show_plan(out: Console, actions: list[MacroAction], device: Device, assumed: Sequence[str]) -> None:
+    """What was assumed of the workload, and the actions that could come first, best first."""
+    for note in assumed:
+        out.print(Text(note, style="dim"))
     if not actions:
         out.print("nothing is predicted to be worth trying")
         return

@@ -35,7 +35,7 @@ def test_what_divisions_speak_of_is_constant_after_one_whole_export(name: str, m
         InputTensor("x", "x", InputKind.ARGUMENT, torch.rand(5, 3, 20, 24)),
         InputTensor("w", "self.w", InputKind.PARAMETER, torch.rand(7, 3, 3, 3)),
     ]
-    graph, notes = export_graph(function, inputs, TARGET, {}, repr)
+    graph, notes = export_graph(function, inputs, TARGET, {}, repr, [])
     assert len(read) == 2, "one program, and what it is expanded to"
     assert not notes
     assert [size.is_constant for size in graph.inputs[0].type.shape[2:]] == [is_constant] * 2
@@ -46,4 +46,21 @@ def test_what_divisions_speak_of_is_constant_after_one_whole_export(name: str, m
 def test_an_error_of_the_users_is_told_as_before() -> None:
     inputs = [InputTensor("x", "x", InputKind.ARGUMENT, torch.rand(4, 6))]
     with pytest.raises(exporting.TargetUnsupported):
-        export_graph(lambda x: x if x.sum() > 0 else -x, inputs, TARGET, {}, repr)
+        export_graph(lambda x: x if x.sum() > 0 else -x, inputs, TARGET, {}, repr, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "note"),
+    [
+        ("x.view(x.shape[0], x.shape[1] // 4, 4) * 2", "T is fixed at 32, because of line 4: `y = {}`"),
+        ("x.unfold(1, 8, 4).sum(-1)", "T is fixed at 32, because of line 4: `y = {}`"),
+        ("x[:, 1:] - x[:, :-1]", ""),
+        ("x.view(-1, 8) if x.shape[1] == 32 else x * 2", "T is fixed at 32, because torch's trace holds for it alone"),
+    ],
+)
+def test_a_named_size_that_becomes_a_constant_is_told_with_the_line_that_asks_for_it(
+    captured, body: str, note: str
+) -> None:
+    text = f"import torch\n# mtmc: x=f32[B,T] B=4 T=32\ndef f(x):\n    y = {body}\n    return y.softmax(-1)\n"
+    assumed = captured(text, "f").workload.assumed
+    assert assumed == ((note.format(body),) if note else ())
