@@ -107,7 +107,7 @@ class FusionSearch:
         for seed in self._around.seeds():
             if near is not None and not seed & set(near):
                 continue
-            if self._is_late():
+            if found and self._is_late():
                 break
             if self._work > MUCH_WORK and seed & inside:
                 continue

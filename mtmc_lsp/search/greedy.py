@@ -110,7 +110,6 @@ class GreedySearch:
             if self._fruitless() >= ENOUGH_FAILURES:
                 break
             left = self._limits.seconds - (time.monotonic() - began)
-            self._events.on_stage("planning")
             action = self._planner.propose(self._state(left * PLANNING_SHARE))
             if action is None:
                 break
