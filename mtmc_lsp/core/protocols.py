@@ -27,6 +27,8 @@ class State:
     kernel_times: Callable[[], tuple[KernelTime, ...]] = tuple
     """Has the GPU watched for the kernels of ``candidate``, the slowest first; called only by those who read them, as it takes
     seconds. Gives none where that is not possible."""
+    deadline: float | None = None
+    """Of the monotonic clock, when a planner ends with what it has found so far; None where it may take its time."""
 
 
 class CannotCode(Exception):

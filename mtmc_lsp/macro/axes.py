@@ -25,18 +25,23 @@ class Axis:
 class _Class:
     """A set of dimensions known to be equal, perhaps split into finer ones."""
 
-    __slots__ = ("id", "parent", "parts", "size")
+    __slots__ = ("axis", "id", "parent", "parts", "size")
 
     def __init__(self, number: int, size: Size) -> None:
         self.id = number
         self.size = size
         self.parent: _Class | None = None
         self.parts: list[_Class] | None = None
+        self.axis = Axis(number, size)
 
     def root(self) -> _Class:
         node = self
         while node.parent is not None:
             node = node.parent
+        # Of a long chain of operations, each would walk all those before it.
+        last = self
+        while last.parent is not None:
+            last.parent, last = node, last.parent
         return node
 
 
@@ -54,6 +59,7 @@ class AxisTable:
         self._classes: list[_Class] = []
         self._dims: dict[str, list[_Class | None]] = {}
         self._extents = extents
+        self._known: dict[str, tuple[Axis, ...]] = {}
         members = list(names)
         for name in members:
             for each in (*prims[name].inputs, name):
@@ -69,17 +75,22 @@ class AxisTable:
 
     def all_axes(self, name: str) -> tuple[Axis, ...]:
         """The atomic axes of every dimension of ``name``."""
-        return tuple(axis for dim in range(len(self._dims[name])) for axis in self.axes(name, dim))
+        if name not in self._known:
+            self._known[name] = tuple(
+                axis for item in self._dims[name] if item is not None for axis in self._leaves(item)
+            )
+        return self._known[name]
 
     def tie(self, left: tuple[Axis, ...], right: tuple[Axis, ...]) -> None:
         """Walk two sequences of axes of equal sizes, which nothing in the primitives relates, as one."""
+        self._known.clear()
         for a, b in zip(left, right, strict=True):
             self._same(self._classes[a.id], self._classes[b.id])
 
     def _leaves(self, item: _Class) -> list[Axis]:
         node = item.root()
         if node.parts is None:
-            return [Axis(node.id, node.size)]
+            return [node.axis]
         return [axis for part in node.parts for axis in self._leaves(part)]
 
     def _new(self, size: Size) -> _Class:

@@ -63,7 +63,11 @@ def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Sched
 
 def proposals(situation: Situation) -> list[MacroAction]:
     """Legal actions that are worth trying, most predicted saving first."""
-    found = [action for rule in RULES for action in rule.propose(situation)]
+    found: list[MacroAction] = []
+    for rule in RULES:
+        # What is late is looked for no further, but a kernel by fusion is what everything else begins with.
+        if not situation.is_late or (rule.kind is ActionKind.FUSE and not found):
+            found += rule.propose(situation)
     if not found and situation.measured and not situation.schedule.kernels and not situation.history:
         found = fuse.doubted(situation)
     launching = Launching(situation, BY_KIND)

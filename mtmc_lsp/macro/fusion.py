@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
@@ -9,18 +10,24 @@ from mtmc_lsp.core.results import Device
 from mtmc_lsp.macro.attention_tiles import attention_config
 from mtmc_lsp.macro.configs import default_config, fitted, product_config, with_tiles_moved
 from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
+from mtmc_lsp.macro.kernel_length import is_too_long
 from mtmc_lsp.macro.loads import loaded_bytes
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.recurrence import first_config, recurrence_in
 from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse, product_in
 from mtmc_lsp.macro.schedule import Schedule
+from mtmc_lsp.macro.surroundings import Surroundings
 
-COPIES = frozenset({"clone", "contiguous"})
-"""Operations that bring the elements of a view into an order of their own."""
-
-MANY_REGIONS = 2000
-"""Sets of nodes that were looked at from which on no fusion is grown from nodes that another has; a network of 100 nodes has some
-hundred."""
+MUCH_WORK = 20_000
+"""Nodes in all sets of them that were looked at, from which on fusions keep to nodes that no other has: of a long chain, as one
+of time steps written out is, each node would grow to most of it. And nodes after which a long region that has not grown since is
+long enough."""
+LONG, MUCH_FOR_ONE = 64, 8_000
+"""Nodes of a region, and nodes in all sets that one region's growth has looked at, from which on it takes in many neighbours at a
+time: one by one these would be the cube of its length. A layer's kernel has at most 50 nodes, and took 4,000 to find."""
+LONGEST = 400
+"""Operations of a long region that compute something: a kernel of 1,400 took more than a minute to compile, one of 350 a few
+seconds."""
 
 LEAST_HANDED_US = 0.5
 """A smaller predicted gain is no reason to move a node from one kernel to the next."""
@@ -53,6 +60,7 @@ class FusionSearch:
         precision: Callable[[str], str] = lambda node: "",
         refused: Collection[frozenset[str]] = (),
         slow: Collection[frozenset[str]] = (),
+        deadline: float | None = None,
     ) -> None:
         """Prepare a search.
 
@@ -60,7 +68,9 @@ class FusionSearch:
             precision: the mode that a node's fp32 matrix product is given in a new kernel; empty for the user's own.
             refused: sets of nodes that were tried as one kernel and came to nothing.
             slow: sets of nodes with a product that were slower as one kernel: so is that product with fewer of them.
+            deadline: of the monotonic clock, from which on nothing is grown further.
         """
+        self._deadline = deadline
         self.program = program
         self.schedule = schedule
         self.device = device
@@ -70,17 +80,20 @@ class FusionSearch:
         self._slow = {
             name: nodes for nodes in slow for name in nodes if name in graph.named and matmul_flops(program, name)
         }
+        self._around = Surroundings(program, schedule)
         self._order = graph.positions
         self._nodes = graph.named
-        self._readers = {name: {node.name for node in graph.readers(name)} for name in self._nodes}
-        self._units = {name: frozenset(kernel.nodes) for kernel in schedule.kernels for name in kernel.nodes}
         self._torch: dict[str, Cost] = {}
         self._costs: dict[frozenset[str], Cost] = {}
-        self._grown: dict[frozenset[str], Fusion | None] = {}
+        self._ends: dict[frozenset[str], frozenset[str]] = {}
+        """What growth comes to from each set that it went through."""
+        self._work = 0
 
     def least_doubted(self) -> Fusion | None:
         """Of all kernels that could be, that with the least predicted loss; ``None`` where there can be none."""
-        found = [fusion for seed in self._seeds() if (fusion := self._fusion(self._closed(seed))) is not None]
+        found = [
+            fusion for seed in self._around.seeds() if (fusion := self._fusion(self._around.closed(seed))) is not None
+        ]
         return max(found, key=lambda fusion: fusion.saved_us, default=None)
 
     def best(self, near: Collection[str] | None = None) -> list[Fusion]:
@@ -91,18 +104,19 @@ class FusionSearch:
         """
         found: list[Fusion] = []
         inside: set[str] = set()
-        for seed in self._seeds():
+        for seed in self._around.seeds():
             if near is not None and not seed & set(near):
                 continue
-            if len(self._regions) > MANY_REGIONS and seed <= inside:
-                # Of a long chain, as a loop over time steps written out is, each node would grow to most of it.
+            if found and self._is_late():
+                break
+            if self._work > MUCH_WORK and seed & inside:
                 continue
-            if seed not in self._grown:
-                self._grown[seed] = self._grow(seed)
-            fusion = self._grown[seed]
+            fusion = self._grow(seed, inside if self._work > MUCH_WORK else frozenset())
             if fusion is not None and fusion.saved_us > 0:
                 found.append(fusion)
                 inside |= fusion.nodes
+            elif self.schedule.kernel_of(next(iter(seed))) is not None:
+                inside |= seed
         found.sort(key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
         chosen: list[Fusion] = []
         taken: set[str] = set()
@@ -111,9 +125,12 @@ class FusionSearch:
             if own is not None:
                 chosen.append(own)
                 taken |= own.nodes
-        while (better := self._one_handed_on(chosen)) is not None:
+        while not self._is_late() and (better := self._one_handed_on(chosen)) is not None:
             chosen = better
         return sorted(chosen, key=lambda fusion: (-fusion.saved_us, min(self._order[n] for n in fusion.nodes)))
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
     def _left_of(self, fusion: Fusion, taken: Set[str]) -> Fusion | None:
         """A fusion without the nodes that others have, where the rest is one kernel that gains too.
@@ -121,9 +138,9 @@ class FusionSearch:
         Otherwise what is read at both ends of a chain would leave the whole chain to torch.
         """
         left = fusion.nodes - taken
-        if not left or self._closed(left) != left:
+        if not left or self._around.closed(left) != left:
             return None
-        rest = self._fusion(self._without_idle_views(left))
+        rest = self._fusion(self._around.without_idle_views(left))
         return rest if rest is not None and rest.saved_us > 0 else None
 
     def _one_handed_on(self, chosen: Sequence[Fusion]) -> list[Fusion] | None:
@@ -134,12 +151,12 @@ class FusionSearch:
         """
         for giver in chosen:
             for name in sorted(giver.nodes, key=self._order.__getitem__, reverse=True):
-                moved = self._with_views_behind(name, giver.nodes)
-                readers = {reader for own in moved for reader in self._readers[own]} - moved
+                moved = self._around.with_views_behind(name, giver.nodes)
+                readers = {reader for own in moved for reader in self._around.readers[own]} - moved
                 if not readers or readers & giver.nodes or readers & self.program.opaque:
                     continue
                 taker = next((other for other in chosen if readers <= other.nodes), None)
-                units = {self._unit_of(reader) for reader in readers}
+                units = {self._around.unit_of(reader) for reader in readers}
                 if taker is None and (len(units) > 1 or any(readers & other.nodes for other in chosen)):
                     continue
                 nodes = taker.nodes if taker is not None else next(iter(units))
@@ -149,102 +166,105 @@ class FusionSearch:
                     return [*(each for each in chosen if each not in (giver, taker)), *pair]
         return None
 
-    def _with_views_behind(self, name: str, among: Set[str]) -> frozenset[str]:
-        """A node and the views of it that are among others, views of these included."""
-        found = {name}
-        pending = [name]
-        while pending:
-            for reader in self._readers[pending.pop()]:
-                if reader in among and reader not in found and self._nodes[reader].op.split(".")[1] in VIEWS:
-                    found.add(reader)
-                    pending.append(reader)
-        return frozenset(found)
-
     def _handed_on(
         self, moved: frozenset[str], giver: Fusion, taker: frozenset[str], before_us: float
     ) -> list[Fusion] | None:
         """Both kernels with the nodes moved, where they take less than ``before_us`` together."""
-        left, taken = giver.nodes - moved, self._closed(taker | moved)
+        left, taken = giver.nodes - moved, self._around.closed(taker | moved)
         if not left or left & taken or self._region(left) is None or self._region(taken) is None:
             return None
-        if self._closed(left) != left or taken & giver.nodes != moved:
+        if self._around.closed(left) != left or taken & giver.nodes != moved:
             return None
         made = [fusion for nodes in (left, taken) if (fusion := self._fusion(nodes)) is not None]
         is_better = len(made) == 2 and sum(fusion.after.us for fusion in made) < before_us - LEAST_HANDED_US
         return made if is_better else None
 
-    def _seeds(self) -> list[frozenset[str]]:
-        seeds = [frozenset(kernel.nodes) for kernel in self.schedule.kernels]
-        taken = {name for seed in seeds for name in seed}
-        for name, node in self._nodes.items():
-            if name not in taken and name not in self.program.opaque and node.op.split(".")[1] not in VIEWS:
-                # A copy computes nothing; a kernel of it is one that reads the tensor as the views before it do.
-                views = self._views_of([name]) - taken if node.op.split(".")[1] in COPIES else frozenset()
-                seeds.append(frozenset({name}) | views)
-        return seeds
-
-    def _unit_of(self, name: str) -> frozenset[str]:
-        return self._units.get(name) or frozenset({name})
-
-    def _neighbours(self, nodes: frozenset[str]) -> list[str]:
-        near: set[str] = set()
-        for name in nodes:
-            near |= {ref.name for ref in self._nodes[name].inputs() if ref.name in self._nodes}
-            near |= self._readers[name]
-        return sorted(near - nodes - self.program.opaque, key=self._order.__getitem__)
-
-    def _additions(self, nodes: frozenset[str]) -> list[frozenset[str]]:
-        """What may be added at once: one neighbour, or the products on both sides of a softmax with their views."""
-        near = self._neighbours(nodes)
-        products = [name for name in self._around(nodes) if matmul_flops(self.program, name)]
-        both = [frozenset(products) | self._views_of(products)] if len(products) == 2 else []
-        return [self._unit_of(name) for name in near] + both
-
-    def _around(self, nodes: frozenset[str]) -> list[str]:
-        """Neighbours, seen through views."""
-        seen = set(nodes)
-        found: list[str] = []
-        pending = self._neighbours(nodes)
-        while pending:
-            name = pending.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            if self._nodes[name].op.split(".")[1] in VIEWS:
-                pending += self._neighbours(frozenset({name}))
-            else:
-                found.append(name)
-        return sorted(found, key=self._order.__getitem__)
-
-    def _views_of(self, names: Collection[str]) -> frozenset[str]:
-        """Views that the named nodes read."""
-        found: set[str] = set()
-        pending = [ref.name for name in names for ref in self._nodes[name].inputs()]
-        while pending:
-            name = pending.pop()
-            if name in self._nodes and name not in found and self._nodes[name].op.split(".")[1] in VIEWS:
-                found.add(name)
-                pending += [ref.name for ref in self._nodes[name].inputs()]
-        return frozenset(found)
-
-    def _grow(self, seed: frozenset[str]) -> Fusion | None:
-        nodes = seed
-        if self._region(nodes) is None:
+    def _grow(self, seed: frozenset[str], others: Set[str]) -> Fusion | None:
+        """The fusion that nodes grow to, without nodes of others where there are any."""
+        if self._region(seed) is None:
             return None
-        changed = True
-        while changed:
-            changed = False
-            for added in self._additions(nodes):
-                larger = self._closed(nodes | added)
-                if larger == nodes or self._region(larger) is None:
-                    continue
-                if self._cost(larger).us <= self._cost(nodes).us + self._apart(larger - nodes).us:
-                    nodes, changed = larger, True
-                    break
-        trimmed = self._without_idle_views(nodes)
+        if not others:
+            end = self._end_of(seed)
+        else:
+            nodes = self._around.closed(seed)
+            if nodes & others or self._region(nodes) is None:
+                return None
+            end = self._grown_in_strides(nodes, 1, others)
+        trimmed = self._around.without_idle_views(end)
         if trimmed == seed and self.schedule.kernel_of(next(iter(seed))) is not None:
             return None
         return self._fusion(trimmed)
+
+    def _end_of(self, seed: frozenset[str]) -> frozenset[str]:
+        """What nodes grow to; that of all sets on the way is the same."""
+        passed: list[frozenset[str]] = []
+        nodes, is_closed = seed, self._around.closed(seed) == seed
+        enough = self._work + MUCH_FOR_ONE
+        while nodes not in self._ends:
+            passed.append(nodes)
+            if self._is_late():
+                return nodes
+            if is_closed and (len(nodes) > LONG or self._work > enough):
+                self._ends[nodes] = self._grown_in_strides(nodes, LONGEST)
+                break
+            larger = self._one_more(nodes, self._around.widened if is_closed else self._widened)
+            if larger is None:
+                self._ends[nodes] = nodes
+                break
+            nodes, is_closed = larger, True
+        end = self._ends[nodes]
+        self._ends.update(dict.fromkeys(passed, end))
+        return end
+
+    def _widened(self, nodes: frozenset[str], added: frozenset[str]) -> frozenset[str]:
+        return self._around.closed(nodes | added)
+
+    def _one_more(
+        self, nodes: frozenset[str], widened: Callable[[frozenset[str], frozenset[str]], frozenset[str]]
+    ) -> frozenset[str] | None:
+        """A region with the first addition that the model does not expect to cost more; None where each would."""
+        for added in self._around.additions(nodes):
+            larger = widened(nodes, added)
+            if larger != nodes and self._pays(nodes, larger):
+                return larger
+        return None
+
+    def _pays(self, nodes: frozenset[str], larger: frozenset[str]) -> bool:
+        """Whether a region that takes in more is one that can be written, and costs no more than both apart."""
+        region = self._region(larger)
+        if region is None or is_too_long(self.program, region):
+            return False
+        return self._cost(larger).us <= self._cost(nodes).us + self._apart(larger - nodes).us
+
+    def _grown_in_strides(
+        self, nodes: frozenset[str], most: int, others: Collection[str] = frozenset()
+    ) -> frozenset[str]:
+        """A region with what pays to be in it, by many nodes at a time.
+
+        After a time that comes to nothing it is half as many, after one that pays twice as many. What alone comes to nothing is
+        passed over until all else was tried; at the end many are tried once more, as a step of a loop may pay as a whole alone.
+
+        Args:
+            nodes: a region.
+            most: how many are tried first.
+            others: nodes that are left to others.
+        """
+        refused, has_grown, is_last = set(others), False, False
+        enough = self._work + MUCH_WORK
+        while self._work < enough and not self._is_late():
+            room = LONGEST - sum(not self._around.is_view(name) for name in nodes)
+            larger = self._around.ahead(nodes, min(most, room), refused) if room > 0 else nodes
+            if larger == nodes:
+                if room <= 0 or (is_last and not has_grown):
+                    break
+                refused, most, has_grown, is_last = set(others), LONG, False, not has_grown
+            elif self._pays(nodes, larger):
+                nodes, most, has_grown, enough = larger, 2 * most, True, self._work + MUCH_WORK
+            elif most > 1:
+                most = min(most, len(larger - nodes)) // 2 or 1
+            else:
+                refused |= larger - nodes
+        return nodes
 
     def _fusion(self, nodes: frozenset[str]) -> Fusion | None:
         """The nodes as one kernel, unless they compute nothing."""
@@ -253,34 +273,6 @@ class FusionSearch:
             return None
         return Fusion(nodes, region, self._config(region), self._apart(nodes), self._cost(nodes))
 
-    def _closed(self, nodes: frozenset[str]) -> frozenset[str]:
-        """With every view that lies between members, and with the nodes on paths that leave and come back."""
-        result = set(nodes)
-        pending = list(nodes)
-        while pending:
-            # A node between two members reads one of them and is read by one.
-            for reader in self._readers[pending.pop()]:
-                if reader not in result and self._readers[reader] & result:
-                    more = self._unit_of(reader) - result
-                    result |= more
-                    pending += more
-                    # What the new ones read may lie between now: it is found from the members that it reads.
-                    between = {ref.name for name in more for ref in self._nodes[name].inputs()} & set(self._nodes)
-                    pending += [r.name for s in between - result for r in self._nodes[s].inputs() if r.name in result]
-        return frozenset(result)
-
-    def _without_idle_views(self, nodes: frozenset[str]) -> frozenset[str]:
-        """Views at the very end of a region that only leave it stay views of the result."""
-        result = set(nodes)
-        for name in sorted(nodes, key=self._order.__getitem__, reverse=True):
-            node = self._nodes[name]
-            is_view = node.op.split(".")[1] in VIEWS
-            read_inside = bool(self._readers[name] & result)
-            made_outside = all(ref.name not in result for ref in node.inputs())
-            if is_view and not read_inside and made_outside:
-                result.discard(name)
-        return frozenset(result)
-
     def _computes(self, region: Region) -> bool:
         return any(self._nodes[name].op.split(".")[1] not in VIEWS for name in region.nodes)
 
@@ -288,6 +280,7 @@ class FusionSearch:
         if nodes not in self._regions and any(nodes <= self._slow[name] for name in nodes if name in self._slow):
             self._regions[nodes] = None
         if nodes not in self._regions:
+            self._work += len(nodes)
             try:
                 self._regions[nodes] = analyse(self.program, nodes)
             except CannotFuse:
@@ -328,7 +321,7 @@ class FusionSearch:
         total = ZERO
         counted: set[frozenset[str]] = set()
         for name in sorted(nodes, key=self._order.__getitem__):
-            unit = self._unit_of(name)
+            unit = self._around.unit_of(name)
             if unit in counted:
                 continue
             counted.add(unit)

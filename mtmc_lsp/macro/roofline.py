@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.protocols import State
@@ -9,6 +11,8 @@ from mtmc_lsp.macro.actions.base import Situation
 from mtmc_lsp.macro.catalogue import proposals
 from mtmc_lsp.macro.precisions import as_run
 from mtmc_lsp.macro.schedule import Schedule
+
+CUT_SHORT = "Planning was ended for the run's budget: with a larger one, a better step may be found."
 
 
 class RooflinePlanner:
@@ -32,6 +36,10 @@ class RooflinePlanner:
             measured=state.measured,
             strict=self._strict,
             history=state.history,
+            deadline=state.deadline,
         )
         tried = {step.action.key for step in state.history}
-        return [action for action in proposals(situation) if action.key not in tried]
+        found = [action for action in proposals(situation) if action.key not in tried]
+        if situation.is_late:
+            return [replace(action, rationale=f"{action.rationale} {CUT_SHORT}") for action in found]
+        return found

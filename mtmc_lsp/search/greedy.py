@@ -30,6 +30,8 @@ from mtmc_lsp.source.compose import unified_diff
 
 ENOUGH_FAILURES = 4
 """Steps in a row that may come to nothing before the run ends."""
+PLANNING_SHARE = 0.5
+"""The part of what is left of a run's time that finding the next step may take: a step that is found is also to be tried."""
 BASE_RATIO, WHOLE_RATIO = 0.9, 0.75
 """The least speed, as a part of eager's, of a first kernel that is kept to be tuned; the second where it is the whole target,
 so that no other step could be the better base."""
@@ -107,7 +109,8 @@ class GreedySearch:
         while len(self._steps) < self._limits.steps and time.monotonic() - began < self._limits.seconds:
             if self._fruitless() >= ENOUGH_FAILURES:
                 break
-            action = self._planner.propose(self._state())
+            left = self._limits.seconds - (time.monotonic() - began)
+            action = self._planner.propose(self._state(left * PLANNING_SHARE))
             if action is None:
                 break
             self._events.on_action(len(self._steps) + 1, action)
@@ -162,9 +165,11 @@ class GreedySearch:
                 return
             self._events.on_withdrawn(last)
 
-    def _state(self) -> State:
+    def _state(self, seconds: float) -> State:
         times = partial(self._kernel_times, self._best)
-        return State(self._capture, self._best, tuple(self._steps), self._measurer.device(), self._measured, times)
+        device = self._measurer.device()
+        deadline = time.monotonic() + seconds
+        return State(self._capture, self._best, tuple(self._steps), device, self._measured, times, deadline)
 
     def _kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
         """What the GPU saw of a version, which is watched once."""

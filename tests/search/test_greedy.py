@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from fakes import BROKEN_TARGET, OUTCOMES, SOURCE, FakeMeasurer, FakePlanner, action, search
 from hypothesis import given, settings
@@ -214,6 +216,14 @@ def test_a_run_keeps_to_its_limits() -> None:
     actions = [action(i, "better") for i in range(20)]
     assert len(search(actions, limits=Limits(seconds=60.0, steps=3)).steps) == 3
     assert not search(actions, limits=Limits(seconds=0.0, steps=3)).steps
+
+
+def test_a_planner_is_given_a_part_of_the_time_that_is_left() -> None:
+    """A step that it finds is also to be written, verified and timed."""
+    planner, before = FakePlanner([]), time.monotonic()
+    search([], planner=planner, limits=Limits(seconds=60.0, steps=3))
+    (state,) = planner.seen
+    assert state.deadline is not None and before < state.deadline < before + 50.0
 
 
 def test_tuning_measures_every_variant_at_once_and_goes_on_with_the_best() -> None:

@@ -82,7 +82,11 @@ class Algebra:
             if question not in _ANSWERS:
                 while len(_ANSWERS) >= MOST_ANSWERS:
                     del _ANSWERS[next(iter(_ANSWERS))]
-                _ANSWERS[question] = self._brings(situation, Rewrite(rule, edits[0].node), edits[0], search)
+                brings = self._brings(situation, Rewrite(rule, edits[0].node), edits[0], search)
+                if situation.is_late:
+                    # The searches were not done, so neither number says anything.
+                    return
+                _ANSWERS[question] = brings
             if not _ANSWERS[question]:
                 continue
             # Where it failed at all places together, one of them may be at fault.
@@ -102,8 +106,7 @@ class Algebra:
             base = _rewritten(situation.graph, situation.schedule, rewrite)
             program = program_for(situation.graph, base)
             added = {node.name for node in edit.added}
-            left = situation.precisions_of(program)
-            after = FusionSearch(program, base, situation.device, lambda node: left.mode(node, 0)).best(near | added)
+            after = situation.search_in(program, base).best(near | added)
             gain = situation.present.us - situation.cost(base).us
         except IllegalAction:
             return False
@@ -123,8 +126,7 @@ class Algebra:
                     base = _rewritten(situation.graph, base, rewrite)
                     made.append(again)
             after_all = program_for(situation.graph, base)
-            left = situation.precisions_of(after_all)
-            search = FusionSearch(after_all, base, situation.device, lambda node: left.mode(node, 0))
+            search = situation.search_in(after_all, base)
             gone = tuple(node.name for node in program.graph.nodes if node.name not in after_all.graph.named)
             added = {node.name for edit in made for node in edit.added}
             # The new operations run as kernels at once, or there might be nothing of ours to verify.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -43,6 +44,13 @@ class Situation:
     strict: bool = False
     """Whether actions that change rounding are forbidden."""
     history: Sequence[Step] = field(default=())
+    deadline: float | None = None
+    """Of the monotonic clock, when proposals end with what was found so far."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time for proposals is over."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
     @property
     def timing(self) -> Timing | None:
@@ -74,7 +82,13 @@ class Situation:
             partial(left.mode, rank=rank),
             left.refused_at(rank, self.schedule),
             left.slow_at(rank, self.schedule),
+            deadline=self.deadline,
         )
+
+    def search_in(self, program: Program, schedule: Schedule) -> FusionSearch:
+        """The fusions of what a rewrite would make, each product in the fastest mode that the history leaves for it."""
+        left = self.precisions_of(program)
+        return FusionSearch(program, schedule, self.device, partial(left.mode, rank=0), deadline=self.deadline)
 
     def kernels(self) -> Iterator[tuple[KernelPlan, Region]]:
         """Every kernel with its region."""

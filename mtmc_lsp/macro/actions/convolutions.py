@@ -26,7 +26,6 @@ from mtmc_lsp.macro.actions.algebra import LEAST_US, Algebra, with_kernels
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
 from mtmc_lsp.macro.configs import PROMOTED
 from mtmc_lsp.macro.few_rows import LEAST_CHANNELS, read_once
-from mtmc_lsp.macro.fusion import FusionSearch
 from mtmc_lsp.macro.prims import ProductDims, ProductSizes
 from mtmc_lsp.macro.regions import is_product
 from mtmc_lsp.macro.rewrites import convolutions, propagation, window_order
@@ -77,8 +76,7 @@ class ChannelsLast(Algebra):
             after = replace(situation.schedule, rewrites=(*situation.schedule.rewrites, Rewrite(propagation.RULE, "")))
             program = program_for(situation.graph, after)
             copies = propagation.copied_images(graph, program.graph)
-            left = situation.precisions_of(program)
-            search = FusionSearch(program, after, situation.device, lambda node: left.mode(node, 0))
+            search = situation.search_in(program, after)
             # Copies of images run as part of what is around them; weights are copied by torch, as the library would itself.
             found = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
             kernels = [{"nodes": list(f.region.nodes), "config": f.config} for f in found if not is_product(f.region)]

@@ -15,7 +15,6 @@ from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.macro.actions.algebra import nodes_of, with_kernels
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, operation_names, program_for, region_of, where
 from mtmc_lsp.macro.cost import matmul_flops
-from mtmc_lsp.macro.fusion import FusionSearch
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 
@@ -62,9 +61,8 @@ class Library:
             program = program_for(situation.graph, base)
         except IllegalAction:
             return None
-        left = situation.precisions_of(program)
         apart = replace(program, opaque=program.opaque | set(names))
-        fusions = FusionSearch(apart, base, situation.device, lambda node: left.mode(node, 0)).best()
+        fusions = situation.search_in(apart, base).best()
         if not fusions and not base.kernels:
             return None
         lines, place = where(own, names)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
-from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.macro.actions.base import (
     IllegalAction,
     Situation,
@@ -28,6 +28,8 @@ from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 
 CHEAP = VIEW_OPS | {PrimOp.POINTWISE, PrimOp.CONSTANT, PrimOp.IOTA}
 LEAST_US = 0.05
+MUCH_WORK = 20_000
+"""Nodes in all versions of the target that are weighed; of a large one, only values that others read, the largest first."""
 
 
 class Recompute:
@@ -61,10 +63,9 @@ class Recompute:
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Values whose writing and reading costs more than computing them again."""
         program = situation.program
-        for node in program.graph.nodes:
-            # What no kernel writes yet, fusion looks at first.
-            if situation.schedule.kernel_of(node.name) is None or not readers(program.graph, node.name):
-                continue
+        for node in _candidates(program, situation.schedule):
+            if situation.is_late:
+                return
             lines, place = where(program, [node.name])
             size = tensor_bytes(node.type, program.graph.sizes)
             action = MacroAction(
@@ -85,6 +86,24 @@ class Recompute:
                 continue
             if action.expected.saved_us > LEAST_US:
                 yield action
+
+
+def _candidates(program: Program, schedule: Schedule) -> list[Node]:
+    """The nodes that are worth weighing."""
+    graph = program.graph
+    owners = {name: plan for plan in reversed(schedule.kernels) for name in plan.nodes}
+    # What no kernel writes yet, fusion looks at first.
+    found = [node for node in graph.nodes if node.name in owners and readers(graph, node.name)]
+    most = MUCH_WORK // max(1, len(graph.nodes))
+    if len(found) <= most:
+        return found
+    inside = {plan.key: frozenset(plan.nodes) for plan in schedule.kernels}
+    written = [
+        node
+        for node in found
+        if any(own.name not in inside[owners[node.name].key] for own in readers(graph, node.name))
+    ]
+    return sorted(written, key=lambda node: -tensor_bytes(node.type, graph.sizes))[:most]
 
 
 def _new_kernels(

@@ -89,7 +89,11 @@ class BuiltinCoder:
             raise CannotCode(str(reason)) from None
         target = capture.workload.target
         plain = strip_generated(candidate.source.encode(), target.qualname)
-        code, launches = render(capture, program, changed, plain.decode())
+        try:
+            code, launches = render(capture, program, changed, plain.decode())
+        except RecursionError:
+            why = "more of its operations wait for one another than one kernel can be written with"
+            raise CannotCode(f"{why}; fuse fewer of them") from None
         text = compose(plain, target, code).decode()
         return Candidate(_content_id(text), candidate.id, action, text, code, to_json(changed), launches)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mtmc_lsp.core.dtypes import compute_dtype, is_float, is_half
-from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
@@ -342,11 +342,10 @@ class Expressions:
         return Code(name, code.dtype, code.rows, code.cols)
 
     def _user_name(self, prim: Prim) -> str:
-        for (node, index), own in self.program.values.items():
-            if own == prim.name:
-                graph_nodes = [n for n in self.program.graph.nodes if n.name == node]
-                if graph_nodes and graph_nodes[0].variable:
-                    return value_name(self.program, Ref(node, index))
+        named = self.program.graph.named
+        for ref in self.program.values_of.get(prim.name, ()):
+            if ref.name in named and named[ref.name].variable:
+                return value_name(self.program, ref)
         return ""
 
     # Memory ------------------------------------------------------------------------------------------------------

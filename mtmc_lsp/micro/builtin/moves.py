@@ -81,6 +81,10 @@ def cat(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
     """The input that the place along the joined dimension falls into."""
     dim = prim.attrs["dim"]
     assert isinstance(dim, int)
+    known = _piece_at(tile, prim, dim, at[dim])
+    if known is not None:
+        source, inside_it = known
+        return tile.cast(tile.value(source, (*at[:dim], inside_it, *at[dim + 1 :])), prim.dtype)
     position = tile.index(at[dim])
     start = Size.of(0)
     pieces: list[tuple[str, Code]] = []
@@ -103,6 +107,21 @@ def cat(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
     rows = position.rows or any(v.rows for _, v in pieces)
     cols = position.cols or any(v.cols for _, v in pieces)
     return Code(text, compute_dtype(prim.dtype), rows, cols)
+
+
+def _piece_at(tile: Expressions, prim: Prim, dim: int, place: Index) -> tuple[str, Index] | None:
+    """The one input that a constant place falls into, and the place in it; None where neither is known before it runs."""
+    if place.terms or not place.constant.is_constant:
+        return None
+    start = 0
+    for source in prim.inputs:
+        length = tile.program.prims[source].shape[dim]
+        if not length.is_constant:
+            return None
+        if start <= place.constant.constant < start + length.constant:
+            return source, place.plus(-start)
+        start += length.constant
+    return None
 
 
 def pad(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:

@@ -40,13 +40,17 @@ class Names:
 
     def __init__(self, taken: frozenset[str] = RESERVED) -> None:
         self._taken = set(taken)
+        self._numbers: dict[str, int] = {}
+        """The last number behind each name that was asked for: all before it are taken."""
 
     def unique(self, wanted: str) -> str:
         """``wanted``, or with a number behind where it is taken."""
         base = identifier(wanted)
-        name, number = base, 2
+        name, number = base, self._numbers.get(base, 1)
         while name in self._taken or keyword.iskeyword(name):
-            name, number = f"{base}_{number}", number + 1
+            number += 1
+            name = f"{base}_{number}"
+        self._numbers[base] = number
         self._taken.add(name)
         return name
 
