@@ -23,9 +23,8 @@ from mtmc_lsp.micro.builtin.index import Index, Variable
 from mtmc_lsp.micro.builtin.naming import value_name
 from mtmc_lsp.micro.builtin.parameters import Parameters
 
-HALVES = ("float16", "bfloat16")
 OWN_CASTS = frozenset({"to_copy", "to", "half", "bfloat16", "type_as"})
-"""Operations by which people round to half precision."""
+"""Operations by which people round to half precision or eight bits."""
 
 
 class Expressions:
@@ -241,13 +240,13 @@ class Expressions:
         return tuple(Index() if size == ONE else at[offset + i] for i, size in enumerate(shape))
 
     def _is_rounded(self, prim: Prim) -> bool:
-        """Whether what reads a cast here must see it rounded: the user's own, to half precision.
+        """Whether what reads a cast here must see it rounded: the user's own, to half precision or eight bits.
 
         What is left of a number behind its rounding, and what is infinite in half precision, is what such code is about. Results
         of operations in half precision are not rounded between them, and products and stores round by themselves.
         """
         source, node = self.program.prims[prim.inputs[0]].dtype, self.program.graph.named.get(prim.origin)
-        if prim.dtype not in HALVES or source == prim.dtype or not is_float(source) or node is None:
+        if not is_half(prim.dtype) or source == prim.dtype or not is_float(source) or node is None:
             return False
         readers = [own for name in self.region.prims if prim.name in (own := self.program.prims[name]).inputs]
         return node.word in OWN_CASTS and any(own.op is not PrimOp.MATMUL for own in readers)
