@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.macro.situations import fused_as_far_as_it_goes, start
+from tests.micro.checker import Checker, greedy
 from tests.micro.harness import fused, verified
 
 ROUNDED = {
@@ -26,6 +27,32 @@ def test_own_casts_are_rounded_where_they_are_read(name: str, captured) -> None:
     capture = captured(text, "f")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
     assert ".to(tl.float16).to(tl.float32)" in candidate.source
+    assert verified(capture, candidate).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "largest", "own"), [("float8_e4m3fn", 448.0, "float8e4nv"), ("float8_e5m2", 57344.0, "float8e5")]
+)
+def test_casts_to_eight_bits_within_their_range_are_rounded_where_they_are_read(
+    checker: Checker, kind: str, largest: float, own: str
+) -> None:
+    """The interpreter rounds to eight bits wrongly (1.97 becomes 1), so these are compiled for a GPU and not run."""
+    capture = checker.capture(
+        text_of(f"y = (x * 3.0).clamp(-{largest}, {largest}).half().to(torch.{kind}); return y.float() - x")
+    )
+    candidate = greedy(capture, {})
+    assert f".to(tl.{own}).to(tl.float32)" in candidate.source
+    assert len(candidate.launches) == 1
+    assert checker.compile_errors(capture, candidate) == []
+
+
+@pytest.mark.parametrize("body", ["x * 3.0", "(x * 3.0).clamp(max=448.0)", "(x * 3.0).clamp(-500.0, 448.0)"])
+def test_casts_to_eight_bits_of_what_may_be_larger_stay_with_torch(captured, body: str) -> None:
+    text = text_of(f"return ({body}).to(torch.float8_e4m3fn).float() * 2.0 - x")
+    capture = captured(text, "f")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    assert candidate.launches
+    assert "torch.float8_e4m3fn" in candidate.source.partition("def f_launch")[2].partition("def f_triton")[0]
     assert verified(capture, candidate).reason == ""
 
 

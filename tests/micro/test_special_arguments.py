@@ -362,3 +362,11 @@ def test_reductions_of_integers_are_those_of_pytorch(checker: Checker, group: st
 
 def test_reductions_of_truth_values_are_those_of_pytorch(checker: Checker) -> None:
     check(checker, REDUCED_BOOLS, {"x": rows("bool")}, "bool", *WAYS)
+
+
+@pytest.mark.parametrize("group", ["all", "places", "variances", "exponentials"])
+def test_kernels_for_reductions_of_float64_compile(checker: Checker, group: str) -> None:
+    """The interpreter lets a loop's variable change its type."""
+    capture = checker.capture(shown(f"{', '.join(REDUCED[group].values())},", {"x": rows("f64")}, "f64"))
+    for config in WAYS[2:]:
+        assert checker.compile_errors(capture, greedy(capture, config)) == []
