@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import struct
+
 ITEMSIZE: dict[str, int] = {
     "float64": 8,
     "float32": 4,
@@ -63,6 +66,26 @@ LARGEST: dict[str, float] = {
     "float8_e5m2": 57344.0,
 }
 """The largest finite number."""
+
+
+def integer_ends(dtype: str) -> tuple[int, int]:
+    """The smallest and the largest number of an integer type, or of the truth values."""
+    bits = 1 if dtype == "bool" else 8 * ITEMSIZE[dtype]
+    return (0, 2**bits - 1) if dtype in ("bool", "uint8") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def rounded(number: float, dtype: str) -> float:
+    """``number`` as ``dtype`` has it, for the half precisions; in wider types as it is."""
+    if dtype not in ("float16", "bfloat16") or number != number or abs(number) == float("inf"):
+        return number
+    if dtype == "float16":
+        # From halfway to the next power of two on, numbers are infinite.
+        return (
+            struct.unpack("e", struct.pack("e", number))[0] if abs(number) < 65520 else math.copysign(math.inf, number)
+        )
+    bits = struct.unpack("I", struct.pack("f", number))[0]
+    bits += 0x7FFF + (bits >> 16 & 1)
+    return float(struct.unpack("f", struct.pack("I", bits & 0xFFFF0000))[0])
 
 
 def is_float(dtype: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.errors import TargetRaises
@@ -21,6 +23,7 @@ from mtmc_lsp.macro.regions import CannotFuse, analyse
 from mtmc_lsp.macro.schedule import Schedule
 from mtmc_lsp.measure.cases import Case
 from mtmc_lsp.measure.devices import data_sheet
+from mtmc_lsp.measure.handover import give, take
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from mtmc_lsp.source.targets import find_target
 
@@ -73,9 +76,31 @@ class Checker:
                 return f"{wrong} (on {case.label})"
         return ""
 
+    def results(self, capture: Capture, candidate: Candidate, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What a candidate returns for given inputs.
+
+        Raises:
+            AssertionError: it failed, or launched no kernel.
+        """
+        sizes = dict(capture.graph.sizes)
+        common = self._common(capture, Case(sizes, "given", 0))
+        give(dict(inputs), common["inputs"], in_memory=False)
+        seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)
+        assert seen["status"] == "ran", seen["reason"]
+        assert seen["launches"], NOT_LAUNCHED
+        self._runner.take(RESULTS, Path(common["results"]))
+        results: list[torch.Tensor] = take(common["results"], "cpu")["results"]
+        return results
+
     def _referenced(self, capture: Capture, case: Case) -> dict[str, Any]:
+        common = self._common(capture, case)
+        self._own.call("measure.reference", common, SECONDS)
+        return common
+
+    def _common(self, capture: Capture, case: Case) -> dict[str, Any]:
+        """What all requests about a case say."""
         files = {name: str(self.folder / f"{name}.pt") for name in ("inputs", "expected", "results")}
-        common: dict[str, Any] = {
+        return {
             "capture": to_json(capture),
             "own": Path(capture.workload.target.path).read_text(),
             "widened": any(item.type.dtype == "bfloat16" for item in capture.graph.inputs),
@@ -84,8 +109,6 @@ class Checker:
             "repeats": 1,
             **files,
         }
-        self._own.call("measure.reference", common, SECONDS)
-        return common
 
     def compile_errors(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[str]:
         """What the compiler says against the candidate's kernels."""

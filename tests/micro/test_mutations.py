@@ -24,7 +24,7 @@ MUTATIONS: tuple[tuple[str, dict[str, object], str, str], ...] = (
     ("reductions: sum", LOOPED, "range(0, n_cols, BLOCK)", "range(0, n_cols - BLOCK, BLOCK)"),
     ("reductions: log of sums", {}, "tl.exp(", "tl.exp2("),
     ("reductions: softmax", LOOPED, '-float("inf")', "0.0"),
-    ("reductions: index of the extreme", {}, "tl.argmax", "tl.argmin"),
+    ("reductions: index of the extreme", {}, "tl.maximum(a", "tl.minimum(a"),
     ("reductions: variance", {}, "tl.sum(", "0.999 * tl.sum("),
     ("norms: layer", {}, "1e-05", "1e-02"),
     ("norms: root mean square", {}, "tl.rsqrt", "tl.sqrt"),

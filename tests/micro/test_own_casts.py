@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.macro.situations import fused_as_far_as_it_goes, start
+from tests.micro.checker import Checker, greedy
 from tests.micro.harness import compile_errors, fused, verified
 
 ROUNDED = {
@@ -47,19 +48,36 @@ def test_so_are_casts_of_other_values(name: str, captured) -> None:
     assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, text))).reason == ""
 
 
-def test_casts_to_eight_bits_are_rounded_where_they_are_read(captured) -> None:
-    """Triton's interpreter rounds them wrongly, so the kernel is only compiled."""
-    text = text_of("return x.to(torch.float8_e4m3fn).float() * 2.0")
-    capture = captured(text, "f")
-    candidate = fused(capture, text)
-    assert "x.to(tl.float8e4nv).to(tl.float32) * 2.0" in candidate.source
-    assert compile_errors(capture, candidate, ["sm_90"]) == []
-
-
 def test_eight_bits_can_be_an_input(captured) -> None:
     text = text_of("return x.float() * 2.0").replace("f32[N,D]", "f8e4m3[N,D]")
     capture = captured(text, "f")
     assert compile_errors(capture, fused(capture, text), ["sm_90"]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "largest", "own"), [("float8_e4m3fn", 448.0, "float8e4nv"), ("float8_e5m2", 57344.0, "float8e5")]
+)
+def test_casts_to_eight_bits_within_their_range_are_rounded_where_they_are_read(
+    checker: Checker, kind: str, largest: float, own: str
+) -> None:
+    """The interpreter rounds to eight bits wrongly (1.97 becomes 1), so these are compiled for a GPU and not run."""
+    capture = checker.capture(
+        text_of(f"y = (x * 3.0).clamp(-{largest}, {largest}).half().to(torch.{kind}); return y.float() - x")
+    )
+    candidate = greedy(capture, {})
+    assert f".to(tl.{own}).to(tl.float32)" in candidate.source
+    assert len(candidate.launches) == 1
+    assert checker.compile_errors(capture, candidate) == []
+
+
+@pytest.mark.parametrize("body", ["x * 3.0", "(x * 3.0).clamp(max=448.0)", "(x * 3.0).clamp(-500.0, 448.0)"])
+def test_casts_to_eight_bits_of_what_may_be_larger_stay_with_torch(captured, body: str) -> None:
+    text = text_of(f"return ({body}).to(torch.float8_e4m3fn).float() * 2.0 - x")
+    capture = captured(text, "f")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    assert candidate.launches
+    assert "torch.float8_e4m3fn" in candidate.source.partition("def f_launch")[2].partition("def f_triton")[0]
+    assert verified(capture, candidate).reason == ""
 
 
 def test_a_cast_that_is_stored_alone_is_rounded_by_the_store(captured) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import LARGEST, compute_dtype, is_float
+from mtmc_lsp.core.dtypes import LARGEST, compute_dtype, is_float, rounded
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.lower import Call, rule
-from mtmc_lsp.macro.prims import PrimOp
+from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp
 
 UNARY = (
     "exp log sqrt rsqrt sin cos tan tanh sigmoid erf log1p expm1 abs neg floor ceil trunc round sign reciprocal relu silu "
@@ -56,7 +56,17 @@ def binary(c: Call) -> str:
     fn = SPELT.get(c.op, c.op)
     if c.out.dtype == "bool":
         fn = ON_BOOLS.get(fn, fn)
-    return c.b.pointwise(fn, c.operand(0), c.operand(1), dtype=c.out.dtype, **_promoted(c))
+    return c.b.pointwise(fn, *_compared(c), dtype=c.out.dtype, **_promoted(c))
+
+
+def _compared(c: Call) -> list[str | bool | int | float]:
+    """Both operands; a number that is compared with half precision is rounded to it, as PyTorch does."""
+    operands = [c.operand(i) for i in (0, 1)]
+    floats = {d for x in operands if isinstance(x, str) and is_float(d := c.b.dtype(x))}
+    if c.op not in COMPARISONS or len(floats) != 1:
+        return operands
+    dtype = floats.pop()
+    return [x if isinstance(x, (str, bool)) else rounded(float(x), dtype) for x in operands]
 
 
 def _promoted(c: Call) -> dict[str, object]:
@@ -162,8 +172,9 @@ def activation(c: Call) -> str:
         beta, threshold = c.number(1, "beta", 1.0), c.number(2, "threshold", 20.0)
         return c.b.pointwise("softplus", x, dtype=d, beta=beta, threshold=threshold)
     if c.op == "threshold":
-        mask = c.b.pointwise("gt", x, c.number(1, "threshold", 0.0), dtype="bool", operand_dtype="float32")
-        return c.b.pointwise("where", mask, x, c.number(2, "value", 0.0), dtype=d)
+        # NaN is not below it and stays.
+        below = c.b.pointwise("le", x, c.number(1, "threshold", 0.0), dtype="bool", operand_dtype=compute_dtype(d))
+        return c.b.pointwise("where", below, c.number(2, "value", 0.0), x, dtype=d)
     return c.b.pointwise(c.op, x, dtype=d, lambd=c.number(1, "lambd", 0.5))
 
 
@@ -185,10 +196,30 @@ def cast(c: Call) -> str:
     device = c.node.kwargs.get("device")
     if isinstance(device, str) and device == "cpu":
         raise c.fail("a copy between devices")
+    if c.out.dtype in ("float8_e4m3fn", "float8_e5m2") and not _is_bounded(c, LARGEST[c.out.dtype]):
+        raise c.fail("beyond the largest number a GPU's conversion and those of PyTorch's versions differ")
     if str(c.node.kwargs.get("memory_format", "")).startswith("torch.channels_last"):
         # A value of its own: what reads it is to find it in that order.
         return c.b.pointwise("cast", c.tensor(0), dtype=c.out.dtype)
     return c.b.cast(c.tensor(0), c.out.dtype)
+
+
+def _is_bounded(c: Call, most: float) -> bool:
+    """Whether the argument has its own dtype already, or was clamped to numbers no larger than ``most``."""
+    prim, below, above = c.b.prims[c.tensor(0)], False, False
+    if prim.dtype == c.out.dtype:
+        return True
+    while prim.op in (*VIEW_OPS, PrimOp.POINTWISE) and not (below and above):
+        values = [c.b.prims[name].attrs.get("value") for name in prim.inputs]
+        numbers = [value for value in values if isinstance(value, (int, float)) and abs(value) <= most]
+        below, above = (
+            below or (prim.fn == "minimum" and bool(numbers)),
+            above or (prim.fn == "maximum" and bool(numbers)),
+        )
+        if not (prim.op in VIEW_OPS or prim.fn == "cast" or (prim.fn in ("minimum", "maximum") and numbers)):
+            break
+        prim = c.b.prims[next(name for name, value in zip(prim.inputs, values, strict=True) if value is None)]
+    return below and above
 
 
 @rule(
@@ -253,9 +284,17 @@ def outer(c: Call) -> str:
 
 @rule("lerp")
 def lerp(c: Call) -> str:
-    start, end, d = c.tensor(0), c.tensor(1), c.out.dtype
+    """From the nearer end, as PyTorch does it, so that both ends are exact."""
+    start, end, d, weight = c.tensor(0), c.tensor(1), c.out.dtype, c.operand(2)
     difference = c.b.pointwise("sub", end, start, dtype=d)
-    return c.b.pointwise("add", start, c.b.pointwise("mul", c.operand(2), difference, dtype=d), dtype=d)
+    if isinstance(weight, str):
+        size = c.b.pointwise("abs", weight, dtype=d)
+        near = c.b.pointwise("lt", size, 0.5, dtype="bool", operand_dtype=compute_dtype(d))
+        weight = c.b.pointwise("where", near, weight, c.b.pointwise("sub", weight, 1.0, dtype=d), dtype=d)
+        start = c.b.pointwise("where", near, start, end, dtype=d)
+    elif abs(weight) >= 0.5:
+        start, weight = end, weight - 1.0
+    return c.b.pointwise("add", start, c.b.pointwise("mul", weight, difference, dtype=d), dtype=d)
 
 
 @rule("addcmul", "addcdiv")

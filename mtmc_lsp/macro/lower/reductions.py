@@ -46,8 +46,8 @@ def reduce(c: Call) -> str:
     x = c.tensor(0)
     whole = c.overload == "default" and c.op in ("sum", "prod", "any", "all", "mean")
     dims = tuple(range(rank_of(c, x))) if whole else c.dims(1, "dim", rank_of(c, x))
-    fn = {"amax": "max", "amin": "min", "mean": "sum"}.get(c.op, c.op)
-    if c.op in ("any", "all"):
+    fn = _on(c.b.dtype(x), {"amax": "max", "amin": "min", "mean": "sum"}.get(c.op, c.op))
+    if fn in ("any", "all"):
         x = c.b.cast(x, "bool")
         return finish(c, c.b.reduce(fn, x, dims, "bool"))
     d = compute_dtype(c.out.dtype)
@@ -55,17 +55,23 @@ def reduce(c: Call) -> str:
     return finish(c, scale_by_count(c.b, total, count(c.b.shape(x), dims), d) if c.op == "mean" else total)
 
 
+def _on(dtype: str, fn: str) -> str:
+    """A reduction by name: the extremes of truth values are whether any is true, and whether all are."""
+    return {"max": "any", "min": "all"}.get(fn, fn) if dtype == "bool" else fn
+
+
 @rule("max", "min")
 def extremum(c: Call) -> str | tuple[str, ...]:
     x = c.tensor(0)
     if c.overload == "other":
         return c.b.pointwise("maximum" if c.op == "max" else "minimum", x, c.tensor(1), dtype=c.out.dtype)
-    rank = rank_of(c, x)
+    rank, dtype = rank_of(c, x), c.b.dtype(x)
+    fn = _on(dtype, c.op)
     if c.overload == "default":
-        return finish(c, c.b.reduce(c.op, x, tuple(range(rank)), c.b.dtype(x)))
+        return finish(c, c.b.reduce(fn, x, tuple(range(rank)), dtype))
     dims = c.dims(1, "dim", rank)
-    value = c.b.reduce(c.op, x, dims, c.b.dtype(x))
-    where = c.b.reduce(f"arg{c.op}", x, dims, "int64")
+    value = c.b.reduce(fn, x, dims, dtype)
+    where = c.b.reduce(f"arg{c.op}", c.b.cast(x, "int32") if dtype == "bool" else x, dims, "int64")
     return c.b.reshape(value, c.node.outputs[0].shape), c.b.reshape(where, c.node.outputs[1].shape)
 
 
@@ -132,7 +138,11 @@ def logsumexp(c: Call) -> str:
     x = c.tensor(0)
     d = compute_dtype(c.out.dtype)
     top, total = softmax_statistics(c.b, rounded(c.b, c.b.cast(x, d)), c.dims(1, "dim", rank_of(c, x)))
-    return finish(c, c.b.pointwise("add", c.b.pointwise("log", total, dtype=d), top, dtype=d))
+    value = c.b.pointwise("add", c.b.pointwise("log", total, dtype=d), top, dtype=d)
+    # The exponentials of what is infinite, less an infinite maximum, are no numbers.
+    return finish(
+        c, c.b.pointwise("where", c.b.pointwise("isinf", top, dtype="bool", operand_dtype=d), top, value, dtype=d)
+    )
 
 
 def rounded(b: Builder, x: str) -> str:

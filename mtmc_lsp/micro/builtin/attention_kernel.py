@@ -122,7 +122,7 @@ class _AttentionWriter:
                           [*m_masks, *self._masks(head_row, rows=False)], self.lines,
                           "[BLOCK_M, HEAD]", head_row)  # fmt: skip
         self.lines += [
-            f"row_max = tl.full([BLOCK_M], {LOWEST}, tl.float32)",
+            f"row_max = tl.full([BLOCK_M], {LOWEST['float32']}, tl.float32)",
             "row_total = tl.zeros([BLOCK_M], tl.float32)",
             "acc = tl.zeros([BLOCK_M, WIDTH], tl.float32)",
         ]

@@ -24,7 +24,7 @@ from mtmc_lsp.micro.builtin.naming import value_name
 from mtmc_lsp.micro.builtin.parameters import Parameters
 
 OWN_CASTS = frozenset({"to_copy", "to", "half", "bfloat16", "type_as", "copy"})
-"""Operations by which people round to half precision, or to less."""
+"""Operations by which people round to half precision or eight bits."""
 EXACT_IN_HALF = ("bool", "int8", "uint8")
 """Dtypes whose every number a half precision has."""
 
@@ -242,7 +242,7 @@ class Expressions:
         return tuple(Index() if size == ONE else at[offset + i] for i, size in enumerate(shape))
 
     def _is_rounded(self, prim: Prim) -> bool:
-        """Whether what reads a cast here must see it rounded: the user's own, to half precision or less.
+        """Whether what reads a cast here must see it rounded: the user's own, to half precision or eight bits.
 
         What is left of a number behind its rounding, and what is infinite in half precision, is what such code is about. Results
         of operations in half precision are not rounded between them, and products and stores round by themselves.

@@ -75,7 +75,7 @@ def _extremum(name: str) -> Formula:
 
 def _floor_div(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     if is_float(dtype):
-        return f"tl.floor({x[0].at(PRODUCT)} / {x[1].at(UNARY)})", ATOM
+        return f"_floor_div({x[0].text}, {x[1].text})", ATOM
     # Triton's integer division truncates; PyTorch's floors.
     a, b = x[0].at(UNARY), x[1].at(UNARY)
     return f"{a} // {b} - tl.where(({a} % {b} != 0) & (({a} < 0) != ({b} < 0)), 1, 0)", SUM
@@ -84,7 +84,7 @@ def _floor_div(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
 def _remainder(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     a, b = x[0].at(UNARY), x[1].at(UNARY)
     if is_float(dtype):
-        return f"{a} - {b} * tl.floor({a} / {b})", SUM
+        return f"_remainder({x[0].text}, {x[1].text})", ATOM
     return f"{a} % {b} + tl.where(({a} % {b} != 0) & (({a} < 0) != ({b} < 0)), {b}, 0)", SUM
 
 
@@ -133,7 +133,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "remainder": _remainder,
     "fmod": lambda x, attrs, dtype: (
-        _text("{0} - {1} * tl.where({0} / {1} < 0, tl.ceil({0} / {1}), tl.floor({0} / {1}))", SUM)(x, attrs, dtype)
+        (f"_fmod({x[0].text}, {x[1].text})", ATOM)
         if is_float(dtype)
         else (f"{x[0].at(PRODUCT)} % {x[1].at(UNARY)}", PRODUCT)
     ),
@@ -181,16 +181,14 @@ FORMULAS: dict[str, Formula] = {
     "acos": _text("2.0 * _atan(tl.sqrt((1.0 - {0}) / (1.0 + {0})))", PRODUCT),
     "atan2": _call("_atan2"),
     "copysign": _text("tl.where(({1} < 0) | (1.0 / {1} < 0), -tl.abs({0}), tl.abs({0}))"),
-    "asinh": _text(
-        "tl.where({0} < 0, -1.0, 1.0) * _log1p(tl.abs({0}) + {0} * {0} / (1.0 + tl.sqrt({0} * {0} + 1.0)))", PRODUCT
-    ),
-    "acosh": _text("_log1p({0} - 1.0 + tl.sqrt(({0} - 1.0) * ({0} + 1.0)))"),
+    "asinh": _call("_asinh"),
+    "acosh": _call("_acosh"),
     "atanh": _text("0.5 * _log1p(2.0 * {0} / (1.0 - {0}))", PRODUCT),
-    "hypot": _text("tl.sqrt({0} * {0} + {1} * {1})"),
+    "hypot": _call("_hypot"),
     "fmax": lambda x, attrs, dtype: (f"tl.maximum({x[0].text}, {x[1].text})", ATOM),
     "fmin": lambda x, attrs, dtype: (f"tl.minimum({x[0].text}, {x[1].text})", ATOM),
     "erf": _call("tl.erf"),
-    "erfc": _text("1.0 - tl.erf({0})", SUM),
+    "erfc": _call("_erfc"),
     "sigmoid": _call("tl.sigmoid"),
     "log1p": _call("_log1p"),
     "expm1": _call("_expm1"),
@@ -219,7 +217,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "mish": _call("_mish"),
     "hardswish": _text("{0} * tl.minimum(tl.maximum({0} + 3.0, 0.0), 6.0) / 6.0", PRODUCT),
-    "hardsigmoid": _text("tl.minimum(tl.maximum({0} + 3.0, 0.0), 6.0) / 6.0", PRODUCT),
+    "hardsigmoid": _text("tl.clamp({0} + 3.0, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL) / 6.0", PRODUCT),
     "log_sigmoid": _text("tl.minimum({0}, 0.0) - _log1p(tl.exp(-tl.abs({0})))", SUM),
     "softsign": _text("{0} / (1.0 + tl.abs({0}))", PRODUCT),
     "leaky_relu": _text("tl.where({0} < 0, {0} * {slope}, {0})"),
@@ -243,13 +241,15 @@ FORMULAS: dict[str, Formula] = {
 REPEATS_OPERAND = frozenset(
     "square rounded silu gelu gelu_tanh hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign "
     "tan sinh cosh hardshrink softshrink smooth_l1_loss huber_loss kl_div kl_div_log remainder floor_div fmod pow "
-    "trunc_div asinh atanh acosh hypot asin acos copysign".split()
+    "trunc_div atanh asin acos copysign".split()
 )
 """Functions whose formula names an operand more than once, so it should be a variable."""
 
 
 IN_DOUBLE = {"_tanh(": "_tanh64(", "_expm1(": "_expm1_64("}
 """Helpers whose polynomials are for float32, and what stands for them in float64."""
+ONLY_IN_FLOAT32 = ("_atan", "_atan2", "_erfc")
+"""Those for which nothing does."""
 
 
 def render(fn: str, operands: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
@@ -262,6 +262,6 @@ def render(fn: str, operands: Operands, attrs: Attrs, dtype: str) -> tuple[str, 
     if dtype == "float64":
         for narrow, wide in IN_DOUBLE.items():
             text = text.replace(narrow, wide)
-        if "_atan(" in text or "_atan2(" in text:
+        if any(f"{helper}(" in text for helper in ONLY_IN_FLOAT32):
             raise KeyError(f"{fn} in float64")
     return text, precedence

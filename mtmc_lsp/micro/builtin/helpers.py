@@ -85,16 +85,78 @@ def _round_half_even(x):
     rest = x - down
     odd = down - 2.0 * tl.floor(down * 0.5)
     up = (rest > 0.5) | ((rest == 0.5) & (odd == 1.0))
-    return tl.where(up, down + 1.0, down)
+    whole = tl.where(up, down + 1.0, down)
+    # What is rounded up to zero is -0.
+    return tl.where(x < 0.0, -tl.abs(whole), whole)
 ''',
     "_pow": '''@triton.jit
 def _pow(x, y):
-    """x ** y for real y: the sign of a negative base follows the parity of an integral exponent."""
+    """x ** y for real y, as C has it: the sign of a negative base follows the parity of an integral exponent."""
     whole = tl.floor(y) == y
     odd = whole & (y - 2.0 * tl.floor(y * 0.5) == 1.0)
-    size = tl.exp2(y * tl.log2(tl.abs(x)))
-    signed = tl.where(x < 0.0, tl.where(whole, tl.where(odd, -size, size), float("nan")), size)
-    return tl.where(y == 0.0, 1.0, signed)
+    base = tl.abs(x)
+    size = tl.exp2(y * tl.log2(base))
+    signed = tl.where(odd & ((x < 0.0) | (1.0 / x < 0.0)), -size, size)
+    signed = tl.where((x < 0.0) & (base < float("inf")) & (tl.floor(y) != y), float("nan"), signed)
+    one = (y == 0.0) | (x == 1.0) | ((base == 1.0) & (tl.abs(y) == float("inf")))
+    return tl.where(one, 1.0, signed)
+''',
+    "_hypot": '''@triton.jit
+def _hypot(x, y):
+    """The length of (x, y): the larger is taken out, as squares may overflow; infinite beside whatever, as C has it."""
+    a, b = tl.abs(x), tl.abs(y)
+    large = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    ratio = tl.where(large == 0.0, 0.0, tl.minimum(a, b) / large)
+    endless = (a == float("inf")) | (b == float("inf"))
+    return tl.where(endless, float("inf"), large * tl.sqrt(1.0 + ratio * ratio))
+''',
+    "_asinh": '''@triton.jit
+def _asinh(x):
+    """asinh without losing small x, and of those whose squares overflow."""
+    a = tl.abs(x)
+    near = tl.where(a > 1e9, 1.0, a)
+    size = tl.where(a > 1e9, tl.log(a) + 0.6931471805599453, _log1p(near + near * near / (1.0 + tl.sqrt(near * near + 1.0))))
+    return tl.where(x < 0.0, -size, size)
+''',
+    "_acosh": '''@triton.jit
+def _acosh(x):
+    """acosh without losing x near 1, and of those whose squares overflow; NaN below 1."""
+    t = x - 1.0
+    return tl.where(x > 1e9, tl.log(x) + 0.6931471805599453, _log1p(t + tl.sqrt(t) * tl.sqrt(t + 2.0)))
+''',
+    "_erfc": '''@triton.jit
+def _erfc(x):
+    """1 - erf(x) to a few ulp, also where the difference cancels (W. Press et al., Numerical Recipes in C, 6.2)."""
+    a = tl.abs(x)
+    t = 1.0 / (1.0 + 0.5 * a)
+    p = 1.48851587 + t * (-0.82215223 + t * 0.17087277)
+    p = -0.18628806 + t * (0.27886807 + t * (-1.13520398 + t * p))
+    p = -1.26551223 + t * (1.00002368 + t * (0.37409196 + t * (0.09678418 + t * p)))
+    tail = t * tl.exp(p - a * a)
+    return tl.where(x < 0.0, 2.0 - tail, tail)
+''',
+    "_fmod": '''@triton.jit
+def _fmod(x, y):
+    """What is left of x / y, with the sign of x; a quotient's rounding to or from a whole number is made good."""
+    a, b = tl.abs(x), tl.abs(y)
+    rest = tl.fma(-b, tl.floor(a / b), a)
+    rest = tl.where(rest < 0.0, rest + b, tl.where(rest >= b, rest - b, rest))
+    rest = tl.where((b == float("inf")) & (a < b), a, rest)
+    return tl.where(x < 0.0, -rest, rest)
+''',
+    "_remainder": '''@triton.jit
+def _remainder(x, y):
+    """What is left of x / y, with the sign of y."""
+    rest = _fmod(x, y)
+    return tl.where((rest != 0.0) & ((rest < 0.0) != (y < 0.0)), rest + y, rest)
+''',
+    "_floor_div": '''@triton.jit
+def _floor_div(x, y):
+    """floor(x / y) of the exact quotient, as Python has it: what is left tells where a rounded one would be off."""
+    rest = _fmod(x, y)
+    whole = (x - rest) / y
+    whole = _round_half_even(tl.where((rest != 0.0) & ((rest < 0.0) != (y < 0.0)), whole - 1.0, whole))
+    return tl.where(y == 0.0, x / y, whole)
 ''',
     "_uniform": '''@triton.jit
 def _uniform(seed, start, BLOCK: tl.constexpr):

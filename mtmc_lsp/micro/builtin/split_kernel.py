@@ -13,7 +13,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
-from mtmc_lsp.micro.builtin.code import Code, blocks_text
+from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.micro.builtin.tile import Config, merge_axes
@@ -115,6 +115,10 @@ class _PassWriter(TileWriter):
         # One row may be the whole of a tensor with more than 2**31 elements.
         self.lines.append("part = tl.program_id(1)" if self.has_rows else "part = tl.program_id(0).to(tl.int64)")
 
+    @property
+    def _has_wide_places(self) -> bool:
+        return self.wide_columns or not self.has_rows
+
     def _column_range(self, bound: str) -> str:
         return f"range(part * BLOCK, {bound}, PARTS * BLOCK)"
 
@@ -196,10 +200,10 @@ class _PassWriter(TileWriter):
         n_cols, unique = self.named_size(self.n_cols, "n_cols"), self.parameters.names.unique
         counts, apart = unique("part_counts"), unique("apart")
         last = f"tl.minimum(tl.maximum({n_cols} % (PARTS * BLOCK) - parts * BLOCK, 0), BLOCK)"
-        self._emit(f"{counts} = ({n_cols} // (PARTS * BLOCK) * BLOCK + {last}).to(tl.float32)", False)
+        self._emit(f"{counts} = ({n_cols} // (PARTS * BLOCK) * BLOCK + {last}).to({TRITON_DTYPES[prim.dtype]})", False)
         mean = f"{self.known[total.name].text} / {n_cols}"
         self._emit(f"{apart} = {totals} / tl.maximum({counts}, 1.0) - {mean}", False)
-        self._set(prim, self._across("tl.sum", f"{spreads} + {counts} * {apart} * {apart}"), "float32")
+        self._set(prim, self._across("tl.sum", f"{spreads} + {counts} * {apart} * {apart}"), prim.dtype)
 
     def _combine(self, prim: Prim) -> None:
         """Statements that make one result of the parts."""
@@ -214,11 +218,6 @@ class _PassWriter(TileWriter):
         elif self._is_centred(prim):
             self._combine_moments(prim)
         elif prim.fn.startswith("arg"):
-            values, places = (self._partial(scratch) for scratch in scratches)
-            best = self.parameters.names.unique("extreme")
-            self._emit(f"{best} = {self._across('tl.max' if prim.fn == 'argmax' else 'tl.min', values)}", False)
-            last = 2**63 - 1
-            first = self._across("tl.min", f"tl.where({values} == {best}, {places}, {last})")
-            self._set(prim, first, "int64")
+            self._set_place(prim, *(self._partial(scratch) for scratch in scratches))
         else:
             self._set(prim, self._collapse(prim, self._partial(scratches[0])), compute_dtype(prim.dtype))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import compute_dtype, is_float
+import math
+
+from mtmc_lsp.core.dtypes import LARGEST, compute_dtype, integer_ends, is_float
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp
-from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code
+from mtmc_lsp.micro.builtin.code import TRITON_DTYPES, Code, literal
 from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.tile import TileBase
 
-LOWEST = "-3.4028234663852886e38"
-"""Start of a running maximum of float32: finite, so the difference to an infinite value stays defined."""
+LOWEST = {dtype: literal(-LARGEST[dtype]) for dtype in ("float32", "float64")}
+"""Start of a running maximum: finite, so the difference to an infinite value stays defined."""
 
 
 class ReducingTile(TileBase):
@@ -63,17 +65,13 @@ class ReducingTile(TileBase):
         return False
 
     def _neutral(self, prim: Prim) -> str:
-        floating = is_float(self.program.prims[prim.inputs[0]].dtype)
         if prim.fn in ("sum", "sum_exp", "any"):
             return "0.0" if is_float(prim.dtype) else "0"
         if prim.fn in ("prod", "all"):
             return "1.0" if is_float(prim.dtype) else "1"
-        if prim.fn in ("max", "argmax"):
-            return '-float("inf")' if floating else str(-(2**63) if self._wide(prim) else -(2**31))
-        return 'float("inf")' if floating else str(2**63 - 1 if self._wide(prim) else 2**31 - 1)
-
-    def _wide(self, prim: Prim) -> bool:
-        return self.program.prims[prim.inputs[0]].dtype == "int64"
+        source = self.program.prims[prim.inputs[0]].dtype
+        low, high = (-math.inf, math.inf) if is_float(source) else integer_ends(source)
+        return literal(low if prim.fn in ("max", "argmax") else high)
 
     def _result_name(self, prim: Prim) -> str:
         source = self.program.prims[prim.inputs[0]]
@@ -97,21 +95,17 @@ class ReducingTile(TileBase):
             return self._across("tl.sum", value)
         if fn in ("any", "all"):
             return self._across("tl.max" if fn == "any" else "tl.min", value) + " != 0"
-        if fn in ("argmax", "argmin"):
-            return self._across(f"tl.{fn}", value)
         keep = ", keep_dims=True" if self.rows_per_program > 1 else ""
         if fn == "prod":
             return f"tl.reduce({value}, {self.axis}, _multiply{keep})"
-        if is_float(prim.dtype) and not self._only_for_softmax(prim):
-            return f"tl.reduce({value}, {self.axis}, _{fn}_nan{keep})"
-        return self._across(f"tl.{fn}", value)
+        return (
+            self._across(f"tl.{fn}", value) if self._only_for_softmax(prim) else self._extremum(fn, prim.dtype, value)
+        )
 
     def _only_for_softmax(self, prim: Prim) -> bool:
         """Whether a maximum only shifts exponentials, where a NaN shows up in the sum anyway."""
-        return any(
-            self.program.prims[name].fn == "sum_exp" and prim.name in self.program.prims[name].inputs
-            for name in self.region.prims
-        )
+        readers = [own.fn for name in self.region.prims if prim.name in (own := self.program.prims[name]).inputs]
+        return "sum_exp" in readers and "isinf" not in readers
 
     def _reduce_now(self, prim: Prim) -> None:
         if prim.fn == "sum_exp":
@@ -122,12 +116,58 @@ class ReducingTile(TileBase):
             text = f"tl.where(col_mask, {text}, 0.0)" if self.col_masked else text
             self._set(prim, self._across("tl.sum", text), prim.dtype)
             return
-        value_text = self._operand(prim, self._neutral(prim))
-        result = self._collapse(prim, value_text)
-        dtype = compute_dtype(prim.dtype)
-        if prim.fn.startswith("arg"):
-            result += ".to(tl.int64)"
-        self._set(prim, result, dtype)
+        text = self._operand(prim, self._neutral(prim))
+        if not prim.fn.startswith("arg"):
+            self._set(prim, self._collapse(prim, text), compute_dtype(prim.dtype))
+            return
+        extreme = self._extreme_of(prim)
+        if extreme is not None:
+            self._provide(extreme, self.tile.own_index(extreme.name))
+        self._set_place(prim, self._named_text(text, "value", cols=True), "cols")
+
+    @property
+    def _has_wide_places(self) -> bool:
+        """Whether the numbers of columns are 64-bit."""
+        return self.wide_columns
+
+    def _extreme_of(self, prim: Prim) -> Prim | None:
+        """The reduction here that gives the value whose place an arg-reduction gives."""
+        for name in self.region.prims:
+            own = self.program.prims[name]
+            same = own.op is PrimOp.REDUCE and own.inputs == prim.inputs and own.attrs["dims"] == prim.attrs["dims"]
+            if same and f"arg{own.fn}" == prim.fn and not self._only_for_softmax(own):
+                return own
+        return None
+
+    def _set_place(self, prim: Prim, values: str, places: str) -> None:
+        """Statements that find the first place that holds the extreme of ``values``; NaN is the largest and the smallest.
+
+        Places beyond a row's last column hold what is no further out than any number, and so are never the first.
+        """
+        extreme, dtype = self._extreme_of(prim), self.program.prims[prim.inputs[0]].dtype
+        if extreme is not None and extreme.name in self.known:
+            best = self.known[extreme.name].text
+        else:
+            best = self._named_text(self._extremum(prim.fn.removeprefix("arg"), dtype, values), "extreme", cols=False)
+        self.extremes[prim.name] = best
+        found = f"({values} == {best}) | ({values} != {values})" if is_float(dtype) else f"{values} == {best}"
+        first = self._across("tl.min", f"tl.where({found}, {places}, {self.named_size(self.n_cols, 'n_cols')})")
+        self._set(prim, f"{first}.to(tl.int64)", "int64")
+
+    def _extremum(self, fn: str, dtype: str, value: str) -> str:
+        """The largest or smallest value of each row of a tile, NaN where there is one."""
+        if not is_float(dtype):
+            return self._across(f"tl.{fn}", value)
+        keep = ", keep_dims=True" if self.rows_per_program > 1 else ""
+        return f"tl.reduce({value}, {self.axis}, _{fn}_nan{keep})"
+
+    def _named_text(self, text: str, wanted: str, *, cols: bool) -> str:
+        """``text``, as a variable where it is none."""
+        if text.isidentifier():
+            return text
+        name = self.parameters.names.unique(wanted)
+        self._emit(f"{name} = {text}", cols)
+        return name
 
     def _accumulate(self, prim: Prim) -> tuple[Prim, tuple[str, ...]]:
         """Statements that add one block of columns to running values, one per lane; returns their names."""
@@ -141,15 +181,17 @@ class ReducingTile(TileBase):
         neutral = self._neutral(prim)
         value = self._operand(prim, neutral)
         if prim.fn.startswith("arg"):
-            source_kind = TRITON_DTYPES[compute_dtype(self.program.prims[prim.inputs[0]].dtype)]
-            best, where = names.unique("best"), names.unique("best_at")
-            self.lines.append(f"{best} = tl.full({shape}, {neutral}, {source_kind})")
-            self.lines.append(f"{where} = tl.zeros({shape}, tl.int{64 if self.wide_columns else 32})")
-            candidate = names.unique("candidate")
-            better = ">" if prim.fn == "argmax" else "<"
+            dtype = compute_dtype(self.program.prims[prim.inputs[0]].dtype)
+            best, where, candidate, found = (names.unique(n) for n in ("best", "best_at", "candidate", "further"))
+            self.lines.append(f"{best} = tl.full({shape}, {neutral}, {TRITON_DTYPES[dtype]})")
+            self.lines.append(f"{where} = tl.zeros({shape}, tl.int{64 if self._has_wide_places else 32})")
             self._emit(f"{candidate} = {value}", True)
-            self._emit(f"{where} = tl.where({candidate} {better} {best}, cols, {where})", True)
-            self._emit(f"{best} = tl.where({candidate} {better} {best}, {candidate}, {best})", True)
+            further, nearer = (">", "<=") if prim.fn == "argmax" else ("<", ">=")
+            # NaN is furthest out, and the first one counts.
+            numbers = f"~({candidate} {nearer} {best}) & ({best} == {best})"
+            self._emit(f"{found} = {numbers if is_float(dtype) else f'{candidate} {further} {best}'}", True)
+            self._emit(f"{where} = tl.where({found}, cols, {where})", True)
+            self._emit(f"{best} = tl.where({found}, {candidate}, {best})", True)
             return prim, (best, where)
         total = names.unique("running")
         self.lines.append(f"{total} = tl.full({shape}, {neutral}, {kind})")
@@ -166,17 +208,18 @@ class ReducingTile(TileBase):
     def _accumulate_online(self, prim: Prim, shape: str) -> tuple[str, ...]:
         """Running maximum and sum of exponentials below it, per lane (arXiv 1805.02867)."""
         top, total, higher = (self.parameters.names.unique(n) for n in ("lane_max", "lane_total", "new_max"))
-        self.lines.append(f"{top} = tl.full({shape}, {LOWEST}, tl.float32)")
-        self.lines.append(f"{total} = tl.zeros({shape}, tl.float32)")
+        kind = TRITON_DTYPES[prim.dtype]
+        self.lines.append(f"{top} = tl.full({shape}, {LOWEST[prim.dtype]}, {kind})")
+        self.lines.append(f"{total} = tl.zeros({shape}, {kind})")
         source = prim.inputs[0]
         value = self.tile.value(source, self.tile.own_index(source)).text
         if self.col_masked:
             value = f'tl.where(col_mask, {value}, -float("inf"))'
-        if not value.isidentifier():
-            name = self.parameters.names.unique("value")
-            self._emit(f"{name} = {value}", True)
-            value = name
-        self._emit(f"{higher} = tl.maximum({top}, {value})", True)
+        value = self._named_text(value, "value", cols=True)
+        nan = (
+            "" if self._only_for_softmax(self.program.prims[prim.inputs[1]]) else ", propagate_nan=tl.PropagateNan.ALL"
+        )
+        self._emit(f"{higher} = tl.maximum({top}, {value}{nan})", True)
         self._emit(f"{total} = {total} * tl.exp({top} - {higher}) + tl.exp({value} - {higher})", True)
         self._emit(f"{top} = {higher}", True)
         return top, total
@@ -189,13 +232,10 @@ class ReducingTile(TileBase):
         """Running mean and sum of squared deviations from it, per lane (Welford, Technometrics 4, 1962)."""
         mean, spread, step = (self.parameters.names.unique(n) for n in ("lane_mean", "lane_spread", "delta"))
         for name in (mean, spread):
-            self.lines.append(f"{name} = tl.zeros({shape}, tl.float32)")
+            self.lines.append(f"{name} = tl.zeros({shape}, {TRITON_DTYPES[prim.dtype]})")
         source = self.program.prims[str(prim.attrs[CENTRED])].inputs[0]
-        value = self._spread(self.tile.cast(self.tile.value(source, self.tile.own_index(source)), "float32"))
-        if not value.isidentifier():
-            name = self.parameters.names.unique("value")
-            self._emit(f"{name} = {value}", True)
-            value = name
+        value = self._spread(self.tile.cast(self.tile.value(source, self.tile.own_index(source)), prim.dtype))
+        value = self._named_text(value, "value", cols=True)
         delta = f"{value} - {mean}"
         self._emit(f"{step} = tl.where(col_mask, {delta}, 0.0)" if self.col_masked else f"{step} = {delta}", True)
         self._emit(f"{mean} += {step} * (1.0 / (start // {self._stride_text} + 1))", True)
@@ -215,28 +255,25 @@ class ReducingTile(TileBase):
         first = f" - {self._first_text}" if self._first_text else ""
         left = f"{self.named_size(self.n_cols, 'n_cols')}{first} - tl.arange(0, BLOCK){wide}"
         step = self._stride_text
-        self._emit(f"{counts} = (tl.maximum({left} + {step} - 1, 0) // {step}).to(tl.float32)", False)
-        self._set(total, self._across("tl.sum", f"{mean} * {counts}"), "float32")
+        self._emit(f"{counts} = (tl.maximum({left} + {step} - 1, 0) // {step}).to({TRITON_DTYPES[prim.dtype]})", False)
+        self._set(total, self._across("tl.sum", f"{mean} * {counts}"), prim.dtype)
         number = unique("count")
         own = f"tl.broadcast_to({counts}, [ROWS, BLOCK])" if self.rows_per_program > 1 else counts
         self._emit(f"{number} = tl.maximum({self._across('tl.sum', own)}, 1.0)", False)
         apart = unique("apart")
         self._emit(f"{apart} = {mean} - {self.known[total.name].text} / {number}", False)
-        self._set(prim, self._across("tl.sum", f"{spread} + {counts} * {apart} * {apart}"), "float32")
+        self._set(prim, self._across("tl.sum", f"{spread} + {counts} * {apart} * {apart}"), prim.dtype)
 
     def _finish_reduction(self, prim: Prim, names: tuple[str, ...]) -> None:
         if prim.fn == "sum_exp":
             if prim.inputs[1] not in self.known:
-                self._set(self.program.prims[prim.inputs[1]], self._across("tl.max", names[0]), prim.dtype)
+                maximum = self.program.prims[prim.inputs[1]]
+                self._set(maximum, self._collapse(maximum, names[0]), prim.dtype)
             top = self.known[prim.inputs[1]]
             self._set(prim, self._across("tl.sum", f"{names[1]} * tl.exp({names[0]} - {top.text})"), prim.dtype)
         elif self._is_centred(prim):
             self._finish_moments(prim, *names)
         elif prim.fn.startswith("arg"):
-            best = self.parameters.names.unique("extreme")
-            self.extremes[prim.name] = best
-            self._emit(f"{best} = {self._across('tl.max' if prim.fn == 'argmax' else 'tl.min', names[0])}", False)
-            first = self._across("tl.min", f"tl.where({names[0]} == {best}, {names[1]}, 2147483647)")
-            self._set(prim, f"{first}.to(tl.int64)", "int64")
+            self._set_place(prim, *names)
         else:
             self._set(prim, self._collapse(prim, names[0]), compute_dtype(prim.dtype))
