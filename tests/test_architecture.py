@@ -26,6 +26,7 @@ IN_WORKER = {
     "capture/expanding.py",
     "capture/exporting.py",
     "capture/in_worker.py",
+    "capture/kept.py",
     "capture/loading.py",
     "capture/products.py",
     "capture/recurrent.py",

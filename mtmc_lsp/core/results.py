@@ -214,6 +214,8 @@ class Device:
     launch_us: float = 4.0
     """Device-side cost of one more kernel."""
     measured: bool = False
+    peak_bandwidth: float = 0.0
+    """What the memory's clock and width allow, bytes per second; 0 where that is not known."""
 
 
 @dataclass(frozen=True)

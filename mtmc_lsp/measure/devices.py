@@ -107,7 +107,8 @@ def least_us(capture: Capture, device: Device) -> float:
     """
     graph = capture.graph
     written = max(0.0, _written_bytes(graph) - device.l2_bytes)
-    return (_read_bytes(graph) + written) / (CEILING_SLACK * device.bandwidth) * 1e6
+    ceiling = max(CEILING_SLACK * device.bandwidth, device.peak_bandwidth)
+    return (_read_bytes(graph) + written) / ceiling * 1e6
 
 
 def _read_bytes(graph: Graph) -> float:

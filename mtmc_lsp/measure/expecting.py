@@ -138,8 +138,9 @@ def _oracle(
         take_in(distances(moved_run(seed + draw, mode)))
     errors = own_errors(mine, truth)
     doubts = {i: Doubt() for i in errors if errors[i] > SUSPECT or near.get(i, 0.0) > NOISE}
-    if doubts or in_wide.rounds or _has_few(outcome(ran)):
-        is_small = sum(tensor.numel() for tensor in inputs.values()) <= SMALL
+    is_small = sum(tensor.numel() for tensor in inputs.values()) <= SMALL
+    # A result of many elements is no luck: their errors meet in it.
+    if doubts or in_wide.rounds or (is_small and _has_few(outcome(ran))):
         for draw in range(MANY_DRAWS if is_small else FEW_DRAWS):
             there = moved_run(seed + draw, mode, scattered=True)
             take_in(distances(there))

@@ -233,8 +233,10 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         chance = torch.rand(
             plain.shape, generator=self._generators[plain.device], device=plain.device, dtype=plain.dtype
         )
-        moved = (plain * (1.0 + (chance - 0.5) * torch.finfo(own).eps)).to(own).to(plain.dtype)
-        moved = torch.where((plain.to(own).to(plain.dtype) == plain) | ~torch.isfinite(moved), plain, moved)
+        # In place: what is scattered may be of gigabytes.
+        moved = chance.sub_(0.5).mul_(torch.finfo(own).eps).add_(1.0).mul_(plain)
+        moved.copy_(moved.to(own))
+        moved = torch.where((plain.to(own) == plain) | ~torch.isfinite(moved), plain, moved)
         return value + torch.where(torch.isfinite(plain), moved - plain, 0.0) if value.requires_grad else moved
 
 

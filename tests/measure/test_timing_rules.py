@@ -227,6 +227,8 @@ def test_the_bound_counts_inputs_once_and_outputs_once(capture_of) -> None:
     traffic = 4 * (2 * 37 * 72 + 72)
     assert bound_us(capture, device) == pytest.approx(traffic / device.bandwidth * 1e6)
     assert 0 < least_us(capture, device) < bound_us(capture, device)
+    faster = replace(device, peak_bandwidth=2 * device.bandwidth)
+    assert least_us(capture, faster) < least_us(capture, device), "a copy that others slowed down is no ceiling"
 
 
 def test_a_table_of_which_few_rows_are_read_does_not_count_whole(captured) -> None:
