@@ -104,7 +104,7 @@ def _answer(message: dict[str, Any]) -> dict[str, Any]:
         return {"error": TargetRaises(text, remedy="Put it under `if __name__ == '__main__':`.").to_json()}
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
-            text = "the GPU's memory does not hold what this needs, or other programs take it"
+            text = "the GPU is out of memory, by what this needs or by what other programs take"
             return {"error": OutOfMemory(text, remedy="Make the sizes in the workload smaller.").to_json()}
         # A bug of ours: the whole trace goes to the log, its end to the user.
         traceback.print_exc()

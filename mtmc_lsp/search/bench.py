@@ -394,11 +394,11 @@ class Bench:
 
 
 def lacked_memory(record: Mapping[str, Any]) -> bool:
-    """Whether a problem came to nothing since it, or a step of it, did not fit into the GPU's memory."""
+    """Whether a problem, or a step of it, did not fit into the GPU's memory."""
     steps = record.get("steps") or ()
     error = record.get("error") or {}
     short = any(step["status"] == "failed" and _names_memory(step["reason"]) for step in steps)
-    return error.get("code") == OutOfMemory.code or (short and not any(step["status"] == "accepted" for step in steps))
+    return short or error.get("code") == OutOfMemory.code
 
 
 def _names_memory(reason: str) -> bool:
