@@ -27,6 +27,7 @@ IN_WORKER = {
     "capture/exporting.py",
     "capture/in_worker.py",
     "capture/kept.py",
+    "capture/reading.py",
     "capture/loading.py",
     "capture/products.py",
     "capture/recurrent.py",

@@ -23,11 +23,12 @@ from mtmc_lsp.capture.effects import (
     refuse_unseen_changes,
     watching_attributes,
 )
-from mtmc_lsp.capture.exporting import InputTensor, export_error, export_graph
+from mtmc_lsp.capture.exporting import export_error, export_graph
 from mtmc_lsp.capture.kept import KeepsTensors, held_tensors, refuse_unknown
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
 from mtmc_lsp.capture.masks import refuse_unknown_sizes, with_masks_in_place
+from mtmc_lsp.capture.reading import InputTensor
 from mtmc_lsp.capture.recurrent import kept_whole, without_idle_modes
 from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs

@@ -118,7 +118,10 @@ def _measured_device() -> Device:
         flops=flops,
         measured=True,
         # Two transfers a clock, which is in kHz; the width is in bits. Older versions of torch know neither.
-        peak_bandwidth=2e3 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0) / 8,
+        peak_bandwidth=2e3
+        * getattr(properties, "memory_clock_rate", 0)
+        * getattr(properties, "memory_bus_width", 0)
+        / 8,
     )
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mtmc_lsp.capture import exporting
-from mtmc_lsp.capture.exporting import InputTensor, export_graph
+from mtmc_lsp.capture.exporting import export_graph
+from mtmc_lsp.capture.reading import InputTensor
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Target, TargetKind
 
