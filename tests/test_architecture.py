@@ -50,6 +50,7 @@ IN_WORKER = {
     "measure/in_timer.py",
     "capture/settling.py",
     "capture/structure.py",
+    "capture/trying.py",
     "measure/expecting.py",
     "measure/handover.py",
     "measure/mending.py",

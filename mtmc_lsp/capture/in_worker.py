@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,14 +15,13 @@ from torch.nn.parameter import is_lazy
 from mtmc_lsp.capture.branches import more_than_one_value, sizes_above_one
 from mtmc_lsp.capture.calls import Call, build_call, user_error
 from mtmc_lsp.capture.effects import (
-    Snapshot,
     access_of,
     is_random,
     refuse_random,
     refuse_unseen_changes,
     watching_attributes,
 )
-from mtmc_lsp.capture.exporting import export_error, export_graph
+from mtmc_lsp.capture.exporting import export_graph
 from mtmc_lsp.capture.kept import KeepsTensors, held_tensors, refuse_unknown
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
@@ -33,11 +31,11 @@ from mtmc_lsp.capture.recurrent import kept_whole, without_idle_modes
 from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
 from mtmc_lsp.capture.structure import class_name, shared_parts, used_modules
+from mtmc_lsp.capture.trying import buffers, flat_function, run_eagerly, traced
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.returned import PLAIN, classes, is_made_of_its_parts, leaves, parts, tensors_of
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
@@ -77,10 +75,10 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
     returned: list[Layout] = []
     named = partial(class_name, file=module)
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
-        returned = _run_eagerly(module, call, inputs, workload.target)
+        returned = run_eagerly(module, call, inputs, workload.target)
     before = held_tensors(call.instance)
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
-        flat = _flat_function(call, inputs)
+        flat = flat_function(call, inputs)
         try:
             graph, notes = export_graph(flat, inputs, workload.target, variables, named, text, call.own)
         finally:
@@ -90,7 +88,7 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
         refuse_unknown_sizes(graph, workload.target)
         asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
         graph = replace(graph, conditions=(*graph.conditions, *asked))
-        flops, given_back = _traced(call, inputs, workload.target, named)
+        flops, given_back = traced(call, inputs, workload.target, named)
     watched.refuse_writes(workload.target, {item.access for item in workload.kept})
     refuse_random(graph, workload.target)
     refuse_unseen_changes(graph, workload.target)
@@ -101,7 +99,7 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
     graph = without_unused_inputs(without_dead_nodes(returning(graph, given_back)))
     _check_graph(graph, workload.target)
     if device == "cuda":
-        seen = convolution_modes(lambda: _flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
+        seen = convolution_modes(lambda: flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
         graph = replace(graph, convolutions_seen=seen)
     held = (item.access for item in graph.inputs if item.access.startswith("self."))
     read = (*held, *watched.reads, *graph.kept)
@@ -157,7 +155,7 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     taken = {item.name for item in result}
     if call.instance is not None:
         tensors = [(n, p, InputKind.PARAMETER) for n, p in call.instance.named_parameters()]
-        tensors += [(n, b, InputKind.BUFFER) for n, b in _buffers(call)]
+        tensors += [(n, b, InputKind.BUFFER) for n, b in buffers(call)]
         for full, value, kind in tensors:
             if is_lazy(value):
                 raise TargetUnsupported(
@@ -173,12 +171,6 @@ def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     return result
 
 
-def _buffers(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those of the call's module that are no arguments of it."""
-    named = call.instance.named_buffers() if call.instance is not None else iter(())
-    return ((name, buffer) for name, buffer in named if access_of(name) not in call.accesses)
-
-
 def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
     where = Location(target.path, target.start_line)
     if not inputs:
@@ -190,43 +182,6 @@ def _check_inputs(inputs: list[InputTensor], target: Target) -> None:
             raise TargetUnsupported(f"{item.access} has dtype {item.value.dtype}, which is not supported", where=where)
 
 
-def _values(call: Call, inputs: list[InputTensor], tensors: tuple[torch.Tensor, ...]) -> list[Any]:
-    by_name = {
-        item.name: tensor for item, tensor in zip(inputs, tensors, strict=True) if item.kind is InputKind.ARGUMENT
-    }
-    return [by_name.get(name, value) for name, value in zip(call.names, call.values, strict=True)]
-
-
-class _Bound(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """Gives functional_call a ``forward`` that is the target's method."""
-
-    def __init__(self, instance: torch.nn.Module, call: Call) -> None:
-        super().__init__()
-        self.instance = instance
-        self.__dict__["call"] = call
-
-    def forward(self, values: list[Any]) -> Any:
-        return self.__dict__["call"].run(values)
-
-
-def _flat_function(call: Call, inputs: list[InputTensor]) -> Any:
-    """The target as a function of the input tensors alone, parameters included."""
-    parameters = [item for item in inputs if item.kind is not InputKind.ARGUMENT]
-    names = []
-    if call.instance is not None:
-        names = [n for n, _ in call.instance.named_parameters()] + [n for n, _ in _buffers(call)]
-
-    def flat(*tensors: torch.Tensor) -> Any:
-        values = _values(call, inputs, tensors)
-        if call.instance is None or not parameters:
-            return call.run(values)
-        given = tensors[len(inputs) - len(parameters) :]
-        replaced = {f"instance.{name}": tensor for name, tensor in zip(names, given, strict=True)}
-        return torch.func.functional_call(_Bound(call.instance, call), replaced, (values,))
-
-    return flat
-
-
 def _gradient_notes(workload: Workload) -> tuple[str, ...]:
     names = [spec.name for spec in workload.arguments if spec.tensor is not None and spec.tensor.requires_grad]
     if not names:
@@ -235,120 +190,6 @@ def _gradient_notes(workload: Workload) -> tuple[str, ...]:
         f"gradients are asked for {', '.join(names)}: the Triton version is forward only; calls that record gradients "
         "keep running the original code, so training is as before and only calls under torch.no_grad() get faster",
     )
-
-
-def _run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], target: Target) -> list[Layout]:
-    """Run the target twice: it must not raise, and must do the same again.
-
-    Returns:
-        The shape and strides of each tensor that it returns.
-    """
-    runs: list[list[Any]] = []
-    before, held = None, dict[str, torch.Tensor]()
-    try:
-        for _ in range(2):
-            # What the first call alone changes is a cache, as a table of positions is.
-            before, held = Snapshot(module, call.instance) if runs else None, held_tensors(call.instance)
-            torch.manual_seed(0)
-            tensors = tuple(item.value.clone(memory_format=torch.preserve_format) for item in inputs)
-            with torch.no_grad():
-                value = _flat_function(call, inputs)(*tensors)
-            _check_returned(call.own(value), target, partial(class_name, file=module))
-            changed = [not torch.equal(t, item.value) for t, item in zip(tensors, inputs, strict=True)]
-            written = [t if is_other else None for t, is_other in zip(tensors, changed, strict=True)]
-            runs.append([*leaves(value), *written])
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    except Exception as error:
-        raise user_error(error, target, "on the workload's inputs") from error
-    now = held_tensors(call.instance)
-    anew = {access for access in held if now.get(access) is not held[access]}
-    refuse_unknown(held, anew, inputs[0].value.device.type)
-    first, second = runs
-    for a, b in zip(first, second, strict=True):
-        if not _nearly_same(a, b):
-            raise TargetUnsupported(
-                f"{target.qualname} gives different results for the same inputs and seed, so nothing can be verified",
-                where=Location(target.path, target.start_line),
-                remedy="Draw random numbers from torch's generator, and keep no state between calls.",
-            )
-    assert before is not None
-    before.refuse_changes(target)
-    return [(tuple(t.shape), t.stride()) for t in tensors_of(value)]
-
-
-def _nearly_same(a: Any, b: Any) -> bool:
-    """Equal but for the reordering of atomic sums."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return repr(a) == repr(b)
-    if not a.is_floating_point():
-        return bool(torch.equal(a, b))
-    difference = torch.linalg.vector_norm(torch.nan_to_num(a.double() - b.double()))
-    return bool(difference <= 1e-3 * torch.linalg.vector_norm(torch.nan_to_num(a.double())) + 1e-30)
-
-
-def _check_returned(value: Any, target: Target, named: Callable[[type], str]) -> None:
-    """Refuse results that cannot be put together again.
-
-    Raises:
-        TargetUnsupported: there is one; says which.
-    """
-    items = leaves(value)
-    other = [type(item).__name__ for item in items if not isinstance(item, (torch.Tensor, *PLAIN))]
-    unnamed = [kind.__name__ for kind in classes(value) if not named(kind).replace(".", "").isidentifier()]
-    remedy = "Return tensors and plain values, or tuples, lists, dictionaries, named tuples and dataclasses of these."
-    if other:
-        kind = f"a {type(value).__name__}{f' with a {other[0]} in it' if parts(value) is not None else ''}"
-    elif not all(type(key) in (str, int, bool) for key in _keys(value)):
-        kind = "a dict with keys that are no strings or integers"
-    elif unnamed:
-        kind, remedy = f"a {unnamed[0]}, which has no name in its file", f"Import {unnamed[0]} at the top of the file."
-    elif not is_made_of_its_parts(value):
-        kind, remedy = "a dataclass that is more than its fields", "Return a plain dataclass, or a dictionary."
-    else:
-        return
-    raise TargetUnsupported(
-        f"{target.qualname} returns {kind}, which cannot be verified",
-        where=Location(target.path, target.start_line),
-        remedy=remedy,
-    )
-
-
-def _traced(
-    call: Call, inputs: list[InputTensor], target: Target, named: Callable[[type], str]
-) -> tuple[float, list[str]]:
-    """What a call shows on tensors without data, for targets that were not run.
-
-    Returns:
-        The work of the call, and for each tensor that it returns the input that it is, if it is one.
-    """
-    if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
-        return 0.0, []
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-    from torch.utils.flop_counter import FlopCounterMode
-
-    # What a mask picks has no size that is known.
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    counter = FlopCounterMode(display=False)
-    with mode, torch.no_grad():
-        given = tuple(mode.from_tensor(item.value, static_shapes=True) for item in inputs)
-        try:
-            with counter:
-                value = _flat_function(call, inputs)(*given)
-        except Exception as error:
-            raise export_error(error, target) from error
-    _check_returned(call.own(value), target, named)
-    own = {id(tensor): item.name for tensor, item in zip(given, inputs, strict=True)}
-    return float(counter.get_total_flops()), [own.get(id(result), "") for result in tensors_of(value)]
-
-
-def _keys(value: Any) -> Iterator[Any]:
-    """Those of all dictionaries among the results."""
-    for key, item in (parts(value) or {}).items():
-        if isinstance(value, dict):
-            yield key
-        yield from _keys(item)
 
 
 def _constants(call: Call, reads: dict[str, object], target: Target) -> dict[str, object]:
