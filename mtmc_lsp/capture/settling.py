@@ -65,7 +65,7 @@ def without_dead_nodes(graph: Graph) -> Graph:
 def without_unused_inputs(graph: Graph) -> Graph:
     """Without the inputs that nothing reads: neither what they hold, nor for a result that is a number their sizes."""
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
-    used |= {ref.name for ref in graph.outputs} | {m.input for m in graph.mutations}
+    used |= {ref.name for ref in graph.outputs} | {name for m in graph.mutations for name in (m.input, m.value.name)}
     asked = {name for text in sizes_in(graph.returns) for name in Size.parse(text).symbols()}
     for item in sorted(graph.inputs, key=lambda item: item.name not in used):
         own = {name for size in item.type.shape for name in size.symbols()}

@@ -24,7 +24,7 @@ from mtmc_lsp.core.workload import Target
 
 def buffers(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
     """Those of the call's module that are no arguments of it."""
-    named = call.instance.namedbuffers() if call.instance is not None else iter(())
+    named = call.instance.named_buffers() if call.instance is not None else iter(())
     return ((name, buffer) for name, buffer in named if access_of(name) not in call.accesses)
 
 

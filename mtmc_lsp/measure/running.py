@@ -15,7 +15,7 @@ from mtmc_lsp.capture.calls import Call
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.jsonable import from_json
-from mtmc_lsp.core.returned import form, is_nested, leaves
+from mtmc_lsp.core.returned import form, is_nested, leaves, parts
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.at_once import unlike
 from mtmc_lsp.measure.cases import AUTOGRAD, ON_CPU
@@ -151,7 +151,7 @@ def plain(result: Any) -> Any:
 def flatten(value: Any) -> list[Any]:
     """What a target returned, as a list; of nested results the form comes behind them, for it counts too."""
     own = form(value, written=lambda leaf: type(leaf).__name__)
-    return [*leaves(value), own] if is_nested(own) else leaves(value)
+    return [*leaves(value), own] if parts(value) is not None and is_nested(own) else leaves(value)
 
 
 def _leaves(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtmc_lsp.capture import exporting
+from mtmc_lsp.capture import exporting, reading
 from mtmc_lsp.capture.exporting import export_graph
 from mtmc_lsp.capture.reading import InputTensor
 from mtmc_lsp.core.graph import InputKind
@@ -26,12 +26,12 @@ def test_what_divisions_speak_of_is_constant_after_one_whole_export(name: str, m
     function, is_constant = FORMS[name]
     read: list[Any] = []
 
-    class Reader(exporting._Reader):
+    class Reader(reading.Reader):
         def __init__(self, program: Any, *more: Any) -> None:
             super().__init__(program, *more)
             read.append(program)
 
-    monkeypatch.setattr(exporting, "_Reader", Reader)
+    monkeypatch.setattr(exporting, "Reader", Reader)
     inputs = [
         InputTensor("x", "x", InputKind.ARGUMENT, torch.rand(5, 3, 20, 24)),
         InputTensor("w", "self.w", InputKind.PARAMETER, torch.rand(7, 3, 3, 3)),

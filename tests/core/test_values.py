@@ -59,7 +59,9 @@ def test_a_graph_survives_json() -> None:
     node = Node(
         "y", "aten.add.Tensor", (Ref("x"), float("inf"), (Size.symbol("n"), None)), {"alpha": 2}, (kind,), 3, "y"
     )
-    graph = Graph((GraphInput("x", "x", InputKind.ARGUMENT, kind),), (node,), (Ref("y"), None), "tuple", {"n": 3})
+    graph = Graph(
+        (GraphInput("x", "x", InputKind.ARGUMENT, kind),), (node,), (Ref("y"),), "(results[0], None)", {"n": 3}
+    )
     assert from_json(Graph, json.loads(json.dumps(to_json(graph)))) == graph
 
 
