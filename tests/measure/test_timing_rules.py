@@ -214,7 +214,7 @@ def test_what_a_call_writes_into_its_arguments_is_looked_at_where_it_returns_not
         retest.after()
 
     for works, when in ((0, "before timing"), (2, "on new contents")):
-        with pytest.raises(MeasurementRejected, match=f"result 2 differs {when}"):
+        with pytest.raises(MeasurementRejected, match=f"result 1 differs {when}"):
             look(works)
 
 
