@@ -160,6 +160,8 @@ PIECES = {SPLIT: 256, SHORT: 128}
 """Elements of K whose large terms tensor cores sum up by themselves, by precision mode."""
 PROMOTED_ELEMENTS = 128 * 128
 """Largest tile whose sum and whose piece's sum both fit into the registers of eight warps."""
+SUMS_OF_A_THREAD = 64
+"""Sums of a tile that a thread may hold with those of a piece beside them; of more, leading bits alone are held apart."""
 
 LEAST_MOVED, LEAST_DEPTH_MOVED = 64, 128
 """Rows of a tile, and terms of a sum, from which on making descriptors pays."""
@@ -240,6 +242,11 @@ def is_one_piece(program: Program, prim: Prim, precision: str) -> bool:
     return terms <= PIECES.get(precision, 0)
 
 
+def holds_sums_apart(config: Mapping[str, int | str | bool]) -> bool:
+    """Whether a product of split operands has a tile too large for a second accumulator, which the sum of a piece would be in."""
+    return int(config["block_m"]) * int(config["block_n"]) > SUMS_OF_A_THREAD * 32 * int(config["warps"])
+
+
 def can_split(program: Program, prim: Prim) -> bool:
     """Whether a product's own kernel may split its operands, and it is large enough for that.
 
@@ -280,9 +287,35 @@ def with_tiles_moved(program: Program, region: Region, config: Config, device: D
     )
     if not moved or k < LEAST_DEPTH_MOVED:
         return config
+    config = _with_sums_apart(config, m, n, k, batch, device)
     tiles = -(-m // int(config["block_m"])) * -(-n // int(config["block_n"]))
     many = config["precision"] in SPLIT_BEFORE and batch == 1 and tiles >= 2 * device.sm_count
     return {**config, "tma": True, **({"persist": device.sm_count} if many and "split_k" not in config else {})}
+
+
+def _with_sums_apart(config: Config, m: int, n: int, k: int, batch: int, device: Device) -> Config:
+    """A product's configuration, with the larger tile whose sums are set apart, where that still keeps the device busy.
+
+    On an H200 the product of 2048 cubed took 77 us of 89 so, and that of 4096 cubed 577 us of 680. Without descriptors, addresses
+    would take the registers.
+    """
+    tall, wide = CORE_TILES[0]
+    is_largest = int(config["block_m"]) * int(config["block_n"]) == PROMOTED_ELEMENTS
+    if config.get("precision") != SPLIT or not is_largest or "split_k" in config or k <= PIECES[SPLIT]:
+        return config
+    larger: Config = {**config, "block_m": tall, "block_n": wide, "stages": 4}
+    fits = not device.shared_bytes or stage_bytes(larger) * 4 <= device.shared_bytes
+    return larger if fits and -(-m // tall) * -(-n // wide) * batch >= BUSY else config
+
+
+def by_pointers(config: Mapping[str, int | str | bool]) -> Config:
+    """A product's configuration where its tiles are loaded by addresses, which take registers of their own."""
+    smaller = (
+        {"block_n": int(config["block_n"]) // 2}
+        if config.get("precision") == SPLIT and holds_sums_apart(config)
+        else {}
+    )
+    return {**config, **smaller, "tma": False}
 
 
 def fitted(config: Config, shared_bytes: int, loaded: int = 2) -> Config:
@@ -489,7 +522,7 @@ def _product_variants(config: Mapping[str, int | str | bool], *, of_windows: boo
         # Few rows, many rows: which of them are the left operand's, the side says.
         shapes = [(few, many, k, w, s) if config[ONCE] else (many, few, k, w, s) for few, many, k, w, s in tiles]
     elif config["precision"] in SPLIT_BEFORE:
-        # Two accumulators, unless the sum is one piece: what is larger spills.
+        # Two accumulators, unless the sum is one piece or set apart: what is larger spills.
         shapes = (
             [(128, 256, 64, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 8, 2), (64, 128, 64, 4, 3)] if short else []
         )
@@ -497,6 +530,8 @@ def _product_variants(config: Mapping[str, int | str | bool], *, of_windows: boo
             (128, 128, 64, 8, 5), (128, 128, 64, 8, 4), (128, 128, 64, 8, 6), (128, 128, 128, 8, 3), (64, 128, 64, 4, 4),
             (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 64, 128, 4, 3), (64, 32, 64, 4, 4),
         ]  # fmt: skip
+        if config.get("tma") and config["precision"] == SPLIT:
+            shapes += [(128, 256, 64, 8, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 4), (128, 128, 64, 4, 3)]
         if config["precision"] == SHORT:
             # Of fewer than two blocks a piece would be a part of the product.
             shapes = [shape for shape in shapes if shape[2] < 128]

@@ -100,7 +100,7 @@ def test_pieces_are_added_by_fp32_units(captured) -> None:
     capture = captured(text, "f")
     config = dict(planned(capture, text)[0].params["config"])
     assert config["tma"]
-    candidate = fused(capture, text, {**config, "precision": SHORT})
+    candidate = fused(capture, text, {**config, "block_n": 128, "precision": SHORT})
     assert re.search(r"if \(start // BLOCK_K \+ 1\) % PIECE == 0:\n +acc \+= part", candidate.source)
     assert candidate.launches[-1].constexprs["PIECE"] == 2
     assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))

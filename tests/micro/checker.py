@@ -14,6 +14,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.errors import TargetRaises
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.worker import RESULTS, Worker
 from mtmc_lsp.core.workload import Capture
@@ -112,6 +113,11 @@ class Checker:
 
     def compile_errors(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[str]:
         """What the compiler says against the candidate's kernels."""
+        reports = self.reports(capture, candidate, archs)
+        return [f"{report.kernel} for {report.arch}: {report.error}" for report in reports if report.error]
+
+    def reports(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[KernelReport]:
+        """What the compiler makes of the candidate's kernels."""
         request = {
             "path": capture.workload.target.path,
             "name": capture.module_name,
@@ -122,9 +128,7 @@ class Checker:
         }
         kernels = self._compiler.call("measure.compile", request, 2 * SECONDS)["kernels"]
         assert len(kernels) == len(candidate.launches) * len(archs)
-        return [
-            f"{kernel['kernel']} for {kernel['arch']}: {kernel['error']}" for kernel in kernels if kernel.get("error")
-        ]
+        return [from_json(KernelReport, kernel) for kernel in kernels]
 
     def _wrong(self, common: Mapping[str, Any], candidate: Candidate) -> str:
         seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)

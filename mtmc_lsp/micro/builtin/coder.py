@@ -19,7 +19,7 @@ from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
-from mtmc_lsp.macro.configs import default_config
+from mtmc_lsp.macro.configs import by_pointers, default_config
 from mtmc_lsp.macro.few_rows import BOTH, ONCE
 from mtmc_lsp.macro.prims import PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
@@ -186,8 +186,7 @@ def _write_kernels(
         kernels = write_product_kernels(program, region, launcher.buffers, config, name, docstring, finished)
         if all(launcher.may_be_described(kernel) for kernel in kernels):
             return kernels
-        by_pointers = {**config, "tma": False}
-        return write_product_kernels(program, region, launcher.buffers, by_pointers, name, docstring, finished)
+        return write_product_kernels(program, region, launcher.buffers, by_pointers(config), name, docstring, finished)
     if region.kind is RegionKind.ATTENTION:
         return [write_attention_kernel(program, region, launcher.buffers, config, name, docstring)]
     if region.kind is RegionKind.REDUCE and int(config.get("split", 1)) > 1:

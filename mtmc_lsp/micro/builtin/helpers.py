@@ -197,6 +197,26 @@ def _log_add_exp(a, b):
 def _multiply(a, b):
     return a * b
 """,
+    "_with_apart": '''@triton.jit
+def _with_apart(acc, apart):
+    """Sums whose leading bits were set apart, as a whole."""
+    even, odd = tl.split(tl.reshape(acc, [acc.shape[0], acc.shape[1] // 2, 2]))
+    even += (apart << 16).to(tl.float32, bitcast=True)
+    odd += (apart & -65536).to(tl.float32, bitcast=True)
+    return tl.reshape(tl.join(even, odd), acc.shape)
+''',
+    "_set_apart": '''@triton.jit
+def _set_apart(acc, apart):
+    """Sums as the rest of each, and the 16 leading bits of each two neighbours in a word; ``apart`` has those of before."""
+    acc = _with_apart(acc, apart)
+    even, odd = tl.split(tl.reshape(acc, [acc.shape[0], acc.shape[1] // 2, 2]))
+    leading_even = even.to(tl.int32, bitcast=True) & -65536
+    leading_odd = odd.to(tl.int32, bitcast=True) & -65536
+    # Exact: both have the same exponent, or the rest is zero.
+    even -= leading_even.to(tl.float32, bitcast=True)
+    odd -= leading_odd.to(tl.float32, bitcast=True)
+    return tl.reshape(tl.join(even, odd), acc.shape), ((leading_even >> 16) & 65535) | leading_odd
+''',
     "_significand": '''@triton.jit
 def _significand(x):
     """x as a float64 number of a size in [0.75, 1.5) and an exponent of two; zero, infinities and NaN as they are."""

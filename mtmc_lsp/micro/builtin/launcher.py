@@ -404,6 +404,9 @@ def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> in
     within = re.fullmatch(r"(\w+) <= (\d+)", text)
     if within is not None:
         return kernel.grid_sizes[within[1]].value(sizes) <= int(within[2])
+    chosen = re.fullmatch(r"(\d+) if (\w+) >= (\d+) else (\d+)", text)
+    if chosen is not None:
+        return int(chosen[1] if kernel.grid_sizes[chosen[2]].value(sizes) >= int(chosen[3]) else chosen[4])
     power = re.fullmatch(r"triton\.next_power_of_2\((\w+)\)", text)
     assert power is not None, text
     return next_power_of_two(kernel.grid_sizes[power[1]].value(sizes))

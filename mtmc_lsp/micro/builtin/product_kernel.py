@@ -1,7 +1,7 @@
 """Matrix-product kernels: elementwise work on the operands as they are read and on the result before it is written.
 
 Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32``, and those of
-:mod:`mtmc_lsp.micro.builtin.split_operands`.
+:mod:`mtmc_lsp.micro.builtin.sums_of_halves`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,8 @@ from mtmc_lsp.micro.builtin.product_axes import (
     widened,
 )
 from mtmc_lsp.micro.builtin.product_walks import Walk
-from mtmc_lsp.micro.builtin.split_operands import (
-    Halves,
-    one_piece,
-    piece_blocks,
-    promoted_sum,
-    split_as_read,
-    walk_halves,
-    write_both_splits,
-)
+from mtmc_lsp.micro.builtin.split_operands import Halves, write_both_splits
+from mtmc_lsp.micro.builtin.sums_of_halves import piece_blocks, promoted_sum, split_as_read, told_by_call, walk_halves
 
 Config = Mapping[str, "int | str | bool"]
 Finish = Callable[
@@ -169,7 +162,7 @@ class ProductWriter:
         if self.halves:
             sizes["k_pad"] = self.halves[0].k_pad
             if self.config["precision"] in SPLIT_BEFORE:
-                dynamic = one_piece(self.axes, self.halves[0], self.config)
+                dynamic = told_by_call(self.axes, self.halves[0], self.config)
         if self.axes.batch:
             sizes["n_batch"] = self.axes.n_batch
         return assemble(

@@ -2,13 +2,8 @@
 
 Each row is scaled by a power of two and split, x = high + low, which keeps 22 of the 24 bits. The product is then
 low*high + high*low + high*high, summed in float32 (after Ootomo & Yokota, arXiv 2203.03341). The halves of a row lie side by
-side with K dense: [low | high] for the left operand, [high | low] for the right one. So the first two terms are one walk over
-both halves, and the third starts in the middle of the left and at the beginning of the right.
-
-Tensor cores round every addition of theirs towards zero, so what they lose grows with the number of additions, above all where no
-terms cancel. The large term is therefore summed in pieces of K (:data:`PIECES`), which fp32 units add up, rounding to nearest. On
-an H200 a product of 4096 x 4096 matrices of positive numbers took 684 us with pieces of 256 and had a relative error of 1.1e-6
-(720 us and 4.7e-7 with pieces of 128, 614 us and 2.3e-5 in one piece; cuBLAS in float32: 2674 us, 8.4e-7).
+side with K dense: [low | high] for the left operand, [high | low] for the right one. :mod:`mtmc_lsp.micro.builtin.sums_of_halves`
+sums them.
 
 A row with an infinity gives NaN throughout, since infinity has no low half, and results within a few powers of two of float32's
 largest become infinite before they are scaled back.
@@ -16,22 +11,19 @@ largest become infinite before they are scaled back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.columns import next_power_of_two
-from mtmc_lsp.macro.configs import PIECES
 from mtmc_lsp.macro.few_rows import HELD_TOGETHER, WHOLE_LIMIT, rows_held, strided_rows
 from mtmc_lsp.micro.builtin.code import blocks_text
-from mtmc_lsp.micro.builtin.descriptors import descriptor_of_rows
 from mtmc_lsp.micro.builtin.groups import Mask
 from mtmc_lsp.micro.builtin.kernel import Kernel, Scratch, assemble
-from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES, Names
+from mtmc_lsp.micro.builtin.naming import PRODUCT_NAMES
 from mtmc_lsp.micro.builtin.parameters import Parameters
 from mtmc_lsp.micro.builtin.product_axes import ProductAxes, Tile, int32_limit, operand_accesses
-from mtmc_lsp.micro.builtin.product_walks import Walk
 from mtmc_lsp.micro.builtin.side_by_side import side_by_side
 
 MOST_TOGETHER = 2**24
@@ -250,168 +242,3 @@ def name_sizes(parameters: Parameters, rows: str, halves: Halves) -> None:
     for size, name in ((halves.rows, rows), (halves.k, "K"), (halves.k_pad, "K_PAD")):
         if not size.is_constant:
             parameters.name_size(size, name)
-
-
-def walk_halves(
-    axes: ProductAxes,
-    parameters: Parameters,
-    operands: tuple[Halves, Halves],
-    values: Sequence[str],
-    config: Mapping[str, int | str | bool],
-    walk: Walk,
-) -> list[str]:
-    """Statements of the product's loops: the small terms first, so that little of them is rounded away.
-
-    Args:
-        axes: of the product.
-        parameters: of its kernel.
-        operands: the left one and the right one.
-        values: the pointers to their halves.
-        config: the product's.
-        walk: which blocks of K the program takes.
-    """
-    for size_name, half in zip("MN", operands, strict=True):
-        name_sizes(parameters, size_name, half)
-    pad = parameters.size(operands[0].k_pad).text
-    tiles = [parameters.names.unique(f"{half.name}_part") for half in operands]
-    lines, load = (_descriptors if config.get("tma") else _rows)(axes, parameters, operands, values)
-
-    def step(starts: tuple[str, str], total: str) -> list[str]:
-        loads = [f"{tile} = {load(side, starts[side])}" for side, tile in enumerate(tiles)]
-        return [*loads, f"{total} = tl.dot({', '.join(tiles)}, {total})"]
-
-    lines += ["# low*high and high*low in one walk.", *walk.both_halves(pad)]
-    lines += [f"    {line}" for line in step(("start", "start"), "acc")]
-    high = (f"{pad} + start", "start")
-    along = f"for start in {walk.places(pad)}:"
-    whole = [along, *(f"    {line}" for line in step(high, "acc"))]
-    if _is_one_piece(operands[0], config):
-        return [*lines, "# Then high*high.", *whole]
-    body = [
-        *step(high, "part"),
-        f"if ({walk.number} + 1) % PIECE == 0:",
-        "    acc += part",
-        f"    part = {ZEROS}",
-    ]
-    pieces = [
-        f"part = {ZEROS}",
-        along,
-        *(f"    {line}" for line in body),
-        "acc += part",
-    ]
-    lines += [
-        "# Then high*high, PIECE blocks of K at a time: fp32 units, which add these up, round to nearest; tensor cores round",
-        "# towards zero, which would add up over a long sum.",
-    ]
-    if one_piece(axes, operands[0], config):
-        return [
-            *lines,
-            "if ONE_PIECE:",
-            *(f"    {line}" for line in whole),
-            "else:",
-            *(f"    {line}" for line in pieces),
-        ]
-    return [*lines, *pieces]
-
-
-ZEROS = "tl.zeros([BLOCK_M, BLOCK_N], tl.float32)"
-
-
-def _is_one_piece(halves: Halves, config: Mapping[str, int | str | bool]) -> bool:
-    """Whether no call has so long a K that its sum is taken apart."""
-    return halves.k_pad.is_constant and halves.k_pad.constant <= PIECES[str(config["precision"])]
-
-
-def one_piece(axes: ProductAxes, halves: Halves, config: Mapping[str, int | str | bool]) -> dict[str, str]:
-    """The constant by which the launcher says whether K is one piece, where it is in the workload and need not be in a call."""
-    now, most = halves.k_pad.value(axes.program.graph.sizes), PIECES[str(config["precision"])]
-    asked = not halves.k_pad.is_constant and now <= most and not {"split_k", "stream_k"} & set(config)
-    return {"ONE_PIECE": f"k_pad <= {most}"} if asked else {}
-
-
-def piece_blocks(halves: Halves, config: Mapping[str, int | str | bool]) -> dict[str, int]:
-    """The constant that says how many blocks of K tensor cores sum up by themselves."""
-    precision = str(config["precision"])
-    if _is_one_piece(halves, config):
-        return {}
-    return {"PIECE": max(2, PIECES[precision] // int(config["block_k"]))}
-
-
-Loads = tuple[list[str], Callable[[int, str], str]]
-"""Statements before a loop, and what gives the expression of an operand's tile at a place along K."""
-
-
-def _rows(axes: ProductAxes, parameters: Parameters, operands: tuple[Halves, Halves], values: Sequence[str]) -> Loads:
-    """Tiles by pointers to the first of each row."""
-    pad = parameters.size(operands[0].k_pad).text
-    rows = [parameters.names.unique(f"{half.name}_row") for half in operands]
-    lines = ["k = tl.arange(0, BLOCK_K)", "# Rows beyond the last wrap around; what they give is not stored."]
-    for half, row, pointer, index, k in zip(operands, rows, values, "mn", ("k[None, :]", "k[:, None]"), strict=True):
-        count = parameters.size(half.rows).text
-        batch = f"batch * {count} * 2 * {pad} + " if axes.batch else ""
-        wide = ".to(tl.int64)" * half.wide
-        lines.append(f"{row} = {pointer} + {batch}({index} % {count}){wide} * (2 * {pad}) + {k}")
-    return lines, lambda side, start: f"tl.load({rows[side]} + {start})"
-
-
-def _descriptors(
-    axes: ProductAxes, parameters: Parameters, operands: tuple[Halves, Halves], values: Sequence[str]
-) -> Loads:
-    """Tiles that the hardware moves."""
-    pad = parameters.size(operands[0].k_pad).text
-    names = [parameters.names.unique(f"{half.name}_tiles") for half in operands]
-    lines = []
-    for half, name, pointer, block in zip(operands, names, values, ("BLOCK_M", "BLOCK_N"), strict=True):
-        count = parameters.size(half.rows).text
-        batch = f" + batch * {count} * 2 * {pad}" if axes.batch else ""
-        made = descriptor_of_rows(f"{pointer}{batch}", (count, f"2 * {pad}"), f"2 * {pad}", (block, "BLOCK_K"))
-        lines.append(f"{name} = {made}")
-    starts = ("m_start", "n_start")
-    return lines, lambda side, start: f"{names[side]}.load([{starts[side]}, {start}])" + ".T" * side
-
-
-def promoted_sum(a: tuple[str, str], b: tuple[str, str]) -> list[str]:
-    """Statements that add a block's three products of (low, high) halves to ``acc``.
-
-    The last product starts from the sum of the others, so the compiler cannot make the fp32 addition a part of it.
-    """
-    return [
-        f"part = tl.dot({a[0]}, {b[1]})",
-        f"part = tl.dot({a[1]}, {b[0]}, part)",
-        f"part = tl.dot({a[1]}, {b[1]}, part)",
-        "# fp32 units round to nearest; tensor cores round towards zero, which would add up over a long sum.",
-        "acc += part",
-    ]
-
-
-def split_as_read(names: Names, a: str, b: str) -> list[str]:
-    """Statements that split a block of both operands and add its three products to ``acc``.
-
-    Each row of the left block and each column of the right one has a scale of its own.
-
-    Args:
-        names: of the kernel's variables.
-        a: the left block, which holds zeros beyond the last of K: what lies there is no part of a row, whose size it must not be.
-        b: the right block, likewise.
-    """
-    lines: list[str] = []
-    made: list[tuple[str, str, str]] = []
-    for side, value in enumerate((a, b)):
-        own = "ab"[side]
-        factor, inverse, scaled, high, low = (
-            names.unique(f"{own}_{part}") for part in ("factor", "inverse", "scaled", "high", "low")
-        )
-        if not value.isidentifier():
-            block = names.unique(f"{own}_block")
-            lines.append(f"{block} = {value}")
-            value = block
-        lines += [
-            f"{factor}, {inverse} = _unit_scale(tl.max(tl.abs({value}), axis={1 - side}, keep_dims=True))",
-            f"{scaled} = {value} * {factor}",
-            f"{high} = {scaled}.to(tl.float16)",
-            f"{low} = ({scaled} - {high}.to(tl.float32)).to(tl.float16)",
-        ]
-        made.append((low, high, inverse))
-    (low_a, high_a, inverse_a), (low_b, high_b, inverse_b) = made
-    *dots, last = promoted_sum((low_a, high_a), (low_b, high_b))
-    return [*lines, *dots, f"{last} * {inverse_a} * {inverse_b}"]
