@@ -1,0 +1,109 @@
+"""Write again, as KernelBench files, the versions that `mtmc bench` kept: from its file of results, without searching anew.
+
+    python scripts/export_results.py PROBLEMS RESULTS OUT [--without FILE] [--jobs N]
+
+PROBLEMS is the folder that was given to `mtmc bench`, RESULTS what it wrote: each step's action is there, and what the coder
+makes of it is the same on a machine with the same kind of GPU. OUT gets NAME.py and NAME_new.py for each problem with a
+version that was kept, as `scripts/compare_kernelbench.py` wants them. What was tuned by measuring is written as it was before
+that, since results do not say which choice was the fastest. Problems that are in FILE, which that script wrote, are left out.
+The exit code is 1 where one could not be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Any
+
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.priority import cores_of, keep_to, usable_cores
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.search import session
+from mtmc_lsp.search.export import REFERENCE, kernelbench, kernelbench_reference
+
+
+def main() -> int:
+    """Write all that were kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("problems", type=Path)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--without", type=Path, help="what compare_kernelbench.py wrote: those are left out")
+    parser.add_argument("--jobs", type=int, default=1, help="problems at a time")
+    options = parser.parse_args()
+    rows = {row["problem"]: row for row in map(json.loads, options.results.read_text(encoding="utf-8").splitlines())}
+    known = options.without.read_text(encoding="utf-8").splitlines() if options.without else []
+    done = {json.loads(line)["problem"] for line in known}
+    todo = [row for row in rows.values() if kept(row) and file_name(row) not in done]
+    options.out.mkdir(parents=True, exist_ok=True)
+    places: SimpleQueue[int] = multiprocessing.SimpleQueue()
+    for number in range(options.jobs):
+        places.put(number)
+    with ProcessPoolExecutor(options.jobs, initializer=settle, initargs=(places, options.jobs)) as pool:
+        said = [*pool.map(write, todo, [options.problems] * len(todo), [options.out] * len(todo))]
+    for row, wrong in zip(todo, said, strict=True):
+        if wrong:
+            print(f"{row['problem']}: {wrong}", flush=True)
+    written = sum(not wrong for wrong in said)
+    print(f"{written} of {len(said)} written")
+    return 0 if written == len(said) else 1
+
+
+def kept(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps that were kept, in order."""
+    return [step for step in row.get("steps") or () if step["status"] == StepStatus.ACCEPTED.value]
+
+
+def file_name(row: dict[str, Any]) -> str:
+    """The problem's name as that of a file."""
+    return str(row["problem"]).replace("/", "_").replace("::", "__")
+
+
+def settle(places: SimpleQueue[int], jobs: int) -> None:
+    """Take one of the places: a share of the cores, and one of the GPUs."""
+    number = places.get()
+    keep_to(cores_of(number, jobs, usable_cores()))
+    gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+
+
+def write(row: dict[str, Any], problems: Path, out: Path) -> str:
+    """Write one problem's pair of files; what went wrong, or nothing."""
+    name, _, target = str(row["problem"]).partition("::")
+    try:
+        path = (problems / f"{name}.py").resolve()
+        opened = session.open_target(session.Request(path, target or REFERENCE, Settings(), sys.executable))
+        capture = session.capture_target(opened)
+        coder = BuiltinCoder()
+        version = coder.start(capture, opened.plain.decode())
+        actions = [from_json(MacroAction, step["action"]) for step in kept(row)]
+        for action in actions:
+            if "variants" not in action.params:
+                version = coder.write(capture, version, action)
+    except (MtmcError, CannotCode) as error:
+        return str(error)
+    step = Step(1, actions[-1], StepStatus.ACCEPTED, "", "", version)
+    final = Final(version.source, "", None, None)
+    status, own = RunStatus.IMPROVED, opened.source_hash
+    result = RunResult(
+        SCHEMA, "", opened.target, capture.workload, capture.environment, (), (step,), final, status, 0.0, own
+    )
+    (out / f"{file_name(row)}.py").write_text(kernelbench_reference(result), encoding="utf-8")
+    (out / f"{file_name(row)}_new.py").write_text(kernelbench(result), encoding="utf-8")
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
