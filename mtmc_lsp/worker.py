@@ -7,6 +7,7 @@ where this file lies, without putting anything else of our environment on the us
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import importlib.util
 import json
@@ -17,6 +18,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 COMMANDS = {
@@ -88,12 +90,24 @@ def _end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def _imported(name: str) -> ModuleType:
+    """A module; what it imports is left alone by the garbage collector, for which torch alone is much to look through."""
+    if name not in sys.modules:
+        gc.disable()
+        try:
+            importlib.import_module(name)
+        finally:
+            gc.freeze()
+            gc.enable()
+    return sys.modules[name]
+
+
 def _answer(message: dict[str, Any]) -> dict[str, Any]:
     from mtmc_lsp.core.errors import MtmcError, OutOfMemory, TargetRaises
 
     try:
         module, _, function = COMMANDS[message["command"]].partition(":")
-        handler = getattr(importlib.import_module(module), function)
+        handler = getattr(_imported(module), function)
         return {"result": handler(message["request"])}
     except MtmcError as error:
         return {"error": error.to_json()}

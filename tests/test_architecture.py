@@ -25,6 +25,7 @@ IN_WORKER = {
     "capture/effects.py",
     "capture/expanding.py",
     "capture/exporting.py",
+    "capture/hastening.py",
     "capture/in_worker.py",
     "capture/kept.py",
     "capture/reading.py",

@@ -13,6 +13,7 @@ from torch.export import Dim, export
 
 from mtmc_lsp.capture.awkward import AwkwardSize, Watch
 from mtmc_lsp.capture.expanding import expansions
+from mtmc_lsp.capture.hastening import hasten_export
 from mtmc_lsp.capture.reading import LINE_MARK, InputTensor, Reader, decides_by_values, line_of, written_in
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
@@ -173,6 +174,7 @@ def _name(inputs: Sequence[InputTensor], place: Place) -> str:
 
 def _expanded(program: Any, target: Target) -> Any:
     """An exported program as functions without side effects, with some operations as the smaller ones they are made of."""
+    hasten_export()
     with _recording_lines(target.path), torch.no_grad():
         try:
             return program.run_decompositions(expansions())

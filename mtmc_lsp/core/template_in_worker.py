@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import json
 import os
@@ -51,6 +52,8 @@ def serve_copies(number: int, *, ahead: bool = False, commands: Sequence[str] = 
     line = socket.socket(fileno=number)
     line.set_inheritable(False)
     _adopt_orphans()
+    # What is imported stays: copies neither look through it for garbage nor, by that, make pages of it their own.
+    gc.disable()
     _import()
     for name in (*AHEAD, *commands) if ahead else ():
         _import_ahead(name)
@@ -89,8 +92,10 @@ def serve_copies(number: int, *, ahead: bool = False, commands: Sequence[str] = 
                 borrower.set_inheritable(False)
                 lines[borrower] = set()
                 continue
+            gc.freeze()
             pid = os.fork()
             if pid == 0:
+                gc.enable()
                 os.setpgid(0, 0)
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)

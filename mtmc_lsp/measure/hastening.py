@@ -12,9 +12,9 @@ def hasten_interpreter() -> None:
 
     if interpreter.ReduceOps.generic_reduce.__module__ == __name__:
         return
-    for step in (_combine_halves, _look_up_types, _remember_shapes, _enter_once):
+    for step in (_combine_halves, _look_up_types, _remember_shapes, _enter_once, _take_operators_as_they_are):
         # A Triton that is built otherwise is only slower.
-        with contextlib.suppress(AttributeError):
+        with contextlib.suppress(AttributeError, ImportError):
             step(interpreter)
 
 
@@ -73,6 +73,17 @@ def _enter_once(interpreter: Any) -> None:
         return interpreter._LangPatchScope() if ready else original(function)
 
     interpreter._patch_lang = prepared
+
+
+def _take_operators_as_they_are(_: Any) -> None:
+    """An operator's source is not searched for the kernels that it launches: only compiled ones would be found there.
+
+    ``torch.compile`` asks for them alone. The search reads the file again for each function, and imports a part of the compiler.
+    """
+    import torch._library.triton
+
+    torch._library.triton.get_inner_triton_kernels  # noqa: B018  (a torch that has none is left as it is)
+    torch._library.triton.get_inner_triton_kernels = lambda _: []
 
 
 def _combine_halves(interpreter: Any) -> None:
