@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv"
 PYTHON = FOLDER / "bin" / "python"
 LEAST_TORCH = (2, 11)
+MOST_CORES = 8
+"""More are not used by the tests."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PYPI = "https://pypi.org/simple"
 NOT_ABLE = 3
@@ -47,13 +49,18 @@ def main() -> int:
     return test(rest) if command == "test" else 0
 
 
+def processes() -> str:
+    """How many tests run at a time: one more than there are cores, since some wait; each takes up to 2 GB of memory."""
+    return str(min(os.cpu_count() or 1, MOST_CORES) + 1)
+
+
 def test(arguments: list[str]) -> int:
     """Lint, types, tests, and those of the editor extension; all run, the first failure gives the exit code."""
     codes = [
         run(PYTHON, "-m", "ruff", "check", "."),
         run(PYTHON, "-m", "ruff", "format", "--check", "."),
         run(PYTHON, "-m", "mypy"),
-        run(PYTHON, "-m", "pytest", "-n", "2", "-m", "not gpu", *arguments),
+        run(PYTHON, "-m", "pytest", "-n", processes(), "-m", "not gpu", *arguments),
     ]
     extension = ROOT / "vscode-extension"
     # Only where somebody works on it: nobody else needs node, or should wait for its packages.

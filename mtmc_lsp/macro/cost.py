@@ -11,12 +11,12 @@ from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
-from mtmc_lsp.macro.configs import HALVES, SPLIT
 from mtmc_lsp.macro.dense_windows import are_dense_runs
 from mtmc_lsp.macro.few_rows import BOTH, LEAST_CHANNELS, ONCE, is_dense_along_sum, split_programs
 from mtmc_lsp.macro.loads import loads_apart_us
 from mtmc_lsp.macro.orders import across, dense_axes, windows_along_columns
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.product_configs import HALVES, SPLIT
 from mtmc_lsp.macro.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form, product_in
 from mtmc_lsp.macro.waves import Waves, parts_bytes

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.macro.attention_tiles import attention_config
-from mtmc_lsp.macro.configs import default_config, fitted, product_config, with_tiles_moved
+from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.macro.kernel_length import is_too_long
 from mtmc_lsp.macro.loads import loaded_bytes
 from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.product_configs import fitted, product_config, with_tiles_moved
 from mtmc_lsp.macro.recurrence import first_config, recurrence_in
 from mtmc_lsp.macro.regions import VIEWS, CannotFuse, Region, RegionKind, analyse, product_in
 from mtmc_lsp.macro.schedule import Schedule

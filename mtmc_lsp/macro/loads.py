@@ -13,10 +13,10 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import HALVES
 from mtmc_lsp.macro.few_rows import ONCE
 from mtmc_lsp.macro.orders import dense_axes
 from mtmc_lsp.macro.prims import Prim, ProductDims, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.product_configs import HALVES
 from mtmc_lsp.macro.regions import Region, product_in
 
 APART_PER_SM = 1.1e9

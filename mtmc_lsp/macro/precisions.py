@@ -16,10 +16,10 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.macro.averages import summed_products
-from mtmc_lsp.macro.configs import HALVES, PROMOTED, SHORT, SPLIT, SPLIT_BEFORE, can_split
 from mtmc_lsp.macro.few_rows import both_tile, read_once
 from mtmc_lsp.macro.lower import GraphBox
 from mtmc_lsp.macro.prims import Prim, PrimOp, ProductSizes, Program, is_of_halves
+from mtmc_lsp.macro.product_configs import HALVES, PROMOTED, SHORT, SPLIT, SPLIT_BEFORE, can_split
 from mtmc_lsp.macro.recurrence import MODES as RECURRENT_MODES
 from mtmc_lsp.macro.recurrence import modes_of
 from mtmc_lsp.macro.schedule import Schedule

@@ -14,9 +14,9 @@ from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.catalogue import proposals
-from mtmc_lsp.macro.configs import PROMOTED
 from mtmc_lsp.macro.fusion import FusionSearch
 from mtmc_lsp.macro.precisions import as_run
+from mtmc_lsp.macro.product_configs import PROMOTED
 from mtmc_lsp.macro.rewrites import program_of
 from mtmc_lsp.macro.roofline import RooflinePlanner
 from mtmc_lsp.macro.schedule import Rewrite, Schedule

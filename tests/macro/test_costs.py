@@ -6,9 +6,10 @@ import pytest
 
 from mtmc_lsp.macro.attention_tiles import attention_config
 from mtmc_lsp.macro.columns import column_block, next_power_of_two
-from mtmc_lsp.macro.configs import SPLIT, Config, default_config, fitted, product_config
+from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.loads import loads_apart_us
+from mtmc_lsp.macro.product_configs import SPLIT, Config, fitted, product_config
 from mtmc_lsp.macro.regions import analyse
 from mtmc_lsp.macro.rewrites import program_of
 from mtmc_lsp.macro.schedule import Rewrite, Schedule

@@ -10,9 +10,10 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.macro.configs import PROMOTED, product_config, variants
+from mtmc_lsp.macro.configs import variants
 from mtmc_lsp.macro.few_rows import ONCE
 from mtmc_lsp.macro.fusion import FusionSearch
+from mtmc_lsp.macro.product_configs import PROMOTED, product_config
 from mtmc_lsp.macro.regions import analyse
 from mtmc_lsp.macro.rewrites import program_of
 from mtmc_lsp.macro.roofline import RooflinePlanner

@@ -12,11 +12,11 @@ from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.macro.catalogue import proposals
-from mtmc_lsp.macro.configs import HALVES, PROMOTED, SHORT, SPLIT, product_config
 from mtmc_lsp.macro.cost import kernel_cost, torch_cost
 from mtmc_lsp.macro.few_rows import BOTH
 from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.precisions import Precisions
+from mtmc_lsp.macro.product_configs import HALVES, PROMOTED, SHORT, SPLIT, product_config
 from mtmc_lsp.macro.regions import analyse
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from tests.macro.situations import SHEET, region_and_program, situation, start

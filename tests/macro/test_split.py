@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.macro.configs import PROMOTED
 from mtmc_lsp.macro.few_rows import BOTH
+from mtmc_lsp.macro.product_configs import PROMOTED
 from tests.micro.harness import fused, verified
 from tests.micro.test_kernels import COLUMNS, DROPOUT, GROUP, LINEAR, LOSS, NORM, ROTARY, SCAN, SOFTMAX
 

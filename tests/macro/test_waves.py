@@ -13,9 +13,9 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.macro.actions.split import Split
 from mtmc_lsp.macro.catalogue import proposals
-from mtmc_lsp.macro.configs import PROMOTED
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.few_rows import ONCE
+from mtmc_lsp.macro.product_configs import PROMOTED
 from mtmc_lsp.macro.waves import Waves
 from mtmc_lsp.micro.builtin.coder import BuiltinCoder
 from tests.macro.situations import SHEET, act, region_and_program, schedule_of, situation

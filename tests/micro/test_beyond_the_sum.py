@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.macro.configs import PROMOTED, SHORT, SPLIT
 from mtmc_lsp.macro.few_rows import BOTH, ONCE
+from mtmc_lsp.macro.product_configs import PROMOTED, SHORT, SPLIT
 from mtmc_lsp.measure.cases import Case
 from tests.micro.checker import Checker
 from tests.micro.harness import compile_errors, fused

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.macro.configs import SPLIT, product_config
 from mtmc_lsp.macro.lower import lower
+from mtmc_lsp.macro.product_configs import SPLIT, product_config
 from mtmc_lsp.macro.regions import analyse
 from mtmc_lsp.measure.cases import Case
 from mtmc_lsp.micro.builtin.code import LINE, PRODUCT, Code, call_text

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.macro.configs import PROMOTED, SHORT
 from mtmc_lsp.macro.few_rows import BOTH, ONCE
+from mtmc_lsp.macro.product_configs import PROMOTED, SHORT
 from mtmc_lsp.measure.cases import Case
 from tests.micro.checker import Checker
 from tests.micro.harness import compile_errors, fused, verified

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.macro.configs import SHORT, SPLIT
 from mtmc_lsp.macro.fusion import FusionSearch
+from mtmc_lsp.macro.product_configs import SHORT, SPLIT
 from mtmc_lsp.macro.rewrites import program_of
 from mtmc_lsp.macro.schedule import Schedule
 from mtmc_lsp.measure.cases import Case

@@ -14,11 +14,11 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
-from mtmc_lsp.macro.configs import HALVES
 from mtmc_lsp.macro.cost import matmul_flops
 from mtmc_lsp.macro.fusion import FusionSearch
 from mtmc_lsp.macro.lower import GraphBox
 from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.product_configs import HALVES
 from mtmc_lsp.macro.rewrites import ALGEBRA, algebra_edit
 from mtmc_lsp.macro.rewrites.editing import AlgebraRule, CannotRewrite, Edit
 from mtmc_lsp.macro.schedule import KernelPlan, Rewrite, Schedule

@@ -24,9 +24,9 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.macro.actions.algebra import LEAST_US, Algebra, with_kernels
 from mtmc_lsp.macro.actions.base import IllegalAction, Situation, program_for, region_of, where, with_saving
-from mtmc_lsp.macro.configs import PROMOTED
 from mtmc_lsp.macro.few_rows import LEAST_CHANNELS, read_once
 from mtmc_lsp.macro.prims import ProductDims, ProductSizes
+from mtmc_lsp.macro.product_configs import PROMOTED
 from mtmc_lsp.macro.regions import is_product
 from mtmc_lsp.macro.rewrites import convolutions, propagation, window_order
 from mtmc_lsp.macro.rewrites.editing import AlgebraRule, base_name

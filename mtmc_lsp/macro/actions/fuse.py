@@ -28,10 +28,10 @@ from mtmc_lsp.macro.actions.base import (
     size_text,
     where,
 )
-from mtmc_lsp.macro.configs import HALVES, SPLIT
 from mtmc_lsp.macro.cost import ZERO
 from mtmc_lsp.macro.fusion import Fusion, has_fp32_product
 from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.product_configs import HALVES, SPLIT
 from mtmc_lsp.macro.recurrence import MODES as RECURRENT_MODES
 from mtmc_lsp.macro.recurrence import recurrence_in, recurrence_of, steps_and_batch
 from mtmc_lsp.macro.regions import Region, RegionKind, is_product

@@ -24,9 +24,9 @@ from mtmc_lsp.macro.actions.base import (
     region_of,
     where,
 )
-from mtmc_lsp.macro.configs import HALVES
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.prims import Program, is_of_halves
+from mtmc_lsp.macro.product_configs import HALVES
 from mtmc_lsp.macro.regions import Region, RegionKind, product_in
 from mtmc_lsp.macro.schedule import MOST_BESIDE, Schedule
 from mtmc_lsp.macro.units import Unit, launches

@@ -33,10 +33,11 @@ from mtmc_lsp.macro.actions.base import (
     whole_numbers,
 )
 from mtmc_lsp.macro.actions.tuning import measured_choice
-from mtmc_lsp.macro.configs import split_parts, split_product_parts
+from mtmc_lsp.macro.configs import split_parts
 from mtmc_lsp.macro.cost import kernel_cost, programs_of
 from mtmc_lsp.macro.few_rows import BOTH, ONCE
 from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.product_configs import split_product_parts
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.waves import MOST_PROGRAMS, Waves, stream_programs

@@ -25,9 +25,10 @@ from mtmc_lsp.macro.actions.base import (
     where,
     whole_numbers,
 )
-from mtmc_lsp.macro.configs import MOST_ELEMENTS, stage_bytes, variants
+from mtmc_lsp.macro.configs import MOST_ELEMENTS, variants
 from mtmc_lsp.macro.cost import kernel_cost
 from mtmc_lsp.macro.prims import Program
+from mtmc_lsp.macro.product_configs import stage_bytes
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.macro.sites import alike, form

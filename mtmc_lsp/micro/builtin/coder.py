@@ -19,9 +19,10 @@ from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.macro.catalogue import IllegalAction, apply_action
-from mtmc_lsp.macro.configs import by_pointers, default_config
+from mtmc_lsp.macro.configs import default_config
 from mtmc_lsp.macro.few_rows import BOTH, ONCE
 from mtmc_lsp.macro.prims import PrimOp, Program
+from mtmc_lsp.macro.product_configs import by_pointers
 from mtmc_lsp.macro.regions import Region, RegionKind
 from mtmc_lsp.macro.rewrites import program_of
 from mtmc_lsp.macro.rewrites.editing import CannotRewrite

@@ -13,9 +13,9 @@ from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.configs import PROMOTED, SPLIT_BEFORE
 from mtmc_lsp.macro.few_rows import BOTH, LEAST_SPLIT_ROWS, ONCE
 from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program, is_of_halves
+from mtmc_lsp.macro.product_configs import PROMOTED, SPLIT_BEFORE
 from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.micro.builtin.descriptors import Described, described, loaded, made

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mtmc_lsp.macro.configs import PIECES, SPLIT, holds_sums_apart
+from mtmc_lsp.macro.product_configs import PIECES, SPLIT, holds_sums_apart
 from mtmc_lsp.micro.builtin.descriptors import descriptor_of_rows
 from mtmc_lsp.micro.builtin.naming import Names
 from mtmc_lsp.micro.builtin.parameters import Parameters
