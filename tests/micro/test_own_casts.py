@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -52,6 +54,19 @@ def test_eight_bits_can_be_an_input(captured) -> None:
     text = text_of("return x.float() * 2.0").replace("f32[N,D]", "f8e4m3[N,D]")
     capture = captured(text, "f")
     assert compile_errors(capture, fused(capture, text), ["sm_90"]) == []
+    assert verified(capture, fused(capture, text)).reason == ""
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+def test_results_of_eight_bits_are_compared(captured, kind: str) -> None:
+    """Torch compares, multiplies and looks for infinities in every float but these."""
+    text = text_of(f"y = torch.tanh(x) * 3.0; return y.to(torch.{kind}), y")
+    capture = captured(text, "f")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    assert verified(capture, candidate).reason == ""
+    wrong = replace(candidate, source=candidate.source.replace("* 3.0", "* 2.0"))
+    assert wrong.source != candidate.source
+    assert "result 0 values" in verified(capture, wrong).reason
 
 
 @pytest.mark.parametrize(
