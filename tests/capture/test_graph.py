@@ -6,6 +6,8 @@ import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.graph import InputKind, Ref
+from tests.macro.situations import fused_as_far_as_it_goes, start
+from tests.micro.harness import verified
 
 HEAD = "import torch\nfrom torch import nn\n\n\n"
 
@@ -234,6 +236,24 @@ def plain(x, w):
     folded = x.transpose(1, 2).contiguous().view(-1, x.shape[1]).sum(-1)
     return F.linear(x, w).mean(1), folded, torch.cat([x, x], 1)[:, 1:].flip(1), F.layer_norm(x, x.shape[-1:])
 """
+
+
+ONLY_SIZES = """
+import torch
+
+
+# mtmc: q=f32[T,D] x=f32[B] T=12 D=8 B=4
+def distances(q, x):
+    i = torch.arange(q.shape[0], device=q.device)
+    return (i[:, None] - i).abs() * 2, x + 1
+"""
+
+
+def test_an_argument_of_which_only_the_sizes_are_read_stays_one(captured) -> None:
+    capture = captured(ONLY_SIZES, "distances")
+    assert [item.name for item in capture.graph.inputs] == ["q", "x"]
+    assert capture.graph.sizes == {"T": 12, "D": 8, "B": 4}
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, ONLY_SIZES))).reason == ""
 
 
 @pytest.mark.parametrize(("name", "conditions"), [("f", ("B != 7", "T >= 2")), ("attend", ("T >= 2",)), ("plain", ())])
