@@ -103,6 +103,9 @@ def _oracle(
     with _float64_default(), recorder, in_wide, in_wide.holding(wide, inputs):
         oracle = run_case(module, capture, wide, device, random_mode(), seed, kind, before=untouched)
     del wide
+    if len(oracle["results"]) != len(own):
+        # Modules of torch's have shortcuts, which they take where nobody watches the calls, and some return less.
+        return {}
     mine, truth = _by_place(ran), _by_place(oracle)
 
     def moved_run(
