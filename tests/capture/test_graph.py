@@ -262,6 +262,24 @@ def test_sizes_at_which_the_target_does_something_else_are_left_to_it(captured, 
     assert captured(BRANCHES, name).graph.conditions == conditions
 
 
+STEPS = """
+import torch
+
+
+# mtmc: x=f32[B,C,H,W] B=2 C=3 H=8 W=9
+def f(x):
+    steps = (x[:, :, 1:] - x[:, :, :-1]).abs().mean()
+    return x[..., 2:].transpose(1, 2).reshape(-1) * steps, torch.cat([x, x], 2)[:, :, 1:]
+"""
+
+
+def test_calls_in_which_something_on_the_way_is_empty_are_left_to_the_target(captured) -> None:
+    """The mean of no steps is no number, and a kernel's block of none no block."""
+    capture = captured(STEPS, "f")
+    assert [text for text in capture.graph.conditions if text.endswith(" > 0")] == ["H - 1 > 0", "W - 2 > 0"]
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, STEPS))).reason == ""
+
+
 def test_a_kernel_is_no_target_and_the_message_says_what_is(captured) -> None:
     text = "import triton\n\n\n@triton.jit\ndef k(x_ptr):\n    pass\n"
     with pytest.raises(TargetUnsupported, match="Triton kernel already") as caught:
