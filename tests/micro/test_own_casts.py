@@ -9,7 +9,7 @@ import torch
 
 from tests.macro.situations import fused_as_far_as_it_goes, start
 from tests.micro.checker import Checker, greedy
-from tests.micro.harness import compile_errors, fused, verified
+from tests.micro.harness import compile_errors, fused, some_cases, verified
 
 ROUNDED = {
     "what a rounding leaves": "hi = x.half().float(); return hi, (x - hi) * 2048.0",
@@ -75,7 +75,6 @@ def test_results_of_eight_bits_are_compared(captured, kind: str) -> None:
 def test_casts_to_eight_bits_within_their_range_are_rounded_where_they_are_read(
     checker: Checker, kind: str, largest: float, own: str
 ) -> None:
-    """The interpreter rounds to eight bits wrongly (1.97 becomes 1), so these are compiled for a GPU and not run."""
     capture = checker.capture(
         text_of(f"y = (x * 3.0).clamp(-{largest}, {largest}).half().to(torch.{kind}); return y.float() - x")
     )
@@ -83,6 +82,7 @@ def test_casts_to_eight_bits_within_their_range_are_rounded_where_they_are_read(
     assert f".to(tl.{own}).to(tl.float32)" in candidate.source
     assert len(candidate.launches) == 1
     assert checker.compile_errors(capture, candidate) == []
+    assert checker.first_wrong(capture, candidate, some_cases(capture)) == ""
 
 
 @pytest.mark.parametrize("body", ["x * 3.0", "(x * 3.0).clamp(max=448.0)", "(x * 3.0).clamp(-500.0, 448.0)"])
