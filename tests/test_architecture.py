@@ -21,6 +21,7 @@ IN_WORKER = {
     "capture/calls.py",
     "capture/awkward.py",
     "capture/branches.py",
+    "capture/conditions.py",
     "capture/drawn_signs.py",
     "capture/effects.py",
     "capture/expanding.py",

@@ -84,6 +84,9 @@ def awkward_sizes(value: Any, operation: object, *, numbers: bool) -> Iterator[A
         numbers: whether numbers that are no sizes of a tensor count too.
     """
     for item in value if isinstance(value, (tuple, list)) else [value]:
+        if numbers and isinstance(item, torch.SymFloat):
+            # Such as `d ** 0.5`: no size, but a constant of operations, which kernels have as a number.
+            yield item.node.expr
         sizes = item.shape if isinstance(item, torch.Tensor) else [item] if numbers else []
         steps = item.stride() if isinstance(item, torch.Tensor) else ()
         found = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
@@ -143,10 +146,14 @@ def is_symbol(size: Any) -> bool:
 @lru_cache(maxsize=4096)
 def is_polynomial(expression: Any) -> bool:
     """Whether a size is made of symbols by additions and multiplications alone."""
-    if expression.is_Symbol or expression.is_Integer:
-        return True
-    text = str(expression)
-    return not any(word in text for word in ("//", "Mod", "Max", "Min", "Piecewise", "floor", "ceil", "/"))
+    return all(
+        part.is_Symbol
+        or part.is_Integer
+        or part.is_Add
+        or part.is_Mul
+        or (part.is_Pow and part.exp.is_Integer and part.exp.is_nonnegative)
+        for part in sympy.preorder_traversal(expression)
+    )
 
 
 def _below(atom: Any) -> set[Any]:

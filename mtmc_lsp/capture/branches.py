@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,15 +105,34 @@ def more_than_one_value(graph: Graph) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for node in graph.nodes:
         values = _values_of_a_statistic(node)
-        if values is not None and not _is_above_one(values):
+        if values is not None and not _is_above(1, values):
             found[f"{values} > 1"] = None
     return tuple(found)
 
 
-def _is_above_one(size: Size) -> bool:
-    """Whether no sizes, each of which is at least 1, make it less than 2."""
-    grows = all(factor > 0 and all(name.isidentifier() for name in names) for names, factor in size.terms)
-    return grows and size.value(dict.fromkeys(size.symbols(), 1)) > 1
+def never_empty(graph: Graph) -> tuple[str, ...]:
+    """Conditions under which no value on the way is empty, as ``x[1:] - x[:-1]`` is of one row: kernels are for what is there."""
+    sizes = (size for node in graph.nodes for kind in node.outputs for size in kind.shape if not size.is_constant)
+    may_be = (_without_shared_factors(size) for size in dict.fromkeys(sizes) if not _is_above(0, size))
+    return tuple(dict.fromkeys(f"{size} > 0" for size in may_be))
+
+
+def _without_shared_factors(size: Size) -> Size:
+    """``H - 2`` of ``B*H - 2*B``, which is above 0 where that is."""
+    for name in dict.fromkeys(size.terms[0][0]):
+        while all(name in factors for factors, _ in size.terms):
+            terms = [
+                (factors[: (i := factors.index(name))] + factors[i + 1 :], factor) for factors, factor in size.terms
+            ]
+            size = Size(tuple(terms))
+    shared = math.gcd(*(factor for _, factor in size.terms))
+    return Size(tuple((factors, factor // shared) for factors, factor in size.terms))
+
+
+def _is_above(least: int, size: Size) -> bool:
+    """Whether any sizes, each of which is at least 1, make it more than ``least``."""
+    grows = all(factor > 0 and all(name.isidentifier() for name in names) for names, factor in size.terms if names)
+    return grows and size.value(dict.fromkeys(size.symbols(), 1)) > least
 
 
 def _values_of_a_statistic(node: Node) -> Size | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from mtmc_lsp.capture.branches import more_than_one_value, sizes_above_one
+from mtmc_lsp.capture.branches import more_than_one_value, never_empty, sizes_above_one
 from mtmc_lsp.capture.calls import Call, build_call, user_error
 from mtmc_lsp.capture.effects import (
     access_of,
@@ -86,8 +86,8 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
         graph = laid_out_as(graph, returned)
         graph = without_dead_nodes(with_masks_in_place(graph))
         refuse_unknown_sizes(graph, workload.target)
-        asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph))
-        graph = replace(graph, conditions=(*graph.conditions, *asked))
+        asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph), *never_empty(graph))
+        graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *asked))))
         flops, given_back = traced(call, inputs, workload.target, named)
     watched.refuse_writes(workload.target, {item.access for item in workload.kept})
     refuse_random(graph, workload.target)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from mtmc_lsp.capture.awkward import awkward_sizes, blamed, is_symbol, step_of, symbols_of
+from mtmc_lsp.capture.conditions import Guard, condition, guards_of
 from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
@@ -143,10 +143,14 @@ class Reader:
             for expression in awkward_sizes(node.meta.get("val"), node.target, numbers=True):
                 found = {**dict.fromkeys(self._blamed(expression), line_of(node)), **found}
         for guard in self._guards():
-            text = str(guard)
-            # Comparisons with Max(1, size) only ask whether a tensor is dense; sizes of at least 1 satisfy them.
-            if not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Piecewise")):
-                found = {**dict.fromkeys(self._blamed(guard), 0), **found}
+            text = str(guard.expression)
+            if guard.is_asked:
+                awkward = condition(guard, self.names, self.sizes) is None
+            else:
+                # Comparisons with Max(1, size) only ask whether a tensor is dense; sizes of at least 1 satisfy them.
+                awkward = not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Piecewise"))
+            if awkward:
+                found = {**dict.fromkeys(self._blamed(guard.expression), guard.line), **found}
         # Only symbols of the inputs can be made constant.
         return {symbol: line for symbol, line in found.items() if symbol in self.names}
 
@@ -156,12 +160,8 @@ class Reader:
         values = {symbol: self.sizes[name] for symbol, name in self.names.items() if name in self.sizes}
         return blamed(expression, set(self.names), parameters, values)
 
-    def _guards(self) -> list[Any]:
-        for node in self.placeholders:
-            mode = getattr(node.meta["val"], "fake_mode", None)
-            if mode is not None and mode.shape_env is not None:
-                return [guard.expr for guard in mode.shape_env.guards]
-        return []
+    def _guards(self) -> list[Guard]:
+        return guards_of(self.placeholders, self.target.path)
 
     def size(self, value: Any) -> Size:
         """A dimension as our size."""
@@ -341,22 +341,8 @@ class Reader:
 
     def _conditions(self) -> tuple[str, ...]:
         """Guards that say more than that sizes differ or are at least 2 (the kernels hold for size 1 too)."""
-        found: list[str] = []
-        for guard in self._guards():
-            text = str(guard)
-            unequal = re.fullmatch(r"Ne\((\w+), (\d{1,9})\)", text)
-            if unequal is not None and self.names.get(unequal[1]) in self.sizes and int(unequal[2]) > 1:
-                found.append(f"{self.names[unequal[1]]} != {unequal[2]}")
-            if text.startswith(("Ne(", "Eq(")) or any(
-                text.endswith(end) for end in (">= 2", "> 1", ">= 1", "> 0", ">= 0")
-            ):
-                continue
-            if any(operator_ in text for operator_ in ("<", ">")) and not any(c in text for c in "(&|"):
-                own = {str(symbol): self.names.get(str(symbol), "") for symbol in guard.free_symbols}
-                if all(name in self.sizes for name in own.values()):
-                    words = re.split(r"([A-Za-z_]\w*)", text)
-                    found.append("".join(own.get(word, word) for word in words))
-        return tuple(dict.fromkeys(found))
+        found = (condition(guard, self.names, self.sizes) for guard in self._guards())
+        return tuple(dict.fromkeys(text for text in found if text))
 
 
 def _as_written(numbers: torch.Tensor) -> tuple[Argument, ...]:

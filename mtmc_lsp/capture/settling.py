@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from mtmc_lsp.capture.effects import is_random
-from mtmc_lsp.core.graph import Graph, Node, Ref
+from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.returned import sizes_in
 from mtmc_lsp.core.sizes import Size
 
@@ -63,10 +64,11 @@ def without_dead_nodes(graph: Graph) -> Graph:
 
 
 def without_unused_inputs(graph: Graph) -> Graph:
-    """Without the inputs that nothing reads: neither what they hold, nor for a result that is a number their sizes."""
+    """Without the inputs that nothing reads: neither what they hold, nor their sizes, as ``torch.arange(q.shape[0])`` does."""
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
     used |= {ref.name for ref in graph.outputs} | {name for m in graph.mutations for name in (m.input, m.value.name)}
     asked = {name for text in sizes_in(graph.returns) for name in Size.parse(text).symbols()}
+    asked |= {name for node in graph.nodes for size in _sizes_of(node) for name in size.symbols()}
     for item in sorted(graph.inputs, key=lambda item: item.name not in used):
         own = {name for size in item.type.shape for name in size.symbols()}
         used |= {item.name} if asked & own else set()
@@ -75,3 +77,18 @@ def without_unused_inputs(graph: Graph) -> Graph:
     # The sizes of a parameter that is not read are none of the graph's.
     read = {name for item in inputs for size in (*item.type.shape, *item.type.stride) for name in size.symbols()}
     return replace(graph, inputs=inputs, sizes={name: size for name, size in graph.sizes.items() if name in read})
+
+
+def _sizes_of(node: Node) -> Iterator[Size]:
+    """The sizes that making a node's tensors takes, and its other arguments."""
+    for kind in node.outputs:
+        yield from (*kind.shape, *kind.stride)
+    yield from _sizes_in((*node.args, *node.kwargs.values()))
+
+
+def _sizes_in(argument: Argument) -> Iterator[Size]:
+    if isinstance(argument, Size):
+        yield argument
+    elif isinstance(argument, tuple) and not isinstance(argument, Ref):
+        for item in argument:
+            yield from _sizes_in(item)

@@ -6,7 +6,7 @@ What is not a polynomial (a floor division, say) stands in as one opaque factor,
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -188,6 +188,16 @@ def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
     # Numbers first: most sizes are, and normalising what they make is most of the work.
     number = prod(size.constant for size in sizes if size.is_constant)
     return reduce(mul, (size for size in sizes if not size.is_constant), Size.of(number))
+
+
+def all_hold(conditions: Iterable[str], sizes: Mapping[str, int]) -> bool:
+    """Whether conditions in Python over named sizes, such as ``B % 2 == 0``, hold for these."""
+    given = {"__builtins__": {}, "max": max, "min": min}
+    try:
+        return all(bool(eval(text, given, dict(sizes))) for text in conditions)
+    except ZeroDivisionError:
+        # Where the user's own condition divides by a size, that code does not take a size of 0 either.
+        return False
 
 
 def _normal(terms: list[tuple[Monomial, int]]) -> Size:

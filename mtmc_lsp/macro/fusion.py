@@ -329,7 +329,8 @@ class FusionSearch:
             kernel = self.schedule.kernel_of(name)
             region = self._region(unit) if kernel else None
             if kernel and region:
-                total = total + kernel_cost(self.program, region, kernel.config, self.device)
+                config = kernel.config or default_config(self.program, region)
+                total = total + kernel_cost(self.program, region, config, self.device)
             else:
                 if name not in self._torch:
                     self._torch[name] = torch_cost(self.program, self._nodes[name], self.device)

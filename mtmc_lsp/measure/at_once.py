@@ -32,13 +32,13 @@ def unlike(pairs: Mapping[Name, tuple[torch.Tensor, torch.Tensor]]) -> set[Name]
     found = {name for name, (a, b) in pairs.items() if a.shape != b.shape or a.dtype != b.dtype}
     left = [name for name in pairs if name not in found]
     # Numbers that are no NaN are equal in nearly all pairs: only of the others more is asked.
-    values = {name: tuple(map(_comparable, pairs[name])) for name in left}
+    values = {name: tuple(map(computable, pairs[name])) for name in left}
     left = _true(left, ((a != b).any() for a, b in values.values()))
     return found | set(_true(left, (_differ(*values[name]).any() for name in left)))
 
 
-def _comparable(value: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a dtype that has comparisons."""
+def computable(value: torch.Tensor) -> torch.Tensor:
+    """The same numbers in a dtype that has arithmetic and comparisons, which float8 has not."""
     return value.float() if value.is_floating_point() and value.element_size() == 1 else value
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind
-from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.core.sizes import Size, all_hold, product
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
 INTERPRETER_ELEMENTS = 60_000
@@ -156,7 +156,7 @@ def _first_allowed(graph: Graph, choices: Iterable[dict[str, int]]) -> dict[str,
 
 
 def _allowed(graph: Graph, sizes: Mapping[str, int]) -> bool:
-    return all(bool(eval(text, {"__builtins__": {}}, dict(sizes))) for text in graph.conditions)
+    return all_hold(graph.conditions, sizes)
 
 
 def _smaller(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
-from mtmc_lsp.measure.at_once import numbers
+from mtmc_lsp.measure.at_once import computable, numbers
 from mtmc_lsp.measure.discrete import discrete_difference
 from mtmc_lsp.measure.distances import LEAST, NOISE, Distances, comparable, pieces
 from mtmc_lsp.measure.doubting import beside_own, singly, too_many
@@ -245,6 +245,7 @@ def measured(mine: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) -> tor
     distances = Distances(own.device)
     for part, theirs, truth in pieces(mine, own, oracle):
         finite = comparable(theirs, truth)
+        part, theirs, truth = map(computable, (part, theirs, truth))
         broken = finite & ~torch.isfinite(part)
         # Where only one of the user's code and the oracle overflows, the range of the dtype decides, not correctness.
         none = torch.isnan(theirs) & torch.isnan(truth)

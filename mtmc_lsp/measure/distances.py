@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from mtmc_lsp.core.dtypes import TOLERANCE
+from mtmc_lsp.measure.at_once import computable
 
 PIECE = 1 << 26
 """Elements that are compared at a time: their float64 copies take a few gigabytes at most."""
@@ -24,7 +25,12 @@ def comparable(own: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
     """
     dtype = str(own.dtype).removeprefix("torch.")
     end = torch.finfo(own.dtype).max * (1.0 - TOLERANCE[dtype])
-    return torch.isfinite(own) & torch.isfinite(oracle) & (oracle.double().abs() <= end)
+    return finite(own) & finite(oracle) & (oracle.double().abs() <= end)
+
+
+def finite(values: torch.Tensor) -> torch.Tensor:
+    """Where values are neither infinite nor NaN, of float8 too."""
+    return torch.isfinite(computable(values))
 
 
 def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -81,5 +87,5 @@ def sensitivity(moved: torch.Tensor, own: torch.Tensor, oracle: torch.Tensor) ->
         return (moved != oracle).double().mean() if own.numel() and not own.is_complex() else nothing
     distances = Distances(own.device)
     for there, theirs, truth in pieces(moved, own, oracle):
-        distances.add(truth, comparable(theirs, truth) & torch.isfinite(there), there)
+        distances.add(truth, comparable(theirs, truth) & finite(there), there)
     return distances.relative()[0]

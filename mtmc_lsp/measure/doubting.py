@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON
-from mtmc_lsp.measure.distances import PIECE, Distances, comparable, pieces
+from mtmc_lsp.measure.distances import PIECE, Distances, comparable, finite, pieces
 
 OUTLIERS = 0.01
 """The part of the elements that may be further off than their scatter: at edges which no draw happened to cross."""
@@ -44,11 +44,11 @@ def singly(
     found = torch.zeros(3, dtype=torch.float64, device=own.device)
     epsilon = EPSILON[str(own.dtype).removeprefix("torch.")]
     for part, theirs, truth, scatter in pieces(mine, own, oracle, spread):
-        finite = comparable(theirs, truth)
+        told = comparable(theirs, truth)
         exact = truth.double()
         allowed = factor * torch.maximum(scatter.double(), (theirs.double() - exact).abs()) + 4 * epsilon * exact.abs()
-        outside, zeros = ((value.abs() > allowed) & finite for value in (part.double() - exact, exact))
-        found += torch.stack([each.sum() for each in (outside, zeros, finite)])
+        outside, zeros = ((value.abs() > allowed) & told for value in (part.double() - exact, exact))
+        found += torch.stack([each.sum() for each in (outside, zeros, told)])
     return found
 
 
@@ -56,7 +56,7 @@ def beside_own(mine: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """The L2 distance of a result from the user's own, and that one's norm, where it is finite."""
     distances = Distances(own.device)
     for part, theirs in pieces(mine, own):
-        distances.add(theirs, torch.isfinite(theirs), part)
+        distances.add(theirs, finite(theirs), part)
     return torch.stack([distances.apart[0], distances.scale])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import InputKind, TensorType
+from mtmc_lsp.core.sizes import all_hold
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.cases import product_work
 
@@ -44,7 +45,7 @@ def far_sizes(capture: Capture, free_bytes: float) -> tuple[dict[str, int], str]
         per_step = max(kind.numel.value({**graph.sizes, name: 1}) for kind in arguments if _counts(kind, name))
         if per_step:
             sizes = {**graph.sizes, name: FAR // per_step + 1}
-            if _holds(graph.conditions, sizes) and product_work(graph, sizes) <= MOST_WORK:
+            if all_hold(graph.conditions, sizes) and product_work(graph, sizes) <= MOST_WORK:
                 found.append((_bytes(capture, arguments, sizes), sizes))
     if not found:
         return {}, "no leading size of an argument can be enlarged so far"
@@ -56,10 +57,6 @@ def far_sizes(capture: Capture, free_bytes: float) -> tuple[dict[str, int], str]
 
 def _counts(kind: TensorType, name: str) -> bool:
     return bool(kind.shape) and name in kind.shape[0].symbols()
-
-
-def _holds(conditions: tuple[str, ...], sizes: Mapping[str, int]) -> bool:
-    return all(bool(eval(text, {"__builtins__": {}}, dict(sizes))) for text in conditions)
 
 
 def _bytes(capture: Capture, arguments: list[TensorType], sizes: Mapping[str, int]) -> float:

@@ -13,6 +13,7 @@ from mtmc_lsp.capture.calls import Call, build_call, random_values
 from mtmc_lsp.capture.kept import Home
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
+from mtmc_lsp.measure.at_once import computable
 from mtmc_lsp.measure.instances import instance_of
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
@@ -90,9 +91,9 @@ def _values(
             value = _with_special(value, SPECIAL[distribution], generator)
         elif distribution == "mixed":
             exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator, device=generator.device) - 1.0)
-            value = (value * torch.pow(10.0, exponents)).to(value.dtype)
+            value = (computable(value) * torch.pow(10.0, exponents)).to(value.dtype)
         else:
-            value = value * SCALES.get(distribution, 1.0)
+            value = (computable(value) * SCALES.get(distribution, 1.0)).to(value.dtype)
     strides = [size.value(sizes) for size in item.type.stride]
     return value if list(value.stride()) == strides or not value.numel() else laid_out(value, strides)
 

@@ -28,7 +28,7 @@ def mend_interpreter() -> None:
         return
     _spread_truth(interpreter)
     # Other versions have some of these otherwise, and what a kernel then runs into is said by the interpreter.
-    for mend in (_pass_floats, _give_libdevice, _choose_configs):
+    for mend in (_pass_floats, _round_to_float8, _give_libdevice, _choose_configs):
         with contextlib.suppress(AttributeError, ImportError):
             mend(interpreter)
 
@@ -63,6 +63,24 @@ def _pass_floats(interpreter: Any) -> None:
         return original(arg)
 
     interpreter._implicit_cvt = _implicit_cvt
+
+
+def _round_to_float8(interpreter: Any) -> None:
+    """Casts to eight bits round to the nearest, and end at the largest number: the interpreter makes 1.97 to 1."""
+    import numpy
+    import torch
+
+    original, tl = interpreter._convert_float, interpreter.tl
+    eight = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+    def _convert_float(value: Any, kind: Any, other: Any, rounding: Any) -> Any:
+        if other not in eight or kind not in (tl.float16, tl.float32) or rounding is interpreter._ir.ROUNDING_MODE.RTZ:
+            return original(value, kind, other, rounding)
+        wide = torch.from_numpy(numpy.array(value, dtype=numpy.float32))
+        end = torch.finfo(eight[other]).max
+        return wide.clamp(-end, end).to(eight[other]).view(torch.uint8).numpy()
+
+    interpreter._convert_float = _convert_float
 
 
 def _give_libdevice(interpreter: Any) -> None:

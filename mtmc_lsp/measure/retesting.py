@@ -14,10 +14,10 @@ import torch
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.measure.at_once import numbers
+from mtmc_lsp.measure.at_once import computable, numbers
 from mtmc_lsp.measure.clock import Run
 from mtmc_lsp.measure.comparing import FACTORS
-from mtmc_lsp.measure.distances import Distances, pieces
+from mtmc_lsp.measure.distances import Distances, finite, pieces
 from mtmc_lsp.measure.running import flatten
 
 CHANGE = 0.75
@@ -160,9 +160,9 @@ class Retest:
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.is_floating_point():
                 return tensor
-            return tensor * (1.0 + self._epsilon * (torch.rand_like(tensor, dtype=torch.float32) - 0.5)).to(
-                tensor.dtype
-            )
+            factor = 1.0 + self._epsilon * (torch.rand_like(tensor, dtype=torch.float32) - 0.5)
+            value = computable(tensor)
+            return (value * factor.to(value.dtype)).to(tensor.dtype)
 
         return self._fresh(self._eager, {name: moved(tensor) for name, tensor in contents.items()})
 
@@ -182,8 +182,8 @@ def _apart(result: torch.Tensor, own: torch.Tensor) -> float:
     """The relative L2 distance of a result from another, infinite where it is not finite and that one is."""
     distances, broken = Distances(own.device), torch.zeros((), dtype=torch.float64, device=own.device)
     for mine, theirs in pieces(result, own):
-        finite = torch.isfinite(theirs)
-        broken += (finite & ~torch.isfinite(mine)).any()
-        distances.add(theirs, finite, mine)
+        told = finite(theirs)
+        broken += (told & ~finite(mine)).any()
+        distances.add(theirs, told, mine)
     lost, distance = numbers([broken, distances.relative()[0]])
     return float("inf") if lost else distance

@@ -11,7 +11,9 @@ from mtmc_lsp.capture import exporting, reading
 from mtmc_lsp.capture.exporting import export_graph
 from mtmc_lsp.capture.reading import InputTensor
 from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.sizes import all_hold
 from mtmc_lsp.core.workload import Target, TargetKind
+from tests.micro.harness import fused, verified
 
 TARGET = Target(__file__, "f", TargetKind.FUNCTION, 1, 1)
 FORMS = {
@@ -65,3 +67,45 @@ def test_a_named_size_that_becomes_a_constant_is_told_with_the_line_that_asks_fo
     text = f"import torch\n# mtmc: x=f32[B,T] B=4 T=32\ndef f(x):\n    y = {body}\n    return y.softmax(-1)\n"
     assumed = captured(text, "f").workload.assumed
     assert assumed == ((note.format(body),) if note else ())
+
+
+DECIDES = {
+    "a remainder": ("y = F.pad(x, (0, 1)) if x.shape[1] % 2 else x", "T % 2 != 0"),
+    "no remainder": ("y = F.pad(x, (0, 1)) if x.shape[0] % 2 else x", "B % 2 == 0"),
+    "another size": ("y = x * 2 if x.shape[0] != x.shape[1] else x", "B != T"),
+    "a product": ("y = x * 2 if (x.shape[0] + 1) * 4 > x.shape[1] else x", "(4 * B) + 4 > T"),
+    "a quotient": ("y = x * 2 if x.shape[1] / x.shape[0] > 3.5 else x", "(T / B) > 3.5"),
+    "a part": ("y = x * 2 if x.shape[1] * 0.5 > 10 else x", "(0.5 * T) > 10"),
+    "bits": ("y = x * 2 if x.shape[0] & (x.shape[0] - 1) == 0 else x", "(B & (B + -1)) == 0"),
+    "a difference": ("y = x * 2 if x.shape[1] - x.shape[0] >= 0 else x", "(T + (-1 * B)) >= 0"),
+    "the least": ("y = x * 2 if min(x.shape[0], x.shape[1]) > 5 else x", "B < T and B > 5"),
+}
+
+
+@pytest.mark.parametrize("name", DECIDES)
+def test_what_the_targets_own_code_asks_of_sizes_is_asked_of_every_call(captured, name: str) -> None:
+    body, wanted = DECIDES[name]
+    text = f"import torch\nimport torch.nn.functional as F\n# mtmc: x=f32[B,T] B=8 T=33\ndef f(x):\n    {body}\n    return y.exp()\n"
+    graph = captured(text, "f").graph
+    assert [str(size) for size in graph.inputs[0].type.shape] == ["B", "T"]
+    for sizes in ({"B": b, "T": t} for b in (2, 3, 8, 10, 33) for t in (2, 4, 20, 33, 44)):
+        assert all_hold(graph.conditions, sizes) == all_hold([wanted], sizes), (graph.conditions, sizes)
+
+
+FLOATS = {
+    "a root": "y = x / x.shape[1] ** 0.5",
+    "a reciprocal": "y = x * (1 / x.shape[1])",
+    "a half": "y = x.sum(-1, keepdim=True) / ((x.shape[1] - 1) * 0.5)",
+    "a part": "y = x[:, : int(x.shape[1] * 0.75)] * 2",
+    "rounded": "y = x[:, : round(x.shape[1] / 3)] * 2",
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_numbers_that_follow_from_sizes_and_are_not_whole_make_these_constants(captured, name: str) -> None:
+    """They once were no arguments at all of what used them."""
+    text = f"import torch\n# mtmc: x=f32[B,T] B=8 T=33\ndef f(x):\n    {FLOATS[name]}\n    return y.softmax(-1)\n"
+    capture = captured(text, "f")
+    assert [str(size) for size in capture.graph.inputs[0].type.shape] == ["B", "33"]
+    assert capture.workload.assumed == (f"T is fixed at 33, because of line 4: `{FLOATS[name]}`",)
+    assert verified(capture, fused(capture, text)).reason == ""

@@ -6,6 +6,8 @@ import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.graph import InputKind, Ref
+from tests.macro.situations import fused_as_far_as_it_goes, start
+from tests.micro.harness import verified
 
 HEAD = "import torch\nfrom torch import nn\n\n\n"
 
@@ -236,10 +238,46 @@ def plain(x, w):
 """
 
 
+ONLY_SIZES = """
+import torch
+
+
+# mtmc: q=f32[T,D] x=f32[B] T=12 D=8 B=4
+def distances(q, x):
+    i = torch.arange(q.shape[0], device=q.device)
+    return (i[:, None] - i).abs() * 2, x + 1
+"""
+
+
+def test_an_argument_of_which_only_the_sizes_are_read_stays_one(captured) -> None:
+    capture = captured(ONLY_SIZES, "distances")
+    assert [item.name for item in capture.graph.inputs] == ["q", "x"]
+    assert capture.graph.sizes == {"T": 12, "D": 8, "B": 4}
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, ONLY_SIZES))).reason == ""
+
+
 @pytest.mark.parametrize(("name", "conditions"), [("f", ("B != 7", "T >= 2")), ("attend", ("T >= 2",)), ("plain", ())])
 def test_sizes_at_which_the_target_does_something_else_are_left_to_it(captured, name: str, conditions: tuple) -> None:
     """A single decoded token is no causal attention; export itself takes every size for 2 or more."""
     assert captured(BRANCHES, name).graph.conditions == conditions
+
+
+STEPS = """
+import torch
+
+
+# mtmc: x=f32[B,C,H,W] B=2 C=3 H=8 W=9
+def f(x):
+    steps = (x[:, :, 1:] - x[:, :, :-1]).abs().mean()
+    return x[..., 2:].transpose(1, 2).reshape(-1) * steps, torch.cat([x, x], 2)[:, :, 1:]
+"""
+
+
+def test_calls_in_which_something_on_the_way_is_empty_are_left_to_the_target(captured) -> None:
+    """The mean of no steps is no number, and a kernel's block of none no block."""
+    capture = captured(STEPS, "f")
+    assert [text for text in capture.graph.conditions if text.endswith(" > 0")] == ["H - 1 > 0", "W - 2 > 0"]
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, STEPS))).reason == ""
 
 
 def test_a_kernel_is_no_target_and_the_message_says_what_is(captured) -> None:

@@ -137,6 +137,24 @@ def test_a_shared_value_is_recomputed_by_both_reductions(captured) -> None:
     assert verdict.is_correct, verdict.reason
 
 
+def test_a_product_that_computes_a_value_for_itself_can_be_fused_further(captured) -> None:
+    """Its kernel has no configuration of its own yet."""
+    text = """import torch
+# mtmc: x=f32[N,K] w=f32[K,M] N=20 K=24 M=16
+def f(x, w):
+    g = torch.tanh(x)
+    return torch.relu(g @ w), g.sum(1)
+"""
+    capture = captured(text, "f")
+    tanh, product, relu, total = (node.name for node in capture.graph.nodes)
+    apart = act(capture, start(capture, text), K.FUSE, tanh, total, config={})
+    after = act(capture, apart, K.RECOMPUTE, tanh, node=tanh)
+    assert schedule_of(after).kernel_of(product).config == {}
+    further = [action for action in proposed(capture, after, K.FUSE) if {product, relu} <= set(action.region)]
+    verdict = verified(capture, BuiltinCoder().write(capture, after, further[0]))
+    assert verdict.is_correct, verdict.reason
+
+
 NOT_RECOMPUTED = {
     "a returned value": ("g = torch.tanh(x)\n    return g, g.sum(0)", "tanh", "it is written anyway"),
     "a reduction": ("g = x.sum(1, keepdim=True)\n    return (g * 2).sum(0), g + x", "sum_1", "only elementwise"),

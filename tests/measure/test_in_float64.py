@@ -135,3 +135,17 @@ def test_results_scatter_only_where_their_dtype_cannot_hold_them() -> None:
         products = whole * whole[:, None]
         fits = products.to(dtype).double() == products
         assert torch.equal(exact[fits], products[fits]) and torch.equal(view, wide.t())
+
+
+def test_a_shortcut_of_torchs_that_gives_another_number_of_results_has_no_oracle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention of no tokens gives no weights by the fast path, which is not taken where calls are watched."""
+    attention = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()
+
+    def attended(x: torch.Tensor) -> list[torch.Tensor]:
+        return [each for each in attention.to(x.dtype)(x, x, x) if each is not None]
+
+    found = expected(attended, {"x": torch.rand(2, 0, 16)}, monkeypatch)
+    assert len(found["results"]) == 1
+    assert found["oracle"] == found["results"]

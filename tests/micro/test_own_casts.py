@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.macro.situations import fused_as_far_as_it_goes, start
 from tests.micro.checker import Checker, greedy
-from tests.micro.harness import compile_errors, fused, verified
+from tests.micro.harness import compile_errors, fused, some_cases, verified
 
 ROUNDED = {
     "what a rounding leaves": "hi = x.half().float(); return hi, (x - hi) * 2048.0",
@@ -52,6 +54,19 @@ def test_eight_bits_can_be_an_input(captured) -> None:
     text = text_of("return x.float() * 2.0").replace("f32[N,D]", "f8e4m3[N,D]")
     capture = captured(text, "f")
     assert compile_errors(capture, fused(capture, text), ["sm_90"]) == []
+    assert verified(capture, fused(capture, text)).reason == ""
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+def test_results_of_eight_bits_are_compared(captured, kind: str) -> None:
+    """Torch compares, multiplies and looks for infinities in every float but these."""
+    text = text_of(f"y = torch.tanh(x) * 3.0; return y.to(torch.{kind}), y")
+    capture = captured(text, "f")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, text))
+    assert verified(capture, candidate).reason == ""
+    wrong = replace(candidate, source=candidate.source.replace("* 3.0", "* 2.0"))
+    assert wrong.source != candidate.source
+    assert "result 0 values" in verified(capture, wrong).reason
 
 
 @pytest.mark.parametrize(
@@ -60,7 +75,6 @@ def test_eight_bits_can_be_an_input(captured) -> None:
 def test_casts_to_eight_bits_within_their_range_are_rounded_where_they_are_read(
     checker: Checker, kind: str, largest: float, own: str
 ) -> None:
-    """The interpreter rounds to eight bits wrongly (1.97 becomes 1), so these are compiled for a GPU and not run."""
     capture = checker.capture(
         text_of(f"y = (x * 3.0).clamp(-{largest}, {largest}).half().to(torch.{kind}); return y.float() - x")
     )
@@ -68,6 +82,7 @@ def test_casts_to_eight_bits_within_their_range_are_rounded_where_they_are_read(
     assert f".to(tl.{own}).to(tl.float32)" in candidate.source
     assert len(candidate.launches) == 1
     assert checker.compile_errors(capture, candidate) == []
+    assert checker.first_wrong(capture, candidate, some_cases(capture)) == ""
 
 
 @pytest.mark.parametrize("body", ["x * 3.0", "(x * 3.0).clamp(max=448.0)", "(x * 3.0).clamp(-500.0, 448.0)"])
