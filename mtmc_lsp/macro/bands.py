@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.attention_form import AttentionForm
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import ONE, Prim, PrimOp, Program
-from mtmc_lsp.macro.regions import AttentionForm, Region
+from mtmc_lsp.macro.regions import Region
 
 NEVER = float("-inf")
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {

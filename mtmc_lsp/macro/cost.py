@@ -9,6 +9,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.attention_form import attention_form
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.dense_windows import are_dense_runs
@@ -18,7 +19,7 @@ from mtmc_lsp.macro.orders import across, dense_axes, windows_along_columns
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, ProductDims, ProductSizes, Program, is_of_halves
 from mtmc_lsp.macro.product_configs import HALVES, SPLIT
 from mtmc_lsp.macro.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
-from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, attention_form, product_in
+from mtmc_lsp.macro.regions import VIEWS, Region, RegionKind, product_in
 from mtmc_lsp.macro.waves import Waves, parts_bytes
 
 PASSES = {

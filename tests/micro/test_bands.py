@@ -6,9 +6,10 @@ import pytest
 
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.macro.attention_form import attention_form
 from mtmc_lsp.macro.bands import Band, attention_band
 from mtmc_lsp.macro.lower import lower
-from mtmc_lsp.macro.regions import CannotFuse, Region, analyse, attention_form
+from mtmc_lsp.macro.regions import CannotFuse, Region, analyse
 from mtmc_lsp.measure.cases import Case
 from tests.micro.checker import Checker
 from tests.micro.harness import fused

@@ -11,7 +11,7 @@ from mtmc_lsp.macro.rewrites import program_of
 from mtmc_lsp.macro.schedule import KernelPlan, Schedule
 from mtmc_lsp.micro.builtin.coder import render
 from mtmc_lsp.micro.builtin.descriptors import MAKE, MEMORY
-from mtmc_lsp.micro.builtin.guard import ALIGNED, GUARD_HELPERS
+from mtmc_lsp.micro.builtin.guard_helpers import ALIGNED, GUARD_HELPERS
 from mtmc_lsp.micro.llm.rules import BadAnswer, check_rules
 from mtmc_lsp.micro.llm.sheet import taken_apart
 from tests.macro.situations import SHEET

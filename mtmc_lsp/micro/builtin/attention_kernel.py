@@ -12,11 +12,12 @@ from mtmc_lsp.core.dtypes import is_half
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.macro.attention_form import AttentionForm, attention_form
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.prims import Program
-from mtmc_lsp.macro.regions import AttentionForm, Region, attention_form
+from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import SUM, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.groups import Mask

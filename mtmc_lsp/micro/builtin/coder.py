@@ -33,7 +33,8 @@ from mtmc_lsp.micro.builtin.attention_kernel import write_attention_kernel
 from mtmc_lsp.micro.builtin.code import LINE, call_text
 from mtmc_lsp.micro.builtin.constants import CONSTANT_SOURCE
 from mtmc_lsp.micro.builtin.descriptors import MEMORY_SOURCE
-from mtmc_lsp.micro.builtin.guard import GUARD_HELPERS, bindings, gives_tensors, size_text, write_guard
+from mtmc_lsp.micro.builtin.guard import bindings, gives_tensors, size_text, write_guard
+from mtmc_lsp.micro.builtin.guard_helpers import GUARD_HELPERS
 from mtmc_lsp.micro.builtin.helpers import HELPERS, helpers_used
 from mtmc_lsp.micro.builtin.kernel import Kernel
 from mtmc_lsp.micro.builtin.launcher import Launcher

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.micro.builtin.code import call_text
-from mtmc_lsp.micro.builtin.naming import identifier
+from mtmc_lsp.micro.builtin.guard_helpers import (
+    ALIGNED,
+    ALL_ARE,
+    ALL_HAVE,
+    APART,
+    LIE_HERE,
+    OWN_MODULE,
+    PLAIN_CALL,
+)
+from mtmc_lsp.micro.builtin.lookups import looked_up_once, parts
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ def write_guard(
     return (
         f"def {call_text(name, parameters)}{'' if many else ' -> bool'}:\n"
         f'    """{what}."""\n'
-        f"{_looked_up_once(text, looked_up, parameters, _stores(graph) if many else {})}"
+        f"{looked_up_once(text, looked_up, parameters, _stores(graph) if many else {})}"
     )
 
 
@@ -109,71 +118,14 @@ def gives_tensors(graph: Graph) -> bool:
     return sum(item.kind is not InputKind.ARGUMENT for item in graph.inputs) > MANY_TENSORS
 
 
-PATH = re.compile(r"\bself(?:\.\w+|\[\d+\])+")
-"""What is looked up in a module, and in what that gives."""
-
-
 STORES = {InputKind.PARAMETER: "_parameters", InputKind.BUFFER: "_buffers"}
 """Where a module has its tensors, and finds them only after it has looked everywhere else: that takes ten times as long."""
 
 
 def _stores(graph: Graph) -> dict[tuple[str, ...], str]:
     """The module's own dictionaries in which its parts and tensors are, by access."""
-    found = {tuple(_parts(item.access)): "_modules" for item in graph.modules}
-    return found | {tuple(_parts(item.access)): STORES[item.kind] for item in graph.inputs if item.kind in STORES}
-
-
-def _looked_up_once(
-    text: str, accesses: Sequence[str], parameters: Sequence[str], stores: Mapping[tuple[str, ...], str]
-) -> str:
-    """The statements with each module and tensor looked up once, where its name stands first.
-
-    A module finds its parts and tensors in Python, which for a whole network takes as long as its kernels. Every first place is
-    always reached: the statements are one chain of conditions, which ends the function where one does not hold.
-
-    Args:
-        text: statements that look things up from ``self`` on.
-        accesses: what may have a name: modules and tensors, from ``self`` on.
-        parameters: of the function that the statements are in.
-        stores: the dictionaries to look in, where these are known; what is in none is ``None`` then.
-    """
-    # A part may be called as a function or a class is that the statements speak of: ``type``, ``all``, ``Block``.
-    taken = {*parameters, *re.findall(r"(?<![\w.])[A-Za-z_]\w*", text)}
-    known = {tuple(_parts(access)) for access in accesses if access.startswith("self.")}
-    counts: dict[tuple[str, ...], int] = {}
-    for match in PATH.finditer(text):
-        for prefix in _prefixes(_parts(match.group())):
-            counts[prefix] = counts.get(prefix, 0) + (prefix in known)
-    names: dict[tuple[str, ...], str] = {}
-
-    def named(path: list[str]) -> str:
-        prefix = next((p for p in reversed(_prefixes(path)) if counts.get(p, 0) > 1), None)
-        if prefix is None:
-            return "".join(path)
-        rest = "".join(path[len(prefix) :])
-        if prefix in names:
-            return names[prefix] + rest
-        last = prefix[-1]
-        if prefix in stores and last.startswith("."):
-            last = f'.{stores[prefix]}.get("{last[1:]}")'
-        inner = named([*prefix[:-1]]) + last
-        name = identifier("_".join(re.findall(r"\w+", "".join(prefix[1:]))))
-        while name in taken or name in names.values():
-            name += "_"
-        names[prefix] = name
-        return f"({name} := {inner}){rest}"
-
-    return PATH.sub(lambda match: named(_parts(match.group())), text)
-
-
-def _parts(path: str) -> list[str]:
-    """``self.a[0].b`` as ``self``, ``.a``, ``[0]``, ``.b``."""
-    return re.findall(r"^self|\.\w+|\[\d+\]", path)
-
-
-def _prefixes(path: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every path on the way to one, shortest first; ``self`` alone left out."""
-    return [tuple(path[:end]) for end in range(2, len(path) + 1)]
+    found = {tuple(parts(item.access)): "_modules" for item in graph.modules}
+    return found | {tuple(parts(item.access)): STORES[item.kind] for item in graph.inputs if item.kind in STORES}
 
 
 def _common(graph: Graph, *, together: bool) -> list[str]:
@@ -207,98 +159,6 @@ def _apart(graph: Graph, names: dict[str, str]) -> list[str]:
     if not changed or len(changed) + len(others) == 1:
         return []
     return [f"(torch.compiler.is_compiling() or {APART}(({', '.join([*changed, *others])}), {len(changed)}))"]
-
-
-PLAIN_CALL = "_is_plain_call"
-OWN_MODULE = "_is_unchanged"
-APART = "_lie_apart"
-LIE_HERE = "_lie_here"
-ALL_ARE = "_all_are"
-ALL_HAVE = "_all_have"
-ALIGNED = "_are_aligned"
-GUARD_HELPERS = {
-    ALIGNED: '''def _are_aligned(tensors) -> bool:
-    """Whether tensors begin at multiples of 16 bytes, as hardware that moves whole tiles of them asks; a compiler cannot tell."""
-    return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
-''',
-    PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
-    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
-    for t in tensors:
-        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
-            return False
-    return (
-        torch.autograd.forward_ad._current_level < 0
-        and not torch.jit.is_tracing()
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-    )
-''',
-    APART: '''_APART = {}
-
-
-def _lie_apart(tensors, changed) -> bool:
-    """Whether no tensor's memory overlaps that of one of the first ``changed``, which are written into.
-
-    Of a network's tensors it is the same at nearly every call, so what was found last is remembered.
-    """
-    key = (changed, *[(t.data_ptr(), t.nbytes if t.is_contiguous() else (t.shape, t.stride(), t.dtype)) for t in tensors])
-    found = _APART.get(key)
-    if found is None:
-        found = True
-        reached = written = 0  # the ends of all before, and of those among them that are written into
-        for start, i in sorted([(t.data_ptr(), i) for i, t in enumerate(tensors)]):
-            t = tensors[i]
-            elements = t.numel() if t.is_contiguous() else 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
-            if start < (reached if i < changed else written):
-                found = False
-                break
-            end = start + elements * t.itemsize
-            reached = max(reached, end)
-            if i < changed:
-                written = max(written, end)
-        if len(_APART) >= 16:
-            _APART.clear()
-        _APART[key] = found
-    return found
-''',
-    OWN_MODULE: '''def _is_unchanged(module, kind, length=None) -> bool:
-    """Whether calling the module runs its class's own forward alone: no other class, hook or patched method."""
-    return (
-        (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
-        and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
-        and (length is None or len(module) == length)
-    )
-''',
-    LIE_HERE: '''def _lie_here(tensors) -> bool:
-    """Whether all are tensors that lie dense on the present GPU, where Triton launches."""
-    for t in tensors:
-        if not (isinstance(t, torch.Tensor) and t.is_cuda and t.is_contiguous()):
-            return False
-    here = torch.cuda.current_device()
-    return all([t.get_device() == here for t in tensors])
-''',
-    ALL_ARE: '''def _all_are(dtype, shape, *tensors) -> bool:
-    """Whether each tensor has this dtype and shape."""
-    for t in tensors:
-        if t.dtype != dtype or t.shape != shape:
-            return False
-    return True
-''',
-    ALL_HAVE: '''def _all_have(values, *modules) -> bool:
-    """Whether attributes of each module have these values, of the same type; a tuple may stand for a list."""
-    for module in modules:
-        for name, value in values.items():
-            own = getattr(module, name, module)  # which is no such value, where there is none
-            if isinstance(value, list):
-                if not isinstance(own, (list, tuple)) or [*own] != value:
-                    return False
-            elif type(own) is not type(value) or own != value:
-                return False
-    return True
-''',
-}
-"""Functions that guards call, by name."""
 
 
 def _structure(graph: Graph, values: list[str]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.attention_form import AttentionForm
 from mtmc_lsp.macro.bands import Band, sure_before
 from mtmc_lsp.macro.prims import PrimOp, Program
-from mtmc_lsp.macro.regions import AttentionForm, Region
+from mtmc_lsp.macro.regions import Region
 from mtmc_lsp.micro.builtin.code import UNARY, Code
 from mtmc_lsp.micro.builtin.expressions import Expressions
 from mtmc_lsp.micro.builtin.index import Index
