@@ -22,6 +22,7 @@ from mtmc_lsp.capture.effects import (
     watching_attributes,
 )
 from mtmc_lsp.capture.exporting import export_graph
+from mtmc_lsp.capture.idle_writes import without_idle_writes
 from mtmc_lsp.capture.kept import KeepsTensors, held_tensors, refuse_unknown
 from mtmc_lsp.capture.loading import load_user_module
 from mtmc_lsp.capture.loading_paths import module_name
@@ -84,7 +85,7 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
         finally:
             refuse_unknown(before, watched.writes.keys() - call.accesses, device)
         graph = laid_out_as(graph, returned)
-        graph = without_dead_nodes(with_masks_in_place(graph))
+        graph = without_dead_nodes(without_idle_writes(with_masks_in_place(graph)))
         refuse_unknown_sizes(graph, workload.target)
         asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph), *never_empty(graph))
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *asked))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Union
@@ -198,10 +198,23 @@ class Node:
         """Every tensor that this node reads, in order, with repeats."""
         return iter(self._read)
 
+    def reading(self, swap: Mapping[Ref, Ref]) -> Node:
+        """The operation of other tensors in the place of some."""
+        if not any(ref in swap for ref in self.inputs()):
+            return self
+        args = tuple(_swapped(item, swap) for item in self.args)
+        return replace(self, args=args, kwargs={key: _swapped(item, swap) for key, item in self.kwargs.items()})
+
     @cached_property
     def _read(self) -> tuple[Ref, ...]:
         # Planners ask for this millions of times in a network of some hundred nodes.
         return tuple(ref for argument in (*self.args, *self.kwargs.values()) for ref in _refs(argument))
+
+
+def _swapped(value: Argument, swap: Mapping[Ref, Ref]) -> Argument:
+    if isinstance(value, Ref):
+        return swap.get(value, value)
+    return tuple(_swapped(item, swap) for item in value) if isinstance(value, tuple) else value
 
 
 def _refs(argument: Argument) -> Iterator[Ref]:

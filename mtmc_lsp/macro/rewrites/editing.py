@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType, contiguous_stride
@@ -105,27 +105,10 @@ def edited(graph: Graph, edit: Edit) -> Graph:
         if node.name == edit.node:
             nodes += edit.added
         else:
-            nodes.append(_reading(node, swap))
+            nodes.append(node.reading(swap))
     outputs = tuple(swap.get(ref, ref) for ref in graph.outputs)
     mutations = tuple(replace(m, value=swap.get(m.value, m.value)) for m in graph.mutations)
     return _without_dead(replace(graph, nodes=tuple(nodes), outputs=outputs, mutations=mutations))
-
-
-def _reading(node: Node, swap: Mapping[Ref, Ref]) -> Node:
-    if not any(ref in swap for ref in node.inputs()):
-        return node
-    args = tuple(swapped(item, swap) for item in node.args)
-    kwargs = {key: swapped(item, swap) for key, item in node.kwargs.items()}
-    return replace(node, args=args, kwargs=kwargs)
-
-
-def swapped(value: Argument, swap: Mapping[Ref, Ref]) -> Argument:
-    """An argument with other tensors in the place of some."""
-    if isinstance(value, Ref):
-        return swap.get(value, value)
-    if isinstance(value, tuple):
-        return tuple(swapped(item, swap) for item in value)
-    return value
 
 
 def _without_dead(graph: Graph) -> Graph:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType
+from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.lower import lower
 from mtmc_lsp.macro.prims import PrimOp
 from mtmc_lsp.macro.rewrites.convolutions import FORMATS, channels_last
-from mtmc_lsp.macro.rewrites.editing import CannotRewrite, base_name, swapped
+from mtmc_lsp.macro.rewrites.editing import CannotRewrite, base_name
 
 RULE = "channels-last-throughout"
 LEAST_CONVOLUTIONS = 2
@@ -56,12 +56,12 @@ class _Pass:
             elif self._follows(node):
                 # Channels are put together in one order: what has another is copied.
                 others = dict.fromkeys(node.inputs()) if name == "cat" else ()
-                self._place(_reading(node, {ref: self._with_channels_densest(ref) for ref in others}))
+                self._place(node.reading({ref: self._with_channels_densest(ref) for ref in others}))
             elif self._accepts(node):
                 self.nodes.append(node)
             else:
                 swap = {ref: self._as_it_was(ref) for ref in node.inputs() if ref in self.packed}
-                self.nodes.append(_reading(node, swap))
+                self.nodes.append(node.reading(swap))
         outputs = tuple(self._as_it_was(ref) for ref in self.graph.outputs)
         mutations = tuple(replace(m, value=self._as_it_was(m.value)) for m in self.graph.mutations)
         return replace(self.graph, nodes=tuple(self.nodes), outputs=outputs, mutations=mutations)
@@ -69,7 +69,7 @@ class _Pass:
     def _convolution(self, node: Node) -> None:
         x, weight = node.args[:2]
         swap = {ref: self._with_channels_densest(ref) for ref in (x, weight) if isinstance(ref, Ref)}
-        self._place(_reading(node, swap))
+        self._place(node.reading(swap))
 
     def _place(self, node: Node) -> None:
         """The node with its first result in the other order."""
@@ -130,13 +130,6 @@ class _Pass:
 def _is_image(kind: TensorType) -> bool:
     """Whether it has channels and more than one place, so that the two orders differ."""
     return len(kind.shape) in FORMATS and kind.shape[1] != ONE and any(size != ONE for size in kind.shape[2:])
-
-
-def _reading(node: Node, swap: dict[Ref, Ref]) -> Node:
-    if not swap:
-        return node
-    args: tuple[Argument, ...] = tuple(swapped(item, swap) for item in node.args)
-    return replace(node, args=args, kwargs={key: swapped(item, swap) for key, item in node.kwargs.items()})
 
 
 def matches(graph: Graph) -> bool:
