@@ -109,11 +109,11 @@ def _oracle(
     mine, truth = _by_place(ran), _by_place(oracle)
 
     def moved_run(
-        moving: int, mode: contextlib.AbstractContextManager[Any], *, scattered: bool = False
+        moving: int, mode: contextlib.AbstractContextManager[Any], *, scattered: bool = False, together: bool = False
     ) -> dict[Place, torch.Tensor]:
         # The inputs move otherwise each time; random numbers that the code draws stay what they are.
         moved = _moved(inputs, moving, _finest(outcome(ran)))
-        held = in_wide.holding(moved, inputs, scattered=moving if scattered else None)
+        held = in_wide.holding(moved, inputs, scattered=moving if scattered else None, together=together)
         with _float64_default(), in_wide, held, mode:
             there = _by_place(run_case(module, capture, moved, device, random_mode(), seed, kind, before=changed))
         return {i: value for i, value in there.items() if i in mine and i in truth}
@@ -145,7 +145,8 @@ def _oracle(
     # A result of many elements is no luck: their errors meet in it.
     if doubts or in_wide.rounds or (is_small and _has_few(outcome(ran))):
         for draw in range(MANY_DRAWS if is_small else FEW_DRAWS):
-            there = moved_run(seed + draw, mode, scattered=True)
+            # First each element by itself, for that is what most operations do.
+            there = moved_run(seed + draw, mode, scattered=True, together=draw % 2 == 1)
             take_in(distances(there))
             for i, doubt in doubts.items():
                 if i in there:

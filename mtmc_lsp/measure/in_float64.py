@@ -57,12 +57,18 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         self._held: dict[int, _Held] = {}
         self._generators: dict[torch.device, torch.Generator] | None = None
         self._seed = 0
+        self._together = False
         self.rounds = False
         """Whether some cast has rounded."""
 
     @contextlib.contextmanager
     def holding(
-        self, wide: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], *, scattered: int | None = None
+        self,
+        wide: Mapping[str, torch.Tensor],
+        own: Mapping[str, torch.Tensor],
+        *,
+        scattered: int | None = None,
+        together: bool = False,
     ) -> Iterator[None]:
         """While this lasts, these float64 tensors stand for those.
 
@@ -73,6 +79,8 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             scattered: a seed. Results that their own dtype cannot hold are then rounded to it, to one neighbour or the other
                 by chance (Parker's random rounding): how far the code's results scatter tells how far those of another order
                 of the same operations may lie. What is exact stays so.
+            together: all elements of a result are scattered alike, so that equal ones stay equal. Rounding does that: of many
+                elements next to one number all errors are one, which a sum magnifies and does not even out.
         """
         self._held = {
             _storage(tensor): _Held(tensor, own[name], tensor._version)
@@ -80,7 +88,7 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             if tensor.is_floating_point()
         }
         if scattered is not None:
-            self._seed, self._generators = scattered, {}
+            self._seed, self._generators, self._together = scattered, {}, together
         try:
             yield
         finally:
@@ -230,11 +238,11 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
         plain = value.detach()
         if plain.device not in self._generators:
             self._generators[plain.device] = torch.Generator(plain.device).manual_seed(self._seed)
-        chance = torch.rand(
-            plain.shape, generator=self._generators[plain.device], device=plain.device, dtype=plain.dtype
-        )
+        shape = (1,) * plain.dim() if self._together else plain.shape
+        chance = torch.rand(shape, generator=self._generators[plain.device], device=plain.device, dtype=plain.dtype)
+        factor = chance.sub_(0.5).mul_(torch.finfo(own).eps).add_(1.0)
         # In place: what is scattered may be of gigabytes.
-        moved = chance.sub_(0.5).mul_(torch.finfo(own).eps).add_(1.0).mul_(plain)
+        moved = factor * plain if self._together else factor.mul_(plain)
         moved.copy_(moved.to(own))
         moved = torch.where((plain.to(own) == plain) | ~torch.isfinite(moved), plain, moved)
         return value + torch.where(torch.isfinite(plain), moved - plain, 0.0) if value.requires_grad else moved
