@@ -26,6 +26,9 @@ long enough."""
 LONG, MUCH_FOR_ONE = 64, 8_000
 """Nodes of a region, and nodes in all sets that one region's growth has looked at, from which on it takes in many neighbours at a
 time: one by one these would be the cube of its length. A layer's kernel has at most 50 nodes, and took 4,000 to find."""
+SEVERAL = (16, 8, 4, 2)
+"""How many nodes a region takes in at once where none pays by itself: what lies between a tensor of pairs of points and its
+coordinates."""
 LONGEST = 400
 """Operations of a long region that compute something: a kernel of 1,400 took more than a minute to compile, one of 350 a few
 seconds."""
@@ -209,6 +212,8 @@ class FusionSearch:
                 self._ends[nodes] = self._grown_in_strides(nodes, LONGEST)
                 break
             larger = self._one_more(nodes, self._around.widened if is_closed else self._widened)
+            if larger is None and is_closed:
+                larger = self._several_more(nodes)
             if larger is None:
                 self._ends[nodes] = nodes
                 break
@@ -226,6 +231,14 @@ class FusionSearch:
         """A region with the first addition that the model does not expect to cost more; None where each would."""
         for added in self._around.additions(nodes):
             larger = widened(nodes, added)
+            if larger != nodes and self._pays(nodes, larger):
+                return larger
+        return None
+
+    def _several_more(self, nodes: frozenset[str]) -> frozenset[str] | None:
+        """A region with several of the nearest nodes, which may pay together where the first of them alone does not."""
+        for most in SEVERAL:
+            larger = self._around.ahead(nodes, most, ())
             if larger != nodes and self._pays(nodes, larger):
                 return larger
         return None

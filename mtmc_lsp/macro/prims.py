@@ -68,6 +68,10 @@ class PrimOp(Enum):
     With four inputs the first two are high halves and the others the low ones: the products of low halves are left out."""
 
 
+TERM_BY_TERM = {"sum": "add", "sum_exp": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+"""Reductions, and the function of two operands that each is made of."""
+FEW_TERMS = 4
+"""Elements of a reduction that are taken one by one."""
 CENTRED = "centred"
 """In the ``attrs`` of a sum of squared deviations from a mean: the sum of differences from the row's first element that this
 mean was made of, so that one walk finds both (Welford, Technometrics 4, 1962; Chan, Golub & LeVeque, 1983)."""
@@ -265,12 +269,31 @@ class Builder:
         return name if self.dtype(name) == dtype else self.pointwise("cast", name, dtype=dtype)
 
     def reduce(self, fn: str, name: str, dims: Sequence[int], dtype: str, *extra: str) -> str:
-        """Reduce ``dims``, kept with size 1. Dimensions of size 1 have nothing to reduce, so no reduction is made of them."""
+        """Reduce ``dims``, kept with size 1.
+
+        Dimensions of size 1 have nothing to reduce, so no reduction is made of them; and few elements, as the coordinates of a
+        point, are taken one by one: what is left is elementwise, and goes into any kernel.
+        """
         dims = [d for d in dims if self.shape(name)[d] != ONE]
         if not dims:
             return self._of_single(fn, name, dtype, *extra)
+        count = product([self.shape(name)[d] for d in dims])
+        if fn in TERM_BY_TERM and count.is_constant and 1 < count.constant <= FEW_TERMS:
+            return self._term_by_term(fn, name, dims, dtype, *extra)
         shape = [ONE if i in dims else size for i, size in enumerate(self.shape(name))]
         return self.add(PrimOp.REDUCE, (name, *extra), shape, dtype, fn=fn, dims=tuple(sorted(dims)))
+
+    def _term_by_term(self, fn: str, name: str, dims: Sequence[int], dtype: str, *extra: str) -> str:
+        terms = [name]
+        for dim in dims:
+            places = range(self.shape(name)[dim].constant)
+            terms = [self.slice(term, dim, place, 1) for term in terms for place in places]
+        if fn == "sum_exp":
+            terms = [self._of_single(fn, term, dtype, *extra) for term in terms]
+        total = terms[0]
+        for term in terms[1:]:
+            total = self.pointwise(TERM_BY_TERM[fn], total, term, dtype=dtype)
+        return total
 
     def _of_single(self, fn: str, name: str, dtype: str, *extra: str) -> str:
         """What a reduction of one element each gives."""

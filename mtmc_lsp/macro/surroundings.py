@@ -53,11 +53,37 @@ class Surroundings:
         return self._units.get(name) or frozenset({name})
 
     def additions(self, nodes: frozenset[str]) -> list[frozenset[str]]:
-        """What may be added at once: one neighbour, or the products on both sides of a softmax with their views."""
+        """What may be added at once: one neighbour, the products on both sides of a softmax with their views, or all that
+        reads parts of a value.
+
+        One part alone would leave the value to the others, which have no axes in common with it.
+        """
         near = self._neighbours(nodes)
-        products = [name for name in self._seen_through_views(nodes, near) if name in self._products]
+        seen = self._seen_through_views(nodes, near)
+        products = [name for name in seen if name in self._products]
         both = [frozenset(products) | self._views_of(products)] if len(products) == 2 else []
-        return [self.unit_of(name) for name in near] + both
+        # A view alone may cost more than it saves, where what it shows and it do not.
+        behind = [self.unit_of(name) for name in seen if name not in near and name not in self.opaque]
+        return [self.unit_of(name) for name in near] + both + behind + self._parts_of(nodes)
+
+    def _parts_of(self, nodes: frozenset[str]) -> list[frozenset[str]]:
+        """For each value of which others see several parts: these views, and what reads them."""
+        found = []
+        for name in sorted(nodes, key=self.order.__getitem__):
+            outside = self.readers[name] - nodes
+            if name in self.returned or len(outside) < 2 or not all(map(self.is_view, outside)):
+                continue
+            views, readers = set(outside), set[str]()
+            pending = list(outside)
+            while pending:
+                more = self.readers[pending.pop()] - views - nodes
+                seen = {reader for reader in more if self.is_view(reader)}
+                views |= seen
+                pending += seen
+                readers |= more - seen
+            if not readers & self.opaque:
+                found.append(frozenset(views).union(*map(self.unit_of, readers)))
+        return found
 
     def _neighbours(self, nodes: Collection[str]) -> list[str]:
         near: set[str] = set()
