@@ -31,6 +31,34 @@ MOST_ELEMENTS = 65536
 
 def default_config(program: Program, region: Region) -> Config:
     """A sound first configuration for the workload's sizes."""
+    config = _first_config(program, region)
+    return _spread_out(program, region, config) if region.kind in (RegionKind.MAP, RegionKind.REDUCE) else config
+
+
+LONG = 100
+"""Primitives of a kernel from which on it waits for itself: for each step of a loop that is written out."""
+LEAST_ELEMENTS = 128
+"""Of a tile: four of a thread in one warp."""
+
+
+def _spread_out(program: Program, region: Region, config: Config) -> Config:
+    """The configuration with smaller tiles where a long kernel has few programs: while one waits, others run."""
+    if len(region.prims) < LONG or config.get("loop") or "split" in config:
+        return config
+    sizes = program.graph.sizes
+    elements = product([axis.size for axis in (*region.kept, *region.reduced)]).value(sizes)
+    rows, block = int(config["rows"]), int(config["block"])
+    while rows * block > LEAST_ELEMENTS and elements < MANY_PROGRAMS * rows * block:
+        if rows > 1:
+            rows //= 2
+        elif region.kind is RegionKind.MAP:
+            block //= 2
+        else:
+            break
+    return {**config, "rows": rows, "block": block, "warps": min(int(config["warps"]), max(1, rows * block // 256))}
+
+
+def _first_config(program: Program, region: Region) -> Config:
     if region.kind is RegionKind.MATMUL:
         return product_config(program, region)
     if region.kind is RegionKind.ATTENTION:
@@ -60,10 +88,12 @@ def default_config(program: Program, region: Region) -> Config:
     if whole > WHOLE_ROW_LIMIT * (2 if _walked(region) == 1 else 1):
         block, warps = (8192, 16) if _walked(region) == 1 else (4096, 8)
         return _shared_out(program, region, {"rows": 1, "block": block, "loop": True, "warps": warps, "stages": 2})
-    rows = max(1, min(16, 1024 // whole))
+    rows = max(1, min(16 if whole >= SHORT else 128, 1024 // whole))
     return {"rows": rows, "block": whole, "loop": False, "warps": _warps(rows * whole), "stages": 2}
 
 
+SHORT = 64
+"""Columns below which a program takes more than 16 rows: of fewer elements its threads would have next to nothing to do."""
 FEW_PROGRAMS = 256
 """With fewer programs of a reduction than this, each with a long sum, much of a large device would be idle."""
 SHARED_BLOCK = 4096
@@ -231,7 +261,7 @@ def _reduction_variants(program: Program, region: Region, config: Mapping[str, i
             if b <= MOST_FACTORS or not products
         ]
     if whole <= 65536:
-        for rows in (1, 2, 4, 8, 16):
+        for rows in (1, 2, 4, 8, 16, *((32, 64, 128) if whole < SHORT else ())):
             if rows * whole > 32768 and rows > 1:
                 continue
             found += [
