@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.returned import leaves
-from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.core.sizes import Size, all_hold, names_in, product
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -46,9 +46,13 @@ def sizes_above_one(function: Callable[..., Any], graph: Graph, device: str) -> 
             return single is not None
         return single.calls != usual.calls or (follows and single.steps != _steps_in(graph, sizes))
 
+    def is_said(name: str) -> bool:
+        alone = (text for text in graph.conditions if names_in(text) == {name})
+        return not all_hold(alone, {name: 1})
+
     usual = _run(function, graph, graph.sizes, device)
     follows = usual is not None and usual.steps == _steps_in(graph, graph.sizes)
-    return tuple(f"{name} >= 2" for name in graph.sizes if differs(name))
+    return tuple(f"{name} >= 2" for name in graph.sizes if not is_said(name) and differs(name))
 
 
 Steps = tuple[tuple[int, ...], ...]

@@ -73,6 +73,8 @@ class Watched:
     """The modules whose ``forward`` ran."""
     writes: dict[str, int] = field(default_factory=dict)
     """What they assign, with the line of the user's file; in-place changes of tensors are none."""
+    tensors: set[str] = field(default_factory=set)
+    """The parameters and buffers that they look at."""
 
     def note(self, access: str, value: object) -> None:
         """Note a value that was read, where it is a plain one."""
@@ -171,6 +173,8 @@ def _watching_class(kind: type, access: str, watched: Watched, path: str) -> typ
         value = super(type(self), self).__getattr__(name)
         if value is None:
             watched.note(f"{access}.{name}", value)
+        elif isinstance(value, torch.Tensor):
+            watched.tensors.add(f"{access}.{name}")
         return value
 
     def __setattr__(self: Any, name: str, value: Any) -> None:

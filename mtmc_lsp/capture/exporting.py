@@ -12,6 +12,7 @@ import torch.fx.proxy
 from torch.export import Dim, export
 
 from mtmc_lsp.capture.awkward import AwkwardSize, Watch
+from mtmc_lsp.capture.conditions import Question, noting_questions
 from mtmc_lsp.capture.expanding import expansions
 from mtmc_lsp.capture.hastening import hasten_export
 from mtmc_lsp.capture.reading import LINE_MARK, InputTensor, Reader, decides_by_values, line_of, written_in
@@ -118,7 +119,7 @@ def export_graph(
     while attempts < ATTEMPTS:
         watch = Watch([item.value for item in inputs], held, fixed)
         try:
-            program = _export(flat, inputs, fixed, target, watch)
+            program, questions = _export(flat, inputs, fixed, target, watch)
         except AwkwardSize:
             fixed |= watch.found.keys()
             lines |= {place: line_of(node) for place, node in watch.found.items()}
@@ -127,11 +128,11 @@ def export_graph(
             # What cannot be traced for any size, as where a condition on sizes has no solution, may be for the given ones.
             break
         attempts, written = attempts + 1, written_in(program)
-        reader = Reader(program, inputs, variables, target, flat.returns, written)
+        reader = Reader(program, inputs, variables, target, flat.returns, written, questions)
         awkward = reader.awkward_symbols()
         if not awkward:
             # Taking operations apart takes longer than the export: it is only done with sizes that may stay.
-            reader = Reader(_expanded(program, target), inputs, variables, target, flat.returns, written)
+            reader = Reader(_expanded(program, target), inputs, variables, target, flat.returns, written, questions)
             awkward = reader.awkward_symbols()
         if not awkward:
             return reader.read(), tuple(_told(inputs, reader, lines, text))
@@ -140,9 +141,9 @@ def export_graph(
                 fixed.add(place)
                 lines[place] = awkward[symbol]
     fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
-    program = _export(flat, inputs, fixed, target)
+    program, questions = _export(flat, inputs, fixed, target)
     written, program = written_in(program), _expanded(program, target)
-    return Reader(program, inputs, variables, target, flat.returns, written).read(), (
+    return Reader(program, inputs, variables, target, flat.returns, written, questions).read(), (
         "the graph holds for the workload's sizes alone",
     )
 
@@ -188,8 +189,8 @@ def _export(
     fixed: set[Place],
     target: Target,
     watch: Watch | None = None,
-) -> Any:
-    """The target's program, as torch exports it.
+) -> tuple[Any, list[Question]]:
+    """The target's program, as torch exports it, and what was asked of sizes on the way.
 
     Raises:
         AwkwardSize: the watch ended it.
@@ -210,9 +211,9 @@ def _export(
         for i, item in enumerate(inputs)
     )
     tensors = tuple(item.value for item in inputs)
-    with _recording_lines(target.path, watch), torch.no_grad():
+    with _recording_lines(target.path, watch), noting_questions() as questions, torch.no_grad():
         try:
-            return export(_Flat(flat), tensors, dynamic_shapes=(shapes,), strict=False)
+            return export(_Flat(flat), tensors, dynamic_shapes=(shapes,), strict=False), questions
         except Exception as error:
             if watch is not None and watch.found:
                 # Torch may have put an error of its own around it.

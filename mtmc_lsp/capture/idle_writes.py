@@ -34,9 +34,10 @@ def without_idle_writes(graph: Graph) -> Graph:
             own = parts.get(_part(PARTS[word], base, node.args[2:], graph))
             # What both leave the target are two tensors, of which the caller may change one.
             both_leave = {base, ref} <= graph.left
-            if isinstance(base, Ref) and written == own and base.name in graph.named and not both_leave:
-                if graph.type_of(base) == graph.type_of(ref):
-                    same[ref] = base
+            assert isinstance(base, Ref)
+            is_idle = written == own and base.name in graph.named and not both_leave
+            if is_idle and graph.type_of(base) == graph.type_of(ref):
+                same[ref] = base
         nodes.append(node)
     outputs = tuple(same.get(ref, ref) for ref in graph.outputs)
     mutations = tuple(replace(item, value=same.get(item.value, item.value)) for item in graph.mutations)

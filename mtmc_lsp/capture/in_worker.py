@@ -30,7 +30,7 @@ from mtmc_lsp.capture.masks import refuse_unknown_sizes, with_masks_in_place
 from mtmc_lsp.capture.reading import InputTensor
 from mtmc_lsp.capture.recurrent import kept_whole, without_idle_modes
 from mtmc_lsp.capture.rounding import convolution_modes
-from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, without_dead_nodes, without_unused_inputs
+from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, with_unread_apart, without_dead_nodes
 from mtmc_lsp.capture.structure import class_name, shared_parts, used_modules
 from mtmc_lsp.capture.trying import buffers, flat_function, run_eagerly, traced
 from mtmc_lsp.core.dtypes import ITEMSIZE
@@ -97,15 +97,15 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
     constants = _constants(call, without_idle_modes(call.instance, watched.reads), workload.target)
     graph = replace(graph, constants=constants, kept=tuple(item.access for item in workload.kept))
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
-    graph = without_unused_inputs(without_dead_nodes(returning(graph, given_back)))
+    graph = with_unread_apart(without_dead_nodes(returning(graph, given_back)), watched.tensors)
     _check_graph(graph, workload.target)
     if device == "cuda":
         seen = convolution_modes(lambda: flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
         graph = replace(graph, convolutions_seen=seen)
-    held = (item.access for item in graph.inputs if item.access.startswith("self."))
+    held = (item.access for item in (*graph.inputs, *graph.unread) if item.access.startswith("self."))
     read = (*held, *watched.reads, *graph.kept)
     modules = used_modules(call.instance, module, watched.called, read)
-    used = {*(item.access for item in modules), *(item.access for item in graph.inputs)}
+    used = {*(item.access for item in modules), *(item.access for item in (*graph.inputs, *graph.unread))}
     graph = replace(graph, modules=modules, same=shared_parts(call.instance, used))
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),

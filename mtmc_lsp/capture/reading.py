@@ -12,12 +12,12 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from mtmc_lsp.capture.awkward import awkward_sizes, blamed, is_symbol, step_of, symbols_of
-from mtmc_lsp.capture.conditions import Guard, condition, guards_of
+from mtmc_lsp.capture.conditions import Guard, Question, condition, guards_of
 from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
 from mtmc_lsp.core.returned import RESULTS, SIZES, is_nested, put_together
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import FUNCTIONS, Size
 from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
@@ -57,8 +57,10 @@ class Reader:
         target: Target,
         returns: str,
         written: Set[str],
+        questions: Sequence[Question],
     ) -> None:
         self.program = program
+        self.questions = questions
         self.returns = returns
         self.inputs = inputs
         self.variables = variables
@@ -91,7 +93,7 @@ class Reader:
         return found
 
     def _name_symbols(self) -> None:
-        taken = {item.name for item in self.inputs}
+        taken = {*FUNCTIONS, *(item.name for item in self.inputs)}
         same = _same_by_attention(self.program)
         given: set[str] = set()
         numbered = 0
@@ -161,7 +163,7 @@ class Reader:
         return blamed(expression, set(self.names), parameters, values)
 
     def _guards(self) -> list[Guard]:
-        return guards_of(self.placeholders, self.target.path)
+        return guards_of(self.placeholders, self.questions, self.target.path)
 
     def size(self, value: Any) -> Size:
         """A dimension as our size."""

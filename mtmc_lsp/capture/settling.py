@@ -1,14 +1,14 @@
-"""What an exported graph still needs to be the target's: the layout of its results, and nothing that no result needs."""
+"""What an exported graph still needs to be the target's: the layout of its results, and what no result needs apart from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from mtmc_lsp.capture.effects import is_random
-from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
+from mtmc_lsp.core.graph import Argument, Graph, InputKind, Node, Ref
 from mtmc_lsp.core.returned import sizes_in
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Size, names_in
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides."""
@@ -63,20 +63,29 @@ def without_dead_nodes(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(reversed(kept)))
 
 
-def without_unused_inputs(graph: Graph) -> Graph:
-    """Without the inputs that nothing reads: neither what they hold, nor their sizes, as ``torch.arange(q.shape[0])`` does."""
+def with_unread_apart(graph: Graph, seen: Container[str]) -> Graph:
+    """The graph with the inputs that nothing reads apart: neither what they hold, nor their sizes, as ``torch.arange(len(q))``.
+
+    Args:
+        graph: what was exported.
+        seen: accesses of the module's tensors that the target looked at; what it did not look at is left out.
+    """
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
     used |= {ref.name for ref in graph.outputs} | {name for m in graph.mutations for name in (m.input, m.value.name)}
     asked = {name for text in sizes_in(graph.returns) for name in Size.parse(text).symbols()}
     asked |= {name for node in graph.nodes for size in _sizes_of(node) for name in size.symbols()}
+    asked |= {name for condition in graph.conditions for name in names_in(condition)}
     for item in sorted(graph.inputs, key=lambda item: item.name not in used):
         own = {name for size in item.type.shape for name in size.symbols()}
         used |= {item.name} if asked & own else set()
         asked -= own
     inputs = tuple(item for item in graph.inputs if item.name in used)
+    others = (item for item in graph.inputs if item.name not in used)
+    unread = tuple(item for item in others if item.kind is InputKind.ARGUMENT or item.access in seen)
     # The sizes of a parameter that is not read are none of the graph's.
     read = {name for item in inputs for size in (*item.type.shape, *item.type.stride) for name in size.symbols()}
-    return replace(graph, inputs=inputs, sizes={name: size for name, size in graph.sizes.items() if name in read})
+    sizes = {name: size for name, size in graph.sizes.items() if name in read}
+    return replace(graph, inputs=inputs, unread=unread, sizes=sizes)
 
 
 def _sizes_of(node: Node) -> Iterator[Size]:

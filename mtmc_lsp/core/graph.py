@@ -260,6 +260,9 @@ class Graph:
     mutations: tuple[Mutation, ...] = ()
     kept: tuple[str, ...] = ()
     """Attributes that the target sets, ``self.hidden``, each to one of the last outputs: these are none of its results."""
+    unread: tuple[GraphInput, ...] = ()
+    """Tensors that the target is given, or looks at, and no node reads: a size of theirs that is a number may be built into the
+    graph, as may their dtype, or that they are there at all."""
     conditions: tuple[str, ...] = ()
     """Python conditions over named sizes (``s0 >= 2``, ``s0 % 8 == 0``) under which the graph holds."""
     constants: Mapping[str, object] = field(default_factory=dict)

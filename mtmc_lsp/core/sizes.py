@@ -13,6 +13,8 @@ from math import prod
 from operator import mul
 from typing import Union
 
+FUNCTIONS = {"max": max, "min": min}
+"""What conditions over named sizes may call: no size has these names."""
 Monomial = tuple[str, ...]
 SizeLike = Union["Size", int]
 
@@ -192,12 +194,18 @@ def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
 
 def all_hold(conditions: Iterable[str], sizes: Mapping[str, int]) -> bool:
     """Whether conditions in Python over named sizes, such as ``B % 2 == 0``, hold for these."""
-    given = {"__builtins__": {}, "max": max, "min": min}
     try:
-        return all(bool(eval(text, given, dict(sizes))) for text in conditions)
-    except ZeroDivisionError:
-        # Where the user's own condition divides by a size, that code does not take a size of 0 either.
+        return all(bool(eval(text, {"__builtins__": {}, **FUNCTIONS}, dict(sizes))) for text in conditions)
+    except (ArithmeticError, TypeError):
+        # The user's own code asks the same: it raises an error for these sizes, as where it divides by one that is 0.
         return False
+
+
+def names_in(condition: str) -> set[str]:
+    """The named sizes that a condition speaks of."""
+    return {
+        node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)
+    } - FUNCTIONS.keys()
 
 
 def _normal(terms: list[tuple[Monomial, int]]) -> Size:

@@ -265,12 +265,16 @@ def moved(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor]) -
 def _call_sizes(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Sizes for the throw-away arguments that a call is built with; the case's own replace them.
 
-    Arguments that the graph does not use are kept, so where there are any, they get the case's sizes.
+    Arguments that the graph does not use are kept, so where there are any, they get the case's sizes, and the workload's where
+    the graph may have been made for these.
     """
     sizes = {name: min(value, 4) for name, value in capture.workload.sizes.items()}
     specs = {item.name: item.tensor for item in capture.workload.arguments if item.tensor is not None}
     if set(specs) <= set(inputs):
         return sizes
+    beside = [size for item in capture.graph.unread for size in item.type.shape]
+    free = {*capture.graph.sizes, *(name for size in beside for name in size.symbols())}
+    sizes |= {name: value for name, value in capture.workload.sizes.items() if name not in free}
     for name in set(specs) & set(inputs):
         for size, length in zip(specs[name].shape, inputs[name].shape, strict=True):
             if size.is_symbol:

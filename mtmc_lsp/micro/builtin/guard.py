@@ -87,6 +87,7 @@ def write_guard(
     conditions.append("not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))")
     conditions += _alike(alike or (), names)
     conditions += _shapes(graph, names, texts, alike)
+    conditions += _unread(graph, texts)
     conditions += _apart(graph, names)
     conditions += [binding.condition for binding in bound.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
@@ -207,6 +208,23 @@ def _shapes(
     return _without_repeated_numel(conditions)
 
 
+def _unread(graph: Graph, texts: dict[str, str]) -> list[str]:
+    """What the trace may rest on of tensors that the Triton version does not read: all that is no size of their own."""
+    conditions = []
+    for item in graph.unread:
+        own, kind = item.access, item.type
+        conditions.append(f"isinstance({own}, torch.Tensor)")
+        conditions.append(f"{own}.device == tensors[0].device")
+        conditions.append(f"{own}.dtype == torch.{kind.dtype}")
+        conditions.append(f"{own}.ndim == {len(kind.shape)}")
+        for i, size in enumerate(kind.shape):
+            if set(size.symbols()) <= graph.sizes.keys():
+                conditions.append(f"{own}.shape[{i}] == {size_text(size, texts)}")
+        if kind.is_contiguous:
+            conditions.append(f"{own}.is_contiguous()")
+    return conditions
+
+
 def _alike(alike: Sequence[GraphInput], names: dict[str, str]) -> list[str]:
     """Of the many tensors of a network those of one dtype and shape are looked at together: it is shorter, and faster."""
     groups: dict[tuple[str, tuple[Size, ...]], list[str]] = {}
@@ -319,4 +337,4 @@ def size_text(size: Size, texts: dict[str, str]) -> str:
 
 
 def _substituted(text: str, texts: dict[str, str]) -> str:
-    return re.sub(r"[A-Za-z_]\w*", lambda match: texts.get(match.group(), match.group()), text)
+    return re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda match: texts.get(match.group(), match.group()), text)
