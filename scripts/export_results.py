@@ -42,9 +42,15 @@ def main() -> int:
     parser.add_argument("--without", type=Path, help="what compare_kernelbench.py wrote: those are left out")
     parser.add_argument("--jobs", type=int, default=1, help="problems at a time")
     options = parser.parse_args()
-    rows = {row["problem"]: row for row in map(json.loads, options.results.read_text(encoding="utf-8").splitlines())}
-    known = options.without.read_text(encoding="utf-8").splitlines() if options.without else []
-    done = {json.loads(line)["problem"] for line in known}
+    if not options.problems.is_dir():
+        parser.error(f"{options.problems} is no folder: give the one that `mtmc bench` was given")
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: at least one problem at a time")
+    try:
+        rows = rows_of(options.results)
+        done = set(rows_of(options.without)) if options.without else set()
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     todo = [row for row in rows.values() if kept(row) and file_name(row) not in done]
     options.out.mkdir(parents=True, exist_ok=True)
     places: SimpleQueue[int] = multiprocessing.SimpleQueue()
@@ -58,6 +64,23 @@ def main() -> int:
     written = sum(not wrong for wrong in said)
     print(f"{written} of {len(said)} written")
     return 0 if written == len(said) else 1
+
+
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a file of results, by their problem.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line of it is none of a result; says which.
+    """
+    rows = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows[str(row["problem"])] = row
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}, line {number}: not a result with a `problem`") from None
+    return rows
 
 
 def kept(row: dict[str, Any]) -> list[dict[str, Any]]:
