@@ -137,6 +137,20 @@ def test_results_scatter_only_where_their_dtype_cannot_hold_them() -> None:
         assert torch.equal(exact[fits], products[fits]) and torch.equal(view, wide.t())
 
 
+def test_equal_elements_may_scatter_alike() -> None:
+    """The errors of many elements next to one number are one error, which a sum of them magnifies."""
+    x, mode = torch.full((64,), 1.1, dtype=WIDE), Float64Mode()
+    low = x.float()
+    spreads = {}
+    for together in (True, False):
+        wide = low.double()
+        with mode, mode.holding({"x": wide}, {"x": low}, scattered=1, together=together):
+            found = wide * wide
+        spreads[together] = len(found.unique())
+        assert not torch.equal(found, wide * wide)
+    assert spreads == {True: 1, False: 2}
+
+
 def test_a_shortcut_of_torchs_that_gives_another_number_of_results_has_no_oracle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

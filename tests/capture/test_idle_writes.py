@@ -1,0 +1,57 @@
+"""``out[1:-1] += y`` is one write: what Python does after the addition in place, ``out[1:-1] = out[1:-1]``, is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.macro.situations import fused_as_far_as_it_goes, start
+from tests.micro.harness import verified
+
+TEXT = """
+import torch
+
+
+# mtmc: x=f32[N,M] N=12 M=9
+def added(x):
+    out = x.clone()
+    out[1:-1] += x[2:] * 0.5
+    return out
+
+
+# mtmc: x=f32[N,M] N=12 M=9
+def inner(x):
+    out = x.clone()
+    out[1:-1, 2:] *= x[:-2, 2:]
+    return out
+
+
+# mtmc: x=f32[N,M] N=12 M=9
+def twice(x):
+    out = x.clone()
+    out[0] += 1
+    out[0] -= x[1]
+    return out, out[0]
+
+
+# mtmc: x=f32[N,M] N=12 M=9
+def in_place(x):
+    x[:, 1] += x[:, 2]
+    return x
+
+
+# mtmc: x=f32[N,M] N=12 M=9
+def moved(x):
+    out = x.clone()
+    out[1:] = x[:-1]
+    out[:-1] = out[1:].clone()
+    return out
+"""
+WRITES = {"added": 1, "inner": 2, "twice": 2, "in_place": 2, "moved": 2}
+"""A write into a part of a part is one into each."""
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_is_there_already_is_not_written_again(name: str, captured) -> None:
+    capture = captured(TEXT, name)
+    assert sum("_scatter" in node.op for node in capture.graph.nodes) == WRITES[name]
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
