@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,9 @@ class Question:
     expression: Any
     answer: bool | int | float
     file: str
+    """Whose code asked."""
     line: int
+    """Of the target's file, which led there; 0 where none did."""
     guards: tuple[str, ...] = ()
     """What torch noted of it."""
 
@@ -86,8 +88,12 @@ class Question:
 
 
 @contextlib.contextmanager
-def noting_questions() -> Iterator[list[Question]]:
-    """Note what the user's code asks of sizes while it is traced, and where any code makes plain numbers of them."""
+def noting_questions(path: str) -> Iterator[list[Question]]:
+    """Note what the user's code asks of sizes while it is traced, and where any code makes plain numbers of them.
+
+    Args:
+        path: the target's file.
+    """
     asked: list[Question] = []
     originals: list[tuple[type, str, Any]] = [
         (torch.SymBool, "__bool__", torch.SymBool.__bool__),
@@ -104,7 +110,7 @@ def noting_questions() -> Iterator[list[Question]]:
             before = len(node.shape_env.guards)
             answer = original(self, *place)
             noted = tuple(str(guard.expr) for guard in node.shape_env.guards[before:])
-            asked.append(Question(expression, answer, *_asker(), noted))
+            asked.append(Question(expression, answer, *_asker(path), noted))
             return answer
 
         return answered
@@ -118,12 +124,15 @@ def noting_questions() -> Iterator[list[Question]]:
             setattr(owner, name, original)
 
 
-def _asker() -> tuple[str, int]:
-    """File and line of the code that asks."""
+def _asker(path: str) -> tuple[str, int]:
+    """The file of the code that asks, and the line of the target's file that led there."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in PASSING:
         frame = frame.f_back
-    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+    file = frame.f_code.co_filename if frame is not None else ""
+    while frame is not None and frame.f_code.co_filename != path:
+        frame = frame.f_back
+    return file, frame.f_lineno if frame is not None else 0
 
 
 class _Unsayable(Exception):
@@ -144,18 +153,17 @@ def guards_of(placeholders: Sequence[torch.fx.Node], questions: Sequence[Questio
             said = [question for question in questions if question.is_number or _is_the_users(question.file)]
             noted = {text for question in said for text in question.guards}
             others = [guard for guard in environment.guards if str(guard.expr) not in noted]
-            answered = [_answered(question, environment, path) for question in said]
+            answered = [_answered(question, environment) for question in said]
             return [*answered, *(_guard(guard, environment, path) for guard in others)]
     return []
 
 
-def _answered(question: Question, environment: Any, path: str) -> Guard:
+def _answered(question: Question, environment: Any) -> Guard:
     # Sizes may have become others, or numbers, after it was asked.
     expression = environment.replace(question.expression)
-    line = question.line if question.file == path else 0
     if not question.is_number and not question.answer:
         expression = sympy.Not(expression)
-    return Guard(expression, is_asked=True, line=line, is_direct=True, is_number=question.is_number)
+    return Guard(expression, is_asked=True, line=question.line, is_direct=True, is_number=question.is_number)
 
 
 def _guard(guard: Any, environment: Any, path: str) -> Guard:
@@ -192,6 +200,23 @@ def condition(guard: Guard, names: Mapping[str, str], sizes: Container[str]) -> 
         return _said(guard.expression, own)
     except _Unsayable:
         return None
+
+
+def strongest(conditions: Iterable[str]) -> list[str]:
+    """Each condition once, and of ``T > 2`` and ``T > 3``, which a loop over the rows asks, the last alone."""
+    found: dict[str, None] = dict.fromkeys(conditions)
+    bounds: dict[tuple[str, str], tuple[int, str]] = {}
+    for text in list(found):
+        bound = re.fullmatch(r"(\w+) (>|>=|<|<=) (\d+)", text)
+        if bound is None:
+            continue
+        key, number = (bound[1], bound[2]), int(bound[3])
+        known = bounds.setdefault(key, (number, text))
+        is_weaker = number < known[0] if ">" in bound[2] else number > known[0]
+        if known[1] != text:
+            found.pop(text if is_weaker else known[1])
+            bounds[key] = known if is_weaker else (number, text)
+    return list(found)
 
 
 def _of_torchs_own(text: str, own: Mapping[str, str]) -> str:

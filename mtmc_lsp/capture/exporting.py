@@ -211,7 +211,7 @@ def _export(
         for i, item in enumerate(inputs)
     )
     tensors = tuple(item.value for item in inputs)
-    with _recording_lines(target.path, watch), noting_questions() as questions, torch.no_grad():
+    with _recording_lines(target.path, watch), noting_questions(target.path) as questions, torch.no_grad():
         try:
             return export(_Flat(flat), tensors, dynamic_shapes=(shapes,), strict=False), questions
         except Exception as error:

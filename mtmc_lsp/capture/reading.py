@@ -12,7 +12,7 @@ import torch
 from torch.export.graph_signature import OutputKind
 
 from mtmc_lsp.capture.awkward import awkward_sizes, blamed, is_symbol, step_of, symbols_of
-from mtmc_lsp.capture.conditions import Guard, Question, condition, guards_of
+from mtmc_lsp.capture.conditions import Guard, Question, condition, guards_of, strongest
 from mtmc_lsp.capture.synonyms import canonical
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
@@ -344,7 +344,7 @@ class Reader:
     def _conditions(self) -> tuple[str, ...]:
         """Guards that say more than that sizes differ or are at least 2 (the kernels hold for size 1 too)."""
         found = (condition(guard, self.names, self.sizes) for guard in self._guards())
-        return tuple(dict.fromkeys(text for text in found if text))
+        return tuple(strongest(text for text in found if text))
 
 
 def _as_written(numbers: torch.Tensor) -> tuple[Argument, ...]:
