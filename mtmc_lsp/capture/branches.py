@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.returned import leaves
 from mtmc_lsp.core.sizes import Size, all_hold, names_in, product
 
@@ -119,6 +119,28 @@ def never_empty(graph: Graph) -> tuple[str, ...]:
     sizes = (size for node in graph.nodes for kind in node.outputs for size in kind.shape if not size.is_constant)
     may_be = (_without_shared_factors(size) for size in dict.fromkeys(sizes) if not _is_above(0, size))
     return tuple(dict.fromkeys(f"{size} > 0" for size in may_be))
+
+
+def rolled_within(graph: Graph) -> tuple[str, ...]:
+    """Conditions under which rolled dimensions are longer than they are rolled: what is past the end begins at the front."""
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        if node.op.split(".")[1] == "roll":
+            source, shifts, *dims = node.args
+            assert isinstance(source, Ref)
+            shape = graph.type_of(source).shape
+            along = [shape[dim] for dim in whole_numbers(dims[0])] if dims and dims[0] != () else [product(shape)]
+            found |= {
+                f"{size} > {abs(shift)}": None
+                for size, shift in zip(along, whole_numbers(shifts), strict=False)
+                if not size.is_constant and shift and size.value(graph.sizes) > abs(shift)
+            }
+    return tuple(found)
+
+
+def whole_numbers(value: Argument) -> list[int]:
+    """The plain numbers among an argument, which may be one alone."""
+    return [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, int)]
 
 
 def _without_shared_factors(size: Size) -> Size:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from mtmc_lsp.capture.branches import more_than_one_value, never_empty, sizes_above_one
+from mtmc_lsp.capture.branches import more_than_one_value, never_empty, rolled_within, sizes_above_one
 from mtmc_lsp.capture.calls import Call, build_call, user_error
 from mtmc_lsp.capture.effects import (
     access_of,
@@ -33,7 +33,7 @@ from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, with_unread_apart, without_dead_nodes
 from mtmc_lsp.capture.structure import class_name, shared_parts, used_modules
 from mtmc_lsp.capture.trying import buffers, flat_function, run_eagerly, traced
-from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.jsonable import from_json, to_json
@@ -87,7 +87,12 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
         graph = laid_out_as(graph, returned)
         graph = without_dead_nodes(without_idle_writes(with_masks_in_place(graph)))
         refuse_unknown_sizes(graph, workload.target)
-        asked = (*sizes_above_one(flat, graph, device), *more_than_one_value(graph), *never_empty(graph))
+        asked = (
+            *sizes_above_one(flat, graph, device),
+            *more_than_one_value(graph),
+            *never_empty(graph),
+            *rolled_within(graph),
+        )
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *asked))))
         flops, given_back = traced(call, inputs, workload.target, named)
     watched.refuse_writes(workload.target, {item.access for item in workload.kept})
@@ -258,7 +263,7 @@ def _variable_sizes(graph: Graph, arguments: tuple[CapturedArgument, ...], workl
 def _bytes(graph: Graph) -> float:
     types = [item.type for item in graph.inputs]
     types += [graph.type_of(ref) for ref in dict.fromkeys(graph.outputs)]
-    return float(sum(kind.numel.value(graph.sizes) * ITEMSIZE[kind.dtype] for kind in types))
+    return float(sum(kind.numel.value(graph.sizes) * itemsize(kind.dtype) for kind in types))
 
 
 def _fp32_matmul() -> str:

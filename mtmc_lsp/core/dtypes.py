@@ -19,7 +19,26 @@ ITEMSIZE: dict[str, int] = {
     "uint8": 1,
     "bool": 1,
 }
-"""Bytes per element."""
+"""Bytes per element, of the dtypes that kernels compute with."""
+
+LEFT_ALONE: dict[str, int] = {
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+"""Bytes per element, of further dtypes: what has them stays with torch."""
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes per element; of one that is not known as many as a float32 has."""
+    return ITEMSIZE.get(dtype) or LEFT_ALONE.get(dtype, 4)
+
 
 SHORT: dict[str, str] = {
     "f64": "float64",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
@@ -92,7 +92,7 @@ ZERO = Cost(0.0, 0.0, 0.0)
 
 def tensor_bytes(kind: TensorType, sizes: Mapping[str, int]) -> float:
     """Bytes of a tensor, broadcast (stride 0) dimensions counted once."""
-    total = ITEMSIZE[kind.dtype]
+    total = itemsize(kind.dtype)
     for size, stride in zip(kind.shape, kind.stride, strict=True):
         if stride.terms:
             total *= size.value(sizes)

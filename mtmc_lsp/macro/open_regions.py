@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
-from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.jsonable import from_json
 from mtmc_lsp.core.protocols import State
@@ -104,7 +103,7 @@ def _open_action(state: State, program: Program, names: tuple[str, ...]) -> Macr
     graph, sizes = program.graph, program.graph.sizes
 
     def moved(types: list[TensorType]) -> float:
-        return sum(tensor_bytes(kind, sizes) for kind in types if kind.dtype in ITEMSIZE)
+        return sum(tensor_bytes(kind, sizes) for kind in types)
 
     inside = set(names)
     working = [graph.node(name) for name in names if graph.node(name).op.split(".")[1] not in VIEWS]

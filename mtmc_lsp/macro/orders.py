@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.axes import Axis
@@ -38,7 +38,7 @@ def across(program: Program, region: Region) -> Axis | None:
         for dim, inner in dense_axes(region, prim, kind).items():
             axis = longer.get(inner, inner)
             if kind.shape[dim] != Size.of(1) and axis in region.kept[:-1]:
-                amounts[axis] = amounts.get(axis, 0) + kind.numel.value(sizes) * ITEMSIZE[kind.dtype]
+                amounts[axis] = amounts.get(axis, 0) + kind.numel.value(sizes) * itemsize(kind.dtype)
     most = max(amounts, key=lambda axis: amounts[axis], default=None)
     wide = all(axis.size.value(sizes) >= LEAST_ACROSS for axis in (most, region.kept[-1]) if axis is not None)
     return most if wide else None

@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import Graph, GraphInput, Ref, TensorType
 from mtmc_lsp.core.jsonable import from_json, to_json
 from mtmc_lsp.core.results import Device
@@ -140,7 +140,7 @@ def _bytes(kind: TensorType, graph: Graph) -> float:
     count = 1
     for size, stride in zip(kind.shape, kind.stride, strict=True):
         count *= 1 if stride == Size.of(0) else size.value(graph.sizes)
-    return float(count * ITEMSIZE.get(kind.dtype, 4))
+    return float(count * itemsize(kind.dtype))
 
 
 def _product_kind(graph: Graph) -> str:

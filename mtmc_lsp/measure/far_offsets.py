@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import InputKind, TensorType
 from mtmc_lsp.core.sizes import all_hold
 from mtmc_lsp.core.workload import Capture
@@ -63,5 +63,5 @@ def _bytes(capture: Capture, arguments: list[TensorType], sizes: Mapping[str, in
     """Both processes' copies, and two tensors in double precision to compare."""
     graph = capture.graph
     results = [graph.type_of(ref) for ref in graph.outputs]
-    held = sum(kind.numel.value(sizes) * ITEMSIZE[kind.dtype] for kind in (*arguments, *results))
+    held = sum(kind.numel.value(sizes) * itemsize(kind.dtype) for kind in (*arguments, *results))
     return COPIES * held + 16.0 * max((kind.numel.value(sizes) for kind in results), default=0)

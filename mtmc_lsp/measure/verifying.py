@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.errors import HandoverFailed, MtmcError, WorkerFailed
 from mtmc_lsp.core.jsonable import to_json
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
@@ -191,7 +191,7 @@ class Verification:
         """Whether inputs take so much of the GPU that a candidate and a reference do not run side by side."""
         sizes = self._capture.graph.sizes
         types = [item.type for item in self._capture.graph.inputs]
-        held = sum(kind.numel.value(sizes) * ITEMSIZE[kind.dtype] for kind in types)
+        held = sum(kind.numel.value(sizes) * itemsize(kind.dtype) for kind in types)
         return self._measured and held > TIGHT_PART * self._runner.free_bytes > 0
 
     def begin(self, background: Executor) -> None:

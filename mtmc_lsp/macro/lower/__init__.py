@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.prims import Builder, CannotLower, PrimOp, Program
@@ -140,7 +141,7 @@ def _lower(graph_box: GraphBox) -> Program:
     for node in graph.nodes:
         builder.origin = node.name
         mark, streams = len(builder.prims), builder.streams
-        has_rule = _base(node.op) in RULES and node.name not in counted
+        has_rule = _base(node.op) in RULES and node.name not in counted and _is_of_known_dtypes(graph, node)
         try:
             lowered = RULES[_base(node.op)](Call(builder, node)) if has_rule else None
         except CannotLower:
@@ -157,6 +158,12 @@ def _lower(graph_box: GraphBox) -> Program:
         for i, name in enumerate((lowered,) if isinstance(lowered, str) else lowered):
             builder.values[node.name, i] = name
     return Program(graph, builder.prims, builder.values, frozenset(opaque))
+
+
+def _is_of_known_dtypes(graph: Graph, node: Node) -> bool:
+    """Whether kernels compute with what a node reads and gives: with complex numbers they do not."""
+    kinds = (*node.outputs, *(graph.type_of(ref) for ref in node.inputs()))
+    return all(kind.dtype in ITEMSIZE for kind in kinds)
 
 
 class GraphBox:

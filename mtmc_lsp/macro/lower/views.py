@@ -182,10 +182,13 @@ def roll(c: Call) -> str:
     for shift, dim in zip(shifts, dims, strict=True):
         dim %= len(c.b.shape(x))
         size = c.b.shape(x)[dim]
-        if not size.is_constant:
+        if size.is_constant:
+            cut = Size.of((size - shift).constant % max(1, size.constant))
+        elif shift and f"{size} > {abs(shift)}" not in c.b.graph.conditions:
             raise c.fail("rolling along a symbolic size, which the shift may pass")
-        cut = (size - shift).constant % max(1, size.constant)
-        if cut:
+        else:
+            cut = size - shift if shift > 0 else Size.of(-shift)
+        if cut.terms:
             parts = [c.b.slice(x, dim, cut, size - cut), c.b.slice(x, dim, 0, cut)]
             x = c.b.add(PrimOp.CAT, parts, c.b.shape(x), c.b.dtype(x), dim=dim)
     return c.b.reshape(x, c.out.shape)
