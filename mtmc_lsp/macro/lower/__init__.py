@@ -8,6 +8,7 @@ from functools import lru_cache
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.macro.lower.deciding import with_exact_divisions
 from mtmc_lsp.macro.prims import Builder, CannotLower, PrimOp, Program
 from mtmc_lsp.macro.updates import counts
 
@@ -157,7 +158,7 @@ def _lower(graph_box: GraphBox) -> Program:
             )
         for i, name in enumerate((lowered,) if isinstance(lowered, str) else lowered):
             builder.values[node.name, i] = name
-    return Program(graph, builder.prims, builder.values, frozenset(opaque))
+    return Program(graph, with_exact_divisions(builder.prims), builder.values, frozenset(opaque))
 
 
 def _is_of_known_dtypes(graph: Graph, node: Node) -> bool:
