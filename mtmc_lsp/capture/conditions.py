@@ -203,8 +203,11 @@ def condition(guard: Guard, names: Mapping[str, str], sizes: Container[str]) -> 
 
 
 def strongest(conditions: Iterable[str]) -> list[str]:
-    """Each condition once, and of ``T > 2`` and ``T > 3``, which a loop over the rows asks, the last alone."""
-    found: dict[str, None] = dict.fromkeys(conditions)
+    """Each condition once, and of ``T > 2`` and ``T > 3``, which a loop over the rows asks, the last alone.
+
+    Of two sizes with one name it is known that they are equal, so ``T <= T`` is left out.
+    """
+    found: dict[str, None] = dict.fromkeys(text for text in conditions if not re.fullmatch(r"(.+) [<>=]= \1", text))
     bounds: dict[tuple[str, str], tuple[int, str]] = {}
     for text in list(found):
         bound = re.fullmatch(r"(\w+) (>|>=|<|<=) (\d+)", text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ def export_graph(
         try:
             program, questions = _export(flat, inputs, fixed, target, watch)
         except AwkwardSize:
-            fixed |= watch.found.keys()
+            fixed |= _alike(inputs, watch.found)
             lines |= {place: line_of(node) for place, node in watch.found.items()}
             continue
         except TargetUnsupported:
@@ -138,7 +138,7 @@ def export_graph(
             return reader.read(), tuple(_told(inputs, reader, lines, text))
         for place, symbols in reader.symbols_at.items():
             for symbol in symbols & awkward.keys():
-                fixed.add(place)
+                fixed |= _alike(inputs, [place])
                 lines[place] = awkward[symbol]
     fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
     program, questions = _export(flat, inputs, fixed, target)
@@ -146,6 +146,13 @@ def export_graph(
     return Reader(program, inputs, variables, target, flat.returns, written, questions).read(), (
         "the graph holds for the workload's sizes alone",
     )
+
+
+def _alike(inputs: Sequence[InputTensor], places: Iterable[Place]) -> set[Place]:
+    """These places and all that the workload gives the same name: what is constant at one would else be a size at the other."""
+    found = set(places)
+    names = {_name(inputs, place) for place in found} - {""}
+    return found | {(i, d) for i, item in enumerate(inputs) for d, name in enumerate(item.size_names) if name in names}
 
 
 def _told(

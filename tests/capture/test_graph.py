@@ -295,3 +295,22 @@ def test_a_kernel_is_no_target_and_the_message_says_what_is(captured) -> None:
     with pytest.raises(TargetUnsupported, match="Triton kernel already") as caught:
         captured(text, "k")
     assert caught.value.where is not None and caught.value.where.line == 5
+
+
+NAMED_ALIKE = """
+import torch
+
+
+# mtmc: logits=f32[B,T,V] labels=i64[B,T]@0..V-1 B=4 T=6 V=11
+def picked(logits, labels):
+    chosen, rejected = labels.chunk(2)
+    one = logits.log_softmax(-1).gather(2, labels[..., None]).squeeze(2).sum(-1)
+    return one * 2, chosen.sum(-1) - rejected.sum(-1)
+"""
+
+
+def test_a_size_that_is_fixed_is_so_wherever_it_has_the_name(captured) -> None:
+    """Torch asks of a gather's index only that it is no longer: rows of 4 and of B would be no one kernel."""
+    graph = captured(NAMED_ALIKE, "picked").graph
+    assert [str(item.type.shape[0]) for item in graph.inputs] == ["4", "4"]
+    assert not graph.conditions, "that a size is no more than itself is no condition"
