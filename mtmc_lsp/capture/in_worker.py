@@ -33,6 +33,7 @@ from mtmc_lsp.capture.rounding import convolution_modes
 from mtmc_lsp.capture.settling import Layout, laid_out_as, returning, with_unread_apart, without_dead_nodes
 from mtmc_lsp.capture.structure import class_name, shared_parts, used_modules
 from mtmc_lsp.capture.trying import buffers, flat_function, run_eagerly, traced
+from mtmc_lsp.capture.written_parts import with_rows_stacked
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
@@ -85,7 +86,7 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
         finally:
             refuse_unknown(before, watched.writes.keys() - call.accesses, device)
         graph = laid_out_as(graph, returned)
-        graph = without_dead_nodes(without_idle_writes(with_masks_in_place(graph)))
+        graph = without_dead_nodes(without_idle_writes(with_rows_stacked(with_masks_in_place(graph))))
         refuse_unknown_sizes(graph, workload.target)
         asked = (
             *sizes_above_one(flat, graph, device),

@@ -7,7 +7,7 @@ from mtmc_lsp.macro.regions import Region
 
 DEEPEST = 128
 """Operations that wait for one another: the coder writes a value inside what reads it."""
-MOST_VALUES = 20_000
+MOST_VALUES = 2_000
 """Values that are written out, those of one operation at different places each counted: a layer's kernel has some hundred."""
 MOVES = frozenset({PrimOp.SLICE, PrimOp.FLIP, PrimOp.CAT, PrimOp.PAD, PrimOp.WINDOW, PrimOp.GATHER})
 """Primitives whose result at one place is their input's at another."""

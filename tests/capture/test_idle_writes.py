@@ -46,7 +46,7 @@ def moved(x):
     out[:-1] = out[1:].clone()
     return out
 """
-WRITES = {"added": 1, "inner": 2, "twice": 2, "in_place": 2, "moved": 2}
+WRITES = {"added": 1, "inner": 2, "twice": 2, "in_place": 1, "moved": 2}
 """A write into a part of a part is one into each."""
 
 

@@ -1,0 +1,75 @@
+"""Loops that write their results row by row: what leaves is a stack, and no row is computed once for each of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.macro.situations import fused_as_far_as_it_goes, start
+from tests.micro.harness import verified
+
+TEXT = """
+import torch
+
+
+# mtmc: rewards=f32[B,T] values=f32[B,T] B=6 T=5
+def gae(rewards, values):
+    adv = torch.zeros_like(rewards)
+    last = torch.zeros(rewards.shape[0], device=rewards.device)
+    for t in reversed(range(rewards.shape[1])):
+        last = rewards[:, t] - values[:, t] + 0.9 * last
+        adv[:, t] = last
+    return adv, adv + values
+
+
+# mtmc: x=f32[T,B] B=6 T=4
+def reads_back(x):
+    out = torch.empty_like(x)
+    out[0] = x[0]
+    for t in range(1, x.shape[0]):
+        out[t] = out[t - 1] * 0.5 + x[t]
+    return out
+
+
+# mtmc: x=f32[T,B] B=6 T=4
+def twice(x):
+    out = torch.zeros_like(x)
+    for t in range(x.shape[0]):
+        out[t] = x[t] * 2
+    out[1] = out[2] + 1
+    out[-1] += out[0]
+    return out
+
+
+# mtmc: x=f32[T,B] B=6 T=4
+def some_rows(x):
+    out = x.clone()
+    for t in range(1, x.shape[0]):
+        out[t] = out[t - 1] * 0.5 + x[t]
+    return out
+
+
+# mtmc: x=f32[T,B] B=6 T=3
+def in_place(x):
+    for t in range(x.shape[0]):
+        x[t] = x[t] * 2 + x[0]
+    return x
+
+
+# mtmc: x=f32[T,B] B=6 T=2
+def both(x):
+    out = torch.zeros_like(x)
+    for t in range(x.shape[0]):
+        early = out * 1
+        out[t] = x[-1 - t] * 2
+    return early, out, out[:]
+"""
+WRITES = {"gae": 0, "reads_back": 0, "twice": 0, "some_rows": 3, "in_place": 0, "both": 1}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_rows_that_are_all_written_are_a_stack(name: str, captured) -> None:
+    capture = captured(TEXT, name)
+    words = [node.op.split(".")[1] for node in capture.graph.nodes]
+    assert words.count("select_scatter") == WRITES[name], words
+    assert ("stack" in words) == (name != "some_rows")
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
