@@ -130,6 +130,11 @@ def export_graph(
         attempts, written = attempts + 1, written_in(program)
         reader = Reader(program, inputs, variables, target, flat.returns, written, questions)
         awkward = reader.awkward_symbols()
+        numbers = _alike(inputs, (place for place, symbols in reader.symbols_at.items() if not symbols))
+        if any(reader.symbols_at[place] for place in numbers):
+            # Torch has made it constant at one place, as where a loop runs over it.
+            fixed |= numbers
+            continue
         if not awkward:
             # Taking operations apart takes longer than the export: it is only done with sizes that may stay.
             reader = Reader(_expanded(program, target), inputs, variables, target, flat.returns, written, questions)

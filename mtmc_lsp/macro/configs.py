@@ -159,7 +159,7 @@ def _reads_again(program: Program, region: Region) -> bool:
     """Whether a tile that does not hold its columns may have to walk them more than once."""
     passes = sum(program.prims[name].op is PrimOp.REDUCE for name in region.prims)
     reduced, table = set(region.reduced), region.table
-    return passes > 1 or any(reduced & set(table.all_axes(program.of(ref).name)) for ref in region.outputs)
+    return passes > 1 or any(reduced & set(table.all_axes(name)) for _, name in region.stored(program))
 
 
 PARTIAL = frozenset({PrimOp.WINDOW, PrimOp.SLICE, PrimOp.PAD, PrimOp.CAT, PrimOp.FLIP, PrimOp.GATHER, PrimOp.CROP})

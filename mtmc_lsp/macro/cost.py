@@ -234,7 +234,7 @@ def kernel_cost(
         passes = 2
     written = 0.0
     for ref in region.outputs:
-        kind, own = graph.type_of(ref), program.of(ref).name
+        kind, own = graph.type_of(ref), next(name for known, name in region.stored(program) if known == ref)
         written += tensor_bytes(kind, graph.sizes) * _sectors(program, region, own, kind, config, device)
     flops = sum(matmul_flops(program, node) for node in region.nodes) * _share_of_pairs(program, region)
     dtype = program.of(region.outputs[0]).dtype
@@ -405,7 +405,7 @@ def _share_of_pairs(program: Program, region: Region) -> float:
 def _varies_along_columns(program: Program, region: Region) -> bool:
     """Whether a result has an element per column, so that the columns are walked again after the reductions."""
     table, reduced = region.table, set(region.reduced)
-    return any(reduced & set(table.all_axes(program.of(ref).name)) for ref in region.outputs)
+    return any(reduced & set(table.all_axes(name)) for _, name in region.stored(program))
 
 
 def _walks_again(program: Program, region: Region) -> bool:

@@ -32,6 +32,9 @@ def may_overwrite(program: Program, region: Region, mutation: Mutation, recomput
     kind = graph.type_of(Ref(mutation.input))
     if region.kind not in (RegionKind.MAP, RegionKind.REDUCE) or graph.type_of(mutation.value) != kind:
         return False
+    if region.parts:
+        # One part may be written before another is read.
+        return False
     old = program.values[mutation.input, 0]
     # In a kernel, an operation may be given a tensor and look at its shape alone; a torch call counts as a reader.
     given_to = {node.name for node in graph.readers(mutation.input)}

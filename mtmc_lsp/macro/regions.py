@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from mtmc_lsp.core.graph import Graph, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.attention_form import attention_form
 from mtmc_lsp.macro.axes import Axis, AxisTable
+from mtmc_lsp.macro.joined import Parts, parts_of, stored
 from mtmc_lsp.macro.prims import ONE, VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
 
 VIEWS = frozenset(
@@ -58,6 +59,12 @@ class Region:
     """Axes of independent work, outermost first."""
     reduced: tuple[Axis, ...]
     """Axes that are reduced (or scanned) over, outermost first."""
+    parts: Parts = field(default_factory=dict, hash=False)
+    """Results that are written part by part, and these parts."""
+
+    def stored(self, program: Program) -> list[tuple[Ref, str]]:
+        """What is written, each result with its primitive; with several where these are its parts."""
+        return list(stored(program, self.outputs, self.parts))
 
     @property
     def rows(self) -> Size:
@@ -133,7 +140,23 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
     outputs = used_outside(program, ordered)
     if not outputs:
         raise CannotFuse("nothing of it is used")
-    prims, inputs = _needed(program, chosen, [program.of(ref).name for ref in outputs])
+    parts = parts_of(program, outputs, chosen)
+    try:
+        return _analysed(program, ordered, chosen, outputs, parts)
+    except CannotFuse:
+        if not parts:
+            raise
+        return _analysed(program, ordered, chosen, outputs, {})
+
+
+def _analysed(
+    program: Program, ordered: tuple[str, ...], chosen: set[str], outputs: tuple[Ref, ...], parts: Parts
+) -> Region:
+    written = list(stored(program, outputs, parts))
+    results = [name for _, name in written]
+    prims, inputs = _needed(program, chosen, results)
+    if any(program.of(ref).name in prims for ref in parts):
+        raise CannotFuse("a result is read before it is put together")
     if not prims:
         raise CannotFuse("nothing is computed")
     if any(_is_expanded(program.graph.type_of(ref)) for ref in outputs):
@@ -147,26 +170,27 @@ def analyse(program: Program, nodes: Iterable[str], recomputed: Iterable[str] = 
         table = AxisTable(program.prims, (), program.graph.sizes)
         return Region(ordered, prims, inputs, outputs, RegionKind.RECURRENT, table, (), ())
     # A result that is an input as it is (a clone) has axes too.
-    results = [program.of(ref).name for ref in outputs]
     table = AxisTable(program.prims, [*(name for name in results if name in inputs), *prims], program.graph.sizes)
     _check_distinct(members, table)
     kind = _kind(members)
+    if parts and kind not in (RegionKind.MAP, RegionKind.REDUCE):
+        raise CannotFuse("a result is put together of several")
     if kind in (RegionKind.MATMUL, RegionKind.ATTENTION):
         return _product_region(program, ordered, prims, inputs, outputs, kind, table)
     _tie_passes(members, results, table)
     _check_distinct(members, table)
     reduced = _reduced_axes(members, table)
-    kept = _kept_axes(program, outputs, table, reduced, members)
+    kept = _kept_axes(program, written, table, reduced, members)
     _check_members(members, table, kept, reduced)
     _check_single_places(members)
     _check_repetition(program, members, results, table, kept)
-    for ref in outputs:
-        axes = set(table.all_axes(program.of(ref).name))
+    for name in results:
+        axes = set(table.all_axes(name))
         if not set(kept) <= axes:
             raise CannotFuse("its results do not have the same independent axes")
         if axes & set(reduced) and not set(reduced) <= axes:
             raise CannotFuse("a result has only part of the reduced axes")
-    return Region(ordered, prims, inputs, outputs, kind, table, kept, reduced)
+    return Region(ordered, prims, inputs, outputs, kind, table, kept, reduced, parts)
 
 
 def _tie_passes(members: list[Prim], results: list[str], table: AxisTable) -> None:
@@ -323,7 +347,7 @@ def _reduced_axes(members: list[Prim], table: AxisTable) -> tuple[Axis, ...]:
 
 def _kept_axes(
     program: Program,
-    outputs: tuple[Ref, ...],
+    written: list[tuple[Ref, str]],
     table: AxisTable,
     reduced: tuple[Axis, ...],
     members: list[Prim],
@@ -332,10 +356,9 @@ def _kept_axes(
     order: list[tuple[int, Axis]] = []
     seen: set[Axis] = set()
     sizes = program.graph.sizes
-    for ref in outputs:
-        prim, kind = program.of(ref), program.graph.type_of(ref)
-        for dim, stride in enumerate(kind.stride):
-            for place, axis in enumerate(reversed(table.axes(prim.name, dim))):
+    for ref, name in written:
+        for dim, stride in enumerate(program.graph.type_of(ref).stride):
+            for place, axis in enumerate(reversed(table.axes(name, dim))):
                 if axis not in seen and axis not in reduced:
                     seen.add(axis)
                     order.append((_weight(stride.value(sizes), place), axis))

@@ -146,11 +146,19 @@ class TileWriter(ReducingTile):
             self._store(ref)
 
     def _store(self, ref: Ref) -> None:
-        prim = self.program.of(ref)
-        at = self.tile.own_index(prim.name)
-        value = self.tile.value(prim.name, at)
+        for part in self.region.parts.get(ref, ()):
+            at = self.tile.own_index(part.prim)
+            place = (*at[: part.dim], at[part.dim].plus(part.start), *at[part.dim + 1 :])
+            self._store_at(ref, part.prim, at, place)
+        if ref not in self.region.parts:
+            own = self.program.of(ref).name
+            self._store_at(ref, own, at := self.tile.own_index(own), at)
+
+    def _store_at(self, ref: Ref, prim: str, at: tuple[Index, ...], place: tuple[Index, ...]) -> None:
+        """Write what a primitive is ``at`` an index of its own to a place in a result."""
+        value = self.tile.value(prim, at)
         pointer = self.parameters.output(ref)
-        offset = self.tile.offset(self.program.graph.type_of(ref), at)
+        offset = self.tile.offset(self.program.graph.type_of(ref), place)
         mask = self.tile.mask_argument(offset, None)
         self._emit(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})", offset.cols)
 
@@ -208,7 +216,8 @@ class TileWriter(ReducingTile):
         self._store_all([ref for ref in self.region.outputs if ref not in full])
 
     def _varies_along_columns(self, ref: Ref) -> bool:
-        return bool(set(self.region.table.all_axes(self.program.of(ref).name)) & set(self.region.reduced))
+        names = (name for known, name in self.region.stored(self.program) if known == ref)
+        return any(set(self.region.table.all_axes(name)) & set(self.region.reduced) for name in names)
 
     def levels(self) -> dict[str, int]:
         """Reductions by how many loops must come before theirs."""
