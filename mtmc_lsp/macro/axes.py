@@ -127,6 +127,10 @@ class AxisTable:
             kept = [own for i, own in enumerate(self._dims[prim.inputs[0]]) if i not in folded]
             for own, other in zip(kept, out, strict=True):
                 self._same(own, other)
+        elif prim.op is PrimOp.ADD_AT:
+            # Each row has its index; where it goes is none of the loop's business.
+            for own, other in zip(self._dims[prim.inputs[1]], self._dims[prim.inputs[2]], strict=True):
+                self._same(own, other)
         elif prim.op is PrimOp.CROP:
             for own, other in zip(self._dims[prim.inputs[0]], out, strict=True):
                 self._same(own, other)

@@ -235,6 +235,10 @@ def kernel_cost(
     written = 0.0
     for ref in region.outputs:
         kind, own = graph.type_of(ref), next(name for known, name in region.stored(program) if known == ref)
+        if any(part.index for part in region.parts.get(ref, ())):
+            # Each element is read, added to and written; what it is added to is made before.
+            added = program.prims[own]
+            written += 2.0 * itemsize(added.dtype) * product(added.shape).value(graph.sizes)
         written += tensor_bytes(kind, graph.sizes) * _sectors(program, region, own, kind, config, device)
     flops = sum(matmul_flops(program, node) for node in region.nodes) * _share_of_pairs(program, region)
     dtype = program.of(region.outputs[0]).dtype

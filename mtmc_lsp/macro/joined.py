@@ -1,6 +1,7 @@
-"""Results that are put together of values with the same axes, as the stack of what a loop gives: each is written to its place.
+"""Results that are written by the places of what they are made of, and not by their own.
 
-An element of such a result read by its index would be a choice between all parts, each of them computed for it.
+One is put together of values with the same axes, as the stack of what a loop gives: an element of it, read by its index, would
+be a choice between all parts, each of them computed for it. Another has rows added to it at places that are looked up.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class Part:
     """Of the result and of the part: along it the parts lie one after another."""
     start: Size
     """Where this one begins."""
+    index: str = ""
+    """A primitive that says where along ``dim`` each element of the part is added to what is there; empty for a plain part."""
 
 
 Parts = Mapping[Ref, tuple[Part, ...]]
@@ -39,6 +42,11 @@ def parts_of(program: Program, outputs: Collection[Ref], chosen: Collection[str]
     found: dict[Ref, tuple[Part, ...]] = {}
     for ref in outputs:
         prim = program.of(ref)
+        is_dense = program.graph.type_of(ref).is_contiguous
+        if prim.op is PrimOp.ADD_AT and prim.origin in chosen and is_dense and _may_begin(program, ref, chosen):
+            dim = prim.attrs["dim"]
+            assert isinstance(dim, int)
+            found[ref] = (Part(prim.inputs[2], dim, Size.of(0), prim.inputs[1]),)
         if prim.op is not PrimOp.CAT or prim.origin not in chosen or program.values_of[prim.name] != (ref,):
             continue
         dim = prim.attrs["dim"]
@@ -50,6 +58,20 @@ def parts_of(program: Program, outputs: Collection[Ref], chosen: Collection[str]
         if _share(program, [part.prim for part in parts], chosen):
             found[ref] = tuple(parts)
     return found
+
+
+def _may_begin(program: Program, ref: Ref, chosen: Collection[str]) -> bool:
+    """Whether what rows are added to is there before: it is zeros, or no value of the region."""
+    base = program.of(ref).inputs[0]
+    return begins_empty(program, ref) or program.prims[base].origin not in chosen
+
+
+def begins_empty(program: Program, ref: Ref) -> bool:
+    """Whether rows are added to zeros."""
+    prim = program.prims[program.of(ref).inputs[0]]
+    while prim.op in (PrimOp.EXPAND, PrimOp.RESHAPE):
+        prim = program.prims[prim.inputs[0]]
+    return prim.op is PrimOp.CONSTANT and prim.attrs["value"] == 0
 
 
 def _share(program: Program, parts: Collection[str], chosen: Collection[str]) -> bool:
@@ -73,6 +95,11 @@ def _behind(program: Program, part: str, chosen: Collection[str]) -> set[str]:
             if program.prims[name].origin in chosen:
                 pending += program.prims[name].inputs
     return found
+
+
+def indices(parts: Parts) -> list[str]:
+    """The primitives that say where rows are added."""
+    return [part.index for own in parts.values() for part in own if part.index]
 
 
 def stored(program: Program, outputs: Collection[Ref], parts: Parts) -> Iterator[tuple[Ref, str]]:

@@ -39,7 +39,7 @@ def _values_pass(program: Program, region: Region, most: int) -> bool:
     What is read at several places is written once for each: where each step of a loop stacks what the next one takes apart, each
     element needs all elements of the step before, and so their number grows with every step by a factor.
     """
-    places: dict[str, set[int]] = {name: {0} for _, name in region.stored(program)}
+    places: dict[str, set[int]] = {name: {0} for name in region.roots(program)}
     count = 0
     for name in reversed(region.prims):
         prim, own = program.prims[name], places.pop(name, set())

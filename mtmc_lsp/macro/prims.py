@@ -54,6 +54,8 @@ class PrimOp(Enum):
     """The first elements of dimensions of a product, which the product's kernel leaves unwritten beyond them."""
     GATHER = "gather"
     """Element of input 0 whose index along ``attrs["dim"]`` is input 1 (of the result's shape, broadcast)."""
+    ADD_AT = "add-at"
+    """Input 0 with the elements of input 2 added, each where input 1 (broadcast) says along ``attrs["dim"]``, in no order."""
     REDUCE = "reduce"
     """``attrs``: ``fn`` and ``dims``; reduced dimensions are kept with size 1."""
     FOLD = "fold"

@@ -10,7 +10,7 @@ from mtmc_lsp.core.graph import Graph, Ref, TensorType
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.macro.attention_form import attention_form
 from mtmc_lsp.macro.axes import Axis, AxisTable
-from mtmc_lsp.macro.joined import Parts, parts_of, stored
+from mtmc_lsp.macro.joined import Parts, indices, parts_of, stored
 from mtmc_lsp.macro.prims import ONE, VIEW_OPS, Prim, PrimOp, ProductDims, Program, is_zero_padding
 
 VIEWS = frozenset(
@@ -65,6 +65,10 @@ class Region:
     def stored(self, program: Program) -> list[tuple[Ref, str]]:
         """What is written, each result with its primitive; with several where these are its parts."""
         return list(stored(program, self.outputs, self.parts))
+
+    def roots(self, program: Program) -> list[str]:
+        """The primitives that are asked for: what is written, and where."""
+        return [*(name for _, name in self.stored(program)), *indices(self.parts)]
 
     @property
     def rows(self) -> Size:
@@ -154,10 +158,13 @@ def _analysed(
 ) -> Region:
     written = list(stored(program, outputs, parts))
     results = [name for _, name in written]
-    prims, inputs = _needed(program, chosen, results)
+    prims, inputs = _needed(program, chosen, [*results, *indices(parts)])
+    if any(program.prims[name].op is PrimOp.ADD_AT for name in prims):
+        raise CannotFuse("what rows are added to is read before all are")
     if any(program.of(ref).name in prims for ref in parts):
         raise CannotFuse("a result is read before it is put together")
-    if not prims:
+    added = [program.of(ref).name for ref, own in parts.items() if own[0].index]
+    if not prims and not added:
         raise CannotFuse("nothing is computed")
     if any(_is_expanded(program.graph.type_of(ref)) for ref in outputs):
         raise CannotFuse("a result shows one element in many places")
@@ -170,7 +177,8 @@ def _analysed(
         table = AxisTable(program.prims, (), program.graph.sizes)
         return Region(ordered, prims, inputs, outputs, RegionKind.RECURRENT, table, (), ())
     # A result that is an input as it is (a clone) has axes too.
-    table = AxisTable(program.prims, [*(name for name in results if name in inputs), *prims], program.graph.sizes)
+    members_and_results = [*(name for name in results if name in inputs), *prims, *added]
+    table = AxisTable(program.prims, members_and_results, program.graph.sizes)
     _check_distinct(members, table)
     kind = _kind(members)
     if parts and kind not in (RegionKind.MAP, RegionKind.REDUCE):

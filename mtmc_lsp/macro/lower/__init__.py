@@ -197,6 +197,7 @@ def lower(graph: Graph) -> Program:
         recurrent,
         reductions,
         resampling,
+        scattering,
         views,
     )
 

@@ -246,7 +246,7 @@ def index(c: Call) -> str:
     x, items = c.tensor(0), c.raw(1)
     assert isinstance(items, tuple)
     used = [dim for dim, item in enumerate(items) if isinstance(item, Ref)]
-    indices = [_wrapped(c, c.b.values[ref.name, ref.index], c.b.shape(x)[dim]) for dim, ref in _refs(items)]
+    indices = [wrapped(c, c.b.values[ref.name, ref.index], c.b.shape(x)[dim]) for dim, ref in _refs(items)]
     if len(used) == 1:
         return _take(c, x, used[0], indices[0])
     shape, rank = c.b.shape(x), len(c.b.shape(x))
@@ -268,7 +268,7 @@ def _refs(items: tuple[object, ...]) -> list[tuple[int, Ref]]:
     return [(dim, item) for dim, item in enumerate(items) if isinstance(item, Ref)]
 
 
-def _wrapped(c: Call, name: str, size: Size) -> str:
+def wrapped(c: Call, name: str, size: Size) -> str:
     """An index tensor with what is negative counted from the end."""
     if c.b.dtype(name) not in ("int64", "int32"):
         raise c.fail("a mask as index")

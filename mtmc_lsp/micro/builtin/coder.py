@@ -295,7 +295,15 @@ def _block(
 ) -> str:
     graph = capture.graph
     access = {item.name: item.access for item in graph.inputs}
-    guard = write_guard(f"{base}_fits", _guard_parameters(capture), graph, access, limits, tuple(launcher.aligned))
+    guard = write_guard(
+        f"{base}_fits",
+        _guard_parameters(capture),
+        graph,
+        access,
+        limits,
+        tuple(launcher.aligned),
+        adds_in_no_order=launcher.adds_in_no_order,
+    )
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
     sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))
     helpers = _helpers("\n".join(sources))

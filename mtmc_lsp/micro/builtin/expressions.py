@@ -422,6 +422,6 @@ def _use_counts(program: Program, region: Region) -> dict[str, int]:
         prim = program.prims[name]
         for source in prim.inputs:
             counts[source] = counts.get(source, 0) + 1
-    for _, own in region.stored(program):
+    for own in region.roots(program):
         counts[own] = counts.get(own, 0) + 1
     return counts

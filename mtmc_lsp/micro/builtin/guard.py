@@ -62,6 +62,8 @@ def write_guard(
     names: dict[str, str],
     limits: tuple[str, ...],
     aligned: Sequence[str] = (),
+    *,
+    adds_in_no_order: bool = False,
 ) -> str:
     """Source of the guard function.
 
@@ -72,6 +74,7 @@ def write_guard(
         names: Python for each graph input, in terms of ``parameters``.
         limits: further conditions over named sizes.
         aligned: graph inputs that must begin at a multiple of 16 bytes.
+        adds_in_no_order: whether the Triton version gives other last bits in each call.
     """
     bound = bindings(graph, names)
     texts = {symbol: binding.text for symbol, binding in bound.items()}
@@ -92,6 +95,9 @@ def write_guard(
     conditions += [binding.condition for binding in bound.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
     conditions += [_substituted(text, texts) for text in (*graph.conditions, *limits)]
+    if adds_in_no_order:
+        # What asks for warnings alone gets none: its own code may add in no order too.
+        conditions.append("torch.get_deterministic_debug_mode() < 2")
     if aligned:
         begin = ", ".join(names[name] for name in aligned)
         conditions.append(f"{ALIGNED}(({begin}{',' if len(aligned) == 1 else ''}))")

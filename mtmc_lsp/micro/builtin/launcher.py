@@ -12,6 +12,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.columns import next_power_of_two
+from mtmc_lsp.macro.joined import begins_empty
 from mtmc_lsp.macro.overwriting import may_overwrite
 from mtmc_lsp.macro.prims import Program
 from mtmc_lsp.macro.regions import VIEWS, Region
@@ -57,6 +58,8 @@ class Launcher:
     uses_seed: bool = False
     makes_descriptors: bool = False
     """Whether a kernel makes tensor descriptors."""
+    adds_in_no_order: bool = False
+    """Whether a kernel adds to memory by atomics, whose order, and so the last bits, are another in each call."""
     makes_constants: bool = False
     """Whether it has tensors of written numbers."""
     recomputed: frozenset[str] = frozenset()
@@ -187,8 +190,35 @@ class Launcher:
     def _output(self, ref: Ref, regions: Sequence[Region]) -> str:
         """The variable of the tensor that a kernel writes: several kernels may each write a part of it."""
         if ref not in self._written:
-            self._written[ref] = self._in_place(ref, regions) or self.allocate(ref)
+            self._written[ref] = self._begun(ref, regions) or self._in_place(ref, regions) or self.allocate(ref)
         return self._written[ref]
+
+    def _begun(self, ref: Ref, regions: Sequence[Region]) -> str:
+        """A tensor that holds what a kernel adds rows to; empty where a kernel writes the value whole."""
+        if not any(part.index for region in regions for part in region.parts.get(ref, ())):
+            return ""
+        self.adds_in_no_order = True
+        graph = self.program.graph
+        kind, node = graph.type_of(ref), graph.node(ref.name)
+        base = node.args[0]
+        assert isinstance(base, Ref)
+        is_alone = graph.readers(base.name) == (node,) and base not in graph.left
+        if is_alone and graph.replaced.get(ref) == base.name and graph.type_of(base) == kind:
+            self._place(ref, self.input_names[base.name], kind)
+        elif not begins_empty(self.program, ref):
+            self.define(ref, f"{self.variables[base]}.clone(memory_format=torch.contiguous_format)")
+        elif is_alone and base in self.variables and self._is_zeros(base, kind):
+            self._place(ref, self.variables[base], kind)
+        else:
+            shape = _tuple([self.size(size) for size in kind.shape])
+            first = self.input_names[graph.inputs[0].name]
+            self.define(ref, f"torch.zeros({shape}, dtype=torch.{kind.dtype}, device={first}.device)")
+        return self.variables[ref]
+
+    def _is_zeros(self, base: Ref, kind: TensorType) -> bool:
+        """Whether this is a tensor of zeros with memory of its own."""
+        made = self.program.graph.named.get(base.name)
+        return made is not None and "zeros" in made.word and made.type == kind
 
     def _in_place(self, ref: Ref, regions: Sequence[Region]) -> str:
         """The input that a value may be written into at once; empty where it needs memory of its own."""
