@@ -72,8 +72,9 @@ class _Chains:
 
     def as_it_was_written(self, node: Node) -> Node:
         """A row that is read, of the tensor before what was written into other rows."""
-        while (own := self._write(node.args[0], node.args[1])) is not None:
-            if _index(own.args[3], own.type, own.args[2]) == _index(node.args[2], own.type, own.args[2]):
+        place = _index(node.args[2], self._type(node.args[0]), node.args[1])
+        while place is not None and (own := self._write(node.args[0], node.args[1])) is not None:
+            if _index(own.args[3], own.type, own.args[2]) == place:
                 break
             node = replace(node, args=(own.args[0], *node.args[1:]))
         return node
@@ -81,7 +82,8 @@ class _Chains:
     def written_row(self, node: Node) -> Ref | None:
         """What was written into the row that is read."""
         own = self._write(node.args[0], node.args[1])
-        row = own.args[1] if own is not None else None
+        is_known = _index(node.args[2], self._type(node.args[0]), node.args[1]) is not None
+        row = own.args[1] if own is not None and is_known else None
         if not isinstance(row, Ref) or row.name not in self.made:
             return None
         kind = self._type(row)
@@ -90,10 +92,11 @@ class _Chains:
     def written_before(self, node: Node) -> Ref | None:
         """What a row is written into, where the same is there already."""
         base, row, dim, index = node.args
-        own = self._write(base, dim)
-        while own is not None and _index(own.args[3], own.type, dim) != _index(index, own.type, dim):
-            own = self._write(own.args[0], dim)
         assert isinstance(base, Ref)
+        place = _index(index, self._type(base), dim)
+        own = self._write(base, dim) if place is not None else None
+        while own is not None and _index(own.args[3], own.type, dim) != place:
+            own = self._write(own.args[0], dim)
         return base if own is not None and own.args[1] == row and self._type(base) == node.type else None
 
     def stacked(self, node: Node) -> Node | None:

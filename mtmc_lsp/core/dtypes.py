@@ -107,6 +107,14 @@ def rounded(number: float, dtype: str) -> float:
     return float(struct.unpack("f", struct.pack("I", bits & 0xFFFF0000))[0])
 
 
+def in_float32(number: float) -> float:
+    """``number`` as float32 has it; infinite where it is too large."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", number))[0])
+    except OverflowError:
+        return math.copysign(math.inf, number)
+
+
 def is_float(dtype: str) -> bool:
     """Whether ``dtype`` is a floating point type."""
     return dtype in EPSILON

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind
-from mtmc_lsp.core.sizes import Size, all_hold, product
+from mtmc_lsp.core.sizes import Size, all_hold, names_in, product
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
 INTERPRETER_ELEMENTS = 60_000
@@ -91,6 +91,7 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
         # Each size is 1 in one of the two.
         small = {**base, **{name: (1, 2, 1, 3)[i % 4] for i, name in enumerate(variable)}}
         other = {**base, **{name: (2, 1, 3, 1)[i % 4] for i, name in enumerate(variable)}}
+        small, other = (_raised(graph, sizes, variable) for sizes in (small, other))
         empty = {**other, variable[0]: 0}
         more = {name: base[name] + base[name] // 4 for name in variable}
         larger = _first_allowed(
@@ -144,6 +145,21 @@ def _uneven(value: int, position: int) -> int:
     if value < 2 * UNITS:
         return _odd(value, position)
     return value // UNITS * UNITS + (UNITS // 2 if position % 2 else -UNITS // 2)
+
+
+MOST_RAISED = 256
+"""Steps after which no smallest sizes are looked for any longer."""
+
+
+def _raised(graph: Graph, sizes: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
+    """Sizes made larger one by one until the graph's conditions hold: the smallest of their kind that kernels are for."""
+    raised = dict(sizes)
+    for _ in range(MOST_RAISED):
+        failing = next((text for text in graph.conditions if not all_hold([text], raised)), None)
+        if failing is None:
+            return raised
+        raised |= {name: raised[name] + 1 for name in names_in(failing) & set(variable)}
+    return dict(sizes)
 
 
 def _first_allowed(graph: Graph, choices: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mtmc_lsp.measure.cases import verification_cases
 from tests.macro.situations import fused_as_far_as_it_goes, start
 from tests.micro.harness import verified
 
@@ -62,6 +63,22 @@ def both(x):
         early = out * 1
         out[t] = x[-1 - t] * 2
     return early, out, out[:]
+
+
+# mtmc: x=f32[B,T] B=5 T=7
+def from_the_end(x):
+    out = x.clone()
+    out[:, 2] = x[:, 0].exp()
+    return out[:, -1] * 2, out[:, x.shape[1] - 2] + out[:, 2]
+
+
+# mtmc: x=f32[B,T] B=5 T=2
+def of_two(x):
+    out = x.clone()
+    out[:, 0] = x[:, 1] * 3
+    out[:, -1] = out[:, 0].sin()
+    out[:, 1] = out[:, -1] * 2
+    return out[:, -1] + out[:, 1], out
 """
 WRITES = {"gae": 0, "reads_back": 0, "twice": 0, "some_rows": 3, "in_place": 0, "both": 1}
 
@@ -73,3 +90,12 @@ def test_rows_that_are_all_written_are_a_stack(name: str, captured) -> None:
     assert words.count("select_scatter") == WRITES[name], words
     assert ("stack" in words) == (name != "some_rows")
     assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
+
+
+@pytest.mark.parametrize("name", ["from_the_end", "of_two"])
+def test_a_row_counted_from_a_free_end_may_be_any(name: str, captured) -> None:
+    """The last of three rows is the third: the smallest sizes that the conditions allow show it."""
+    capture = captured(TEXT, name)
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
+    if name == "from_the_end":
+        assert any(case.sizes["T"] == 3 for case in verification_cases(capture, interpreted=True, seed=0))

@@ -27,11 +27,27 @@ def eight_bits(x, s):
     return (x * s.reciprocal()).round().clamp(-128, 127).to(torch.int8)
 
 
+# mtmc: x=f32[N,T] k=i32[N,T]@0..90 N=30 T=9
+def by_sizes(x, k):
+    return torch.floor(x / x.shape[1]), (x.sum(-1) / x.shape[1]).round(), (x.half().exp() / x.shape[1]).floor(), (k / 7).int()
+
+
+# mtmc: x=f32[N,70] N=30
+def by_a_part(x):
+    return (x / 0.03).round()
+
+
 # mtmc: x=f32[N,70] s=f32[70]@0.01..0.1 N=30
 def plain(x, s):
     return x / s + x / 3.0
 """
-DIVISIONS = {"four_bits": {"div_rn", "times_reciprocal"}, "eight_bits": {"reciprocal_rn"}, "plain": {"div"}}
+DIVISIONS = {
+    "four_bits": {"div_rn", "times_reciprocal"},
+    "eight_bits": {"reciprocal_rn"},
+    "plain": {"div"},
+    "by_sizes": {"div"},
+    "by_a_part": {"times_reciprocal"},
+}
 
 
 @pytest.mark.parametrize("name", DIVISIONS)
@@ -43,8 +59,19 @@ def test_divisions_that_decide_a_whole_number_are_rounded_as_torchs_are(name: st
     assert verified(capture, candidate).reason == ""
 
 
+def test_a_reciprocal_is_that_of_float32(captured) -> None:
+    """1 / 0.03 in float64, rounded at the end, is another number: two thirds of the edges would be on the other side."""
+    (factor,) = {
+        prim.attrs["reciprocal"]
+        for prim in lower(captured(TEXT, "by_a_part").graph).prims.values()
+        if "reciprocal" in prim.attrs
+    }
+    assert factor == (1 / torch.tensor(0.03)).item() != torch.tensor(1 / 0.03).item()
+
+
 @pytest.mark.gpu
-def test_a_quotient_of_a_tensor_and_a_number_is_torchs_to_the_bit(tmp_path) -> None:
+def test_a_quotient_of_a_tensor_and_a_number_is_torchs_to_the_bit() -> None:
     """What PyTorch does is no promise of its documentation: this tells when it becomes another."""
     x = torch.randn(1 << 20, device="cuda")
-    assert torch.equal(x / 15.0, x * torch.tensor(1 / 15.0, device="cuda"))
+    for number in (15.0, 0.03, 0.7):
+        assert torch.equal(x / number, x * (1 / torch.tensor(number)).cuda())

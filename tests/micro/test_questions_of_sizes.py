@@ -144,3 +144,13 @@ def test_a_parameter_of_another_size_than_the_one_that_a_number_came_from(checke
         assert module.scaled_fits(same, rand(3, 33))
         assert module.scaled_fits(plain, rand(3, 33)), "what it does not look at may be anything"
         assert not module.scaled_fits(other, rand(3, 33))
+
+
+def test_a_parameter_that_another_module_of_the_class_lacks(checker: Checker, tmp_path: Path) -> None:
+    text = HELD.replace("        self.key =", "        if width:\n            self.key =")
+    text = text.replace("self.key.shape[0] ** -0.5", "(0.5 if hasattr(self, 'key') else 2.0)")
+    candidate = fused(checker.capture(text, "Scaled"), text)
+    module = loaded(tmp_path / "lacking.py", on_cpu(candidate.source, text))
+    with torch.no_grad():
+        assert module.scaled_fits(module.Scaled(), rand(3, 33))
+        assert not module.scaled_fits(module.Scaled(0), rand(3, 33))

@@ -2,7 +2,7 @@
 
 Where operands are such that a quotient lies on an edge, as 7.5 for a range that is symmetric, the last bit decides, for all
 elements that share the scale. Triton's ``/`` is within 2 units in the last place; PyTorch divides exactly rounded, and by a
-Python number multiplies by its reciprocal (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu``).
+Python number multiplies by its reciprocal in float32 (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mtmc_lsp.core.dtypes import compute_dtype, is_float
+from mtmc_lsp.core.dtypes import compute_dtype, in_float32, is_float
+from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.macro.prims import Prim, PrimOp
 
 WHOLE = frozenset({"round", "floor", "ceil", "trunc"})
@@ -54,8 +55,13 @@ def _exact(prim: Prim, prims: Mapping[str, Prim]) -> Prim:
         or compute_dtype(prim.dtype) != "float32"
     ):
         return prim
-    divisor = prims[prim.inputs[-1]]
-    number = divisor.attrs.get("value") if divisor.op is PrimOp.CONSTANT else None
-    if prim.fn == "div" and isinstance(number, (int, float)) and number != 0:
-        return replace(prim, attrs={**prim.attrs, "fn": "times_reciprocal"})
+    operands = [prims[name] for name in prim.inputs]
+    numbers = [own.attrs["value"] if own.op is PrimOp.CONSTANT else None for own in operands]
+    # Sizes, and integers that the kernel makes floats of, are divided as before.
+    if not all(is_float(own.dtype) for own in operands) or any(isinstance(number, Size) for number in numbers):
+        return prim
+    number = numbers[-1]
+    if prim.fn == "div" and isinstance(number, (int, float)) and in_float32(number) != 0:
+        reciprocal = in_float32(1.0 / in_float32(number))
+        return replace(prim, attrs={**prim.attrs, "fn": "times_reciprocal", "reciprocal": reciprocal})
     return replace(prim, attrs={**prim.attrs, "fn": "div_rn" if prim.fn == "div" else "reciprocal_rn"})

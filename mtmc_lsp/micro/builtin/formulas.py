@@ -127,7 +127,7 @@ FORMULAS: dict[str, Formula] = {
     "div": _infix("/", PRODUCT),
     "div_rn": _call("tl.div_rn"),
     "reciprocal_rn": lambda x, attrs, dtype: (f"tl.div_rn(1.0, {x[0].text})", ATOM),
-    "times_reciprocal": lambda x, attrs, dtype: (f"{x[0].at(PRODUCT)} * (1.0 / {x[1].text})", PRODUCT),
+    "times_reciprocal": lambda x, attrs, dtype: (f"{x[0].at(PRODUCT)} * {literal(attrs['reciprocal'])}", PRODUCT),
     "floor_div": _floor_div,
     "trunc_div": lambda x, attrs, dtype: (
         _text("tl.where({0} / {1} < 0, tl.ceil({0} / {1}), tl.floor({0} / {1}))")(x, attrs, dtype)

@@ -219,7 +219,10 @@ def _unread(graph: Graph, texts: dict[str, str]) -> list[str]:
     conditions = []
     for item in graph.unread:
         own, kind = item.access, item.type
-        conditions.append(f"isinstance({own}, torch.Tensor)")
+        owner, _, name = own.rpartition(".")
+        # Another module of the class may have none.
+        held = f'getattr({owner}, "{name}", None)' if owner and name.isidentifier() else own
+        conditions.append(f"isinstance({held}, torch.Tensor)")
         conditions.append(f"{own}.device == tensors[0].device")
         conditions.append(f"{own}.dtype == torch.{kind.dtype}")
         conditions.append(f"{own}.ndim == {len(kind.shape)}")
