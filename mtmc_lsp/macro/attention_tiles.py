@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.macro.attention_form import attention_form
+from mtmc_lsp.macro.bands import attention_band
 from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
@@ -32,7 +34,8 @@ TILES = {
 }
 """Queries, keys, warps and stages of an attention's program, best first, by the largest head that they are for.
 
-On an H200 heads of 64 in bfloat16 ran at 0.94 and 0.90 of the library's speed by the first two, heads of 128 at 0.74 and 0.73.
+On an H200 heads of 64 in bfloat16 ran at 0.94 and 0.90 of the library's speed by the first two; heads of 128 by the second and
+third at 0.74 and 0.73, and on an H100 by the first at 0.79, where causal ones ran at 0.73 by it.
 Those of float32 are the largest that spill no registers on sm_90.
 """
 
@@ -52,12 +55,24 @@ def attention_config(program: Program, region: Region, shared_bytes: int = 0) ->
     each = max(ITEMSIZE[left.dtype], ITEMSIZE[right.dtype])
     largest = min((most for size, most in TILES if size == _kind(each) and most >= max(head, width)), default=256)
     most_rows = max(64, scores.shape[-2].value(sizes))
+    if _is_banded(program, region):
+        most_rows = min(most_rows, MOST_BANDED)
     for block_m, block_n, warps, stages in TILES[_kind(each), largest]:
         config: Config = {"block_m": block_m, "block_n": block_n, "warps": warps, "stages": stages}
         elements = block_m * head + block_n * stages * (head + width)
         if block_m <= most_rows and elements * each <= (shared_bytes or LEAST_SHARED_BYTES):
             break
     return config
+
+
+MOST_BANDED = 128
+"""Queries of a program where each sees but some keys: of many, more pairs lie in blocks that only some queries see."""
+
+
+def _is_banded(program: Program, region: Region) -> bool:
+    form = attention_form([program.prims[name] for name in region.prims])
+    band = attention_band(program, region, form) if form is not None else None
+    return band is not None and bool(band.limits)
 
 
 def attention_variants(program: Program, region: Region) -> list[Config]:

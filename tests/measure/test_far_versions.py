@@ -148,6 +148,8 @@ def test_a_kernel_with_offsets_of_32_bits_is_right_on_the_workload_and_wrong_bey
             candidate = Candidate(offset, None, None, DOUBLED.replace("OFFSET", offset), None, None)
             assert measurer.verify(candidate).is_correct
             check = measurer.verify_far(candidate)
+            if check.status is CheckStatus.SKIPPED:
+                pytest.skip(check.detail)
             assert check.status is status, check
     finally:
         measurer.close()

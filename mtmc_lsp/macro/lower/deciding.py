@@ -2,7 +2,7 @@
 
 Where operands are such that a quotient lies on an edge, as 7.5 for a range that is symmetric, the last bit decides, for all
 elements that share the scale. Triton's ``/`` is within 2 units in the last place; PyTorch divides exactly rounded, and by a
-Python number multiplies by its reciprocal in float32 (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu``).
+Python number multiplies by its reciprocal (``aten/src/ATen/native/cuda/BinaryDivTrueKernel.cu``).
 """
 
 from __future__ import annotations
@@ -62,6 +62,6 @@ def _exact(prim: Prim, prims: Mapping[str, Prim]) -> Prim:
         return prim
     number = numbers[-1]
     if prim.fn == "div" and isinstance(number, (int, float)) and in_float32(number) != 0:
-        reciprocal = in_float32(1.0 / in_float32(number))
+        reciprocal = in_float32(1.0 / number)
         return replace(prim, attrs={**prim.attrs, "fn": "times_reciprocal", "reciprocal": reciprocal})
     return replace(prim, attrs={**prim.attrs, "fn": "div_rn" if prim.fn == "div" else "reciprocal_rn"})
