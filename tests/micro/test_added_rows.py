@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,11 +91,18 @@ def test_what_a_gpu_adds_with_other_rounding_stays_torchs(captured) -> None:
     assert lower(captured(TEXT, "half").graph).opaque == {"index_add"}
 
 
-def test_calls_that_must_give_the_same_bits_keep_their_own_code(checker: Checker, tmp_path: Path) -> None:
+def test_calls_that_must_give_the_same_bits_keep_their_own_code(
+    checker: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     candidate = fused(checker.capture(TEXT, "messages"), TEXT)
     module = loaded(tmp_path / "messages.py", on_cpu(candidate.source, TEXT))
     given = torch.ones(9, 20), torch.zeros(50, dtype=torch.int64), torch.zeros(50, dtype=torch.int64), torch.ones(50)
     assert module.messages_fits(*given)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    asked = torch.compile(
+        lambda *own: own[0] * 2 if module.messages_fits(*own) else own[0], fullgraph=True, backend="eager"
+    )
+    assert torch.equal(asked(*given), given[0] * 2), "and torch.compile sees through the question"
     torch.use_deterministic_algorithms(True)
     try:
         assert not module.messages_fits(*given)

@@ -96,8 +96,9 @@ def write_guard(
     conditions += [text for access, text in values if not access.startswith("self.")]
     conditions += [_substituted(text, texts) for text in (*graph.conditions, *limits)]
     if adds_in_no_order:
-        # What asks for warnings alone gets none: its own code may add in no order too.
-        conditions.append("torch.get_deterministic_debug_mode() < 2")
+        # Who asks for warnings alone has code that may add in no order too. In words that torch.compile traces.
+        warned = "torch.is_deterministic_algorithms_warn_only_enabled()"
+        conditions.append(f"(not torch.are_deterministic_algorithms_enabled() or {warned})")
     if aligned:
         begin = ", ".join(names[name] for name in aligned)
         conditions.append(f"{ALIGNED}(({begin}{',' if len(aligned) == 1 else ''}))")
