@@ -87,7 +87,8 @@ class _Chains:
         if not isinstance(row, Ref) or row.name not in self.made:
             return None
         kind = self._type(row)
-        return row if kind.stride == contiguous_stride(kind.shape) else None
+        is_same = (kind.dtype, kind.shape) == (node.type.dtype, node.type.shape)
+        return row if is_same and kind.stride == contiguous_stride(kind.shape) else None
 
     def written_before(self, node: Node) -> Ref | None:
         """What a row is written into, where the same is there already."""
