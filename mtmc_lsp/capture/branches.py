@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.returned import leaves
-from mtmc_lsp.core.sizes import Size, all_hold, names_in, product
+from mtmc_lsp.core.sizes import Size, all_hold, longer_than, names_in, product
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -129,18 +129,15 @@ def rolled_within(graph: Graph) -> tuple[str, ...]:
             source, shifts, *dims = node.args
             assert isinstance(source, Ref)
             shape = graph.type_of(source).shape
-            along = [shape[dim] for dim in whole_numbers(dims[0])] if dims and dims[0] != () else [product(shape)]
-            found |= {
-                f"{size} > {abs(shift)}": None
-                for size, shift in zip(along, whole_numbers(shifts), strict=False)
-                if not size.is_constant and shift and size.value(graph.sizes) > abs(shift)
-            }
+            along = [shape[dim] for dim in _each(dims[0]) if isinstance(dim, int)] if dims else []
+            for size, shift in zip(along or [product(shape)], _each(shifts), strict=True):
+                if isinstance(shift, int) and shift and not size.is_constant and size.value(graph.sizes) > abs(shift):
+                    found[longer_than(size, abs(shift))] = None
     return tuple(found)
 
 
-def whole_numbers(value: Argument) -> list[int]:
-    """The plain numbers among an argument, which may be one alone."""
-    return [item for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, int)]
+def _each(value: Argument) -> tuple[Argument, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def _without_shared_factors(size: Size) -> Size:

@@ -22,6 +22,8 @@ import sympy
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
+from mtmc_lsp.core.sizes import renamed
+
 NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
 PASSING = (torch.__file__, __file__)
 """Files through which a question goes on its way from who asks."""
@@ -208,17 +210,15 @@ def strongest(conditions: Iterable[str]) -> list[str]:
     Of two sizes with one name it is known that they are equal, so ``T <= T`` is left out.
     """
     found: dict[str, None] = dict.fromkeys(text for text in conditions if not re.fullmatch(r"(.+) [<>=]= \1", text))
-    bounds: dict[tuple[str, str], tuple[int, str]] = {}
-    for text in list(found):
-        bound = re.fullmatch(r"(\w+) (>|>=|<|<=) (\d+)", text)
-        if bound is None:
-            continue
-        key, number = (bound[1], bound[2]), int(bound[3])
-        known = bounds.setdefault(key, (number, text))
-        is_weaker = number < known[0] if ">" in bound[2] else number > known[0]
-        if known[1] != text:
-            found.pop(text if is_weaker else known[1])
-            bounds[key] = known if is_weaker else (number, text)
+    bounds: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for text in found:
+        if bound := re.fullmatch(r"(\w+) (>|>=|<|<=) (\d+)", text):
+            bounds.setdefault((bound[1], bound[2]), []).append((int(bound[3]), text))
+    for (_, operator), own in bounds.items():
+        _, strong = max(own) if ">" in operator else min(own)
+        for _, text in own:
+            if text != strong:
+                del found[text]
     return list(found)
 
 
@@ -229,12 +229,8 @@ def _of_torchs_own(text: str, own: Mapping[str, str]) -> str:
     if text.startswith(("Ne(", "Eq(")) or any(text.endswith(end) for end in (">= 2", "> 1", ">= 1", "> 0", ">= 0")):
         return ""
     if any(operator in text for operator in ("<", ">")) and not any(c in text for c in "(&|"):
-        return re.sub(NAMES, lambda match: own.get(match.group(), match.group()), text)
+        return renamed(text, own)
     return ""
-
-
-NAMES = r"(?<![\w.])[A-Za-z_]\w*"
-"""A pattern of the names in a condition; the ``e`` of 1e-05 is none."""
 
 
 def _is_about_one(expression: Any, least: int) -> bool:

@@ -7,7 +7,6 @@ a part of that into itself.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
@@ -39,9 +38,7 @@ def without_idle_writes(graph: Graph) -> Graph:
             if is_idle and graph.type_of(base) == graph.type_of(ref):
                 same[ref] = base
         nodes.append(node)
-    outputs = tuple(same.get(ref, ref) for ref in graph.outputs)
-    mutations = tuple(replace(item, value=same.get(item.value, item.value)) for item in graph.mutations)
-    return replace(graph, nodes=tuple(nodes), outputs=outputs, mutations=mutations)
+    return graph.of_nodes(nodes, same)
 
 
 def _part(word: str, source: Argument, place: tuple[Argument, ...], graph: Graph) -> Hashable:

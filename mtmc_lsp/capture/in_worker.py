@@ -108,10 +108,10 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
     if device == "cuda":
         seen = convolution_modes(lambda: flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
         graph = replace(graph, convolutions_seen=seen)
-    held = (item.access for item in (*graph.inputs, *graph.unread) if item.access.startswith("self."))
-    read = (*held, *watched.reads, *graph.kept)
+    tensors = [item.access for item in (*graph.inputs, *graph.unread)]
+    read = (*(access for access in tensors if access.startswith("self.")), *watched.reads, *graph.kept)
     modules = used_modules(call.instance, module, watched.called, read)
-    used = {*(item.access for item in modules), *(item.access for item in (*graph.inputs, *graph.unread))}
+    used = {*(item.access for item in modules), *tensors}
     graph = replace(graph, modules=modules, same=shared_parts(call.instance, used))
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),

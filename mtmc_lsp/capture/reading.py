@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ class Reader:
         for node in self.program.graph.nodes:
             for expression in awkward_sizes(node.meta.get("val"), node.target, numbers=True):
                 found = {**dict.fromkeys(self._blamed(expression), line_of(node)), **found}
-        for guard in self._guards():
+        for guard in self._guards:
             text = str(guard.expression)
             if guard.is_asked:
                 awkward = condition(guard, self.names, self.sizes) is None
@@ -162,6 +163,7 @@ class Reader:
         values = {symbol: self.sizes[name] for symbol, name in self.names.items() if name in self.sizes}
         return blamed(expression, set(self.names), parameters, values)
 
+    @cached_property
     def _guards(self) -> list[Guard]:
         return guards_of(self.placeholders, self.questions, self.target.path)
 
@@ -343,7 +345,7 @@ class Reader:
 
     def _conditions(self) -> tuple[str, ...]:
         """Guards that say more than that sizes differ or are at least 2 (the kernels hold for size 1 too)."""
-        found = (condition(guard, self.names, self.sizes) for guard in self._guards())
+        found = (condition(guard, self.names, self.sizes) for guard in self._guards)
         return tuple(strongest(text for text in found if text))
 
 

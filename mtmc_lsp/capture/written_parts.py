@@ -44,9 +44,7 @@ def _read_through(graph: Graph) -> Graph:
             same[ref] = equal
         else:
             made[node.name] = node
-    outputs = tuple(same.get(ref, ref) for ref in graph.outputs)
-    mutations = tuple(replace(item, value=same.get(item.value, item.value)) for item in graph.mutations)
-    return replace(graph, nodes=tuple(made.values()), outputs=outputs, mutations=mutations)
+    return graph.of_nodes(made.values(), same)
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,10 @@ class _Chains:
 
     def stacked(self, node: Node) -> Node | None:
         """The stack of all rows, where the node writes the last of them."""
-        dim, kind = (node.args[2], node.type) if _word(node) == "select_scatter" else (None, node.type)
-        if dim is None or kind.stride != contiguous_stride(kind.shape):
+        kind = node.type
+        if _word(node) != "select_scatter" or kind.stride != contiguous_stride(kind.shape):
             return None
+        dim = node.args[2]
         if any(
             self._write(Ref(reader.name), dim) and reader.args[0] == Ref(node.name)
             for reader in self.graph.readers(node.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -308,6 +308,12 @@ class Graph:
         mode = self.fp32_convolution if by_cudnn else self.fp32_matmul
         is_product = by_cudnn or node.op.split(".")[1] in PRODUCTS
         return is_product and mode == "tf32" and any(kind.dtype == "float32" for kind in node.outputs)
+
+    def of_nodes(self, nodes: Iterable[Node], swap: Mapping[Ref, Ref]) -> Graph:
+        """The graph of other nodes, which leaves the target with other values in the place of some."""
+        outputs = tuple(swap.get(ref, ref) for ref in self.outputs)
+        mutations = tuple(replace(item, value=swap.get(item.value, item.value)) for item in self.mutations)
+        return replace(self, nodes=tuple(nodes), outputs=outputs, mutations=mutations)
 
     def type_of(self, ref: Ref) -> TensorType:
         """The type of what ``ref`` names."""

@@ -6,6 +6,7 @@ What is not a polynomial (a floor division, say) stands in as one opaque factor,
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -201,11 +202,20 @@ def all_hold(conditions: Iterable[str], sizes: Mapping[str, int]) -> bool:
         return False
 
 
+def renamed(condition: str, names: Mapping[str, str]) -> str:
+    """A condition, or a size as text, with other Python in the place of some names; the ``e`` of 1e-05 is none."""
+    return re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda match: names.get(match.group(), match.group()), condition)
+
+
 def names_in(condition: str) -> set[str]:
     """The named sizes that a condition speaks of."""
-    return {
-        node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)
-    } - FUNCTIONS.keys()
+    names = {node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)}
+    return names - FUNCTIONS.keys()
+
+
+def longer_than(size: Size, count: int) -> str:
+    """The condition that a size is more than a number."""
+    return f"{size} > {count}"
 
 
 def _normal(terms: list[tuple[Monomial, int]]) -> Size:

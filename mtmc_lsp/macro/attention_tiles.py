@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.macro.attention_form import attention_form
-from mtmc_lsp.macro.bands import attention_band
+from mtmc_lsp.macro.bands import limits_in
 from mtmc_lsp.macro.columns import next_power_of_two
 from mtmc_lsp.macro.prims import Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
@@ -16,18 +15,11 @@ LEAST_SHARED_BYTES = 101_376
 
 HALF, FULL = 2, 4
 """Bytes of an element of keys and values: of half precision, which tensor cores multiply, and of float32, which they do not."""
+WIDE_HEADS = ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1))
 TILES = {
     (HALF, 64): ((128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
-    (HALF, 128): (
-        (256, 64, 8, 4),
-        (128, 128, 8, 3),
-        (128, 64, 8, 3),
-        (128, 64, 8, 2),
-        (64, 64, 4, 2),
-        (64, 32, 4, 2),
-        (32, 32, 4, 1),
-    ),
-    (HALF, 256): ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)),
+    (HALF, 128): ((256, 64, 8, 4), *WIDE_HEADS),
+    (HALF, 256): WIDE_HEADS,
     (FULL, 64): ((64, 64, 8, 3), (64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 1)),
     (FULL, 128): ((64, 32, 8, 2), (32, 32, 8, 2), (32, 32, 4, 1)),
     (FULL, 256): ((32, 32, 8, 2), (32, 32, 4, 1)),
@@ -55,7 +47,7 @@ def attention_config(program: Program, region: Region, shared_bytes: int = 0) ->
     each = max(ITEMSIZE[left.dtype], ITEMSIZE[right.dtype])
     largest = min((most for size, most in TILES if size == _kind(each) and most >= max(head, width)), default=256)
     most_rows = max(64, scores.shape[-2].value(sizes))
-    if _is_banded(program, region):
+    if limits_in(program, region) is not None:
         most_rows = min(most_rows, MOST_BANDED)
     for block_m, block_n, warps, stages in TILES[_kind(each), largest]:
         config: Config = {"block_m": block_m, "block_n": block_n, "warps": warps, "stages": stages}
@@ -67,12 +59,6 @@ def attention_config(program: Program, region: Region, shared_bytes: int = 0) ->
 
 MOST_BANDED = 128
 """Queries of a program where each sees but some keys: of many, more pairs lie in blocks that only some queries see."""
-
-
-def _is_banded(program: Program, region: Region) -> bool:
-    form = attention_form([program.prims[name] for name in region.prims])
-    band = attention_band(program, region, form) if form is not None else None
-    return band is not None and bool(band.limits)
 
 
 def attention_variants(program: Program, region: Region) -> list[Config]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.macro.attention_form import AttentionForm
+from mtmc_lsp.macro.attention_form import AttentionForm, attention_form
 from mtmc_lsp.macro.axes import Axis
 from mtmc_lsp.macro.prims import ONE, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region
@@ -67,6 +67,13 @@ def attention_band(program: Program, region: Region, form: AttentionForm) -> Ban
     """The band of keys that an attention's mask leaves to a query; one without limits where it shows none."""
     reader = _reader(program, region, form)
     return Band() if reader is None else reader.finite(form.logits)
+
+
+def limits_in(program: Program, region: Region) -> tuple[AttentionForm, Band] | None:
+    """A region's attention and the band of its mask; ``None`` where it is none, or every query may see every key."""
+    form = attention_form([program.prims[name] for name in region.prims])
+    band = attention_band(program, region, form) if form is not None else None
+    return (form, band) if form is not None and band is not None and band.limits else None
 
 
 def sure_before(program: Program, region: Region, form: AttentionForm, condition: str, truth: bool) -> Size | None:

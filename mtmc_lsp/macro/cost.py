@@ -9,9 +9,8 @@ from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
-from mtmc_lsp.macro.attention_form import attention_form
 from mtmc_lsp.macro.axes import Axis
-from mtmc_lsp.macro.bands import attention_band
+from mtmc_lsp.macro.bands import limits_in
 from mtmc_lsp.macro.dense_windows import are_dense_runs
 from mtmc_lsp.macro.few_rows import BOTH, LEAST_CHANNELS, ONCE, is_dense_along_sum, split_programs
 from mtmc_lsp.macro.loads import loads_apart_us
@@ -233,8 +232,9 @@ def kernel_cost(
     if parts > 1 and _varies_along_columns(program, region) and reads > 0.5 * device.l2_bytes:
         passes = 2
     written = 0.0
-    for ref in region.outputs:
-        kind, own = graph.type_of(ref), next(name for known, name in region.stored(program) if known == ref)
+    # Of several parts the first stands for all: they have the same axes.
+    for ref, own in dict(reversed(region.stored(program))).items():
+        kind = graph.type_of(ref)
         if any(part.index for part in region.parts.get(ref, ())):
             # Each element is read, added to and written; what it is added to is made before.
             added = program.prims[own]
@@ -397,10 +397,10 @@ def _source(program: Program, prim: Prim) -> tuple[Size, ...]:
 
 def _share_of_pairs(program: Program, region: Region) -> float:
     """Share of an attention's pairs of a query and a key that its mask leaves; 1 for all else."""
-    form = attention_form([program.prims[name] for name in region.prims])
-    band = attention_band(program, region, form) if form is not None else None
-    if form is None or band is None or not band.limits:
+    banded = limits_in(program, region)
+    if banded is None:
         return 1.0
+    form, band = banded
     sizes = program.graph.sizes
     queries, keys = (size.value(sizes) for size in form.scores.shape[-2:])
     return band.share(queries, keys, sizes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
-from mtmc_lsp.macro.prims import VIEW_OPS, PrimOp, Program
+from mtmc_lsp.macro.prims import VIEW_OPS, Prim, PrimOp, Program
 
 
 @dataclass(frozen=True)
@@ -39,25 +39,25 @@ def parts_of(program: Program, outputs: Collection[Ref], chosen: Collection[str]
         outputs: results of a region.
         chosen: its nodes.
     """
-    found: dict[Ref, tuple[Part, ...]] = {}
-    for ref in outputs:
-        prim = program.of(ref)
-        is_dense = program.graph.type_of(ref).is_contiguous
-        if prim.op is PrimOp.ADD_AT and prim.origin in chosen and is_dense and _may_begin(program, ref, chosen):
-            dim = prim.attrs["dim"]
-            assert isinstance(dim, int)
-            found[ref] = (Part(prim.inputs[2], dim, Size.of(0), prim.inputs[1]),)
-        if prim.op is not PrimOp.CAT or prim.origin not in chosen or program.values_of[prim.name] != (ref,):
-            continue
-        dim = prim.attrs["dim"]
+    made = ((ref, program.of(ref)) for ref in outputs)
+    found = {ref: _parts(program, ref, prim, chosen) for ref, prim in made if prim.origin in chosen}
+    return {ref: parts for ref, parts in found.items() if parts}
+
+
+def _parts(program: Program, ref: Ref, prim: Prim, chosen: Collection[str]) -> tuple[Part, ...]:
+    dim = prim.attrs.get("dim")
+    if prim.op is PrimOp.ADD_AT and program.graph.type_of(ref).is_contiguous and _may_begin(program, ref, chosen):
         assert isinstance(dim, int)
-        start, parts = Size.of(0), []
-        for source in prim.inputs:
-            parts.append(Part(source, dim, start))
-            start = start + program.prims[source].shape[dim]
-        if _share(program, [part.prim for part in parts], chosen):
-            found[ref] = tuple(parts)
-    return found
+        _, index, source = prim.inputs
+        return (Part(source, dim, Size.of(0), index),)
+    if prim.op is not PrimOp.CAT or program.values_of[prim.name] != (ref,) or not _share(program, prim.inputs, chosen):
+        return ()
+    assert isinstance(dim, int)
+    start, parts = Size.of(0), []
+    for source in prim.inputs:
+        parts.append(Part(source, dim, start))
+        start = start + program.prims[source].shape[dim]
+    return tuple(parts)
 
 
 def _may_begin(program: Program, ref: Ref, chosen: Collection[str]) -> bool:

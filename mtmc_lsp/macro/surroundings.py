@@ -73,16 +73,10 @@ class Surroundings:
             outside = self.readers[name] - nodes
             if name in self.returned or len(outside) < 2 or not all(map(self.is_view, outside)):
                 continue
-            views, readers = set(outside), set[str]()
-            pending = list(outside)
-            while pending:
-                more = self.readers[pending.pop()] - views - nodes
-                seen = {reader for reader in more if self.is_view(reader)}
-                views |= seen
-                pending += seen
-                readers |= more - seen
+            views = self.with_views_behind(name, self.readers.keys() - nodes) - {name}
+            readers = set[str]().union(*(self.readers[view] for view in views)) - views - nodes
             if not readers & self.opaque:
-                found.append(frozenset(views).union(*map(self.unit_of, readers)))
+                found.append(views.union(*map(self.unit_of, readers)))
         return found
 
     def _neighbours(self, nodes: Collection[str]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
 from typing import Any
 
@@ -25,7 +24,6 @@ from mtmc_lsp.measure.repeating import differing, not_explained
 from mtmc_lsp.measure.running import (
     LaunchCount,
     capture_of,
-    copies,
     device_for,
     is_interpreted,
     module_of,
@@ -33,7 +31,7 @@ from mtmc_lsp.measure.running import (
     own_text,
     plain,
     poison_new_memory,
-    run_case,
+    run_again,
     settled,
     use_one_thread,
 )
@@ -181,16 +179,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     with launches.counting():
         for _ in range(calls):
             try:
-                run = run_case(
-                    module,
-                    capture,
-                    copies(inputs),
-                    device,
-                    contextlib.nullcontext(),
-                    case["seed"],
-                    case["kind"],
-                    before=inputs,
-                )
+                run = run_again(module, capture, inputs, device, case)
                 run = settled(run, device)
             except Exception as error:
                 return {"status": "runtime_error", "reason": said(error)}

@@ -10,7 +10,7 @@ import torch
 
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.at_once import unlike
-from mtmc_lsp.measure.running import copies, device_for, outcome, plain, run_case
+from mtmc_lsp.measure.running import device_for, outcome, plain, run_again
 
 OWN_CALLS = 8
 """How often the user's own code is called to see whether its results differ: additions in no fixed order often agree."""
@@ -54,16 +54,7 @@ def not_explained(
         for _ in range(OWN_CALLS):
             if not left - {NUMBER}:
                 break
-            run = run_case(
-                module,
-                capture,
-                copies(inputs),
-                device,
-                contextlib.nullcontext(),
-                case["seed"],
-                case["kind"],
-                before=inputs,
-            )
+            run = run_again(module, capture, inputs, device, case)
             left -= differing(outcome(want), outcome(run)) - {NUMBER}
     return sorted(left)
 

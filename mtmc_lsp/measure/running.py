@@ -109,6 +109,14 @@ def run_case(
     return {"results": results, "after": after, "facts": facts}
 
 
+def run_again(
+    module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str, case: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One more call of a case, on copies of its inputs; as :func:`run_case`."""
+    own, mode = copies(inputs), contextlib.nullcontext()
+    return run_case(module, capture, own, device, mode, case["seed"], case["kind"], before=inputs)
+
+
 def outcome(run: Mapping[str, Any]) -> list[Any]:
     """What a call gave, of what :func:`run_case` says: its results, and behind them what it wrote into its inputs."""
     return [*run["results"], *(tensor for _, tensor in sorted(run["after"].items()))]

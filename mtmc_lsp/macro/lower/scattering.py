@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.macro.lower import Call, rule
-from mtmc_lsp.macro.lower.views import wrapped
+from mtmc_lsp.macro.lower.views import refs, wrapped
 from mtmc_lsp.macro.prims import ONE, PrimOp
 
 ADDABLE = frozenset({"float32", "float64", "int32", "int64"})
@@ -23,41 +22,31 @@ def index_add(c: Call) -> str:
     return _added(c, base, dim, _along(c, index, dim, rank), source)
 
 
-@rule("scatter_add")
+@rule("scatter_add", "scatter_reduce")
 def scatter_add(c: Call) -> str:
     """As ``index_add``, with an index for each element; of a longer source the first elements count."""
-    return _scattered(c)
-
-
-def _scattered(c: Call) -> str:
+    if c.op == "scatter_reduce" and (c.raw(4, "reduce") != "sum" or c.raw(5, "include_self") is False):
+        raise c.fail("reduced otherwise than by a sum into what is there")
     base, index, source = c.tensor(0), c.tensor(2), c.tensor(3)
     for i, size in enumerate(c.b.shape(index)):
         source = c.b.slice(source, i, 0, size)
     return _added(c, base, c.dim(1, "dim", len(c.b.shape(base))), index, source)
 
 
-@rule("scatter_reduce")
-def scatter_reduce(c: Call) -> str:
-    if c.raw(4, "reduce") != "sum" or c.raw(5, "include_self") is False:
-        raise c.fail("reduced otherwise than by a sum into what is there")
-    return _scattered(c)
-
-
 @rule("index_put")
 def index_put(c: Call) -> str:
     """``base.index_put((index,), source, accumulate=True)`` with one row of indices."""
     base, items = c.tensor(0), c.raw(1)
-    used = [dim for dim, item in enumerate(items) if isinstance(item, Ref)] if isinstance(items, tuple) else []
-    if c.raw(3, "accumulate") is not True or len(used) != 1 or not isinstance(items, tuple):
+    used = refs(items) if isinstance(items, tuple) else []
+    if c.raw(3, "accumulate") is not True or len(used) != 1:
         raise c.fail("written at looked-up places, in no order")
-    dim, rank = used[0], len(c.b.shape(base))
-    (ref,) = (item for item in items if isinstance(item, Ref))
-    index = wrapped(c, c.b.values[ref.name, ref.index], c.b.shape(base)[dim])
-    if len(c.b.shape(index)) != 1 or c.b.dtype(index) == "bool":
-        raise c.fail("several indices for each row")
+    ((dim, ref),) = used
     shape = [*c.b.shape(base)]
+    index = wrapped(c, c.b.values[ref.name, ref.index], shape[dim])
+    if len(c.b.shape(index)) != 1:
+        raise c.fail("several indices for each row")
     shape[dim] = c.b.shape(index)[0]
-    return _added(c, base, dim, _along(c, index, dim, rank), c.b.expand(c.tensor(2), shape))
+    return _added(c, base, dim, _along(c, index, dim, len(shape)), c.b.expand(c.tensor(2), shape))
 
 
 def _along(c: Call, index: str, dim: int, rank: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.core.sizes import Size, SizeLike, product
+from mtmc_lsp.core.sizes import Size, SizeLike, longer_than, product
 from mtmc_lsp.macro.lower import Call, rule
 from mtmc_lsp.macro.lower.resampling import PAD_MODES, looked_up, padded_from_inside, positions
 from mtmc_lsp.macro.prims import ONE, PrimOp
@@ -184,7 +184,7 @@ def roll(c: Call) -> str:
         size = c.b.shape(x)[dim]
         if size.is_constant:
             cut = Size.of((size - shift).constant % max(1, size.constant))
-        elif shift and f"{size} > {abs(shift)}" not in c.b.graph.conditions:
+        elif shift and longer_than(size, abs(shift)) not in c.b.graph.conditions:
             raise c.fail("rolling along a symbolic size, which the shift may pass")
         else:
             cut = size - shift if shift > 0 else Size.of(-shift)
@@ -246,7 +246,7 @@ def index(c: Call) -> str:
     x, items = c.tensor(0), c.raw(1)
     assert isinstance(items, tuple)
     used = [dim for dim, item in enumerate(items) if isinstance(item, Ref)]
-    indices = [wrapped(c, c.b.values[ref.name, ref.index], c.b.shape(x)[dim]) for dim, ref in _refs(items)]
+    indices = [wrapped(c, c.b.values[ref.name, ref.index], c.b.shape(x)[dim]) for dim, ref in refs(items)]
     if len(used) == 1:
         return _take(c, x, used[0], indices[0])
     shape, rank = c.b.shape(x), len(c.b.shape(x))
@@ -264,7 +264,8 @@ def index(c: Call) -> str:
     return _take(c, x, first, flat)
 
 
-def _refs(items: tuple[object, ...]) -> list[tuple[int, Ref]]:
+def refs(items: tuple[object, ...]) -> list[tuple[int, Ref]]:
+    """The index tensors among what a tensor is indexed by, each with the dimension that it stands in."""
     return [(dim, item) for dim, item in enumerate(items) if isinstance(item, Ref)]
 
 

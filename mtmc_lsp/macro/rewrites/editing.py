@@ -106,9 +106,7 @@ def edited(graph: Graph, edit: Edit) -> Graph:
             nodes += edit.added
         else:
             nodes.append(node.reading(swap))
-    outputs = tuple(swap.get(ref, ref) for ref in graph.outputs)
-    mutations = tuple(replace(m, value=swap.get(m.value, m.value)) for m in graph.mutations)
-    return _without_dead(replace(graph, nodes=tuple(nodes), outputs=outputs, mutations=mutations))
+    return _without_dead(graph.of_nodes(nodes, swap))
 
 
 def _without_dead(graph: Graph) -> Graph:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
-from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.core.sizes import Size, renamed
 from mtmc_lsp.micro.builtin.code import call_text
 from mtmc_lsp.micro.builtin.guard_helpers import (
     ALIGNED,
@@ -94,7 +94,7 @@ def write_guard(
     conditions += _apart(graph, names)
     conditions += [binding.condition for binding in bound.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
-    conditions += [_substituted(text, texts) for text in (*graph.conditions, *limits)]
+    conditions += [renamed(text, texts) for text in (*graph.conditions, *limits)]
     if adds_in_no_order:
         # Who asks for warnings alone has code that may add in no order too. In words that torch.compile traces.
         warned = "torch.is_deterministic_algorithms_warn_only_enabled()"
@@ -343,8 +343,4 @@ def _values_alike(graph: Graph) -> dict[tuple[str, ...], list[str]]:
 
 def size_text(size: Size, texts: dict[str, str]) -> str:
     """A size as Python, each named size read from the arguments."""
-    return _substituted(str(size), texts)
-
-
-def _substituted(text: str, texts: dict[str, str]) -> str:
-    return re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda match: texts.get(match.group(), match.group()), text)
+    return renamed(str(size), texts)

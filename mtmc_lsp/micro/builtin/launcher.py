@@ -167,17 +167,21 @@ class Launcher:
             dtype = "" if twin.type.dtype == kind.dtype else f", dtype=torch.{kind.dtype}"
             self.lines.append(f"{name} = torch.empty_like({self.input_names[twin.name]}{dtype})")
         else:
-            shape = _tuple([self.size(size) for size in kind.shape])
-            first = self.input_names[self.program.graph.inputs[0].name]
-            where = f"dtype=torch.{kind.dtype}, device={first}.device"
-            if kind.is_contiguous:
-                self.lines.append(f"{name} = torch.empty({shape}, {where})")
-            else:
-                stride = _tuple([self.size(size) for size in kind.stride])
-                self.lines.append(f"{name} = torch.empty_strided({shape}, {stride}, {where})")
+            text = (
+                self._memory("empty", kind.dtype, kind.shape)
+                if kind.is_contiguous
+                else self._memory("empty_strided", kind.dtype, kind.shape, kind.stride)
+            )
+            self.lines.append(f"{name} = {text}")
         self._allocated.add(name)
         self._place(ref, name, kind)
         return name
+
+    def _memory(self, function: str, dtype: str, *sizes: Sequence[Size]) -> str:
+        """A call of torch's that makes a tensor of this shape, and strides where it takes them, on the inputs' device."""
+        given = ", ".join(_tuple([self.size(size) for size in each]) for each in sizes)
+        first = self.input_names[self.program.graph.inputs[0].name]
+        return f"torch.{function}({given}, dtype=torch.{dtype}, device={first}.device)"
 
     def may_be_described(self, kernel: Kernel) -> bool:
         """Whether all tensors that a kernel makes descriptors of begin at memory of their own, or the guard can ask where.
@@ -210,9 +214,7 @@ class Launcher:
         elif is_alone and base in self.variables and self._is_zeros(base, kind):
             self._place(ref, self.variables[base], kind)
         else:
-            shape = _tuple([self.size(size) for size in kind.shape])
-            first = self.input_names[graph.inputs[0].name]
-            self.define(ref, f"torch.zeros({shape}, dtype=torch.{kind.dtype}, device={first}.device)")
+            self.define(ref, self._memory("zeros", kind.dtype, kind.shape))
         return self.variables[ref]
 
     def _is_zeros(self, base: Ref, kind: TensorType) -> bool:
@@ -232,9 +234,7 @@ class Launcher:
 
     def _allocate_scratch(self, scratch: Scratch) -> str:
         name = self.names.unique(scratch.name)
-        first = self.input_names[self.program.graph.inputs[0].name]
-        shape = _tuple([self.size(size) for size in scratch.shape])
-        self.lines.append(f"{name} = torch.empty({shape}, dtype=torch.{scratch.dtype}, device={first}.device)")
+        self.lines.append(f"{name} = {self._memory('empty', scratch.dtype, scratch.shape)}")
         self._scratch[scratch] = name
         return name
 

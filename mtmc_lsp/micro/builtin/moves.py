@@ -185,14 +185,18 @@ def gather(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
     dim = prim.attrs["dim"]
     assert isinstance(dim, int)
     source, index = prim.inputs
-    # Offsets into a large table pass 32 bits.
-    looked_up = tile.cast(tile.value(index, tile.aligned(index, at)), "int64")
-    if not looked_up.text.isidentifier():
-        looked_up = tile.assign(looked_up, "index")
-    size = tile.program.prims[source].shape[dim]
-    variable = Variable(-1, size, looked_up.text, looked_up.rows, looked_up.cols)
-    inner = [Index.of(variable) if d == dim else own for d, own in enumerate(at)]
+    place = looked_up(tile, index, at, tile.program.prims[source].shape[dim])
+    inner = [Index.of(place) if d == dim else own for d, own in enumerate(at)]
     return tile.value(source, tuple(inner))
+
+
+def looked_up(tile: Expressions, index: str, at: tuple[Index, ...], size: Size) -> Variable:
+    """The place below ``size`` that a primitive of indices says."""
+    # Offsets into a large table pass 32 bits.
+    found = tile.cast(tile.value(index, tile.aligned(index, at)), "int64")
+    if not found.text.isidentifier():
+        found = tile.assign(found, "index")
+    return Variable(-1, size, found.text, found.rows, found.cols)
 
 
 def iota(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:

@@ -19,9 +19,10 @@ from mtmc_lsp.macro.joined import Part
 from mtmc_lsp.macro.orders import column_axes
 from mtmc_lsp.macro.prims import CENTRED, Prim, PrimOp, Program
 from mtmc_lsp.macro.regions import Region, RegionKind
+from mtmc_lsp.micro.builtin import moves
 from mtmc_lsp.micro.builtin.code import COMPARE, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.micro.builtin.expressions import Expressions
-from mtmc_lsp.micro.builtin.index import Index, Variable
+from mtmc_lsp.micro.builtin.index import Index
 from mtmc_lsp.micro.builtin.kernel import Kernel, assemble
 from mtmc_lsp.micro.builtin.persistence import one_group_after_another
 from mtmc_lsp.micro.builtin.tile import Config, merge_axes
@@ -147,29 +148,28 @@ class TileWriter(ReducingTile):
             self._store(ref)
 
     def _store(self, ref: Ref) -> None:
-        for part in self.region.parts.get(ref, ()):
+        parts = self.region.parts.get(ref)
+        if parts is None:
+            own = self.program.of(ref).name
+            at = self.tile.own_index(own)
+            self._store_at(ref, own, at, at)
+        for part in parts or ():
             at = self.tile.own_index(part.prim)
             if part.index:
                 self._add_at(ref, part, at)
-                continue
-            place = (*at[: part.dim], at[part.dim].plus(part.start), *at[part.dim + 1 :])
-            self._store_at(ref, part.prim, at, place)
-        if ref not in self.region.parts:
-            own = self.program.of(ref).name
-            self._store_at(ref, own, at := self.tile.own_index(own), at)
+            else:
+                place = (*at[: part.dim], at[part.dim].plus(part.start), *at[part.dim + 1 :])
+                self._store_at(ref, part.prim, at, place)
 
     def _add_at(self, ref: Ref, part: Part, at: tuple[Index, ...]) -> None:
         """Add what a primitive is to a result, where another says."""
         kind = self.program.graph.type_of(ref)
         value = self.tile.value(part.prim, at)
-        looked_up = self.tile.cast(self.tile.value(part.index, self.tile.aligned(part.index, at)), "int64")
-        if not looked_up.text.isidentifier():
-            looked_up = self.tile.assign(looked_up, "index")
-        size = self.parameters.size(kind.shape[part.dim])
-        variable = Variable(-1, kind.shape[part.dim], looked_up.text, looked_up.rows, looked_up.cols)
-        offset = self.tile.offset(kind, (*at[: part.dim], Index.of(variable), *at[part.dim + 1 :]))
+        place = moves.looked_up(self.tile, part.index, at, kind.shape[part.dim])
+        size = self.parameters.size(place.size)
+        offset = self.tile.offset(kind, (*at[: part.dim], Index.of(place), *at[part.dim + 1 :]))
         # An index that is none, at which PyTorch's own kernel would stop, must not reach other memory.
-        inside = f"({looked_up.text} >= 0) & ({looked_up.text} < {size.at(COMPARE + 1)})"
+        inside = f"({place.code} >= 0) & ({place.code} < {size.at(COMPARE + 1)})"
         spread = Code("", "int64", value.rows or offset.rows, value.cols or offset.cols)
         mask = self.tile.mask_argument(spread, None).removeprefix(", mask=")
         mask = f"{inside} & {mask}" if mask else inside
