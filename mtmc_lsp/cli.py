@@ -21,8 +21,8 @@ from mtmc_lsp.commands.report import report
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, RequestError
 
 if TYPE_CHECKING:
+    from mtmc_lsp.app.pipeline import OpenTarget, Replay
     from mtmc_lsp.core.settings import Settings
-    from mtmc_lsp.search.session import Opened, Replay
     from mtmc_lsp.search.store import RunRecord, Store
 
 INTERRUPTED = 130
@@ -120,15 +120,15 @@ def _settings(folder: Path, arch: str | None = None, budget: float | None = None
     return changed(read_settings(folder), archs=archs, budget_seconds=budget, **more)
 
 
-def _open(spec: str, python: str, arch: str | None, budget: float | None = None, **more: object) -> Opened:
-    from mtmc_lsp.search.session import open_target, parse_request
+def _open(spec: str, python: str, arch: str | None, budget: float | None = None, **more: object) -> OpenTarget:
+    from mtmc_lsp.app.pipeline import open_target, parse_request
 
     settings = _settings(Path(spec.partition("::")[0]).absolute().parent, arch, budget, **more)
     return open_target(parse_request(spec, settings, python))
 
 
 def _project_store() -> Store:
-    from mtmc_lsp.search.session import open_store
+    from mtmc_lsp.app.pipeline import open_store
 
     return open_store(Path.cwd() / "x.py")
 
@@ -169,19 +169,20 @@ def optimize(
 
     With llm, the target's code and its operations are sent to the endpoint in OPENAI_BASE_URL; nothing else is.
     """
+    from mtmc_lsp.app import pipeline as session
+    from mtmc_lsp.app import review
+    from mtmc_lsp.app.backends import Backends
     from mtmc_lsp.core.run import KEPT
     from mtmc_lsp.core.settings import CODERS, PLANNERS
     from mtmc_lsp.report import text
     from mtmc_lsp.report.documents import run_document
-    from mtmc_lsp.search import review, session
     from mtmc_lsp.search.greedy import Events
-    from mtmc_lsp.search.makers import Makers
 
     _choice("planner", planner or PLANNERS[0], PLANNERS)
     _choice("coder", coder or CODERS[0], CODERS)
     _choice("search", search, ("greedy",))
 
-    def open_spec(name: str) -> Opened:
+    def open_spec(name: str) -> OpenTarget:
         return _open(name, python, arch, budget, planner=planner, coder=coder, max_autotune=max_autotune)
 
     out = text.console(stderr=as_json)
@@ -193,11 +194,11 @@ def optimize(
         return _dry_run(open_spec(spec), as_json)
     else:
         opened, record = _opened_run(spec, resume, open_spec)
-        wanted = Makers.of(opened.request.settings)
+        wanted = Backends.of(opened.request.settings)
         makers = consented(opened, wanted, explicit="llm" in (planner, coder), may_ask=not as_json)
-    with session.open_store(opened.request.path) as store, session.warmed(opened) as template:
+    with session.open_store(opened.request.path) as store, session.warmed(opened) as fork_server:
         with out.status("capturing the target") as status:
-            capture = session.capture_target(opened, template)
+            capture = session.capture_target(opened, fork_server)
             text.show_head(out, capture)
             events = Events(
                 on_action=lambda index, action: text.show_action(out, index, action),
@@ -219,7 +220,7 @@ def optimize(
                     model=again.model if again is not None else None,
                     fresh=fresh,
                     needs_sandbox=require_sandbox,
-                    template=template,
+                    fork_server=fork_server,
                 )
         text.show_result(out, result)
     backup = session.apply(opened, result) if apply else None
@@ -232,20 +233,20 @@ def optimize(
 
 def _replayed(run: str, python: str) -> Replay:
     """A stored run, to be done again."""
-    from mtmc_lsp.search.session import open_replay
+    from mtmc_lsp.app.pipeline import open_replay
 
     with _project_store() as store:
         return open_replay(store, run, python)
 
 
-def _dry_run(opened: Opened, as_json: bool) -> int:
+def _dry_run(opened: OpenTarget, as_json: bool) -> int:
     """Show the messages of the first step."""
+    from mtmc_lsp.app import pipeline as session
+    from mtmc_lsp.app.backends import Backends
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.text import console, show_questions
-    from mtmc_lsp.search import session
-    from mtmc_lsp.search.makers import Makers
 
-    makers = Makers.of(opened.request.settings)
+    makers = Backends.of(opened.request.settings)
     if not makers.ask_a_model:
         raise RequestError(
             "nothing is ever sent without a model", remedy="Add --planner llm, --coder llm or --coder auto."
@@ -259,9 +260,9 @@ def _dry_run(opened: Opened, as_json: bool) -> int:
     return 0 if questions else 1
 
 
-def _opened_run(spec: str, resume: bool, open_spec: Callable[[str], Opened]) -> tuple[Opened, RunRecord | None]:
+def _opened_run(spec: str, resume: bool, open_spec: Callable[[str], OpenTarget]) -> tuple[OpenTarget, RunRecord | None]:
     """The target, and the run to go on with."""
-    from mtmc_lsp.search.session import open_store, unfinished
+    from mtmc_lsp.app.pipeline import open_store, unfinished
 
     if not resume:
         if not spec:
@@ -279,9 +280,9 @@ def _opened_run(spec: str, resume: bool, open_spec: Callable[[str], Opened]) -> 
 @app.command()
 def plan(spec: Spec, arch: Arch = None, python: Python = "", as_json: AsJson = False) -> int:
     """Show what could be tried first, best first, with reasons; nothing is written."""
+    from mtmc_lsp.app import pipeline as session
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.text import console, show_plan
-    from mtmc_lsp.search import session
 
     opened = _open(spec, python, arch)
     with console(stderr=True).status("capturing the target"):
@@ -304,9 +305,9 @@ def record(
     as_json: AsJson = False,
 ) -> int:
     """Run a command and note how your functions are called with tensors: shapes and ranges, never data."""
+    from mtmc_lsp.app.record import record as run_recorded
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.text import console, show_recording
-    from mtmc_lsp.search.recording import record as run_recorded
 
     recording = run_recorded(command, Path.cwd(), target or (), quiet=as_json)
     if as_json:
@@ -344,8 +345,8 @@ def export(
     as_json: AsJson = False,
 ) -> int:
     """Write a run's last good version as a self-contained file."""
+    from mtmc_lsp.app.export import kernelbench, kernelbench_reference
     from mtmc_lsp.report.documents import document
-    from mtmc_lsp.search.export import kernelbench, kernelbench_reference
 
     _choice("format", form, ("kernelbench",))
     with _project_store() as store:
@@ -401,9 +402,9 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Check any candidate against any reference, check by check; a failure is written as a file that runs."""
+    from mtmc_lsp.app.verify_pair import open_pair, verify_pair
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.text import console, show_pair
-    from mtmc_lsp.search.pairs import open_pair, verify_pair
 
     settings = _settings(Path(reference.partition("::")[0]).absolute().parent, max_autotune=max_autotune)
     first, second = open_pair(reference, candidate, settings, python)
@@ -433,9 +434,9 @@ def verify(
 @app.command()
 def doctor(python: Python = "", as_json: AsJson = False) -> int:
     """Check what the tool needs, and say what to do about what is missing."""
+    from mtmc_lsp.app.doctor import check_environment
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.text import console, findings_table
-    from mtmc_lsp.search.doctor import check_environment
 
     with console(stderr=True).status("looking at the environment"):
         findings = check_environment(python)

@@ -21,16 +21,16 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.app import pipeline as session
+from mtmc_lsp.app.export import REFERENCE, kernelbench, kernelbench_reference
+from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.jsonable import from_json
-from mtmc_lsp.core.priority import cores_of, keep_to, usable_cores
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.micro.builtin.coder import BuiltinCoder
-from mtmc_lsp.search import session
-from mtmc_lsp.search.export import REFERENCE, kernelbench, kernelbench_reference
+from mtmc_lsp.process.priority import cores_of, keep_to, usable_cores
 
 
 def main() -> int:

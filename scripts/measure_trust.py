@@ -18,15 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.app.pipeline import Request, capture_target, open_measurer, open_target
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.results import Ratio, Speed, Timing
 from mtmc_lsp.core.run import Candidate, GeneratedCode
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.local import LocalMeasurer
-from mtmc_lsp.measure.sampling import speed_of
-from mtmc_lsp.search.session import Request, capture_target, open_measurer, open_target
+from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.timing.worker.sampling import speed_of
 
 COLUMNS = 4096
 KERNEL = """\
@@ -172,7 +172,7 @@ def main() -> int:
         (Path(folder) / "pyproject.toml").write_text("[project]\nname = 'trust'\n")
         long, short = Bench(Path(folder), LONG_ROWS), Bench(Path(folder), SHORT_ROWS)
         try:
-            if not long.measurer.measured:
+            if not long.measurer.has_gpu:
                 print("there is no GPU here", file=sys.stderr)
                 return 3
             found["environment"] = to_json(long.capture.environment)

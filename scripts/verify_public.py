@@ -18,12 +18,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtmc_lsp.app.pipeline import capture_target
+from mtmc_lsp.app.verify_pair import open_pair
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.template import Template, likely_variables
-from mtmc_lsp.measure.pair import Pair, PairVerdict, PairVerifier
-from mtmc_lsp.measure.pair_reference import Reference
-from mtmc_lsp.search.pairs import open_pair
-from mtmc_lsp.search.session import capture_target
+from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.verify.pair import Pair, PairVerdict, PairVerifier
+from mtmc_lsp.verify.pair_reference import Reference
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,14 @@ def main() -> int:
     code = options.liger.absolute() / "src"
     kernels = [kernel for kernel in KERNELS if not options.only or kernel.name in options.only]
     certified = 0
-    with Template(sys.executable, likely_variables(), ahead=True) as template, tempfile.TemporaryDirectory() as folder:
+    with (
+        ForkServer(sys.executable, likely_variables(), ahead=True) as fork_server,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         (Path(folder) / "pyproject.toml").write_text("[project]\nname = 'public'\n", encoding="utf-8")
         for kernel in kernels:
             begun = time.monotonic()
-            status, reason = outcome(kernel, code, Path(folder), template)
+            status, reason = outcome(kernel, code, Path(folder), fork_server)
             seconds = time.monotonic() - begun
             certified += status == "correct"
             print(f"{kernel.name:36} {status:14} {seconds:5.1f} s  {reason}", flush=True)
@@ -191,16 +194,16 @@ def main() -> int:
     return 0 if certified == len(kernels) else 1
 
 
-def outcome(kernel: Kernel, code: Path, folder: Path, template: Template) -> tuple[str, str]:
+def outcome(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> tuple[str, str]:
     """The verdict's status and reason, or the error that stood in its way."""
     try:
-        verdict = verified(kernel, code, folder, template).verdict
+        verdict = verified(kernel, code, folder, fork_server).verdict
     except MtmcError as error:
         return type(error).__name__, error.message
     return verdict.status.value, verdict.reason
 
 
-def verified(kernel: Kernel, code: Path, folder: Path, template: Template) -> PairVerdict:
+def verified(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> PairVerdict:
     """Write both files, and judge the one against the other."""
     names = ", ".join(part.partition("=")[0] for part in kernel.workload.split() if "[" in part)
     stem = kernel.name.replace(" ", "_")
@@ -216,10 +219,10 @@ def verified(kernel: Kernel, code: Path, folder: Path, template: Template) -> Pa
         encoding="utf-8",
     )
     first, second = open_pair(f"{reference}::own", f"{candidate}::public", None, sys.executable)
-    capture = capture_target(first, template)
+    capture = capture_target(first, fork_server)
     pair = Pair(capture, first.plain.decode(), second.target, second.text.decode())
     with contextlib.ExitStack() as stack:
-        side = stack.enter_context(Reference(capture, pair.own, sys.executable, template=template))
+        side = stack.enter_context(Reference(capture, pair.own, sys.executable, fork_server=fork_server))
         verifier = PairVerifier(pair, side, takes_empty=kernel.takes_empty)
         stack.callback(verifier.close)
         return verifier.verify()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.capture.client import find_workload, run_capture
-from mtmc_lsp.core.worker import Worker
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
 
 ROOT = Path(__file__).resolve().parent.parent

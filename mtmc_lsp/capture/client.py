@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mtmc_lsp.capture.records import recorded, recorded_workload
+from mtmc_lsp.capture.recorded_calls import recorded, recorded_workload
 from mtmc_lsp.core.errors import Location, NoWorkload, TargetUnsupported
-from mtmc_lsp.core.jsonable import from_json, to_json
-from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.workload import Capture, Target, TargetKind, Workload, WorkloadSource
-from mtmc_lsp.source.directive import parse_directive, suggest_directive, workload_from_annotations
-from mtmc_lsp.source.names import assigned_names
+from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.source.assigned_names import assigned_names
 from mtmc_lsp.source.targets import find_targets
+from mtmc_lsp.source.workload.directive import parse_directive, suggest_directive, workload_from_annotations
 
 
 def find_workload(path: str, text: bytes, target: Target, records: Path | None = None) -> Workload:

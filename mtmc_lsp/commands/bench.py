@@ -56,11 +56,11 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> int:
     """Optimise every problem of a folder; each result is a line of a file, and a run that was ended goes on."""
+    from mtmc_lsp.app.bench import chosen, find_problems, parse_shard, read_results
+    from mtmc_lsp.app.bench_summary import summarise
     from mtmc_lsp.report.bench_tables import show_summary
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.text import console
-    from mtmc_lsp.search.bench import chosen, find_problems, parse_shard, read_results
-    from mtmc_lsp.search.scores import summarise
 
     if summary is not None and not summary.is_file():
         raise RequestError(f"there is no file {summary}", remedy="Name what --out wrote.")
@@ -94,12 +94,12 @@ def _run(
     python: str,
     fresh: bool,
 ) -> None:
-    from mtmc_lsp.core.priority import usable_cores
+    from mtmc_lsp.app.bench import Bench, Plan, describe_environment, visible_devices
+    from mtmc_lsp.app.bench_summary import why_nothing
+    from mtmc_lsp.app.interpreter import checked_python, find_python
     from mtmc_lsp.core.settings import changed, read_settings
-    from mtmc_lsp.core.template import Template, likely_variables
-    from mtmc_lsp.search.bench import Bench, Plan, describe_environment, visible_devices
-    from mtmc_lsp.search.interpreter import checked_python, find_python
-    from mtmc_lsp.search.scores import why_nothing
+    from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+    from mtmc_lsp.process.priority import usable_cores
 
     budget, arch, tune = changes
     archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
@@ -109,8 +109,8 @@ def _run(
     plan = Plan(settings, interpreter, seconds, describe_environment(interpreter))
     jobs = jobs or min(MOST_JOBS, max(1, len(usable_cores()) // 4)) * max(1, len(devices))
     old = 0
-    with Template(interpreter, likely_variables(), ahead=True) as template:
-        bench = Bench(plan, out, jobs=jobs, devices=devices, template=template)
+    with ForkServer(interpreter, likely_variables(), ahead=True) as fork_server:
+        bench = Bench(plan, out, jobs=jobs, devices=devices, fork_server=fork_server)
         for number, (problem, record, known) in enumerate(bench.run(problems, fresh=fresh), 1):
             old += known
             if not known:

@@ -12,8 +12,8 @@ import typer
 from mtmc_lsp.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from mtmc_lsp.search.makers import Makers
-    from mtmc_lsp.search.session import Opened
+    from mtmc_lsp.app.backends import Backends
+    from mtmc_lsp.app.pipeline import OpenTarget
 
 
 def consent(
@@ -22,12 +22,12 @@ def consent(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> int:
     """Show or change whether a language model may be sent this project's code; --planner llm and --coder llm need no consent."""
-    from mtmc_lsp.capture.loading_paths import project_root
+    from mtmc_lsp.capture.module_paths import project_root
     from mtmc_lsp.core.chat import ModelNotUsable
-    from mtmc_lsp.core.remembered import Consent, consent_question
+    from mtmc_lsp.core.folder_decisions import Consent, consent_question
     from mtmc_lsp.core.settings import read_settings
-    from mtmc_lsp.micro.llm.client import model_name
-    from mtmc_lsp.micro.llm.endpoint import host_of
+    from mtmc_lsp.llm.endpoint.client import model_name
+    from mtmc_lsp.llm.endpoint.endpoint import host_of
     from mtmc_lsp.report.documents import document
 
     if give and withdraw:
@@ -52,7 +52,7 @@ def consent(
     return 0
 
 
-def consented(opened: Opened, makers: Makers, *, explicit: bool, may_ask: bool) -> Makers:
+def consented(opened: OpenTarget, makers: Backends, *, explicit: bool, may_ask: bool) -> Backends:
     """The makers as far as the user agreed to them: settings alone are no consent.
 
     Args:
@@ -61,10 +61,10 @@ def consented(opened: Opened, makers: Makers, *, explicit: bool, may_ask: bool) 
         explicit: whether the command line names a model as planner or coder.
         may_ask: whether the user can be asked now.
     """
-    from mtmc_lsp.core.remembered import Consent, consent_question
-    from mtmc_lsp.micro.llm.client import model_name
-    from mtmc_lsp.micro.llm.endpoint import host_of
-    from mtmc_lsp.search.makers import BUILTIN
+    from mtmc_lsp.app.backends import BUILTIN
+    from mtmc_lsp.core.folder_decisions import Consent, consent_question
+    from mtmc_lsp.llm.endpoint.client import model_name
+    from mtmc_lsp.llm.endpoint.endpoint import host_of
 
     if explicit or not makers.ask_a_model:
         return makers

@@ -21,13 +21,13 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> int:
     """Show where the time of a call goes: operators, kernels, bytes, the part of the roofline, gaps between launches."""
+    from mtmc_lsp.app.pipeline import capture_target, open_target, parse_request
+    from mtmc_lsp.app.profile import find_ncu
+    from mtmc_lsp.app.profile import profile as profiled
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.page import render
     from mtmc_lsp.report.profile import profile_page, show_profile
     from mtmc_lsp.report.text import console
-    from mtmc_lsp.search.profiling import find_ncu
-    from mtmc_lsp.search.profiling import profile as profiled
-    from mtmc_lsp.search.session import capture_target, open_target, parse_request
 
     counter = find_ncu() if ncu else ""
     opened = open_target(parse_request(spec, None, python))

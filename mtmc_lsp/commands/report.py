@@ -10,7 +10,7 @@ import typer
 from mtmc_lsp.core.errors import Location, RequestError
 
 if TYPE_CHECKING:
-    from mtmc_lsp.search.stored import StoredRun
+    from mtmc_lsp.search.stored_run import StoredRun
 
 
 def report(
@@ -22,11 +22,11 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> int:
     """Show a run that is stored: its steps, how they were verified and timed, and what they brought."""
+    from mtmc_lsp.app.pipeline import open_store
     from mtmc_lsp.report.documents import document, run_document
     from mtmc_lsp.report.page import render
     from mtmc_lsp.report.run_page import stored_page
-    from mtmc_lsp.search.session import open_store
-    from mtmc_lsp.search.stored import stored_run
+    from mtmc_lsp.search.stored_run import stored_run
 
     # Any file of a project names it.
     with open_store(Path.cwd() / "x.py") as store:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError
-from mtmc_lsp.core.loops import loop_in
+from mtmc_lsp.core.repetition import loop_in
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class Node:
     """The user's own name for the value, where an assignment on that line gives one to this node."""
 
     def to_json(self) -> dict[str, object]:
-        from mtmc_lsp.core.jsonable import to_json
+        from mtmc_lsp.core.json_codec import to_json
 
         return {
             "name": self.name,
@@ -164,7 +164,7 @@ class Node:
 
     @staticmethod
     def from_json(data: dict[str, object]) -> Node:
-        from mtmc_lsp.core.jsonable import from_json
+        from mtmc_lsp.core.json_codec import from_json
 
         args, kwargs, outputs = data["args"], data["kwargs"], data["outputs"]
         assert isinstance(args, list) and isinstance(kwargs, dict) and isinstance(outputs, list)
@@ -254,7 +254,7 @@ class Graph:
     outputs: tuple[Ref, ...]
     """The tensors that the target returns, in order; none where it only changes what it is given."""
     returns: str
-    """How the outputs are put together, and what else is returned, as :mod:`mtmc_lsp.core.returned` has it."""
+    """How the outputs are put together, and what else is returned, as :mod:`mtmc_lsp.capture.result_structure` has it."""
     sizes: Mapping[str, int]
     """The value of every named size in the workload."""
     mutations: tuple[Mutation, ...] = ()

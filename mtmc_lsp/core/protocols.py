@@ -22,7 +22,7 @@ class State:
     """The last good version."""
     history: tuple[Step, ...]
     device: Device
-    measured: bool
+    has_gpu: bool
     """Whether steps are timed; without a GPU only predictions guide."""
     kernel_times: Callable[[], tuple[KernelTime, ...]] = tuple
     """Has the GPU watched for the kernels of ``candidate``, the slowest first; called only by those who read them, as it takes

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.capture.loading_paths import project_root
+from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import GpuInUse, MeasurementRejected, MtmcError
-from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import Device, Timing, Verdict, VerdictStatus
-from mtmc_lsp.measure.candidates import CandidateProcess
-from mtmc_lsp.measure.devices import bound_us, cached_device, least_us, remember_device
-from mtmc_lsp.measure.gpu_lock import alone
-from mtmc_lsp.measure.local import RUN_SECONDS, TIME_SECONDS
-from mtmc_lsp.measure.pair import Pair, PairVerdict
-from mtmc_lsp.measure.timekeeper import Timekeeper, TimingCache, cache_folder
+from mtmc_lsp.measure.local_measurer import RUN_SECONDS, TIME_SECONDS
+from mtmc_lsp.process.gpu_lock import alone
+from mtmc_lsp.timing.devices import bound_us, cached_device, least_us, remember_device
+from mtmc_lsp.timing.timekeeper import Timekeeper, TimingCache, cache_folder
+from mtmc_lsp.verify.candidate_process import CandidateProcess
+from mtmc_lsp.verify.pair import Pair, PairVerdict
 
 
 def with_timing(
@@ -64,7 +64,7 @@ def time_pair(pair: Pair, init: str, python: str, *, baselines: tuple[str, ...],
     """
     capture = pair.capture
     root = project_root(Path(capture.workload.target.path))
-    with contextlib.closing(CandidateProcess(python, str(root), capture.environment, measured=True)) as worker:
+    with contextlib.closing(CandidateProcess(python, str(root), capture.environment, has_gpu=True)) as worker:
         worker.start()
         gpu = worker.gpu
         device = _device(pair, worker, gpu)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mtmc_lsp.search.scores import Means, Score, Summary
+from mtmc_lsp.app.bench_summary import Means, Score, Summary
 
 SHOWN_REASONS, SHOWN_NAMES, SHOWN_CALLS = 20, 4, 20
 

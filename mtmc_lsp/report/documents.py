@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import SCHEMA, RunResult
 
 

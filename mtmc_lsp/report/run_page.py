@@ -13,8 +13,8 @@ from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.report.charts import Gain, Point, Traffic, roofline, traffic, waterfall
 from mtmc_lsp.report.checks import by_name
 from mtmc_lsp.report.page import Page, escape, figure, table
-from mtmc_lsp.report.words import headline, model_line, ratio_text, report_lines, verdict_line
-from mtmc_lsp.search.stored import StoredRun
+from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, verdict_line
+from mtmc_lsp.search.stored_run import StoredRun
 
 GAINS, TRAFFIC, ROOFLINE = "gains", "traffic", "roofline"
 """Names of the figures."""

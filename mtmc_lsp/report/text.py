@@ -10,13 +10,15 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mtmc_lsp.app.backends import Question
+from mtmc_lsp.app.doctor import Finding
+from mtmc_lsp.app.record import Recording
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.results import CheckStatus, Device, Timing
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.pair import PairVerdict
 from mtmc_lsp.report.checks import by_name
-from mtmc_lsp.report.words import (
+from mtmc_lsp.report.phrases import (
     headline,
     model_line,
     pair_headline,
@@ -26,10 +28,8 @@ from mtmc_lsp.report.words import (
     timing_notes,
     verdict_line,
 )
-from mtmc_lsp.search.doctor import Finding
-from mtmc_lsp.search.makers import Question
-from mtmc_lsp.search.recording import Recording
 from mtmc_lsp.search.store import RunRecord
+from mtmc_lsp.verify.pair import PairVerdict
 
 STYLE = {StepStatus.ACCEPTED: "green", StepStatus.REJECTED: "yellow", StepStatus.FAILED: "red"}
 MARK = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}

@@ -25,8 +25,8 @@ from mtmc_lsp.core.run import (
     StepStatus,
 )
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.macro.totals import estimated_work
 from mtmc_lsp.source.compose import unified_diff
+from mtmc_lsp.tuning.schedule_cost import estimated_work
 
 ENOUGH_FAILURES = 4
 """Steps in a row that may come to nothing before the run ends."""
@@ -76,7 +76,7 @@ class GreedySearch:
         coder: Coder,
         measurer: Measurer,
         *,
-        measured: bool,
+        has_gpu: bool,
         limits: Limits,
         events: Events,
     ) -> None:
@@ -84,7 +84,7 @@ class GreedySearch:
         self._planner = planner
         self._coder = coder
         self._measurer = measurer
-        self._measured = measured
+        self._has_gpu = has_gpu
         self._limits = limits
         self._events = events
         self._root = coder.start(capture, source)
@@ -117,9 +117,9 @@ class GreedySearch:
             step = self._try(action)
             self._take(step)
             self._events.on_step(step)
-        if self._measured:
+        if self._has_gpu:
             self._drop_bases()
-        if self._measured and isinstance(self._measurer, FarVerifier):
+        if self._has_gpu and isinstance(self._measurer, FarVerifier):
             self._look_far(self._measurer)
         return self._result(run_id, source_hash, time.monotonic() - began)
 
@@ -169,7 +169,7 @@ class GreedySearch:
         times = partial(self._kernel_times, self._best)
         device = self._measurer.device()
         deadline = time.monotonic() + seconds
-        return State(self._capture, self._best, tuple(self._steps), device, self._measured, times, deadline)
+        return State(self._capture, self._best, tuple(self._steps), device, self._has_gpu, times, deadline)
 
     def _kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
         """What the GPU saw of a version, which is watched once."""
@@ -272,7 +272,7 @@ class GreedySearch:
             step = replace(step, verdict=verdict)
             if not verdict.is_correct:
                 return replace(step, reason=verdict.reason)
-            if not self._measured:
+            if not self._has_gpu:
                 return self._judge_unmeasured(step, report)
             self._events.on_stage("timing")
             timing = self._measurer.time(candidate, self._best)
@@ -346,7 +346,7 @@ class GreedySearch:
 
     def _status(self) -> RunStatus:
         if any(step.status is StepStatus.ACCEPTED for step in self._steps):
-            if not self._measured:
+            if not self._has_gpu:
                 return RunStatus.UNMEASURED
             faster = self._timing is not None and self._timing.speed is Speed.FASTER
             return RunStatus.IMPROVED if faster else RunStatus.NO_GAIN

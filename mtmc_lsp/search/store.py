@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location
-from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
 from mtmc_lsp.core.workload import Environment
 

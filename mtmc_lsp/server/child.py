@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from mtmc_lsp.core.priority import give_way
-from mtmc_lsp.core.template import sees_gpu
+from mtmc_lsp.process.fork_server import sees_gpu
+from mtmc_lsp.process.priority import give_way
 
 
 def begin(before_end: Callable[[], None] | None = None) -> tuple[dict[str, Any], TextIO]:

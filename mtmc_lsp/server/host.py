@@ -9,38 +9,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from mtmc_lsp.app import pipeline as session
+from mtmc_lsp.app import review
+from mtmc_lsp.app.backends import BUILTIN, Backends
+from mtmc_lsp.app.pipeline import OpenTarget
+from mtmc_lsp.app.search_components import Revision, SearchComponents
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.results import Device, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.settings import changed, read_settings
-from mtmc_lsp.core.template import Template
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.search import review, session
+from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.search.greedy import Events
-from mtmc_lsp.search.makers import BUILTIN, Makers
-from mtmc_lsp.search.session import Opened
 from mtmc_lsp.search.store import RunRecord, Store
-from mtmc_lsp.search.tools import Revision, Tools
 from mtmc_lsp.server.child import begin, tell
 
 
 class Engine(Protocol):
     """What a job needs of search. :class:`SearchEngine` is the real one; tests of the server alone bring a fake."""
 
-    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> Opened:
+    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> OpenTarget:
         """The target in the text that the editor holds."""
 
-    def capture(self, opened: Opened) -> Capture:
+    def capture(self, opened: OpenTarget) -> Capture:
         """Its graph."""
 
-    def plan(self, opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
+    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], Device]:
         """What could come first."""
 
     def optimize(
         self,
-        opened: Opened,
+        opened: OpenTarget,
         capture: Capture,
         store: Store,
         events: Events,
@@ -50,7 +51,9 @@ class Engine(Protocol):
     ) -> RunResult:
         """A run; ``consented`` is whether the user agreed that a model is asked."""
 
-    def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
+    def tools(
+        self, opened: OpenTarget, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False
+    ) -> SearchComponents:
         """What a search works with, also one that revises ``steps``; its measurer is to be closed."""
 
     def end(self) -> None:
@@ -61,26 +64,26 @@ class SearchEngine:
     """The search as the command line does it; it serves one job."""
 
     def __init__(self) -> None:
-        self._template: Template | None = None
+        self._fork_server: ForkServer | None = None
 
-    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> Opened:
+    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> OpenTarget:
         archs = settings.pop("archs", None)
         python = settings.pop("python", None) or ""
         chosen = changed(read_settings(path.parent), archs=tuple(archs) if archs else None, **settings)
         request = session.parse_request(f"{path}::{qualname}", chosen, python)
         opened = session.open_target(request, text)
-        self._template = session.warmed(opened)
+        self._fork_server = session.warmed(opened)
         return opened
 
-    def capture(self, opened: Opened) -> Capture:
-        return session.capture_target(opened, self._template)
+    def capture(self, opened: OpenTarget) -> Capture:
+        return session.capture_target(opened, self._fork_server)
 
-    def plan(self, opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
-        return session.plan(opened, capture, self._template)
+    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], Device]:
+        return session.plan(opened, capture, self._fork_server)
 
     def optimize(
         self,
-        opened: Opened,
+        opened: OpenTarget,
         capture: Capture,
         store: Store,
         events: Events,
@@ -89,21 +92,25 @@ class SearchEngine:
         consented: bool,
     ) -> RunResult:
         makers = self._makers(opened, consented=consented)
-        return session.optimize(opened, capture, store, events, resumed=resumed, makers=makers, template=self._template)
+        return session.optimize(
+            opened, capture, store, events, resumed=resumed, makers=makers, fork_server=self._fork_server
+        )
 
-    def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
+    def tools(
+        self, opened: OpenTarget, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False
+    ) -> SearchComponents:
         makers = self._makers(opened, consented=consented)
-        measurer = session.open_measurer(opened, capture, template=self._template)
+        measurer = session.open_measurer(opened, capture, fork_server=self._fork_server)
         return session.open_tools(opened, capture, makers, steps=steps, measurer=measurer)
 
     def end(self) -> None:
         # It may be importing, and would look up only afterwards; and whoever waits for a copy waits for it.
-        if self._template is not None:
-            self._template.kill()
+        if self._fork_server is not None:
+            self._fork_server.kill()
 
     @staticmethod
-    def _makers(opened: Opened, *, consented: bool) -> Makers:
-        return Makers.of(opened.request.settings) if consented else BUILTIN
+    def _makers(opened: OpenTarget, *, consented: bool) -> Backends:
+        return Backends.of(opened.request.settings) if consented else BUILTIN
 
 
 class Job:
@@ -147,18 +154,18 @@ class Job:
             on_withdrawn=lambda step: self._tell("withdrawn", step=to_json(step)),
         )
 
-    def _optimize(self, opened: Opened, capture: Capture) -> None:
+    def _optimize(self, opened: OpenTarget, capture: Capture) -> None:
         with session.open_store(opened.request.path) as store:
             resumed = session.unfinished(store, run=self._request["run"]) if self._request["kind"] == "resume" else None
             consented = self._request.get("consented") is True
             result = self._engine.optimize(opened, capture, store, self._events(), resumed, consented=consented)
         self._tell("result", result=to_json(result))
 
-    def _plan(self, opened: Opened, capture: Capture) -> None:
+    def _plan(self, opened: OpenTarget, capture: Capture) -> None:
         actions, device = self._engine.plan(opened, capture)
         self._tell("plan", actions=to_json(actions), device=to_json(device))
 
-    def _review(self, opened: Opened, capture: Capture) -> None:
+    def _review(self, opened: OpenTarget, capture: Capture) -> None:
         asked = self._request
         revision = Revision(asked["kind"], asked["run"], int(asked["step"]), str(asked.get("remark") or ""))
         with session.open_store(opened.request.path) as store:
@@ -172,17 +179,17 @@ class Job:
 
     # Of the code as it is in the editor now ------------------------------------------------------------------------
 
-    def _measure(self, opened: Opened, capture: Capture) -> None:
+    def _measure(self, opened: OpenTarget, capture: Capture) -> None:
         self._tell("stage", text="timing")
         timing: Timing | None = self._with_measurer(opened, capture, "time")
         self._tell("measured", timing=to_json(timing), flops=capture.flops, bytes=capture.bytes)
 
-    def _verify(self, opened: Opened, capture: Capture) -> None:
+    def _verify(self, opened: OpenTarget, capture: Capture) -> None:
         self._tell("stage", text="verifying")
         verdict: Verdict = self._with_measurer(opened, capture, "verify")
         self._tell("verified", verdict=to_json(verdict))
 
-    def _with_measurer(self, opened: Opened, capture: Capture, what: str) -> Any:
+    def _with_measurer(self, opened: OpenTarget, capture: Capture, what: str) -> Any:
         present = Candidate("present", None, None, opened.text.decode(), None, None)
         measurer = self._engine.tools(opened, capture).measurer
         try:

@@ -10,7 +10,7 @@ from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
 from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.remembered import Consent, consent_question
+from mtmc_lsp.core.folder_decisions import Consent, consent_question
 from mtmc_lsp.core.settings import Settings, changed, read_settings
 
 ALLOW, REFUSE = "Allow", "Not now"
@@ -44,8 +44,8 @@ class ModelConsent:
         if not _wants_a_model(settings):
             return False
         # Only here: most sessions ask no model, and the server has little time to start.
-        from mtmc_lsp.micro.llm.client import model_name
-        from mtmc_lsp.micro.llm.endpoint import host_of
+        from mtmc_lsp.llm.endpoint.client import model_name
+        from mtmc_lsp.llm.endpoint.endpoint import host_of
 
         host, model = host_of(os.environ), model_name(settings.llm, os.environ)
         if not host or not model:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from lsprotocol import types as lsp
 
-from mtmc_lsp.capture.records import RecordedTarget
+from mtmc_lsp.capture.recorded_calls import RecordedTarget
 from mtmc_lsp.core.errors import NoWorkload
-from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import RunResult
-from mtmc_lsp.report.words import headline, ratio_text, verdict_line
+from mtmc_lsp.report.phrases import headline, ratio_text, verdict_line
 from mtmc_lsp.server.jobs import Job, JobState
 
 if TYPE_CHECKING:

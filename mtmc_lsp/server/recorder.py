@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 from typing import Any, TextIO
 
+from mtmc_lsp.app.interpreter import find_python
+from mtmc_lsp.app.record import record
 from mtmc_lsp.core.errors import MtmcError, RequestError
-from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.search.interpreter import find_python
-from mtmc_lsp.search.recording import record
 from mtmc_lsp.server.child import begin, tell
 
 

@@ -14,14 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.capture.loading_paths import project_root
+from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.outline import Outline, Outlined
-from mtmc_lsp.source.own_text import block_start, generated_block, own_text
+from mtmc_lsp.source.target_text import block_start, generated_block, own_text
 
 
 @dataclass(frozen=True)

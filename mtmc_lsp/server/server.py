@@ -17,8 +17,8 @@ from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
 from mtmc_lsp import __version__
-from mtmc_lsp.capture.loading_paths import project_root
-from mtmc_lsp.core.jsonable import from_json
+from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.server.handshake import NAME

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from mtmc_lsp.capture import exporting, reading
-from mtmc_lsp.capture.exporting import export_graph
-from mtmc_lsp.capture.reading import InputTensor
+from mtmc_lsp.capture.worker import export as exporting
+from mtmc_lsp.capture.worker import graph_reader as reading
+from mtmc_lsp.capture.worker.export import export_graph
+from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.sizes import all_hold
 from mtmc_lsp.core.workload import Target, TargetKind
-from tests.micro.harness import fused, verified
+from tests.codegen.harness import fused, verified
 
 TARGET = Target(__file__, "f", TargetKind.FUNCTION, 1, 1)
 FORMS = {

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.capture.products import einsum_by
+from mtmc_lsp.capture.worker.passes.einsum import einsum_by
+from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind
-from mtmc_lsp.micro.builtin.coder import BuiltinCoder
-from tests.macro.situations import SHEET, fused_as_far_as_it_goes, proposed, start
-from tests.micro.harness import compile_errors, fused, verified
+from tests.codegen.harness import compile_errors, fused, verified
+from tests.planning.situations import SHEET, fused_as_far_as_it_goes, proposed, start
 
 
 def refused(equation: str, operands: object, *, path: object = None) -> str:

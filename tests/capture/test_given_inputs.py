@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mtmc_lsp.capture import calls
-from mtmc_lsp.capture.calls import Call, build_call
+from mtmc_lsp.capture.worker import calls
+from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
 

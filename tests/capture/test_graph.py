@@ -6,8 +6,8 @@ import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
 from mtmc_lsp.core.graph import InputKind, Ref
-from tests.macro.situations import fused_as_far_as_it_goes, start
-from tests.micro.harness import verified
+from tests.codegen.harness import verified
+from tests.planning.situations import fused_as_far_as_it_goes, start
 
 HEAD = "import torch\nfrom torch import nn\n\n\n"
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch._subclasses import fake_impls
 from torch.export import exported_program
 
-from mtmc_lsp.capture.expanding import expansions
-from mtmc_lsp.capture.hastening import hasten_export
+from mtmc_lsp.capture.worker.export_speedups import hasten_export
+from mtmc_lsp.capture.worker.passes.decompositions import expansions
 
 MODULES = {
     "kept whole": lambda x: torch.softmax(x, -1) + F.silu(x) @ x.mT,

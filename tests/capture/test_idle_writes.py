@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.macro.situations import fused_as_far_as_it_goes, start
-from tests.micro.harness import verified
+from tests.codegen.harness import verified
+from tests.planning.situations import fused_as_far_as_it_goes, start
 
 TEXT = """
 import torch

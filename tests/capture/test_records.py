@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mtmc_lsp.capture.recorder import functions_of
-from mtmc_lsp.capture.records import RECORDS, keep_records, merged, read_records, recorded, recorded_workload
+from mtmc_lsp.capture.recorded_calls import RECORDS, keep_records, merged, read_records, recorded, recorded_workload
+from mtmc_lsp.capture.recorder.recorder import functions_of
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.workload import Target, TargetKind, WorkloadSource
-from mtmc_lsp.source.directive import parse_directive
 from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.source.workload.directive import parse_directive
 
 
 def tensor(name: str, shape: list[int], stride: list[int], dtype: str = "float32", **span: float) -> dict[str, Any]:

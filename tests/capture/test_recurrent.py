@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mtmc_lsp.capture.recurrent import kept_whole
-from mtmc_lsp.capture.synonyms import canonical
+from mtmc_lsp.capture.worker.passes.aten_aliases import canonical
+from mtmc_lsp.capture.worker.passes.recurrent_layers import kept_whole
 
 LAYERS = [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtmc_lsp.capture.rounding import convolution_modes
+from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size
 

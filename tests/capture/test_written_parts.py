@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.measure.cases import verification_cases
-from tests.macro.situations import fused_as_far_as_it_goes, start
-from tests.micro.harness import verified
+from mtmc_lsp.verify.cases import verification_cases
+from tests.codegen.harness import verified
+from tests.planning.situations import fused_as_far_as_it_goes, start
 
 TEXT = """
 import torch

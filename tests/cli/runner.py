@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.template import Template, likely_variables
+from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 
 COMMAND = [sys.executable, "-m", "mtmc_lsp"]
 
@@ -124,16 +124,16 @@ def environment() -> dict[str, str]:
 
 
 @cache
-def template() -> Template:
+def fork_server() -> ForkServer:
     """What workers of all commands of this test process become copies of; started when first lent, ended with the process."""
-    one = Template(sys.executable, likely_variables(), ahead=True)
+    one = ForkServer(sys.executable, likely_variables(), ahead=True)
     atexit.register(one.close)
     return one
 
 
 def mtmc(folder: Path, *arguments: str, **variables: str) -> Answer:
     """Run ``mtmc`` in a folder."""
-    with template().lent() as (offer, lines):
+    with fork_server().lent() as (offer, lines):
         done = subprocess.run(
             [*COMMAND, *arguments],
             cwd=folder,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from runner import mtmc, project
 
+from mtmc_lsp.app import profile as profiling
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.devices import data_sheet
-from mtmc_lsp.measure.in_profiler import covered, gaps
 from mtmc_lsp.report.page import render
 from mtmc_lsp.report.profile import operator_table, profile_page, summary_lines
-from mtmc_lsp.search import profiling
+from mtmc_lsp.timing.devices import data_sheet
+from mtmc_lsp.timing.worker.profile_command import covered, gaps
 
 MODEL = """\
 import torch

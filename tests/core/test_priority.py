@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.priority import FEWEST, NICENESS, OVERLAP, SHARE_OF_SESSION, cores_of
-from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.process.priority import FEWEST, NICENESS, OVERLAP, SHARE_OF_SESSION, cores_of
+from mtmc_lsp.process.worker_process import Worker
 
 SAID = """
 import os
-from mtmc_lsp.core.priority import give_way, gives_way
+from mtmc_lsp.process.priority import give_way, gives_way
 before = gives_way()
 give_way()
 give_way()
@@ -60,8 +60,8 @@ def test_what_a_process_starts_keeps_to_its_cores() -> None:
     """A copy of a template too, which was started before."""
     text = """
 import os, sys, time
-from mtmc_lsp.core.priority import keep_to, usable_cores
-from mtmc_lsp.core.template import Launch, Template
+from mtmc_lsp.process.priority import keep_to, usable_cores
+from mtmc_lsp.process.fork_server import Launch, Template
 with Template(sys.executable) as template:
     template.start()
     one = usable_cores()[-1:]
@@ -80,7 +80,7 @@ with Template(sys.executable) as template:
 def test_torch_computes_with_as_many_threads_as_there_are_cores_to_keep_to() -> None:
     text = """
 import os, torch
-from mtmc_lsp.core.template_in_worker import _keep_to
+from mtmc_lsp.process.worker.fork_server_loop import _keep_to
 torch.set_num_threads(4)
 cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 _keep_to(cores[:1])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtmc_lsp.core.returned import form, is_made_of_its_parts, is_nested, leaves, put_together, tensors_of
+from mtmc_lsp.capture.result_structure import form, is_made_of_its_parts, is_nested, leaves, put_together, tensors_of
 
 
 @dataclass(frozen=True)

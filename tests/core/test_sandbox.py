@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.core import sandbox
-from mtmc_lsp.core.sandbox import Isolation
+from mtmc_lsp.process import sandbox
+from mtmc_lsp.process.sandbox import Isolation
 
 ATTEMPTS = {
     "writes to the home folder": "open({home!r} + '/x', 'w')",

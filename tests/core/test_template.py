@@ -15,21 +15,21 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.core.errors import TargetRaises, WorkerFailed
-from mtmc_lsp.core.template import Launch, Template
-from mtmc_lsp.core.template_in_worker import AHEAD, AHEAD_TO_COMPILE
-from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.process.fork_server import ForkServer, Launch
+from mtmc_lsp.process.worker.fork_server_loop import AHEAD, AHEAD_TO_COMPILE
+from mtmc_lsp.process.worker_process import Worker
 from tests.core.test_worker import plain_request
 
 
 @pytest.fixture(scope="module")
-def template() -> Iterator[Template]:
-    with Template(sys.executable, {"TRITON_INTERPRET": "1"}) as one:
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer(sys.executable, {"TRITON_INTERPRET": "1"}) as one:
         one.start()
         yield one
 
 
-def copy_of(template: Template, folder: Path, **more) -> Worker:
-    return Worker(sys.executable, cwd=str(folder), env={"TRITON_INTERPRET": "1"}, template=template, **more)
+def copy_of(fork_server: ForkServer, folder: Path, **more) -> Worker:
+    return Worker(sys.executable, cwd=str(folder), env={"TRITON_INTERPRET": "1"}, fork_server=fork_server, **more)
 
 
 def said(worker: Worker, path: Path, body: str) -> str:
@@ -40,21 +40,21 @@ def said(worker: Worker, path: Path, body: str) -> str:
 
 
 def test_a_copy_is_a_process_of_its_own_in_its_own_folder_with_its_own_variables(
-    template: Template, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fork_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SET_LATER", "yes")
     body = "import os, sys\nsys.seen = getattr(sys, 'seen', 0) + 1\n"
     body += "raise RuntimeError(f'{sys.seen} {os.getcwd()} {os.environ[\"SET_LATER\"]} {sys.stdin.read()!r}')"
-    with copy_of(template, tmp_path) as first, copy_of(template, tmp_path) as second:
+    with copy_of(fork_server, tmp_path) as first, copy_of(fork_server, tmp_path) as second:
         for worker in (first, second):
             assert f"1 {tmp_path} yes ''" in said(worker, tmp_path / "m.py", body)
 
 
-def test_a_copy_starts_at_once(template: Template, tmp_path: Path) -> None:
-    with copy_of(template, tmp_path) as worker:
+def test_a_copy_starts_at_once(fork_server: ForkServer, tmp_path: Path) -> None:
+    with copy_of(fork_server, tmp_path) as worker:
         said(worker, tmp_path / "m.py", "raise RuntimeError")
     begun = time.monotonic()
-    with copy_of(template, tmp_path) as worker:
+    with copy_of(fork_server, tmp_path) as worker:
         assert "True" in said(worker, tmp_path / "m.py", "import sys\nraise RuntimeError('torch' in sys.modules)")
     assert time.monotonic() - begun < 5
 
@@ -68,24 +68,26 @@ def test_a_copy_starts_at_once(template: Template, tmp_path: Path) -> None:
     ],
 )
 def test_the_end_of_a_copy_is_told_and_the_next_call_works(
-    template: Template, tmp_path: Path, body: str, words: str
+    fork_server: ForkServer, tmp_path: Path, body: str, words: str
 ) -> None:
-    with copy_of(template, tmp_path) as worker:
+    with copy_of(fork_server, tmp_path) as worker:
         with pytest.raises(WorkerFailed, match=words):
             worker.call("capture.capture", plain_request(tmp_path / "m.py", body), 60)
         assert "next" in said(worker, tmp_path / "m.py", "raise RuntimeError('next')")
 
 
-def test_what_a_copy_leaves_behind_is_ended_even_in_a_session_of_its_own(template: Template, tmp_path: Path) -> None:
+def test_what_a_copy_leaves_behind_is_ended_even_in_a_session_of_its_own(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     body = "import os, subprocess\nchild = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
     body += "open('pid', 'w').write(str(child.pid))\nos._exit(3)"
-    with copy_of(template, tmp_path) as worker, pytest.raises(WorkerFailed):
+    with copy_of(fork_server, tmp_path) as worker, pytest.raises(WorkerFailed):
         worker.call("capture.capture", plain_request(tmp_path / "m.py", body), 60)
     assert gone(int((tmp_path / "pid").read_text()))
 
 
 def test_without_the_template_its_copies_end_and_others_start_by_themselves(tmp_path: Path) -> None:
-    with Template(sys.executable) as lost, Worker(sys.executable, cwd=str(tmp_path), template=lost) as worker:
+    with ForkServer(sys.executable) as lost, Worker(sys.executable, cwd=str(tmp_path), fork_server=lost) as worker:
         pid = int(said(worker, tmp_path / "m.py", "import os\nraise RuntimeError(os.getpid())").split()[-1])
         assert lost._process is not None
         os.kill(lost._process.pid, signal.SIGKILL)
@@ -95,7 +97,7 @@ def test_without_the_template_its_copies_end_and_others_start_by_themselves(tmp_
 
 AS_WITH_A_GPU = """
 import torch
-from mtmc_lsp.core.template_in_worker import AHEAD, AHEAD_TO_COMPILE, _import_ahead
+from mtmc_lsp.process.worker.fork_server_loop import AHEAD, AHEAD_TO_COMPILE, _import_ahead
 
 def asked(*_):
     print("CUDA was asked")
@@ -120,7 +122,7 @@ def test_nothing_that_is_imported_ahead_asks_cuda_which_could_not_be_asked_again
 
 AS_FOR_THE_INTERPRETER = """
 import sys
-from mtmc_lsp.core.template_in_worker import AHEAD, _import, _import_ahead
+from mtmc_lsp.process.worker.fork_server_loop import AHEAD, _import, _import_ahead
 _import()
 for name in AHEAD:
     _import_ahead(name)
@@ -147,19 +149,21 @@ raise RuntimeError(f"{os.getppid()} {os.environ.get('TRITON_INTERPRET')} {kinds}
 """
 
 
-def test_a_copy_that_compiles_has_no_interpreter_though_its_template_has(template: Template, tmp_path: Path) -> None:
-    assert template._process is not None
+def test_a_copy_that_compiles_has_no_interpreter_though_its_template_has(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    assert fork_server._process is not None
     for variables, kind in (({}, "JITFunction"), ({"TRITON_INTERPRET": "1"}, "InterpretedFunction")):
-        with Worker(sys.executable, cwd=str(tmp_path), env=variables, template=template) as worker:
-            words = f"{template._process.pid} {variables.get('TRITON_INTERPRET')} {[kind] * 2}"
+        with Worker(sys.executable, cwd=str(tmp_path), env=variables, fork_server=fork_server) as worker:
+            words = f"{fork_server._process.pid} {variables.get('TRITON_INTERPRET')} {[kind] * 2}"
             assert words in said(worker, tmp_path / "m.py", WHICH_TRITON)
 
 
 @pytest.mark.parametrize("launch", [{"python": f"{sys.executable}3"}, {"env": {"TRITON_INTERPRET": "2"}}])
-def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(template: Template, launch) -> None:
+def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(fork_server: ForkServer, launch) -> None:
     fitting = {"python": sys.executable, "cwd": "/", "env": {"TRITON_INTERPRET": "1"}, "options": ()}
-    assert template.fits(Launch(**fitting))
-    assert not template.fits(Launch(**{**fitting, **launch}))
+    assert fork_server.fits(Launch(**fitting))
+    assert not fork_server.fits(Launch(**{**fitting, **launch}))
 
 
 def gone(pid: int) -> bool:
@@ -178,8 +182,8 @@ def gone(pid: int) -> bool:
 BORROWER = """
 import json, os, sys
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.template import INTERPRETS, Template
-from mtmc_lsp.core.worker import Worker
+from mtmc_lsp.process.fork_server import INTERPRETS, Template
+from mtmc_lsp.process.worker_process import Worker
 from tests.core.test_worker import plain_request
 from pathlib import Path
 
@@ -199,10 +203,12 @@ WHOSE = "import os\nraise RuntimeError(f\"{os.getpid()} of {os.getppid()} {'MTMC
 
 
 @contextmanager
-def borrowing(template: Template, folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def borrowing(
+    fork_server: ForkServer, folder: Path, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """A process that borrows the template, after two calls of one worker; gives what they said of theirs."""
     root = str(Path(__file__).resolve().parents[2])
-    with template.lent() as (offer, files):
+    with fork_server.lent() as (offer, files):
         process = subprocess.Popen(
             [sys.executable, "-c", BORROWER, str(folder), WHOSE],
             cwd=root,
@@ -227,22 +233,22 @@ def numbers(line: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def test_a_lent_template_is_copied_by_another_process_and_outlives_it(template: Template, tmp_path: Path) -> None:
-    assert template._process is not None
-    ours = str(template._process.pid)
-    with borrowing(template, tmp_path) as (borrower, lines), copy_of(template, tmp_path) as kept:
+def test_a_lent_template_is_copied_by_another_process_and_outlives_it(fork_server: ForkServer, tmp_path: Path) -> None:
+    assert fork_server._process is not None
+    ours = str(fork_server._process.pid)
+    with borrowing(fork_server, tmp_path) as (borrower, lines), copy_of(fork_server, tmp_path) as kept:
         copies = {numbers(line)[0] for line in lines}
-        assert {numbers(line)[1] for line in lines} == {template._process.pid}
+        assert {numbers(line)[1] for line in lines} == {fork_server._process.pid}
         own, _ = numbers(said(kept, tmp_path / "own.py", WHOSE))
         borrower.kill()
         assert all(gone(pid) for pid in copies), "with the borrower's end, though their parent goes on"
         assert f"{own} of {ours}" in said(kept, tmp_path / "again.py", WHOSE), "what was made for others is not theirs"
-    with copy_of(template, tmp_path) as another:
+    with copy_of(fork_server, tmp_path) as another:
         assert f" of {ours} " in said(another, tmp_path / "another.py", WHOSE)
 
 
-def test_a_borrower_that_closes_it_ends_its_own_copies_alone(template: Template, tmp_path: Path) -> None:
-    with borrowing(template, tmp_path) as (borrower, lines), copy_of(template, tmp_path) as kept:
+def test_a_borrower_that_closes_it_ends_its_own_copies_alone(fork_server: ForkServer, tmp_path: Path) -> None:
+    with borrowing(fork_server, tmp_path) as (borrower, lines), copy_of(fork_server, tmp_path) as kept:
         own, _ = numbers(said(kept, tmp_path / "own.py", WHOSE))
         assert borrower.stdin is not None
         borrower.stdin.write("\n")
@@ -252,23 +258,23 @@ def test_a_borrower_that_closes_it_ends_its_own_copies_alone(template: Template,
         assert f"{own} of " in said(kept, tmp_path / "again.py", WHOSE)
 
 
-def test_a_template_that_would_be_another_is_not_borrowed(template: Template, tmp_path: Path) -> None:
+def test_a_template_that_would_be_another_is_not_borrowed(fork_server: ForkServer, tmp_path: Path) -> None:
     """Where modules are found is decided when an interpreter starts, so a copy would find others."""
-    assert template._process is not None
+    assert fork_server._process is not None
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with template.lent() as (offer, _):
+    with fork_server.lent() as (offer, _):
         assert offer
-    with borrowing(template, tmp_path, PYTHONPATH=path) as (_, lines):
+    with borrowing(fork_server, tmp_path, PYTHONPATH=path) as (_, lines):
         parents = {re.search(r" of (\d+) ", line)[1] for line in lines}  # type: ignore[index]
-    assert parents and str(template._process.pid) not in parents
+    assert parents and str(fork_server._process.pid) not in parents
 
 
-def test_copies_hold_no_line_on_which_others_could_be_asked_for(template: Template, tmp_path: Path) -> None:
+def test_copies_hold_no_line_on_which_others_could_be_asked_for(fork_server: ForkServer, tmp_path: Path) -> None:
     body = (
         "import os\nfolder = '/proc/self/fd'\nplaces = [f'{folder}/{n}' for n in os.listdir(folder)]\n"
         "links = [os.readlink(place) for place in places if os.path.islink(place)]\n"
         "raise RuntimeError([link for link in links if link.startswith('socket')])"
     )
-    with template.lent() as (_, files), copy_of(template, tmp_path) as worker:
+    with fork_server.lent() as (_, files), copy_of(fork_server, tmp_path) as worker:
         assert files
         assert "imported: []" in said(worker, tmp_path / "m.py", body)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import Location, NoWorkload, RequestError, error_from_json
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref, TensorType
-from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.settings import read_settings
 from mtmc_lsp.core.sizes import Size
 

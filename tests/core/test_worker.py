@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, OutOfMemory, TargetRaises, WorkerFailed
-from mtmc_lsp.core.jsonable import to_json
-from mtmc_lsp.core.worker import ENTRY, SCRATCH, TAIL, Worker
-from mtmc_lsp.source.directive import parse_directive
+from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.process.worker_process import ENTRY, SCRATCH, TAIL, Worker
 from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.source.workload.directive import parse_directive
 
 GOOD = "import torch\n# mtmc: x=f32[4,8]\ndef f(x):\n    print('noise on stdout')\n    return x + 1\n"
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
-from mtmc_lsp.source.directive import parse_directive
 from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.source.workload.directive import parse_directive
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

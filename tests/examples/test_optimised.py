@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.capture.client import find_workload, run_capture
+from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Step, StepStatus
-from mtmc_lsp.core.worker import Worker
-from mtmc_lsp.macro.roofline import RooflinePlanner
-from mtmc_lsp.measure.devices import data_sheet
-from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.planners.roofline import RooflinePlanner
+from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
-from tests.micro.harness import compile_errors, verified
+from mtmc_lsp.timing.devices import data_sheet
+from tests.codegen.harness import compile_errors, verified
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ARCHS = ("sm_80", "sm_90", "gfx942")

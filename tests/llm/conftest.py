@@ -10,10 +10,10 @@ from answers import SOURCE
 from endpoint import Endpoint
 from searching import WRITES, Agreeing, quick_settings, searched
 
+from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.core.run import RunResult
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.micro.llm.client import OpenAIModel
-from mtmc_lsp.search.makers import Makers
+from mtmc_lsp.llm.endpoint.client import OpenAIModel
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def run(captured):
     capture = captured(SOURCE, "ranks")
 
     def go(
-        endpoint: Endpoint, makers: Makers = WRITES, measurer: Agreeing | None = None, steps: int = 1, **llm: Any
+        endpoint: Endpoint, makers: Backends = WRITES, measurer: Agreeing | None = None, steps: int = 1, **llm: Any
     ) -> RunResult:
         settings = quick_settings(**llm)
         with endpoint.serving() as environ:

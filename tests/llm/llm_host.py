@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from searching import Agreeing
 
-from mtmc_lsp.search import session
+from mtmc_lsp.app import pipeline as session
 from mtmc_lsp.server.host import SearchEngine, serve
 
 if __name__ == "__main__":

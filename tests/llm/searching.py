@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mtmc_lsp.app.backends import Backends, LedgerModel
 from mtmc_lsp.core.results import CompileReport, Device, KernelReport, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.settings import LlmSettings, Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
-from mtmc_lsp.search.makers import LedgerModel, Makers
 
-WRITES = Makers(coder="llm")
+WRITES = Backends(coder="llm")
 H200 = Device("NVIDIA H200", "sm_90", 132, 232448, 62914560, 4.28e12, {"fp32": 5.1e13})
 
 
 class Agreeing:
     """Finds every candidate correct, but for those that hold one of the given texts."""
 
-    measured = False
+    has_gpu = False
 
     def __init__(self, **wrong: str) -> None:
         self.wrong = wrong
@@ -58,7 +58,7 @@ def searched(
     source: str,
     model: LedgerModel | None,
     *,
-    makers: Makers = WRITES,
+    makers: Backends = WRITES,
     measurer: Agreeing | None = None,
     steps: int = 1,
     settings: Settings | None = None,
@@ -69,7 +69,7 @@ def searched(
     events = Events(lambda index, action: None, lambda text: None, lambda step: None)
     limits = Limits(60.0, steps)
     search = GreedySearch(
-        capture, source, planner, coder, measurer or Agreeing(), measured=False, limits=limits, events=events
+        capture, source, planner, coder, measurer or Agreeing(), has_gpu=False, limits=limits, events=events
     )
     result = search.run("run", "hash", done)
     return replace(result, model_use=model.use()) if model is not None else result

@@ -12,11 +12,11 @@ import pytest
 from endpoint import KEY, Endpoint, Fault
 
 from mtmc_lsp.core.chat import CIRCLES, BudgetSpent, Message, ModelFailed, ModelNotUsable, clipped, shortfall
-from mtmc_lsp.core.loops import loop_in
+from mtmc_lsp.core.repetition import loop_in
 from mtmc_lsp.core.settings import LlmSettings
-from mtmc_lsp.macro.llm import answer_schema
-from mtmc_lsp.micro.llm.client import OpenAIModel
-from mtmc_lsp.micro.llm.probe import Abilities, abilities, look_at_endpoint
+from mtmc_lsp.llm.endpoint.client import OpenAIModel
+from mtmc_lsp.llm.endpoint.probe import Abilities, abilities, look_at_endpoint
+from mtmc_lsp.llm.planner import answer_schema
 
 MANY = " ".join(str(number) for number in range(400))
 UNLIMITED = {"answer_tokens": 10**8, "budget_tokens": 10**9}

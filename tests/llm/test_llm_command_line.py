@@ -14,17 +14,17 @@ from targets import TARGETS, Target
 from test_model_targets import before
 from typer.testing import CliRunner
 
+from mtmc_lsp.app import pipeline as session
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.cli import app
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.search import session
 
 
 @pytest.fixture
 def by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter_worker):
     """Runs ``mtmc optimize`` in this process; captures share a worker, and every measurement agrees."""
 
-    def captured(opened: session.Opened, *_: object, **__: object) -> Capture:
+    def captured(opened: session.OpenTarget, *_: object, **__: object) -> Capture:
         workload = find_workload(str(opened.request.path), opened.plain, opened.target)
         return run_capture(workload, opened.plain, interpreter_worker, 120)
 

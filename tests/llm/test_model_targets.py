@@ -11,19 +11,19 @@ from endpoint import Endpoint
 from searching import Agreeing, quick_settings, searched
 from targets import TARGETS, Target
 
+from mtmc_lsp.app.backends import Backends
+from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import REMARK
 from mtmc_lsp.core.chat import BudgetSpent
 from mtmc_lsp.core.run import Author, Candidate, RunResult, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.micro.builtin.coder import BuiltinCoder
-from mtmc_lsp.micro.llm.client import OpenAIModel
-from mtmc_lsp.micro.llm.coder import sheet_of
-from mtmc_lsp.micro.llm.recall import edits_of
-from mtmc_lsp.micro.llm.replay import ReplayedModel
-from mtmc_lsp.search.makers import Makers
+from mtmc_lsp.llm.coder.coder import sheet_of
+from mtmc_lsp.llm.coder.stored_edits import edits_of
+from mtmc_lsp.llm.endpoint.client import OpenAIModel
+from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
 from mtmc_lsp.source.compose import compose
 
-AUTO = Makers(coder="auto")
+AUTO = Backends(coder="auto")
 STAGED = """\
 import torch
 
@@ -56,7 +56,7 @@ def staged_answer(request: dict[str, Any]) -> str:
 
 
 def asked(
-    endpoint: Endpoint, capture: Capture, source: str, makers: Makers, **more: Any
+    endpoint: Endpoint, capture: Capture, source: str, makers: Backends, **more: Any
 ) -> tuple[RunResult, OpenAIModel]:
     with endpoint.serving() as environ:
         model = OpenAIModel(quick_settings().llm, environ=environ)
@@ -72,10 +72,10 @@ def before(capture: Capture, source: str) -> str:
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_good_answer_gives_what_the_edit_by_hand_gives_byte_for_byte(captured, target: Target) -> None:
     capture = captured(target.source, target.name)
-    alone = searched(capture, target.source, None, makers=Makers())
+    alone = searched(capture, target.source, None, makers=Backends())
     left = [step.candidate.code.block for step in alone.steps if step.candidate is not None]
     assert all(target.operation in block for block in left), "the built-in coder leaves it to torch"
-    result, _ = asked(Endpoint(target.answer), capture, target.source, Makers(coder="llm"))
+    result, _ = asked(Endpoint(target.answer), capture, target.source, Backends(coder="llm"))
     assert result.final.source == target.by_hand(before(capture, target.source))
 
 
@@ -88,7 +88,7 @@ def staged(captured) -> tuple[Capture, RunResult, OpenAIModel]:
 
 def test_automatic_mode_asks_for_nothing_that_the_built_in_coder_writes(captured, staged) -> None:
     capture, result, model = staged
-    alone = searched(capture, STAGED, None, makers=Makers(), steps=6)
+    alone = searched(capture, STAGED, None, makers=Backends(), steps=6)
     first = [step for step in result.steps if step.candidate.author is Author.BUILTIN]
     assert [step.candidate.source for step in first] == [step.candidate.source for step in alone.steps]
     last = result.steps[-1]
@@ -202,7 +202,7 @@ def test_a_remark_is_told_with_the_version_that_was_not_wanted(staged) -> None:
 
 def test_a_region_that_came_to_nothing_is_not_offered_again_by_another_name(captured) -> None:
     source = "import torch\n\n\n# mtmc: x=f32[8,40]\ndef soft(x):\n    return torch.softmax(x / 2.0, -1)\n"
-    result, _ = asked(Endpoint("no code"), captured(source, "soft"), source, Makers(coder="llm"), steps=8)
+    result, _ = asked(Endpoint("no code"), captured(source, "soft"), source, Backends(coder="llm"), steps=8)
     regions = [step.action.region for step in result.steps]
     assert len(regions) > 1
     assert len(set(regions)) == len(regions)
@@ -223,7 +223,7 @@ def test_the_planner_is_told_the_device_and_where_the_time_goes(captured) -> Non
         return '{"action": 1, "reason": "r"}' if "optimisation of a PyTorch" in str(request["messages"][0]) else "no"
 
     endpoint = Endpoint(answer)
-    asked(endpoint, capture, STAGED, Makers("llm", "auto"), steps=2)
+    asked(endpoint, capture, STAGED, Backends("llm", "auto"), steps=2)
     first, second = (endpoint.prompt(number) for number in (0, 1))
     assert "132 multiprocessors, 227 KiB shared memory a block, 60 MiB L2, 4.28 TB/s; TFLOP/s: fp32 51" in first
     assert "no version is faster than 0.0006 us (memory)" in first

@@ -10,21 +10,21 @@ import pytest
 from searching import H200, Agreeing, quick_settings
 from test_model_targets import STAGED
 
+from mtmc_lsp.app.backends import Backends
+from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.chat import Reply
 from mtmc_lsp.core.errors import WorkerFailed
-from mtmc_lsp.core.jsonable import to_json
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.macro.profile import profile_text
-from mtmc_lsp.macro.roofline import RooflinePlanner
-from mtmc_lsp.measure.local import LocalMeasurer
-from mtmc_lsp.micro.builtin.coder import BuiltinCoder
+from mtmc_lsp.llm.profile_text import profile_text
+from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
-from mtmc_lsp.search.makers import Makers
 
 PRODUCT = """\
 import torch
@@ -110,18 +110,18 @@ class Model:
 def test_a_version_is_watched_once_and_only_for_a_planner_that_reads_it(captured, fails: bool) -> None:
     capture = captured(STAGED, "sharp")
 
-    def run(makers: Makers, model: Model | None) -> Watching:
+    def run(makers: Backends, model: Model | None) -> Watching:
         measurer = Watching(fails=fails)
         planner, coder = makers.open(quick_settings(), model)
         events = Events(lambda index, action: None, lambda text: None, lambda step: None)
         limits = Limits(60.0, 3)
-        search = GreedySearch(capture, STAGED, planner, coder, measurer, measured=True, limits=limits, events=events)
+        search = GreedySearch(capture, STAGED, planner, coder, measurer, has_gpu=True, limits=limits, events=events)
         search.run("run", "hash")
         return measurer
 
-    assert not run(Makers(), None).watched
+    assert not run(Backends(), None).watched
     model = Model()
-    watched = run(Makers(planner="llm"), model).watched
+    watched = run(Backends(planner="llm"), model).watched
     assert len(watched) == len(set(watched)) == 1, "no step is kept, so there is one version"
     assert len(model.asked) > 1
     assert all(("- sort: 5.0 us, 100% of the time" in text) != fails for text in model.asked)

@@ -10,13 +10,13 @@ import pytest
 import triton.language as tl
 from answers import SOURCE
 
+from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.chat import Message, estimated_tokens
-from mtmc_lsp.core.prompting import LEFT_OUT, recent
-from mtmc_lsp.micro.builtin.coder import BuiltinCoder
-from mtmc_lsp.micro.llm.coder import sheet_of
-from mtmc_lsp.micro.llm.prompts import KNOWLEDGE, coding_messages, knowledge
-from mtmc_lsp.micro.llm.rules import ALLOCATION, NESTED, OF_TRITON
+from mtmc_lsp.llm.coder.code_policy import ALLOCATION, NESTED, OF_TRITON
+from mtmc_lsp.llm.coder.coder import sheet_of
+from mtmc_lsp.llm.coder.prompts import KNOWLEDGE, coding_messages, knowledge
+from mtmc_lsp.llm.prompting import LEFT_OUT, recent
 
 
 @pytest.mark.parametrize("kind", ActionKind)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from answers import SOURCE
 
+from mtmc_lsp.app.pipeline import open_replay, open_target, parse_request
+from mtmc_lsp.app.search_components import Revision, RunConfig
 from mtmc_lsp.core.chat import Exchange, Message
 from mtmc_lsp.core.errors import FileChanged, RequestError
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Environment
-from mtmc_lsp.search.session import open_replay, open_target, parse_request
 from mtmc_lsp.search.store import Store
-from mtmc_lsp.search.tools import Revision, Setup
 
 ASKED = Exchange("code", (Message("user", "write it"),), "so", "tiny", 1, 1, 0.1, question=1)
 
@@ -30,7 +30,7 @@ def stored(store: Store, *, revision: Revision | None = None, asked: bool = True
     path = store.folder.parent / "model.py"
     opened = open_target(parse_request(f"{path}::ranks"))
     run = store.begin(str(path), "ranks", opened.source_hash, Environment("3.11", "2.13", "3.9", "", ""))
-    store.note_setup(run, Setup("llm", "auto", Settings(max_steps=3), plain_hash or opened.plain_hash, revision))
+    store.note_setup(run, RunConfig("llm", "auto", Settings(max_steps=3), plain_hash or opened.plain_hash, revision))
     if asked:
         store.add_exchange(run, 1, ASKED)
     return run

@@ -14,11 +14,11 @@ import pytest
 from answers import KERNEL, SOURCE, body, good, sheet
 from endpoint import Endpoint
 
+from mtmc_lsp.app.backends import BUILTIN, Backends
+from mtmc_lsp.app.pipeline import OpenTarget, Request
 from mtmc_lsp.commands.consent import consented
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Target, TargetKind
-from mtmc_lsp.search.makers import BUILTIN, Makers
-from mtmc_lsp.search.session import Opened, Request
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cli"))
 from runner import Answer, mtmc
@@ -173,8 +173,8 @@ def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, mon
     for name, value in host.items():
         monkeypatch.setenv(name, value)
     target = Target(str(folder / "model.py"), "ranks", TargetKind.FUNCTION, 5, 7)
-    opened = Opened(Request(folder / "model.py", "ranks", Settings(), sys.executable), b"", target)
-    for makers in (Makers("llm"), Makers(coder="llm"), Makers(coder="auto")):
+    opened = OpenTarget(Request(folder / "model.py", "ranks", Settings(), sys.executable), b"", target)
+    for makers in (Backends("llm"), Backends(coder="llm"), Backends(coder="auto")):
         assert consented(opened, makers, explicit=False, may_ask=True) == BUILTIN
         assert "you have not agreed to it" in capsys.readouterr().err
         assert consented(opened, makers, explicit=True, may_ask=True) == makers
@@ -182,9 +182,9 @@ def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, mon
     assert "nothing of" in asked.out
     assert "at model.example:8000 be asked" in asked.out
     assert mtmc(folder, "consent", "--give", "--json", **host).document["hosts"] == ["model.example:8000"]
-    assert consented(opened, Makers(coder="auto"), explicit=False, may_ask=False) == Makers(coder="auto")
+    assert consented(opened, Backends(coder="auto"), explicit=False, may_ask=False) == Backends(coder="auto")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")
-    assert consented(opened, Makers(coder="auto"), explicit=False, may_ask=False) == BUILTIN, (
+    assert consented(opened, Backends(coder="auto"), explicit=False, may_ask=False) == BUILTIN, (
         "another host is asked anew"
     )
     assert mtmc(folder, "consent", "--withdraw", "--json", **host).document["hosts"] == []

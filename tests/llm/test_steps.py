@@ -9,10 +9,10 @@ from answers import KERNEL, LAUNCH, SOURCE, body, good, good_diff, good_whole, h
 from endpoint import Endpoint, Fault
 from searching import Agreeing
 
+from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.run import StepStatus
-from mtmc_lsp.micro.llm.hunks import FORM
-from mtmc_lsp.search.makers import Makers
+from mtmc_lsp.llm.coder.hunks import FORM
 
 
 @pytest.mark.parametrize("answer", [good, good_whole, good_diff])
@@ -178,19 +178,19 @@ def test_a_budget_that_is_spent_ends_the_asking(run) -> None:
 
 
 def test_a_planner_whose_budget_is_spent_ends_the_run(run) -> None:
-    assert not run(Endpoint("x"), Makers(planner="llm"), budget_tokens=1).steps
+    assert not run(Endpoint("x"), Backends(planner="llm"), budget_tokens=1).steps
 
 
 def test_the_planner_may_choose_nothing_once_something_was_tried(run) -> None:
     one, none = '{"action": 1, "reason": "r"}', '{"action": 0, "reason": "all done"}'
     endpoint = Endpoint(one, "no code", none)
-    assert len(run(endpoint, Makers("llm", "llm"), steps=3, repairs=0).steps) == 1
+    assert len(run(endpoint, Backends("llm", "llm"), steps=3, repairs=0).steps) == 1
     assert "\n0. nothing" not in endpoint.prompt(0)
     assert "\n0. nothing" in endpoint.prompt(2)
     forms = [endpoint.requests[i]["response_format"]["json_schema"]["schema"]["properties"]["action"] for i in (0, 2)]
     assert [form["enum"][0] for form in forms] == [1, 0]
     early = Endpoint(none, one)
-    assert len(run(early, Makers("llm")).steps) == 1
+    assert len(run(early, Backends("llm")).steps) == 1
     assert "choose a number from 1 to" in str(early.requests[1]["messages"][-1]["content"])
 
 
@@ -199,7 +199,7 @@ def test_the_planner_may_choose_nothing_once_something_was_tried(run) -> None:
 )
 def test_a_choice_is_read_from_whatever_holds_it(run, answer: str) -> None:
     endpoint = Endpoint(answer)
-    assert len(run(endpoint, Makers(planner="llm")).steps) == 1
+    assert len(run(endpoint, Backends(planner="llm")).steps) == 1
     assert len(endpoint.requests) == 1
 
 
@@ -208,16 +208,16 @@ def test_a_choice_is_read_from_whatever_holds_it(run, answer: str) -> None:
 )
 def test_an_illegal_choice_is_told_so_once_and_then_the_first_action_is_taken(run, illegal: str) -> None:
     endpoint = Endpoint(illegal)
-    result = run(endpoint, Makers(planner="llm"))
+    result = run(endpoint, Backends(planner="llm"))
     assert len(endpoint.requests) == 2
     assert "Answer again" in str(endpoint.requests[1]["messages"][-1]["content"])
     assert "No choice of the model" in result.steps[0].action.rationale
     mended = Endpoint(illegal, '{"action": 1, "reason": "now legal"}')
-    assert "now legal" in run(mended, Makers(planner="llm")).steps[0].action.rationale
+    assert "now legal" in run(mended, Backends(planner="llm")).steps[0].action.rationale
 
 
 def test_a_key_that_is_refused_ends_the_run_with_an_error(run) -> None:
     endpoint = Endpoint(Fault(401, "no such key"))
-    for makers in (Makers(planner="llm"), Makers(coder="llm")):
+    for makers in (Backends(planner="llm"), Backends(coder="llm")):
         with pytest.raises(ModelNotUsable, match="refuses the key"):
             run(endpoint, makers)

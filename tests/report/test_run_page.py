@@ -17,12 +17,12 @@ from mtmc_lsp.core.run import RunResult, Step
 from mtmc_lsp.report.page import Page, render
 from mtmc_lsp.report.run_page import RunPage, stored_page
 from mtmc_lsp.search.store import Store
-from mtmc_lsp.search.stored import stored_run
+from mtmc_lsp.search.stored_run import stored_run
 from tests.search.fakes import action, search
 
 
-def run(*outcomes: str, measured: bool = True) -> RunResult:
-    found = search([action(n, outcome) for n, outcome in enumerate(outcomes, 1)], measured=measured)
+def run(*outcomes: str, has_gpu: bool = True) -> RunResult:
+    found = search([action(n, outcome) for n, outcome in enumerate(outcomes, 1)], has_gpu=has_gpu)
     steps = tuple(replace(step, work=Work(1e9 / step.index, 0.0)) for step in found.steps)
     return replace(found, steps=steps, work=Work(4e9, 0.0))
 
@@ -57,7 +57,7 @@ def test_the_roofline_goes_from_the_own_code_to_the_last_step() -> None:
 
 
 def test_a_run_without_times_shows_estimates_and_says_so() -> None:
-    page = page_of(run("better", "better", measured=False))
+    page = page_of(run("better", "better", has_gpu=False))
     assert "gains" not in page.charts
     assert [(row["before"], row["after"]) for row in rows(page, "traffic")] == [(4.0, 1.0), (1.0, 0.5)]
     assert {point["kind"] for point in rows(page, "roofline")} == {"estimate"}

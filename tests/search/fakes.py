@@ -89,8 +89,8 @@ class FakeCoder:
 class FakeMeasurer:
     """Finds out what the schedule says, and counts how often it was asked."""
 
-    def __init__(self, *, measured: bool = True, broken: MtmcError | None = None) -> None:
-        self.measured = measured
+    def __init__(self, *, has_gpu: bool = True, broken: MtmcError | None = None) -> None:
+        self.has_gpu = has_gpu
         self.calls = {"verify": 0, "compile": 0, "time": 0, "quick": 0}
         self._broken = broken
 
@@ -116,7 +116,7 @@ class FakeMeasurer:
         self.calls["time"] += 1
         if _outcome(candidate) == "hang":
             raise WorkerFailed("measure.time took longer than 300 s", kind="timeout")
-        if not self.measured:
+        if not self.has_gpu:
             return None
         us = _us(candidate)
         baselines = [BaselineTime("eager", EAGER_US, _ratio(EAGER_US / us))]
@@ -149,7 +149,7 @@ def _outcome(candidate: Candidate) -> str:
 def search(
     actions: Sequence[MacroAction],
     *,
-    measured: bool = True,
+    has_gpu: bool = True,
     done: Sequence[Step] = (),
     limits: Limits | None = None,
     measurer: FakeMeasurer | None = None,
@@ -166,14 +166,14 @@ def search(
         on_replayed=lambda step: said.append(f"replayed {step.index}"),
         on_withdrawn=lambda step: said.append(f"withdrawn {step.index}"),
     )
-    environment = ENVIRONMENT if measured else replace(ENVIRONMENT, gpu="", capability="")
+    environment = ENVIRONMENT if has_gpu else replace(ENVIRONMENT, gpu="", capability="")
     run = GreedySearch(
         capture(environment=environment, operations=operations),
         SOURCE,
         planner or FakePlanner(actions),
         FakeCoder(),
-        measurer or FakeMeasurer(measured=measured),
-        measured=measured,
+        measurer or FakeMeasurer(has_gpu=has_gpu),
+        has_gpu=has_gpu,
         limits=limits or Limits(seconds=60.0, steps=50),
         events=events,
     )
@@ -202,4 +202,4 @@ def run_until_killed(folder: str) -> None:
     events = Events(lambda index, item: None, lambda text: None, on_step)
     actions = [action(i, outcome) for i, outcome in enumerate(("better", "wrong", "better", "better", "same"))]
     fakes = (FakePlanner(actions), FakeCoder(), FakeMeasurer())
-    GreedySearch(capture(), SOURCE, *fakes, measured=True, limits=Limits(), events=events).run(run_id, "hash")
+    GreedySearch(capture(), SOURCE, *fakes, has_gpu=True, limits=Limits(), events=events).run(run_id, "hash")

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.search import bench as benches
-from mtmc_lsp.search.bench import (
+from mtmc_lsp.app import bench as benches
+from mtmc_lsp.app.bench import (
     Bench,
     Plan,
     Problem,
@@ -24,6 +22,8 @@ from mtmc_lsp.search.bench import (
     parse_shard,
     read_results,
 )
+from mtmc_lsp.core.errors import RequestError
+from mtmc_lsp.core.settings import Settings
 
 PROBLEM = """\
 import torch

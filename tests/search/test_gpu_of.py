@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.search.interpreter import gpu_of
+from mtmc_lsp.app.interpreter import gpu_of
 
 DRIVER = """
 #include <string.h>

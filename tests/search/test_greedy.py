@@ -19,15 +19,15 @@ plans = st.lists(st.sampled_from(OUTCOMES), max_size=9)
 
 @settings(max_examples=150, deadline=None)
 @given(plans, st.booleans())
-def test_whatever_happens_only_verified_steps_are_kept_and_the_end_is_the_last_of_them(names, measured) -> None:
-    result = search([action(i, name) for i, name in enumerate(names)], measured=measured)
+def test_whatever_happens_only_verified_steps_are_kept_and_the_end_is_the_last_of_them(names, has_gpu) -> None:
+    result = search([action(i, name) for i, name in enumerate(names)], has_gpu=has_gpu)
     kept = [step for step in result.steps if step.status is StepStatus.ACCEPTED]
     for step in kept:
         assert step.verdict is not None
         assert step.verdict.is_correct
         assert step.report is not None
         assert step.report.ok
-        assert (step.timing is not None) == measured
+        assert (step.timing is not None) == has_gpu
     assert all(step.reason for step in result.steps)
     if result.status in (RunStatus.IMPROVED, RunStatus.UNMEASURED):
         assert kept
@@ -36,15 +36,15 @@ def test_whatever_happens_only_verified_steps_are_kept_and_the_end_is_the_last_o
     else:
         assert result.final.source == SOURCE
         assert not result.final.diff
-    assert (result.final.speedup is None) or measured
+    assert (result.final.speedup is None) or has_gpu
 
 
 @settings(max_examples=100, deadline=None)
 @given(plans, st.integers(0, 9), st.booleans())
-def test_a_run_that_was_cut_and_goes_on_ends_as_an_uncut_one(names, cut, measured) -> None:
+def test_a_run_that_was_cut_and_goes_on_ends_as_an_uncut_one(names, cut, has_gpu) -> None:
     actions = [action(i, name) for i, name in enumerate(names)]
-    whole = search(actions, measured=measured)
-    rest = search(actions, measured=measured, done=whole.steps[:cut])
+    whole = search(actions, has_gpu=has_gpu)
+    rest = search(actions, has_gpu=has_gpu, done=whole.steps[:cut])
     assert rest.steps == whole.steps
     assert rest.final == whole.final
     assert rest.status == whole.status
@@ -62,8 +62,8 @@ def test_steps_of_an_earlier_run_are_not_measured_again() -> None:
 class FarSeeing(FakeMeasurer):
     """Says what becomes of versions beyond 2^31 elements, by the number of steps in them."""
 
-    def __init__(self, far: dict[int, CheckStatus], *, measured: bool = True) -> None:
-        super().__init__(measured=measured)
+    def __init__(self, far: dict[int, CheckStatus], *, has_gpu: bool = True) -> None:
+        super().__init__(has_gpu=has_gpu)
         self.far, self.looked = far, []
 
     def verify_far(self, candidate: Candidate) -> Check:
@@ -108,8 +108,8 @@ def test_where_every_version_is_wrong_beyond_32_bits_the_users_own_code_stands()
 
 
 def test_what_is_not_measured_is_not_tried_beyond_32_bits() -> None:
-    measurer = FarSeeing({}, measured=False)
-    assert search([action(0, "better")], measured=False, measurer=measurer).status is RunStatus.UNMEASURED
+    measurer = FarSeeing({}, has_gpu=False)
+    assert search([action(0, "better")], has_gpu=False, measurer=measurer).status is RunStatus.UNMEASURED
     assert not measurer.looked
 
 
@@ -182,8 +182,8 @@ def test_a_gain_within_the_noise_of_the_same_code_against_itself_is_not_kept() -
 
 
 def test_without_a_gpu_a_run_is_unmeasured_and_carries_no_time() -> None:
-    measurer = FakeMeasurer(measured=False)
-    result = search([action(0, "better"), action(1, "slower")], measured=False, measurer=measurer)
+    measurer = FakeMeasurer(has_gpu=False)
+    result = search([action(0, "better"), action(1, "slower")], has_gpu=False, measurer=measurer)
     assert result.status is RunStatus.UNMEASURED
     assert result.final.speedup is None
     assert result.final.roofline is None

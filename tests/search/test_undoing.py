@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fakes import ENVIRONMENT, action, search
 
+from mtmc_lsp.app.review import without_last
 from mtmc_lsp.core.run import RunStatus
-from mtmc_lsp.search.review import without_last
 from mtmc_lsp.search.store import Store
 
 

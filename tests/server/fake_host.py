@@ -16,6 +16,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "search"))
 from fakes import ENVIRONMENT, FakeMeasurer, FakePlanner, action, capture
 
+from mtmc_lsp.app import pipeline as session
+from mtmc_lsp.app.pipeline import OpenTarget, Request
+from mtmc_lsp.app.search_components import SearchComponents
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import CannotCode
@@ -23,11 +26,8 @@ from mtmc_lsp.core.results import Check, CheckStatus, Device, Timing, Verdict, V
 from mtmc_lsp.core.run import Candidate, GeneratedCode, RunResult, Step
 from mtmc_lsp.core.settings import Settings, changed
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.search import session
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
-from mtmc_lsp.search.session import Opened, Request
 from mtmc_lsp.search.store import RunRecord, Store
-from mtmc_lsp.search.tools import Tools
 from mtmc_lsp.server.host import serve
 from mtmc_lsp.source.compose import compose
 from mtmc_lsp.source.targets import find_target
@@ -95,24 +95,24 @@ def timed(candidate: Candidate) -> Candidate:
 class FakeEngine:
     """See the module."""
 
-    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> Opened:
+    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> OpenTarget:
         settings.pop("python", None)
         archs = settings.pop("archs", None)
         chosen = changed(Settings(), archs=tuple(archs) if archs else None, **settings)
         return session.open_target(Request(path, qualname, chosen, sys.executable), text)
 
-    def capture(self, opened: Opened) -> Capture:
+    def capture(self, opened: OpenTarget) -> Capture:
         if "broken" in self._said(opened):
             raise RequestError("the target raises ValueError", remedy="Mend it.")
         made = capture(str(opened.request.path))
         return replace(made, workload=replace(made.workload, target=opened.target))
 
-    def plan(self, opened: Opened, capture: Capture) -> tuple[list[MacroAction], Device]:
+    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], Device]:
         return self._actions(opened), FakeMeasurer().device()
 
     def optimize(
         self,
-        opened: Opened,
+        opened: OpenTarget,
         capture: Capture,
         store: Store,
         events: Events,
@@ -135,7 +135,7 @@ class FakeEngine:
             tools.planner,
             tools.coder,
             tools.measurer,
-            measured=True,
+            has_gpu=True,
             limits=tools.limits,
             events=replace(events, on_step=on_step),
         )
@@ -143,20 +143,22 @@ class FakeEngine:
         store.finish(result)
         return result
 
-    def tools(self, opened: Opened, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False) -> Tools:
+    def tools(
+        self, opened: OpenTarget, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False
+    ) -> SearchComponents:
         measurer = FarSeeingMeasurer() if "far" in self._said(opened) else SleepingMeasurer()
-        return Tools(FakePlanner(self._actions(opened)), ComposingCoder(), measurer, True, Limits(60.0, 20))
+        return SearchComponents(FakePlanner(self._actions(opened)), ComposingCoder(), measurer, True, Limits(60.0, 20))
 
     def end(self) -> None:
         """It has no process."""
 
     @staticmethod
-    def _said(opened: Opened) -> Sequence[str]:
+    def _said(opened: OpenTarget) -> Sequence[str]:
         name = re.escape(opened.target.qualname)
         found = re.search(rf"# fake {name}: ([^\r\n]*)", opened.text.decode("utf-8", "replace"))
         return found[1].split() if found else ["better", "better", "better"]
 
-    def _actions(self, opened: Opened) -> list[MacroAction]:
+    def _actions(self, opened: OpenTarget) -> list[MacroAction]:
         return [action(number, outcome) for number, outcome in enumerate(self._said(opened), 1)]
 
 

@@ -13,8 +13,8 @@ from mtmc_lsp import docs
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.server.features.on_save import of_place
-from mtmc_lsp.source.launch_forms import LaunchForm
 from mtmc_lsp.source.lint.finding import Severity
+from mtmc_lsp.source.triton.launch_sites import LaunchForm
 
 pytestmark = pytest.mark.timeout(120)
 

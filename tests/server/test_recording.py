@@ -10,7 +10,7 @@ import pytest
 from editor import REAL, Editor, editor
 from test_runs import children_of
 
-from mtmc_lsp.source.programs import programs_using
+from mtmc_lsp.source.entry_points import programs_using
 
 pytestmark = pytest.mark.asyncio
 

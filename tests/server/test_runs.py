@@ -12,8 +12,8 @@ import pytest
 from editor import REAL, Editor, capabilities, editor
 from lsprotocol import types as lsp
 
-from mtmc_lsp.core.priority import NICENESS
-from mtmc_lsp.core.template import sees_gpu
+from mtmc_lsp.process.fork_server import sees_gpu
+from mtmc_lsp.process.priority import NICENESS
 
 pytestmark = pytest.mark.asyncio
 

@@ -165,7 +165,7 @@ async def test_hover_explains_what_kernels_use_of_triton() -> None:
     """Everything that Triton offers, but for what its own library is made of and newer names for atomics."""
     import triton.language as tl
 
-    from mtmc_lsp.source.triton_words import TRITON
+    from mtmc_lsp.source.triton.glossary import TRITON
 
     inner = {
         "PropagateNan",

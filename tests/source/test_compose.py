@@ -12,8 +12,8 @@ from mtmc_lsp.core.errors import RequestError, TargetUnsupported
 from mtmc_lsp.core.run import GeneratedCode
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.source.compose import compose, strip_generated
-from mtmc_lsp.source.directive import parse_directive
 from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.source.workload.directive import parse_directive
 
 IMPORTS = ("import torch", "import triton", "import triton.language as tl")
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mtmc_lsp.core.errors import MtmcError, RequestError, TargetUnsupported
 from mtmc_lsp.core.workload import ArgumentSpec, TensorSpec, Workload, WorkloadSource
-from mtmc_lsp.source.directive import parse_directive
 from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.source.workload.directive import parse_directive
 
 FUNCTION = "def f(x, w=None, eps=1e-6, mode='sum', flag=False, sizes=(1,)):\n    return x\n"
 MODULE = "class M(nn.Module):\n    def __init__(self, dim, heads=8):\n        pass\n\n    def forward(self, x):\n        return x\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.source.launch_forms import LaunchForm, launch_forms
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import parse
+from mtmc_lsp.source.triton.launch_sites import LaunchForm, launch_forms
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n\nSIZE = 32\nSTAGES = [2, 3]\n\n\n"
 KERNEL = """@triton.jit

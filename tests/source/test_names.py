@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.source.names import assigned_names
+from mtmc_lsp.source.assigned_names import assigned_names
 
 
 def test_an_assignment_names_every_line_it_spans() -> None:

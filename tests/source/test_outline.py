@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.source.outline import Outline, Outliner
-from mtmc_lsp.source.own_text import block_start, generated_block, own_text
 from mtmc_lsp.source.syntax import parse
+from mtmc_lsp.source.target_text import block_start, generated_block, own_text
 from mtmc_lsp.source.targets import find_targets
 
 ROOT = Path(__file__).resolve().parent.parent.parent

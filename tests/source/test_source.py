@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from mtmc_lsp.core.errors import FileChanged, RequestError, SourceSyntaxError, TargetNotFound
 from mtmc_lsp.core.run import GeneratedCode
 from mtmc_lsp.core.workload import TargetKind
+from mtmc_lsp.source.assigned_names import assigned_names
 from mtmc_lsp.source.compose import compose, strip_generated, write_if_unchanged
-from mtmc_lsp.source.directive import parse_directive, suggest_directive, workload_from_annotations
-from mtmc_lsp.source.names import assigned_names
 from mtmc_lsp.source.targets import find_target, find_targets, target_at
+from mtmc_lsp.source.workload.directive import parse_directive, suggest_directive, workload_from_annotations
 
 FILE = b"""import torch
 from torch import nn

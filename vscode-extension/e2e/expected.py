@@ -7,13 +7,13 @@ language server, nor an editor.
 import sys
 from pathlib import Path
 
+from mtmc_lsp.app.pipeline import capture_target, open_target, parse_request
+from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.macro.roofline import RooflinePlanner
-from mtmc_lsp.measure.devices import data_sheet
-from mtmc_lsp.micro.builtin.coder import BuiltinCoder
-from mtmc_lsp.search.session import capture_target, open_target, parse_request
+from mtmc_lsp.planners.roofline import RooflinePlanner
+from mtmc_lsp.timing.devices import data_sheet
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     best = kept = coder.start(capture, Path(path).read_text())
     history: list[Step] = []
     while len(history) < max(wanted):
-        action = planner.propose(State(capture, best, tuple(history), device, measured=False))
+        action = planner.propose(State(capture, best, tuple(history), device, has_gpu=False))
         assert action is not None, "the planner proposes fewer steps"
         best = coder.write(capture, best, action)
         history.append(Step(len(history) + 1, action, StepStatus.ACCEPTED, "", candidate=best))

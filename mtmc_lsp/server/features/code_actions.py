@@ -18,9 +18,9 @@ from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.outline import Outlined
-from mtmc_lsp.source.suggest import suggest_directive
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
+from mtmc_lsp.source.workload.suggestion import suggest_directive
 
 REVIEW_KIND = f"{KIND}.review"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from pygls.uris import to_fs_path
 
+from mtmc_lsp.app.interpreter import find_python, gpu_of
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.search.interpreter import find_python, gpu_of
 from mtmc_lsp.server.server import Server
 
 DEVICE = "mtmc/device"

@@ -11,12 +11,12 @@ from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunStatus, Step
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.docs import page
-from mtmc_lsp.report.words import ratio_text
+from mtmc_lsp.report.phrases import ratio_text
 from mtmc_lsp.server.handshake import SOURCE
 from mtmc_lsp.server.reviews import Standing
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.lint.finding import Finding, Severity
-from mtmc_lsp.source.own_text import block_start
+from mtmc_lsp.source.target_text import block_start
 
 SEVERITIES = {
     Severity.ERROR: lsp.DiagnosticSeverity.Error,

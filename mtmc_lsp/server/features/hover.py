@@ -9,11 +9,11 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.core.run import Author, Step, StepStatus
-from mtmc_lsp.report.words import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
+from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
 from mtmc_lsp.server.reviews import Review, Standing
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import DISPATCH
-from mtmc_lsp.source.triton_words import ACTIONS, TRITON
+from mtmc_lsp.source.triton.glossary import ACTIONS, TRITON
 
 WORD = re.compile(rb"[A-Za-z_][\w.]*")
 MARKS = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lsprotocol import types as lsp
 
-from mtmc_lsp.report.words import ratio_text
+from mtmc_lsp.report.phrases import ratio_text
 from mtmc_lsp.server.server import Server
 
 

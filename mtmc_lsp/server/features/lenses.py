@@ -5,7 +5,7 @@ from __future__ import annotations
 from lsprotocol import types as lsp
 
 from mtmc_lsp.core.run import RunStatus, Step
-from mtmc_lsp.report.words import ratio_text
+from mtmc_lsp.report.phrases import ratio_text
 from mtmc_lsp.server.jobs import Job
 from mtmc_lsp.server.reviews import Standing
 from mtmc_lsp.server.server import Document, Server

@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtmc_lsp.compile.occupancy import SHARED_LIMIT
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.jsonable import from_json, to_json
+from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.measure.occupancy import SHARED_LIMIT
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.lint import without_ignored
 from mtmc_lsp.source.lint.finding import Finding, Severity
 
 if TYPE_CHECKING:
-    from mtmc_lsp.core.worker import Worker
-    from mtmc_lsp.source.launch_forms import LaunchForm
+    from mtmc_lsp.process.worker_process import Worker
+    from mtmc_lsp.source.triton.launch_sites import LaunchForm
 
 log = logging.getLogger(__name__)
 CODE = "shared-memory"
@@ -69,8 +69,8 @@ class CompileChecks:
 
     async def _check(self, document: Document) -> None:
         # Only here, as in what starts the worker: the server has little time to start.
-        from mtmc_lsp.source.kernels_alone import kernels_alone
-        from mtmc_lsp.source.launch_forms import launch_forms
+        from mtmc_lsp.source.triton.launch_sites import launch_forms
+        from mtmc_lsp.source.triton.standalone_kernels import kernels_alone
 
         text = document.text.data
         own = await self._server.settings_of(document.uri)
@@ -132,8 +132,8 @@ class CompileChecks:
             self._known |= {(kernels, repr(job), arch): r for (job, arch), r in zip(jobs, reports, strict=True)}
 
     def _started(self, path: str, python: str | None) -> Worker:
-        from mtmc_lsp.core.worker import Worker
-        from mtmc_lsp.search.interpreter import checked_python, find_python
+        from mtmc_lsp.app.interpreter import checked_python, find_python
+        from mtmc_lsp.process.worker_process import Worker
 
         if self._idle is not None:
             self._idle.cancel()

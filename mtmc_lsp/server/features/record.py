@@ -14,7 +14,7 @@ from mtmc_lsp.server.features.commands import TITLES, place, start
 from mtmc_lsp.server.jobs import Job, JobState
 from mtmc_lsp.server.progress import answer_calls, recorded_words
 from mtmc_lsp.server.server import Server
-from mtmc_lsp.source.programs import programs_using
+from mtmc_lsp.source.entry_points import programs_using
 
 RECORDER = (sys.executable, "-m", "mtmc_lsp.server.recorder")
 MOST_PROGRAMS = 4

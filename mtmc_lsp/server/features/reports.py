@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.search.store import Store
-from mtmc_lsp.search.stored import StoredRun, stored_run
+from mtmc_lsp.search.stored_run import StoredRun, stored_run
 from mtmc_lsp.server.features.lenses import outcome
 from mtmc_lsp.server.reviews import Standing
 from mtmc_lsp.server.server import Document, Server

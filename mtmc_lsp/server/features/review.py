@@ -206,8 +206,8 @@ async def _undo_last(ls: Server, document: Document, standing: Standing, step: S
 
     def note() -> None:
         # Only here: what a search needs takes a while to import, and the server has little time to be ready.
-        from mtmc_lsp.search.review import without_last
-        from mtmc_lsp.search.session import open_store
+        from mtmc_lsp.app.pipeline import open_store
+        from mtmc_lsp.app.review import without_last
 
         with open_store(Path(review.path)) as store:
             without_last(store, review.run, step.index)

@@ -1,0 +1,254 @@
+"""Algebra: exact rewrites of the graph (:mod:`mtmc_lsp.rewrites`), each with its own proof.
+
+*Legal* when the rewrite's rule matches, nobody else reads what it removes, the caller cannot tell an alias from a copy, and
+every kernel that it touches is still one kernel. The real numbers that come out are the same; where a rounding goes or
+changes place, verification against float64 decides as for every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, region_of, where, with_saving
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.run import StepStatus
+from mtmc_lsp.fusion.repeated_blocks import alike, form
+from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.ir.lower import GraphBox
+from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.rewrites import ALGEBRA, algebra_edit
+from mtmc_lsp.rewrites.graph_editing import AlgebraRule, CannotRewrite, Edit
+from mtmc_lsp.schedule.matmul_configs import HALVES
+from mtmc_lsp.schedule.schedule import KernelPlan, Rewrite, Schedule
+from mtmc_lsp.tuning.cost import matmul_flops
+
+NEAR, MOST_NEAR = 6, 40
+"""Steps from an edit, and nodes, beyond which fusions are taken to be the same with and without it."""
+MOST_FORMS = 12
+"""Edits of different forms that are weighed at a time, heaviest products first: each takes a search for fusions."""
+LEAST_US = 0.05
+"""A smaller predicted saving is noise of the model."""
+
+
+_ANSWERS: dict[Hashable, bool] = {}
+"""Whether an edit brings something where nothing near it has changed since that was asked: a plan's steps ask again each time."""
+MOST_ANSWERS = 4096
+
+
+class Algebra:
+    """One exact rewrite, and kernels for the operations that it adds."""
+
+    kind = ActionKind.ALGEBRA
+    rules: Sequence[AlgebraRule] = ALGEBRA
+    most = MOST_FORMS
+    """Forms of matches that are weighed at a time."""
+    same = "the result is the same by algebra"
+
+    def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
+        """Whether a rule is worth weighing for a node, whatever it looks like."""
+        return True
+
+    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+        """The schedule on the rewritten graph."""
+        changed = schedule
+        for node in nodes_of(action):
+            changed = _rewritten(graph, changed, Rewrite(str(action.params.get("rule", "")), node))
+        return with_kernels(ir_for(graph, changed), changed, action)
+
+    def propose(self, situation: Situation) -> Iterable[MacroAction]:
+        """Every rewrite that leaves less to do than fusion alone could."""
+        graph = situation.ir.graph
+        # Without a GPU the user's own code is not rounded as it will be there, so nothing could be verified.
+        exact = situation.strict or not situation.has_gpu
+        rules = [rule for rule in self.rules if not (exact and rule.changes_rounding)]
+        heaviest = sorted(graph.nodes, key=lambda node: -matmul_flops(situation.ir, node.name))
+        found = (
+            (rule.name, edit)
+            for node in heaviest
+            for rule in rules
+            if self.suits(situation, rule, node) and (edit := rule.match(graph, node))
+        )
+        groups = alike(list(found), lambda match: (match[0], _form(graph, match[1])))[: self.most]
+        if not groups:
+            return
+        search = situation.search()
+        tried = {(str(s.action.params.get("rule")), tuple(nodes_of(s.action))): s.status for s in situation.history}
+        for group in groups:
+            rule, edits = group[0][0], [edit for _, edit in group]
+            # Edits of one form bring the same, more or less: one tells whether to make them.
+            question = _question(situation, Rewrite(rule, edits[0].node))
+            if question not in _ANSWERS:
+                while len(_ANSWERS) >= MOST_ANSWERS:
+                    del _ANSWERS[next(iter(_ANSWERS))]
+                brings = self._brings(situation, Rewrite(rule, edits[0].node), edits[0], search)
+                if situation.is_late:
+                    # The searches were not done, so neither number says anything.
+                    return
+                _ANSWERS[question] = brings
+            if not _ANSWERS[question]:
+                continue
+            # Where it failed at all places together, one of them may be at fault.
+            status = tried.get((rule, tuple(edit.node for edit in edits)))
+            if len(edits) > 1 and status is StepStatus.REJECTED:
+                continue
+            for each in [[edit] for edit in edits] if status is StepStatus.FAILED else [edits]:
+                action = self._action(situation, rule, each)
+                if action is not None and action.expected.saved_us > LEAST_US:
+                    yield action
+
+    def _brings(self, situation: Situation, rewrite: Rewrite, edit: Edit, search: FusionSearch) -> bool:
+        """Whether the program costs less with the edit, each time with the best fusions of what is near it."""
+        graph = situation.ir.graph
+        try:
+            near = _around(graph, [edit.node])
+            base = _rewritten(situation.graph, situation.schedule, rewrite)
+            ir = ir_for(situation.graph, base)
+            added = {node.name for node in edit.added}
+            after = situation.search_in(ir, base).best(near | added)
+            gain = situation.present.us - situation.cost(base).us
+        except IllegalAction:
+            return False
+        fused = sum(fusion.saved_us for fusion in after) - sum(fusion.saved_us for fusion in search.best(near))
+        return gain + fused > LEAST_US
+
+    def _action(self, situation: Situation, rule: str, edits: Sequence[Edit]) -> MacroAction | None:
+        """The action that makes edits of one form, with the kernels that their new operations are part of."""
+        ir = situation.ir
+        try:
+            base, made = situation.schedule, list[Edit]()
+            for edit in edits:
+                now = ir_for(situation.graph, base).graph
+                rewrite = Rewrite(rule, edit.node)
+                # One edit may have taken in what the next was about.
+                if edit.node in now.named and (again := _match(now, rewrite)) is not None:
+                    base = _rewritten(situation.graph, base, rewrite)
+                    made.append(again)
+            after_all = ir_for(situation.graph, base)
+            search = situation.search_in(after_all, base)
+            gone = tuple(node.name for node in ir.graph.nodes if node.name not in after_all.graph.named)
+            added = {node.name for edit in made for node in edit.added}
+            # The new operations run as kernels at once, or there might be nothing of ours to verify.
+            fusions = search.best(_around(after_all.graph, added & set(after_all.graph.named)))
+            kernels = [{"nodes": list(f.region.nodes), "config": f.config} for f in fusions if f.nodes & added]
+            lines, place = where(ir, gone)
+            several = f" at {len(made)} places" if len(made) > 1 else ""
+            params: dict[str, object] = {"rule": rule, "node": made[0].node, "kernels": kernels}
+            rounded = any(own.changes_rounding for own in self.rules if own.name == rule)
+            if several:
+                params["nodes"] = [edit.node for edit in made]
+            action = MacroAction(
+                kind=self.kind,
+                region=gone,
+                lines=lines,
+                params=params,
+                rationale=f"{edits[0].why[:1].upper()}{edits[0].why[1:]}; {self.same}.",
+                text=f"{edits[0].text}{several} in {place}",
+                changes_rounding=rounded or any(f.config.get("precision") in HALVES for f in fusions),
+            )
+            after = self.apply(situation.graph, situation.schedule, action)
+            return with_saving(situation, action, after) if after.kernels else None
+        except IllegalAction:
+            return None
+
+
+def with_kernels(ir: KernelIR, schedule: Schedule, action: MacroAction) -> Schedule:
+    """The schedule with the kernels that an action names beside its rewrite.
+
+    Raises:
+        IllegalAction: one is none.
+    """
+    kernels = action.params.get("kernels")
+    for item in kernels if isinstance(kernels, (list, tuple)) else ():
+        plan = KernelPlan(tuple(item["nodes"]), dict(item["config"]))
+        schedule = schedule.with_kernel(replace(plan, nodes=region_of(ir, plan).nodes))
+    return schedule
+
+
+def nodes_of(action: MacroAction) -> list[str]:
+    """The nodes that an action's rewrites are about, in the order of the rewrites."""
+    several = action.params.get("nodes")
+    return (
+        [str(node) for node in several] if isinstance(several, (list, tuple)) else [str(action.params.get("node", ""))]
+    )
+
+
+def _match(graph: Graph, rewrite: Rewrite) -> Edit | None:
+    try:
+        return algebra_edit(graph, rewrite)
+    except CannotRewrite:
+        return None
+
+
+def _question(situation: Situation, rewrite: Rewrite) -> Hashable:
+    """What decides whether an edit brings something: the graph, and the kernels and refusals near it."""
+    near = _around(situation.ir.graph, [rewrite.node])
+    plans = (plan for plan in situation.schedule.kernels if near & set(plan.nodes))
+    kernels = frozenset((plan.nodes, tuple(sorted(plan.config.items())), plan.recomputed) for plan in plans)
+    refused = tuple(step.action.key for step in situation.history if step.status is not StepStatus.ACCEPTED)
+    setting = (situation.device.name, situation.device.bandwidth, situation.strict, refused)
+    return GraphBox(situation.graph), situation.schedule.rewrites, rewrite, kernels, setting
+
+
+def _form(graph: Graph, edit: Edit) -> Hashable:
+    """What an edit is about: its node among what it reads from and is read by."""
+    node = graph.named[edit.node]
+    sources = {ref.name for ref in node.inputs()} & set(graph.named)
+    readers = frozenset(reader.op for reader in graph.readers(edit.node))
+    return form(graph, {edit.node, *sources}), readers, tuple(item.op for item in edit.added)
+
+
+def _around(graph: Graph, names: Iterable[str], steps: int = NEAR) -> set[str]:
+    """The nodes from which nodes of those names are reached in a few steps, or that are so reached."""
+    found = set(names) & set(graph.named)
+    latest = found
+    for _ in range(steps):
+        if len(found) > MOST_NEAR:
+            break
+        sources = {ref.name for name in latest for ref in graph.named[name].inputs()} & set(graph.named)
+        latest = (sources | {node.name for name in latest for node in graph.readers(name)}) - found
+        found = found | latest
+    return found
+
+
+def _rewritten(graph: Graph, schedule: Schedule, rewrite: Rewrite) -> Schedule:
+    """The schedule with one more rewrite; kernels lose the nodes that go, and take in what stands for them."""
+    before = ir_for(graph, schedule)
+    try:
+        edit = algebra_edit(before.graph, rewrite)
+    except CannotRewrite as reason:
+        raise IllegalAction(str(reason)) from None
+    rewrites = (*schedule.rewrites, rewrite)
+    after = ir_for(graph, Schedule(rewrites=rewrites))
+    alive = {node.name: node for node in after.graph.nodes}
+    kernels = [_kept(before, after, plan, edit, alive) for plan in schedule.kernels]
+    return replace(schedule, kernels=tuple(plan for plan in kernels if plan is not None), rewrites=rewrites)
+
+
+def _kept(
+    before: KernelIR, after: KernelIR, plan: KernelPlan, edit: Edit, alive: Mapping[str, Node]
+) -> KernelPlan | None:
+    """A kernel on the rewritten graph; None where nothing of it is left."""
+    if edit.node not in plan.nodes and set(plan.nodes) | set(plan.recomputed) <= set(alive):
+        region_of(after, plan)
+        return plan
+    own = tuple(name for name in plan.nodes if name in alive)
+    again = tuple(name for name in plan.recomputed if name in alive)
+    added = tuple(node.name for node in edit.added if node.name in alive)
+    choices = [own]
+    if edit.node in plan.nodes:
+        choices.insert(0, (*own, *added))
+    elif edit.node in plan.recomputed:
+        again = (*again, *added)
+    kind = region_of(before, plan).kind
+    for nodes in choices:
+        if not nodes:
+            return None
+        try:
+            region = region_of(after, KernelPlan(nodes, {}, again))
+        except IllegalAction:
+            continue
+        # Another kind of kernel has other choices: it starts from its own first configuration.
+        return KernelPlan(region.nodes, plan.config if region.kind is kind else {}, again)
+    raise IllegalAction("a kernel that the rewrite touches would no longer be one kernel")

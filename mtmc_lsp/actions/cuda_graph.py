@@ -1,0 +1,83 @@
+"""CUDA graph: all launches of a call are replayed as one, where launching takes longer than computing.
+
+*Legal* where a call does nothing but compute its results, and new values of the module's buffers, from its arguments and the
+module's tensors: it changes no argument, draws no random numbers, and its results are tensors of their own. Arguments are copied
+into the graph's own memory and results out of it, so each call computes from what it is given; the module's tensors are read and
+written where they lie, and for others a graph is captured anew. Capturing runs nothing, so a first call changes buffers once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for
+from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.graph import Graph, InputKind
+from mtmc_lsp.ir.primitives import PrimOp
+from mtmc_lsp.ir.regions import VIEWS
+from mtmc_lsp.rewrites.graph_editing import base_name
+from mtmc_lsp.schedule.schedule import Schedule
+from mtmc_lsp.tuning.cost import tensor_bytes
+
+COPY_US = 3.0
+"""About what a copy of a small tensor takes inside a stream of others."""
+LEAST_SHARE = 0.1
+"""Part of a call's time that a graph must be expected to save."""
+
+
+class Replay:
+    """The launcher as one CUDA graph."""
+
+    kind = ActionKind.CUDA_GRAPH
+
+    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+        """The same kernels, replayed."""
+        ir = ir_for(graph, schedule)
+        if not schedule.kernels:
+            raise IllegalAction("cuda-graph: there is no kernel yet")
+        if schedule.replayed:
+            raise IllegalAction("cuda-graph: it is replayed already")
+        arguments = {item.name for item in ir.graph.inputs if item.kind is InputKind.ARGUMENT}
+        if any(mutation.input in arguments for mutation in ir.graph.mutations):
+            raise IllegalAction("cuda-graph: the call changes its arguments")
+        drawn = any(node.draws for node in ir.graph.nodes)
+        if drawn or any(prim.op is PrimOp.RANDOM for prim in ir.prims.values()):
+            raise IllegalAction("cuda-graph: each call draws other random numbers")
+        nodes = ir.graph.named
+        returned = [ref.name for ref in ir.graph.outputs if ref is not None]
+        if not returned:
+            raise IllegalAction("cuda-graph: the call returns no tensor")
+        if any(name not in nodes or base_name(nodes[name]) in VIEWS for name in returned):
+            raise IllegalAction("cuda-graph: a result may be a view of an argument")
+        return replace(schedule, replayed=True)
+
+    def propose(self, situation: Situation) -> Iterable[MacroAction]:
+        """Where the version at hand, replayed from a graph by the clock, took much less time than launched."""
+        timing = situation.timing
+        if timing is None or timing.graph_us is None or not situation.has_gpu:
+            return
+        graph = situation.ir.graph
+        moved = [i.type for i in graph.inputs if i.kind is InputKind.ARGUMENT]
+        moved += [graph.type_of(ref) for ref in graph.outputs]
+        copies = sum(2.0 * tensor_bytes(kind, graph.sizes) / situation.device.bandwidth * 1e6 for kind in moved)
+        saved = timing.median_us - timing.graph_us - max(copies, COPY_US * len(moved))
+        if saved < LEAST_SHARE * timing.median_us:
+            return
+        launches = len(situation.schedule.kernels)
+        action = MacroAction(
+            kind=self.kind,
+            region=tuple(name for kernel in situation.schedule.kernels for name in kernel.nodes),
+            lines=(0, 0),
+            params={"launches": launches},
+            rationale="Launching takes longer than computing: one CUDA graph launches all of it at once, on copies of the "
+            "arguments. It keeps the memory of its intermediate values, and while the first call captures it, torch lets no "
+            "other thread draw random numbers on the GPU.",
+            expected=Expected(saved),
+            text="replay the launches of a call as one CUDA graph",
+        )
+        try:
+            self.apply(situation.graph, situation.schedule, action)
+        except IllegalAction:
+            return
+        yield action

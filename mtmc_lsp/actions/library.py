@@ -1,0 +1,110 @@
+"""Library: a product goes back to cuDNN or cuBLAS where these win, and what is around it is fused without it.
+
+*Legal* always: the user's own operation runs again, on the operands that it had. What was rewritten for its sake is taken back
+with it, and kernels that spoke of what is gone are given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from mtmc_lsp.actions.algebra import nodes_of, with_kernels
+from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, operation_names, region_of, where
+from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.run import StepStatus
+from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
+from mtmc_lsp.tuning.cost import matmul_flops
+
+COMPILER = "compile"
+"""The baseline that calls the library and fuses what is around it."""
+AHEAD = 0.97
+"""Part of this version's time in which that baseline is done, from which on the library is asked again."""
+
+
+class Library:
+    """Products as the library's own calls, among kernels."""
+
+    kind = ActionKind.LIBRARY
+
+    def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
+        """The products of ``params["nodes"]`` as torch calls, and ``params["kernels"]`` beside them."""
+        names = nodes_of(action)
+        if not set(names) & set(_products(ir_for(graph, Schedule()))):
+            raise IllegalAction(f"library: no product is called {', '.join(names)}")
+        changed = _given_back(graph, schedule, names)
+        return with_kernels(ir_for(graph, changed), changed, action)
+
+    def propose(self, situation: Situation) -> Iterable[MacroAction]:
+        """Where ``torch.compile`` is faster than the version that made kernels of a product, which then may be why."""
+        timing = situation.timing
+        ratio = timing.against(COMPILER) if timing is not None else None
+        if timing is None or ratio is None or ratio.ratio >= AHEAD:
+            return
+        own = ir_for(situation.graph, Schedule())
+        asked = {node for s in situation.history if s.action.kind is self.kind for node in nodes_of(s.action)}
+        for step in reversed(situation.history):
+            names = [name for name in step.action.region if name in set(_products(own))]
+            if step.status is not StepStatus.ACCEPTED or not names or set(names) <= asked:
+                continue
+            action = self._without(situation, own, names, timing.median_us * (1.0 - ratio.ratio))
+            if action is not None:
+                yield action
+            return
+
+    def _without(self, situation: Situation, own: KernelIR, names: list[str], saved_us: float) -> MacroAction | None:
+        """The action, where something is left to be a kernel."""
+        try:
+            base = _given_back(situation.graph, situation.schedule, names)
+            ir = ir_for(situation.graph, base)
+        except IllegalAction:
+            return None
+        apart = replace(ir, opaque=ir.opaque | set(names))
+        fusions = situation.search_in(apart, base).best()
+        if not fusions and not base.kernels:
+            return None
+        lines, place = where(own, names)
+        what = operation_names(own, names)
+        return MacroAction(
+            kind=self.kind,
+            region=tuple(names),
+            lines=lines,
+            params={
+                "nodes": names,
+                "kernels": [{"nodes": list(fusion.region.nodes), "config": fusion.config} for fusion in fusions],
+            },
+            rationale=f"torch.compile, which calls the library for the {what}, is faster than the kernels so far: the "
+            "library runs it again, and what is around it is fused without it.",
+            expected=Expected(saved_us),
+            text=f"leave the {what} of {place} to the library and fuse what is around",
+        )
+
+
+def _products(ir: KernelIR) -> list[str]:
+    return [node.name for node in ir.graph.nodes if matmul_flops(ir, node.name)]
+
+
+def _given_back(graph: Graph, schedule: Schedule, names: Collection[str]) -> Schedule:
+    """The schedule without what was rewritten for these nodes, and without kernels that hold them or what is gone."""
+    rewrites = tuple(r for r in schedule.rewrites if not _is_about(r.node, names))
+    base = replace(schedule, kernels=(), rewrites=rewrites)
+    ir = ir_for(graph, base)
+    alive = {node.name for node in ir.graph.nodes}
+    kept: list[KernelPlan] = []
+    for plan in schedule.kernels:
+        held = {*plan.nodes, *plan.recomputed}
+        if not held <= alive or held & set(names):
+            continue
+        try:
+            region_of(ir, plan)
+        except IllegalAction:
+            continue
+        kept.append(plan)
+    return replace(base, kernels=tuple(kept))
+
+
+def _is_about(node: str, names: Collection[str]) -> bool:
+    """Whether a rewrite is about one of the nodes, or about what another rewrite made of it."""
+    return any(node == name or node.startswith(f"{name}_packed") for name in names)

@@ -1,0 +1,166 @@
+"""What the tool needs from the machine, and what is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtmc_lsp.app.interpreter import LEAST, find_python, install_command, is_recent, versions
+from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.core.chat import ModelFailed, ModelNotUsable
+from mtmc_lsp.core.errors import EnvironmentNotAble
+from mtmc_lsp.core.settings import LlmSettings, read_settings
+from mtmc_lsp.llm.endpoint.client import model_name
+from mtmc_lsp.llm.endpoint.endpoint import host_of
+from mtmc_lsp.llm.endpoint.probe import abilities, look_at_endpoint
+from mtmc_lsp.process import sandbox
+from mtmc_lsp.search.store import Store
+
+PROBE = Path(__file__).with_name("probe_in_worker.py")
+PROBE_SECONDS = 180.0
+SHOWN_MODELS = 8
+INTERPRETED = "steps are verified by Triton's interpreter and compiled, never timed"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    """What to do where it is not ok."""
+    required: bool = True
+    """Whether nothing can be done without it."""
+
+
+def check_environment(python: str = "") -> list[Finding]:
+    """Everything the tool needs, in the order in which to mend it."""
+    here = Path.cwd() / "x.py"
+    interpreter = python or find_python(here, read_settings(here.parent))
+    try:
+        found = versions(interpreter)
+    except EnvironmentNotAble as error:
+        return [Finding("python", False, error.message, error.remedy), _store(here)]
+    findings = [Finding("python", True, f"{found['python']} at {interpreter}")]
+    for name in LEAST:
+        state = found[name] or "not installed"
+        remedy = f"Run: {install_command(interpreter, name)}"
+        findings.append(Finding(name, is_recent(name, found[name]), state, remedy))
+    remedy = f"Run: {interpreter} -m pip install numpy"
+    findings.append(Finding("numpy", bool(found["numpy"]), found["numpy"] or "not installed", remedy))
+    if all(finding.ok for finding in findings):
+        findings += _triton(interpreter)
+    return [*findings, _isolation(interpreter), _store(here), *_model(read_settings(here.parent).llm)]
+
+
+def _model(settings: LlmSettings) -> Iterator[Finding]:
+    """The language model, where one is configured; nothing of the user's is sent."""
+    model = model_name(settings, os.environ)
+    if not (model or os.environ.get("OPENAI_BASE_URL")):
+        yield Finding("language model", True, "none configured: --planner llm and --coder llm are off", required=False)
+        return
+    try:
+        offered = look_at_endpoint(settings, os.environ)
+    except (ModelNotUsable, ModelFailed) as error:
+        yield Finding("language model", False, error.message, error.remedy, required=False)
+        return
+    names = ", ".join(offered[:SHOWN_MODELS]) + (", ..." if len(offered) > SHOWN_MODELS else "")
+    place = host_of(os.environ)
+    if model not in offered:
+        detail = f"{model!r} is not among those of {place}: {names or 'none'}"
+        remedy = "Set MTMC_LLM_MODEL, or model in [tool.mtmc.llm], to one that is there."
+        yield Finding("language model", False, detail, remedy, required=False)
+        return
+    try:
+        found = abilities(model, settings, os.environ)
+    except (ModelNotUsable, ModelFailed) as error:
+        yield Finding("language model", False, error.message, error.remedy, required=False)
+        return
+    counted = "it counts tokens" if found.counts else "it counts no tokens, so budgets go by estimates"
+    yield Finding("language model", True, f"{model} at {place}; {counted}", required=False)
+    for name, wrong, otherwise in (
+        ("structured output", found.structured, "tool calls" if not found.tools else "reading its words"),
+        ("tool calls", found.tools, "structured output" if not found.structured else "reading its words"),
+    ):
+        yield Finding(name, not wrong, wrong or "works", f"Nothing to do: choices go by {otherwise}.", required=False)
+
+
+def _triton(interpreter: str) -> Iterator[Finding]:
+    """What can be known only by running Triton."""
+    seen = _probe(interpreter, "--interpret")
+    works = str(seen.get("interpreter") or seen.get("error"))
+    remedy = "Install the newest triton and numpy that your torch allows."
+    yield Finding("Triton's interpreter", works == "works", works, remedy)
+    seen = _probe(interpreter)
+    compilers = seen.get("compilers")
+    for arch, state in (compilers if isinstance(compilers, dict) else {"any": seen.get("error")}).items():
+        remedy = "Reinstall triton; it brings the compilers."
+        yield Finding(f"compiler for {arch}", state == "works", str(state), remedy, required=False)
+    gpu = str(seen.get("gpu") or "")
+    yield Finding("CUDA GPU", bool(gpu), gpu or f"none: {INTERPRETED}", required=False)
+    if gpu:
+        seen = _probe(interpreter, "--locked", sandbox.__file__)
+        works = str(seen.get("cuda") or seen.get("error"))
+        detail = (
+            str(seen.get("level"))
+            if works == "works"
+            else f"candidates run unlocked, for in a lock CUDA fails: {works}"
+        )
+        remedy = "Allow reading and writing of /dev/nvidia* and of /dev/shm."
+        yield Finding("isolation with CUDA", works == "works", detail, remedy, required=False)
+    driver = _driver()
+    if driver or gpu:
+        remedy = "Update the driver, or install a torch built for it."
+        yield Finding("NVIDIA driver", bool(driver and gpu), driver or "unknown", remedy, required=False)
+    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), "")
+    remedy = "Install gcc: on a GPU, Triton builds its launchers with it."
+    yield Finding("C compiler", bool(compiler), compiler or "none", remedy, required=bool(gpu))
+
+
+def _probe(interpreter: str, *arguments: str) -> dict[str, object]:
+    """What the probe prints; ``{"error": ...}`` where it fails."""
+    command = [interpreter, "-W", "ignore", str(PROBE), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True, stdin=subprocess.DEVNULL
+        )
+    except subprocess.SubprocessError as error:
+        said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+        return {"error": said[-1] if said else "no answer"}
+    found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _isolation(interpreter: str) -> Finding:
+    """How a candidate that is verified would be locked in; tried in a process of its own, for it cannot be undone."""
+    done = subprocess.run(
+        [interpreter, "-I", sandbox.__file__], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+    )
+    level = done.stdout.strip() or "none"
+    remedy = "Use Linux 5.13 or newer with Landlock and seccomp."
+    return Finding("isolation of candidates", level.startswith("full"), level, remedy, required=False)
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
+
+
+def _store(here: Path) -> Finding:
+    folder = project_root(here) / ".mtmc"
+    try:
+        Store(folder).close()
+    except EnvironmentNotAble as error:
+        return Finding("store of runs", False, error.message, error.remedy)
+    return Finding("store of runs", True, str(folder))

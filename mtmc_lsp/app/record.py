@@ -1,0 +1,112 @@
+"""Run a user's command with the recorder in it, and keep what it saw in the project."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mtmc_lsp.capture
+from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedTarget, keep_records, merged
+from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.workload import TargetKind
+from mtmc_lsp.search.store import Store
+from mtmc_lsp.source.targets import find_target, find_targets
+
+HOOK = Path(mtmc_lsp.capture.__file__).parent / "hook"
+SHELL_SIGNAL = 128
+"""Added to a signal's number, as shells do, where the command was ended by one."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What came of a recorded command."""
+
+    command: tuple[str, ...]
+    exit_code: int
+    """The command's, 128 and the signal's number where a signal ended it."""
+    targets: tuple[RecordedTarget, ...]
+    """The most called first."""
+    python_seen: bool
+    """Whether any Python process of the command had the recorder in it."""
+
+
+def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, quiet: bool = False) -> Recording:
+    """Run a command to its end, and note how the project's functions are called with tensors.
+
+    Args:
+        command: program and arguments.
+        folder: where it runs; the project that holds it is the one whose functions are noted.
+        specs: ``FILE::NAME`` of the only targets to note; by default all are.
+        quiet: whether the command's standard output goes to standard error, so that ours stays clean.
+
+    Raises:
+        RequestError: there is no such command, or no such target.
+    """
+    root = project_root(folder / "any.py")
+    wanted = _wanted(specs)
+    # A process that outlives the command may write while the folder goes.
+    with tempfile.TemporaryDirectory(prefix="mtmc-record-", ignore_cleanup_errors=True) as out:
+        settings = {"root": str(root), "out": out, "targets": wanted}
+        code = _run(command, folder, {**_environment(), "MTMC_RECORD": json.dumps(settings)}, quiet)
+        files = sorted(Path(out).glob("*.json"))
+        notes = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    targets = _known(merged(notes))
+    for place in {project_root(Path(target.path)) for target in targets}:
+        # Opening the store makes the folder, which keeps itself out of version control.
+        with Store(place / ".mtmc") as store:
+            own = [target for target in targets if project_root(Path(target.path)) == place]
+            keep_records(store.folder / RECORDS, own)
+    return Recording(tuple(command), code, tuple(targets), bool(files))
+
+
+def _wanted(specs: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for spec in specs:
+        file, separator, name = spec.partition("::")
+        path = Path(file).resolve()
+        if not separator or not name:
+            raise RequestError(f"cannot read {spec!r}", remedy="Write --target FILE::NAME.")
+        if not path.is_file():
+            raise RequestError("no such file", where=Location(file), remedy="Check the path.")
+        target = find_target(path.read_bytes(), str(path), name)
+        called = f"{target.qualname}.forward" if target.kind is TargetKind.MODULE else target.qualname
+        found.setdefault(str(path), []).append(called)
+    return found
+
+
+def _environment() -> dict[str, str]:
+    own = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{HOOK}{os.pathsep}{own}" if own else str(HOOK)}
+
+
+def _run(command: Sequence[str], folder: Path, environment: dict[str, str], quiet: bool) -> int:
+    try:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=sys.stderr if quiet else None)
+    except OSError as error:
+        raise RequestError(
+            f"cannot start {command[0]}: {error.strerror}", remedy="Write mtmc record -- python your_program.py."
+        ) from None
+    while True:
+        try:
+            code = process.wait()
+            return code if code >= 0 else SHELL_SIGNAL - code
+        except KeyboardInterrupt:
+            # The terminal interrupts the command too. How it ends is up to it, and its notes are kept.
+            continue
+
+
+def _known(targets: Sequence[RecordedTarget]) -> list[RecordedTarget]:
+    """Those that can be optimised: a file may hold what looks like a target to the recorder alone."""
+    offered: dict[str, set[str]] = {}
+    for target in targets:
+        if target.path not in offered:
+            text = Path(target.path).read_bytes()
+            offered[target.path] = {item.qualname for item in find_targets(text, target.path)}
+    return [target for target in targets if target.qualname in offered[target.path]]

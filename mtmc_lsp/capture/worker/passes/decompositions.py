@@ -1,0 +1,113 @@
+"""Operations that the graph shows as the smaller ones they are made of. Runs in workers.
+
+Eager code runs most of these as several kernels anyway; taken apart, each part can join the kernels around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.worker.passes.einsum import einsum_by
+
+BY_TORCH = frozenset(
+    "einsum tensordot outer kron dot vdot inner chain_matmul linalg_multi_dot bilinear addr trace "
+    "cosine_similarity cosine_embedding_loss triplet_margin_loss hinge_embedding_loss margin_ranking_loss "
+    "poisson_nll_loss soft_margin_loss pairwise_distance cdist "
+    "broadcast_tensors tile repeat_interleave meshgrid pixel_shuffle pixel_unshuffle channel_shuffle rot90 diff take_along_dim "
+    "hstack vstack dstack column_stack fliplr flipud one_hot "
+    "nansum count_nonzero std_mean isclose prelu glu logit frac logaddexp logaddexp2 heaviside xlogy deg2rad rad2deg sinc "
+    "special_entr special_xlog1py linspace eye "
+    "trapezoid cumulative_trapezoid linalg_norm linalg_matrix_norm nanmean aminmax block_diag "
+    "gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell multi_margin_loss".split()
+)
+"""Operations that PyTorch itself knows how to take apart."""
+
+NONE, MEAN, SUM = 0, 1, 2
+"""ATen's numbers for how a loss is reduced."""
+
+
+@lru_cache(maxsize=1)
+def expansions() -> dict[Any, Callable[..., Any]]:
+    """What each operation that is taken apart becomes."""
+    known = torch.export.default_decompositions()
+    table = {op: part for op, part in known.items() if str(op).split(".")[1] in BY_TORCH and "out" not in str(op)}
+    aten = torch.ops.aten
+    table[aten.cross_entropy_loss.default] = _cross_entropy
+    table[aten.nll_loss_nd.default] = _nll
+    if aten.einsum.default in table:
+        table[aten.einsum.default] = einsum_by(table[aten.einsum.default])
+    table[aten.dist.default] = _dist
+    table[aten.addmv.default] = _addmv
+    table[aten.addbmm.default] = _addbmm
+    return table
+
+
+def _dist(x: torch.Tensor, y: torch.Tensor, p: float = 2) -> torch.Tensor:
+    return torch.linalg.vector_norm(x - y, p)
+
+
+def _addmv(addend: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return _with_addend(addend, matrix @ vector, beta, alpha)
+
+
+def _addbmm(addend: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """The products of a batch added up are one product over the batch and what each sums over."""
+    rows, columns = left.shape[1], right.shape[2]
+    return _with_addend(addend, left.permute(1, 0, 2).reshape(rows, -1) @ right.reshape(-1, columns), beta, alpha)
+
+
+def _with_addend(addend: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
+    """``beta * addend + alpha * product``; what is in an addend that counts 0 times is not looked at."""
+    return alpha * product if beta == 0 else beta * addend + alpha * product
+
+
+def _cross_entropy(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: Any = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Each sample's loss, then its sum or mean: the one is a reduction of rows, the other of what they give."""
+    if reduction == NONE:
+        return NotImplemented
+    each = torch.ops.aten.cross_entropy_loss.default(x, target, weight, NONE, ignore_index, label_smoothing)
+    if reduction == SUM:
+        return each.sum()
+    if target.dtype == x.dtype:
+        return each.sum() / each.numel()
+    return each.sum() / _counted(target, weight, ignore_index, x.dtype)
+
+
+def _nll(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: Any = -100,
+) -> torch.Tensor:
+    """A look-up for each sample, then the sum or mean."""
+    dim = 1 if x.dim() > 1 else 0
+    kept = target != ignore_index
+    safe = torch.where(kept, target, 0)
+    each = -torch.gather(x, dim, safe.unsqueeze(dim)).squeeze(dim)
+    if weight is not None:
+        each = each * torch.index_select(weight, 0, safe.reshape(-1)).reshape(safe.shape)
+    each = torch.where(kept, each, 0.0)
+    if reduction == NONE:
+        return each
+    return each.sum() if reduction == SUM else each.sum() / _counted(target, weight, ignore_index, x.dtype)
+
+
+def _counted(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: Any, dtype: torch.dtype) -> torch.Tensor:
+    """The weight of all samples that count."""
+    kept = target != ignore_index
+    if weight is None:
+        return kept.sum().to(dtype)
+    own = torch.index_select(weight, 0, torch.where(kept, target, 0).reshape(-1)).reshape(target.shape)
+    return torch.where(kept, own, 0.0).sum()

@@ -1,0 +1,56 @@
+"""Import the user's file as it imports for the user: package-relative imports, sibling modules, project root."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import linecache
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+from mtmc_lsp.capture.module_paths import module_name, package_of, project_root
+from mtmc_lsp.process.worker_process import SCRATCH
+
+
+def load_user_module(
+    path: str, source: str | None = None, as_name: str | None = None, *, in_place: bool = False
+) -> ModuleType:
+    """Run the file (or another text in its place) as a module, never as ``__main__``.
+
+    Args:
+        path: the user's file; relative imports and ``__file__`` are as for it.
+        source: text to run instead; it is put into a real file, because Triton reads a kernel's source back.
+        as_name: name in ``sys.modules``; the file's own name by default.
+        in_place: whether the text stands for the file itself: what it raises names the user's file. At most one text of a
+            file can do so in a process.
+    """
+    file = Path(path).resolve()
+    package, folder = package_of(file)
+    for entry in (str(project_root(file)), str(folder)):
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+    if package:
+        importlib.import_module(package)
+    name = as_name or module_name(file)
+    location = file
+    if source is not None and source.encode() == file.read_bytes():
+        source = None
+    if source is not None and not in_place:
+        location = Path(tempfile.mkdtemp(prefix="mtmc-", dir=os.environ.get(SCRATCH))) / file.name
+        location.write_bytes(source.encode("utf-8"))
+    spec = importlib.util.spec_from_file_location(name, location)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = str(file)
+    module.__package__ = package
+    sys.modules[name] = module
+    if source is not None and in_place:
+        # Without a time of change it is never read anew, and Triton finds the text of kernels in it.
+        linecache.cache[str(file)] = (len(source), None, source.splitlines(keepends=True), str(file))
+        exec(compile(source.encode(), str(file), "exec", dont_inherit=True), module.__dict__)
+    else:
+        spec.loader.exec_module(module)
+    return module

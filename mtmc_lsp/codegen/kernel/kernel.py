@@ -1,0 +1,127 @@
+"""A finished kernel: its source and how the launcher calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mtmc_lsp.codegen.kernel.parameters import Parameters
+from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.sizes import Size
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A buffer that one kernel of a region writes for the next."""
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One ``@triton.jit`` function."""
+
+    name: str
+    source: str
+    """From the decorator to the last line, newline at the end."""
+    tensors: tuple[tuple[str, str], ...]
+    """``(parameter, primitive)`` for each pointer that is read; the primitive is ``seed`` for the random seed."""
+    outputs: tuple[tuple[str, Ref], ...]
+    """``(parameter, graph value)`` for each pointer that is written."""
+    sizes: tuple[tuple[str, Size], ...]
+    """``(parameter, size)``; constant ones are ``tl.constexpr``, and so are ``static`` ones."""
+    constexprs: Mapping[str, int | bool | str]
+    grid: tuple[str, ...]
+    """Python over the launcher's names, one entry per grid dimension."""
+    grid_sizes: Mapping[str, Size]
+    """Names that the grid speaks of, such as ``n_rows``, and the sizes they stand for."""
+    num_warps: int
+    num_stages: int
+    dynamic: Mapping[str, str] = field(default_factory=dict)
+    """Constexpr parameters that the launcher computes: name to Python, such as ``triton.next_power_of_2(n_cols)``."""
+    limits: tuple[str, ...] = ()
+    """Conditions over named sizes that the guard must check for this kernel."""
+    scratch_written: tuple[tuple[str, Scratch], ...] = ()
+    scratch_read: tuple[tuple[str, Scratch], ...] = ()
+    described: tuple[str, ...] = ()
+    """Primitives in memory that tensor descriptors are made of, so that the guard must ask where they begin."""
+    static: frozenset[str] = frozenset()
+    """Parameters whose sizes the compiler is told."""
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    """Parameters behind the sizes whose values the launcher works out: name to Python over ``grid_sizes`` and earlier ones."""
+    functions: Mapping[str, str] = field(default_factory=dict)
+    """Functions of its own that it calls: name to source."""
+
+    def passed_as_constant(self, parameter: str, size: Size) -> bool:
+        """Whether a size is a ``tl.constexpr``."""
+        return size.is_constant or parameter in self.static
+
+
+def assemble(
+    name: str,
+    parameters: Parameters,
+    constexprs: Mapping[str, int | bool | str],
+    docstring: str,
+    body: list[str],
+    *,
+    grid: tuple[str, ...],
+    grid_sizes: Mapping[str, Size],
+    num_warps: int,
+    num_stages: int,
+    dynamic: Mapping[str, str] | None = None,
+    limits: tuple[str, ...] = (),
+    scratch_written: tuple[tuple[str, Scratch], ...] = (),
+    scratch_read: tuple[tuple[str, Scratch], ...] = (),
+    described: tuple[str, ...] = (),
+) -> Kernel:
+    """Put header, docstring and body together; parameters come in the order pointers, outputs, sizes, constexprs."""
+    tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
+    outputs = tuple((pointer, ref) for ref, pointer in parameters.outputs.items())
+    sizes = tuple(parameters.used_sizes.items())
+    fixed = [n for n, size in sizes if parameters.is_static(size)]
+    plain = [n for n, _ in sizes if n not in fixed]
+    header = [p for group in (tensors, scratch_read, outputs, scratch_written) for p, _ in group] + plain
+    header += [f"{n}: tl.constexpr" for n in (*fixed, *constexprs, *(dynamic or {}))]
+    ordered = tuple((n, dict(sizes)[n]) for n in (*plain, *fixed))
+    return Kernel(
+        name=name,
+        source=kernel_source(name, header, docstring, body),
+        tensors=tensors,
+        outputs=outputs,
+        sizes=ordered,
+        constexprs=constexprs,
+        grid=grid,
+        grid_sizes=grid_sizes,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        dynamic=dynamic or {},
+        limits=limits,
+        scratch_written=scratch_written,
+        scratch_read=scratch_read,
+        described=described,
+        static=frozenset(n for n in fixed if not dict(sizes)[n].is_constant),
+    )
+
+
+def kernel_source(name: str, header: list[str], docstring: str, body: list[str], varying: Sequence[str] = ()) -> str:
+    """The text of a kernel; it is compiled once for all values of the ``varying`` parameters."""
+    decorator = f"@triton.jit(do_not_specialize={list(varying)})".replace("'", '"') if varying else "@triton.jit"
+    lines = [decorator, *_signature(name, header), *_docstring(docstring)]
+    lines += [f"    {line}" if line else "" for line in body]
+    return "\n".join(lines) + "\n"
+
+
+def _signature(name: str, header: list[str]) -> list[str]:
+    one_line = f"def {name}({', '.join(header)}):"
+    if len(one_line) <= 100:
+        return [one_line]
+    return [f"def {name}(", *(f"    {item}," for item in header), "):"]
+
+
+def _docstring(text: str) -> list[str]:
+    lines = text.split("\n")
+    if len(lines) == 1:
+        return [f'    """{lines[0]}"""']
+    return [f'    """{lines[0]}', *(f"    {line}" if line else "" for line in lines[1:]), '    """']

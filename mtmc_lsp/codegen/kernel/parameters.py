@@ -1,0 +1,119 @@
+"""A kernel's parameters: pointers, and sizes by names of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, SUM, UNARY, Code
+from mtmc_lsp.codegen.module.guard import size_text
+from mtmc_lsp.codegen.module.naming import RESERVED, Names, identifier, value_name
+from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim
+
+
+class Parameters:
+    """A kernel's parameters, in the order in which they are first needed."""
+
+    def __init__(self, ir: KernelIR, buffers: Mapping[str, TensorType], reserved: frozenset[str] = RESERVED) -> None:
+        """Start with no parameters.
+
+        Args:
+            program: what the kernel is a part of.
+            buffers: the type of every primitive that lies in memory.
+            reserved: names that the kernel uses for itself.
+        """
+        self.ir = ir
+        self.buffers = buffers
+        self.names = Names(reserved)
+        self.tensors: dict[str, str] = {}
+        """Primitive (or ``seed``) to the pointer's name."""
+        self.outputs: dict[Ref, str] = {}
+        self.sizes: dict[Size, str] = {}
+        """Sizes with a name of their own, such as ``n_cols``."""
+        self._symbols: dict[str, str] = {}
+        """Named size of the user's to the parameter that carries it."""
+        self.used_sizes: dict[str, Size] = {}
+        """Parameter name to the size it carries."""
+        self.static_symbols: frozenset[str] = frozenset()
+        """Symbols whose sizes the compiler is told: a kernel for each value."""
+        self.wide = False
+        """Whether offsets, and so sums of sizes, may pass 32 bits: the launcher works such sums out."""
+
+    def is_static(self, size: Size) -> bool:
+        """Whether the compiler knows a size: a number, or one of symbols whose values it is told."""
+        return self.static_symbols.issuperset(size.symbols())
+
+    def tensor(self, name: str) -> str:
+        """The pointer to the primitive's buffer."""
+        if name not in self.tensors:
+            prim = self.ir.prims[name]
+            self.tensors[name] = self.names.unique(f"{value_name(self.ir, self.ref(prim))}_ptr")
+        return self.tensors[name]
+
+    def output(self, ref: Ref) -> str:
+        """The pointer to an output's buffer."""
+        if ref not in self.outputs:
+            self.outputs[ref] = self.names.unique(f"{value_name(self.ir, ref)}_ptr")
+        return self.outputs[ref]
+
+    def ref(self, prim: Prim) -> Ref:
+        """The graph value that a primitive is."""
+        for (name, index), own in self.ir.values.items():
+            if own == prim.name:
+                return Ref(name, index)
+        raise CannotCode(f"{prim.origin} is computed in part only")
+
+    def name_size(self, size: Size, name: str) -> str:
+        """Give a size its own parameter name."""
+        if size not in self.sizes:
+            self.sizes[size] = self.names.unique(name) if name not in ("n_rows", "n_cols", "n_outer") else name
+        return self.sizes[size]
+
+    def size(self, size: Size) -> Code:
+        """A size as an expression over parameters and numbers."""
+        if size in self.sizes:
+            self.used_sizes[self.sizes[size]] = size
+            return Code(self.sizes[size], "int64")
+        if size.is_constant:
+            return Code(str(size.constant), "int64")
+        factors, rest = self._named_factors(size)
+        if factors and rest.is_constant:
+            for name in factors:
+                self.used_sizes[name] = next(known for known, own in self.sizes.items() if own == name)
+            head = [] if rest == ONE else [str(rest.constant)]
+            return Code(" * ".join([*head, *factors]), "int64", precedence=PRODUCT)
+        several = len(size.terms) > 1
+        if several and self.wide:
+            self.name_size(size, "reach")
+            return self.size(size)
+        text = size_text(size, {symbol: self._symbol(symbol) for symbol in size.symbols()})
+        return Code(text, "int64", precedence=SUM if several else (PRODUCT if "*" in text else ATOM))
+
+    def _symbol(self, symbol: str) -> str:
+        """The parameter of a named size of the user's, which may be called as the kernel calls another: ``N``, or ``rows``."""
+        size = Size.symbol(symbol)
+        if size not in self.sizes and symbol not in self._symbols:
+            self._symbols[symbol] = self.names.unique(symbol)
+        name = self.sizes.get(size) or self._symbols[symbol]
+        self.used_sizes[name] = size
+        return name
+
+    def divisor(self, size: Size) -> str:
+        """A size to divide by: a product of sizes, which may pass 32 bits, is worked out by the launcher."""
+        if not size.is_constant and not size.is_symbol and size not in self.sizes:
+            several = [
+                [*factors, *([str(coefficient)] if coefficient != 1 else [])] for factors, coefficient in size.terms
+            ]
+            self.name_size(size, identifier("_".join(several[0])) if len(several) == 1 else "count")
+        return self.size(size).at(UNARY)
+
+    def _named_factors(self, size: Size) -> tuple[list[str], Size]:
+        """The named sizes whose product ``size`` is, and what is left."""
+        found: list[str] = []
+        for known, name in sorted(self.sizes.items(), key=lambda item: -len(str(item[0]))):
+            while not known.is_constant and (rest := size.divide_exactly(known)) is not None:
+                found.append(name)
+                size = rest
+        return found, size

@@ -1,0 +1,444 @@
+"""Matrix-product kernels: elementwise work on the operands as they are read and on the result before it is written.
+
+Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32``, and those of
+:mod:`mtmc_lsp.codegen.matmul.split_precision`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mtmc_lsp.codegen.kernel.axis_groups import Mask
+from mtmc_lsp.codegen.kernel.expressions import Expressions
+from mtmc_lsp.codegen.kernel.index import Index
+from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
+from mtmc_lsp.codegen.kernel.parameters import Parameters
+from mtmc_lsp.codegen.kernel.persistence import one_tile_after_another, parted
+from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text
+from mtmc_lsp.codegen.matmul.descriptors import Described, described, loaded, made
+from mtmc_lsp.codegen.matmul.k_loops import Walk
+from mtmc_lsp.codegen.matmul.operands import (
+    ProductAxes,
+    Tile,
+    int32_limit,
+    mask_needed,
+    operand_accesses,
+    tile_of_program,
+    widened,
+)
+from mtmc_lsp.codegen.matmul.split_operands import Halves, write_both_splits
+from mtmc_lsp.codegen.matmul.split_precision import piece_blocks, promoted_sum, split_as_read, told_by_call, walk_halves
+from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
+from mtmc_lsp.core.dtypes import compute_dtype, is_half
+from mtmc_lsp.core.graph import Ref, TensorType
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.ir.axes import Axis
+from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, PrimOp, is_of_halves
+from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.schedule.matmul_configs import PROMOTED, SPLIT_BEFORE
+from mtmc_lsp.schedule.split_on_load import BOTH, LEAST_SPLIT_ROWS, ONCE
+
+Config = Mapping[str, "int | str | bool"]
+Finish = Callable[
+    [ProductAxes, Mapping[str, TensorType], Config, "list[Halves] | None", str, str],
+    list[Kernel],
+]
+"""Renders a product whose operands are prepared."""
+
+
+def write_product_kernels(
+    ir: KernelIR,
+    region: Region,
+    buffers: Mapping[str, TensorType],
+    config: Config,
+    name: str,
+    docstring: str,
+    finished: Finish,
+) -> list[Kernel]:
+    """Render a matmul region: the product's kernel, after those that split its operands where the precision asks for it.
+
+    Args:
+        finished: renders the product itself, once its operands are prepared: :func:`whole_product`, or in parts along K.
+
+    Raises:
+        CannotCode: something in it has no Triton form.
+    """
+    axes = ProductAxes(ir, region)
+    if config.get("precision") == PROMOTED and ONCE not in config and not is_of_halves(axes.prim):
+        raise CannotCode(f"{PROMOTED} is for operands that are split as they are read, or given as halves")
+    if config.get("precision") not in SPLIT_BEFORE:
+        return finished(axes, buffers, config, None, name, docstring)
+    names = [operand_name(ir, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
+    if names[0] == names[1]:
+        names = [f"{names[0]}_left", f"{names[0]}_right"]
+    halves = [Halves.of(axes, side, names[side], int(config["block_k"])) for side in (0, 1)]
+    split = write_both_splits(axes, buffers, halves, f"{name}_split")
+    return split + finished(axes, buffers, config, halves, name, docstring)
+
+
+def whole_product(
+    axes: ProductAxes,
+    buffers: Mapping[str, TensorType],
+    config: Config,
+    halves: list[Halves] | None,
+    name: str,
+    docstring: str,
+) -> list[Kernel]:
+    """One program per tile of the product (or one tile after another, where it is persistent)."""
+    return [ProductWriter(axes, buffers, config, halves).kernel(name, docstring)]
+
+
+def operand_name(ir: KernelIR, region: Region, prim: str) -> str:
+    """The user's name of an operand that is read as it lies in memory."""
+    while prim not in region.inputs:
+        inner = ir.prims[prim]
+        if inner.op not in VIEW_OPS:
+            return ""
+        prim = inner.inputs[0]
+    for item in ir.graph.inputs:
+        if ir.values[item.name, 0] == prim:
+            return item.name
+    return ""
+
+
+class ProductWriter:
+    """Writes the kernel of the product itself."""
+
+    def __init__(
+        self,
+        axes: ProductAxes,
+        buffers: Mapping[str, TensorType],
+        config: Config,
+        halves: list[Halves] | None,
+    ) -> None:
+        self.axes = axes
+        self.buffers = buffers
+        self.config = config
+        self.halves = halves
+        self.wide = axes.are_wide(self._offsets())
+        """Whether offsets inside one matrix take 64 bits."""
+        self.many = axes.are_wide(self._numbers())
+        """Whether the numbers of rows or columns do."""
+        self.parameters = Parameters(axes.ir, buffers, self._reserved)
+        self.parameters.wide = self.wide
+        if axes.taps:
+            # Only of channels whose number it knows can the compiler see that neighbours along K are neighbours in memory.
+            self.parameters.static_symbols = frozenset(axes.sizes["K"].symbols())
+        self.lines: list[str] = []
+        for name, size in axes.sizes.items():
+            self.parameters.name_size(size, name)
+        self.scratch = (
+            [self.parameters.names.unique(f"{half.values.name}_ptr") for half in halves] if halves is not None else []
+        )
+
+        self.tiles = self._tiles()
+        """Sides whose operands' tiles the hardware moves."""
+        self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in halves or []]
+
+    def _tiles(self) -> dict[int, Described]:
+        if not self.config.get("tma") or self.halves is not None or self.many or self.axes.taps:
+            return {}
+        found = {side: described(self.axes, self.buffers, side) for side in range(len(self.axes.prim.inputs))}
+        return {side: operand for side, operand in found.items() if operand is not None}
+
+    _sum_shape = "[BLOCK_M, BLOCK_N]"
+    _walk = Walk()
+    _reserved = PRODUCT_NAMES
+
+    @property
+    def _sum_dtype(self) -> str:
+        return compute_dtype(self.axes.prim.dtype)
+
+    def _size(self, name: str) -> str:
+        return self.parameters.size(self.axes.sizes[name]).text
+
+    def kernel(self, name: str, docstring: str) -> Kernel:
+        """The finished kernel."""
+        self._body()
+        blocks = self._blocks()
+        sizes = {"n_m": self.axes.sizes["M"], "n_n": self.axes.sizes["N"]}
+        dynamic: dict[str, str] = {}
+        if self.halves:
+            sizes["k_pad"] = self.halves[0].k_pad
+            if self.config["precision"] in SPLIT_BEFORE:
+                dynamic = told_by_call(self.axes, self.halves[0], self.config)
+        if self.axes.batch:
+            sizes["n_batch"] = self.axes.n_batch
+        return assemble(
+            name,
+            self.parameters,
+            blocks,
+            docstring,
+            self.lines,
+            grid=self._grid(blocks),
+            grid_sizes=sizes,
+            num_warps=int(self.config["warps"]),
+            num_stages=int(self.config["stages"]),
+            dynamic=dynamic,
+            limits=self._limits(),
+            scratch_read=self._scratch_read(),
+            scratch_written=self._scratch_written(),
+            described=tuple(operand.prim for operand in self.tiles.values()),
+        )
+
+    def _body(self) -> None:
+        """Write all statements."""
+        self._program_order()
+        self._product()
+        if self.config.get("persist"):
+            self.lines = one_tile_after_another(self.lines)
+
+    def _product(self) -> None:
+        """What is done with the tile at ``m`` and ``n``."""
+        self.lines.append(f"acc = tl.zeros({self._sum_shape}, {TRITON_DTYPES[self._sum_dtype]})")
+        if self.halves is not None:
+            self._loop_over_halves()
+        else:
+            self._loop()
+        self._finish()
+
+    def _grid(self, blocks: Mapping[str, int]) -> tuple[str, ...]:
+        """Tiles and batch, and what a subclass has behind them."""
+        tiles = f"{blocks_text('n_m', blocks['BLOCK_M'])} * ({blocks_text('n_n', blocks['BLOCK_N'])})"
+        if self.config.get("persist"):
+            tiles = f"min({self.config['persist']}, {tiles})"
+        return (tiles, *(["n_batch"] if self.axes.batch else []), *self._more_grid())
+
+    def _blocks(self) -> dict[str, int]:
+        blocks = {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
+        if self.halves is None or self.config.get("precision") not in SPLIT_BEFORE:
+            return blocks
+        return {**blocks, **piece_blocks(self.halves[0], self.config)}
+
+    def _more_grid(self) -> tuple[str, ...]:
+        """Grid dimensions behind those of tiles and batch."""
+        return ()
+
+    def _scratch_written(self) -> tuple[tuple[str, Scratch], ...]:
+        return ()
+
+    def _finish(self) -> None:
+        """What is done with the sums in ``acc``."""
+        self._unscale()
+        self._epilogue()
+
+    def _unscale(self) -> None:
+        """Undo the scaling of split operands."""
+        if self.halves is None:
+            return
+        for half, scale in zip(self.halves, self.scales, strict=True):
+            row, is_row = "mn"[half.side], half.side == 0
+            batch = f"batch * {self._size(row.upper())} + " if self.axes.batch else ""
+            mask = f", mask={row}_mask, other=0.0" if self._mask(row, rows=is_row) else ""
+            self.lines.append(f"acc *= tl.load({scale} + {batch}{row}{mask})")
+
+    def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
+        halves = self.halves or []
+        values = tuple((pointer, half.values) for pointer, half in zip(self.scratch, halves, strict=True))
+        return values + tuple((pointer, half.scale) for pointer, half in zip(self.scales, halves, strict=True))
+
+    def _limits(self) -> tuple[str, ...]:
+        """What must hold for other sizes: offsets that are 32-bit fit into them."""
+        m = self.axes.sizes["M"]
+        narrow = () if self.many else (self._numbers() if self.wide else self._offsets())
+        limits = [int32_limit(size) for size in narrow if not size.is_constant]
+        limits += [condition for operand in self.tiles.values() for condition in operand.conditions]
+        if self.halves is not None:
+            # Splitting pays where each half is used many times; with few rows the library's product is also more exact.
+            limits += [f"{m} >= {LEAST_SPLIT_ROWS}"] if not m.is_constant else []
+        return tuple(limits)
+
+    def _numbers(self) -> tuple[Size, ...]:
+        """What the numbers of rows and columns stay below, those in the last block included that are not there."""
+        return (self.axes.sizes["M"] * 2, self.axes.sizes["N"] * 2)
+
+    def _offsets(self) -> tuple[Size, ...]:
+        """What offsets inside one matrix, or into any tensor that windows read or write, stay below."""
+        m, n, k = (self.axes.sizes[name] for name in "MNK")
+        return self._accessed() if self.axes.taps else (m * k, n * k, m * n)
+
+    def _accessed(self) -> tuple[Size, ...]:
+        """Elements of every tensor that is read or written: of a window more is computed than lies in memory."""
+        graph, region = self.axes.ir.graph, self.axes.region
+        types = [*(self.buffers[name] for name in region.inputs), *(graph.type_of(ref) for ref in region.outputs)]
+        return tuple(dict.fromkeys(kind.numel for kind in types))
+
+    def _program_order(self) -> None:
+        m, n = self._size("M"), self._size("N")
+        self.lines += [
+            "# Programs that share operands run near each other, so the operands stay in the L2 cache.",
+            f"pid = {widened('tl.program_id(0)', wide=self.many)}",
+            f"blocks_m = tl.cdiv({m}, BLOCK_M)",
+            f"blocks_n = tl.cdiv({n}, BLOCK_N)",
+            *tile_of_program("BLOCK_M", "BLOCK_N"),
+            "m = (m_start + tl.arange(0, BLOCK_M))[:, None]",
+            "n = (n_start + tl.arange(0, BLOCK_N))[None, :]",
+        ]
+        if self.axes.batch:
+            self.lines.append("batch = tl.program_id(1).to(tl.int64)")
+        self._masks()
+
+    def _masks(self) -> None:
+        """Name the conditions under which rows and columns are there."""
+        for name in "mn":
+            if self._sticks_out(name):
+                self.lines.append(f"{name}_mask = {name} < {self._size(name.upper())}")
+
+    def _sticks_out(self, name: str) -> bool:
+        """Whether rows (or columns) of some tile are not there."""
+        return mask_needed(self.axes.sizes[name.upper()], int(self.config[f"block_{name}"]))
+
+    def _mask(self, name: str, *, rows: bool) -> list[Mask]:
+        return [Mask(f"{name}_mask", rows, not rows)] if self._sticks_out(name) else []
+
+    def _loop(self) -> None:
+        """One block of K after the other, operands read (and computed) in place."""
+        operand = self.axes.ir.prims[self.axes.prim.inputs[0]]
+        taps = self.axes.taps if self.config.get("taps") else ()
+        axes = self.axes.k[len(taps) :]
+        depth = product([axis.size for axis in axes])
+        k_size = self.parameters.size(depth).text
+        body: list[str] = []
+        masked = mask_needed(depth, int(self.config["block_k"]))
+        k_row, k_column = "k[None, :]", "k[:, None]"
+        inside_a, inside_b = (f"({at} < {k_size})" if masked else "" for at in (k_row, k_column))
+        masks_a, masks_b = self._mask("m", rows=True), self._mask("n", rows=False)
+        if masked:
+            masks_a = [*masks_a, Mask(inside_a, False, True)]
+            masks_b = [Mask(inside_b, True, False), *masks_b]
+        operands = [
+            self._described(side, self.tiles[side], body)
+            if side in self.tiles
+            else self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, taps, inside_b)
+            if side % 2
+            else self._operand(side, (self.axes.m, "m"), (axes, k_row), masks_a, body, taps, inside_a)
+            for side in range(len(self.axes.prim.inputs))
+        ]
+        a, b = operands[:2]
+        if is_of_halves(self.axes.prim):
+            dots = promoted_sum((operands[2], a), (operands[3], b))
+        elif self.config.get(ONCE) == BOTH:
+            dots = split_as_read(self.parameters.names, a, b)
+        elif is_half(operand.dtype) or operand.dtype == "float64":
+            dots = [f"acc = tl.dot({a}, {b}, acc)"]
+        elif self.config["precision"] == "tf32":
+            dots = [f'acc = tl.dot(_tf32({a}), _tf32({b}), acc, input_precision="tf32")']
+        else:
+            dots = [f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config["precision"]}")']
+        if taps:
+            n_taps = self.parameters.size(product([axis.size for axis in taps])).text
+            self.lines += [
+                "# A block of K is a block of channels at one place of the window.",
+                f"blocks_k = tl.cdiv({k_size}, BLOCK_K)",
+            ]
+            head = f"for step in {self._walk.steps(f'{n_taps} * blocks_k')}:"
+            first = [
+                f"tap = {widened('step // blocks_k', wide=self.wide)}",
+                "k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)",
+            ]
+        else:
+            head = f"for start in {self._walk.places(k_size)}:"
+            first = ["k = start + tl.arange(0, BLOCK_K)"] if len(self.tiles) < len(operands) else []
+        before, inside = parted([*body, *dots], {"tap", "k", "start"})
+        self.lines += [*before, head, *(f"    {line}" for line in [*first, *inside])]
+
+    def _described(self, side: int, operand: Described, body: list[str]) -> str:
+        """Write the load of an operand's tile by its descriptor, which is made before the loop; the name that holds it."""
+        rows, size = "mn"[side], "MN"[side]
+        pointer = self.parameters.tensor(operand.prim)
+        if self.axes.batch:
+            pointer += f" + batch * {self.parameters.size(operand.batch_stride).at(PRODUCT)}"
+        name = pointer.partition("_ptr")[0]
+        tiles, tile = self.parameters.names.unique(f"{name}_tiles"), self.parameters.names.unique(name)
+        made_of = (self.axes.sizes[size], self.axes.sizes["K"])
+        self.lines.append(f"{tiles} = {made(self.parameters, pointer, operand, *made_of, f'BLOCK_{size}')}")
+        body.append(f"{tile} = {loaded(tiles, operand, f'{rows}_start', side)}")
+        return tile
+
+    def _operand(
+        self,
+        side: int,
+        rows: tuple[tuple[Axis, ...], str],
+        cols: tuple[tuple[Axis, ...], str],
+        masks: list[Mask],
+        body: list[str],
+        taps: tuple[Axis, ...],
+        inside: str,
+    ) -> str:
+        plain = self.axes.is_plain(side)
+        tile = Tile(
+            self.axes,
+            self.parameters,
+            rows,
+            cols,
+            masks,
+            body,
+            scalar=(taps, "tap"),
+            widen=not plain,
+            accesses=operand_accesses(self.axes, self.buffers, side, taps),
+        )
+        name = self.axes.prim.inputs[side]
+        shape, summed = ("[BLOCK_K, BLOCK_N]", rows[0]) if side % 2 else ("[BLOCK_M, BLOCK_K]", cols[0])
+        value = self.axes.over_tile(side, tile.value(name), shape, summed, inside)
+        dtype = self.axes.ir.prims[name].dtype
+        return value.text if plain or not is_half(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
+
+    def _loop_over_halves(self) -> None:
+        assert self.halves is not None
+        left, right = self.halves
+        self.lines += walk_halves(self.axes, self.parameters, (left, right), self.scratch, self.config, self._walk)
+
+    def _epilogue(self) -> None:
+        masks = self._mask("m", rows=True) + self._mask("n", rows=False)
+        masks += self._cropped()
+        known = {self.axes.prim.name: Code("acc", self._sum_dtype, True, True)}
+        accesses: list[Index] = []
+        for final in (False, True):
+            lines: list[str] = self.lines if final else []
+            parameters = self.parameters if final else Parameters(self.axes.ir, self.buffers, PRODUCT_NAMES)
+            tile = Tile(
+                self.axes,
+                parameters,
+                (self.axes.m, "m"),
+                (self.axes.n, "n"),
+                masks,
+                lines,
+                known=known,
+                apart=not final,
+                accesses=accesses,
+            )
+            for ref in self.axes.region.outputs:
+                self._store(tile, parameters, ref, lines)
+            accesses = tile.expressions.accesses
+
+    def _cropped(self) -> list[Mask]:
+        """Conditions that leave out what a part of the product does not have."""
+        own = [self.axes.ir.prims[name] for name in self.axes.region.prims]
+        crops = [prim for prim in own if prim.op is PrimOp.CROP]
+        if not crops:
+            return []
+        tile = Tile(self.axes, self.parameters, (self.axes.m, "m"), (self.axes.n, "n"), [], self.lines, apart=True)
+        conditions: list[str] = []
+        for prim in crops:
+            source = self.axes.ir.prims[prim.inputs[0]]
+            for index, whole, size in zip(
+                tile.expressions.own_index(source.name), source.shape, prim.shape, strict=True
+            ):
+                if whole != size:
+                    conditions.append(f"({tile.expressions.index(index).text} < {self.parameters.size(size).text})")
+        self.lines.append(f"kept = {' & '.join(dict.fromkeys(conditions))}")
+        return [Mask("kept", True, True)]
+
+    def _store(self, tile: Tile, parameters: Parameters, ref: Ref, lines: list[str]) -> None:
+        prim = self.axes.ir.of(ref)
+        value = tile.value(prim.name)
+        at = tile.expressions.own_index(prim.name)
+        offset = tile.expressions.offset(self.axes.ir.graph.type_of(ref), at)
+        # Of a single row or column offsets do not speak; the tile has more, of which that one is stored.
+        if value.rows and not self.axes.m:
+            offset = Code(f"{offset.at(SUM)} + m", offset.dtype, True, offset.cols, SUM)
+        if value.cols and not self.axes.n:
+            offset = Code(f"{offset.at(SUM)} + n", offset.dtype, offset.rows, True, SUM)
+        mask = tile.expressions.mask_argument(offset, None)
+        lines.append(f"tl.store({Expressions.address(parameters.output(ref), offset)}, {value.text}{mask})")

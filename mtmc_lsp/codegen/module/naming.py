@@ -1,0 +1,88 @@
+"""Names in generated code, taken from the user's own variables and operations."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import unicodedata
+
+from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.ir.primitives import KernelIR
+
+RESERVED = frozenset(
+    "tl triton torch row rows group cols start first back offsets pid part parts piece outer PARTS grid "
+    "BLOCK ROWS n_rows n_cols n_outer row_mask col_mask seed_ptr range self".split()
+)
+"""Names that any kernel may use for itself."""
+
+NOUNS = {
+    "sum": "total", "max": "maximum", "min": "minimum", "abs": "magnitude", "pow": "power", "round": "rounded",
+    "all": "all_true", "any": "any_true",
+}  # fmt: skip
+"""Operations whose own names would hide Python's, and what a value of theirs is called."""
+
+PRODUCT_NAMES = RESERVED | frozenset(
+    "m n k m_mask n_mask k_mask batch acc blocks_m blocks_n first_m group_m step steps BLOCK_M BLOCK_N BLOCK_K GROUP_M "
+    "tap blocks_k kept largest factor inverse scaled high low place inside stored part apart PIECE ONE_PIECE DEPTH "
+    "m_start n_start".split()
+)
+"""Names that the kernels of a product use for themselves."""
+
+ATTENTION_NAMES = RESERVED | frozenset(
+    "m n m_mask n_mask EVEN_M EVEN_N batch head width scores logits weights shrink acc row_max row_total new_max "
+    "BLOCK_M BLOCK_N HEAD WIDTH first_query first_key end_key edge_key at_edge".split()
+)
+"""Names that an attention kernel uses for itself."""
+
+
+class Names:
+    """Hands out names that are unique in their scope."""
+
+    def __init__(self, taken: frozenset[str] = RESERVED) -> None:
+        self._taken = set(taken)
+        self._numbers: dict[str, int] = {}
+        """The last number behind each name that was asked for: all before it are taken."""
+
+    def unique(self, wanted: str) -> str:
+        """``wanted``, or with a number behind where it is taken."""
+        base = identifier(wanted)
+        name, number = base, self._numbers.get(base, 1)
+        while name in self._taken or keyword.iskeyword(name):
+            number += 1
+            name = f"{base}_{number}"
+        self._numbers[base] = number
+        self._taken.add(name)
+        return name
+
+
+def identifier(text: str) -> str:
+    """``text`` as a Python identifier of ASCII letters alone: Triton's compiler fails on any others."""
+    name = re.sub(r"\W+", "_", "".join(_in_ascii(letter) for letter in text)).strip("_")
+    return name if name and not name[0].isdigit() else f"v{name}"
+
+
+def _in_ascii(letter: str) -> str:
+    """The letter without its accents; where nothing is left, its name, as ``alpha``."""
+    if letter.isascii():
+        return letter
+    plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
+    return plain or unicodedata.name(letter, "_").rpartition(" ")[2].lower()
+
+
+def value_name(ir: KernelIR, ref: Ref) -> str:
+    """The user's name for a value where there is one, else one made of what it replaces or of the operation."""
+    for item in ir.graph.inputs:
+        if item.name == ref.name:
+            return item.name
+    node = ir.graph.node(ref.name)
+    if node.variable:
+        return node.variable if len(node.outputs) == 1 else f"{node.variable}_{ref.index}"
+    graph = ir.graph
+    if ref in graph.results:
+        return "out" if len(graph.results) == 1 else f"out_{graph.results.index(ref)}"
+    if ref in graph.outputs:
+        return f"new_{re.findall(r'[a-zA-Z_]+', graph.kept[graph.outputs.index(ref) - len(graph.results)])[-1]}"
+    if ref in ir.graph.replaced:
+        return f"new_{ir.graph.replaced[ref]}"
+    name = NOUNS.get(node.word, node.word)
+    return name if len(node.outputs) == 1 else f"{name}_{ref.index}"

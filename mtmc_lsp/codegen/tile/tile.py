@@ -1,0 +1,209 @@
+"""A tile of rows and columns: its loop variables, their masks, and the axes that run together as one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, taken_apart
+from mtmc_lsp.codegen.kernel.expressions import Expressions
+from mtmc_lsp.codegen.kernel.folds import folded
+from mtmc_lsp.codegen.kernel.index import Index
+from mtmc_lsp.codegen.kernel.parameters import Parameters
+from mtmc_lsp.codegen.kernel.snippets import Code
+from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.ir.axes import Axis
+from mtmc_lsp.ir.memory_order import across, column_axes, strided_columns
+from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
+from mtmc_lsp.ir.regions import Region, RegionKind
+from mtmc_lsp.schedule.column_tiles import next_power_of_two
+
+Config = Mapping[str, "int | str | bool"]
+
+
+def merge_axes(axes: Sequence[Axis], accesses: Sequence[Index]) -> list[list[Axis]]:
+    """Join each axis to its outer neighbour where every access steps over it as over one dense axis."""
+    groups: list[list[Axis]] = []
+    for axis in axes:
+        if groups and all(_dense(groups[-1][-1], axis, access) for access in accesses):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups
+
+
+def _dense(outer: Axis, inner: Axis, access: Index) -> bool:
+    steps = {variable.id: coefficient for variable, coefficient in access.terms if not variable.code}
+    zero = Size.of(0)
+    return steps.get(outer.id, zero) == steps.get(inner.id, zero) * inner.size
+
+
+class TileBase:
+    """One kernel's tiles of rows and columns, and the lines that are written over them."""
+
+    def __init__(
+        self,
+        ir: KernelIR,
+        region: Region,
+        buffers: Mapping[str, TensorType],
+        config: Config,
+        kept: list[list[Axis]],
+        reduced: list[list[Axis]],
+    ) -> None:
+        self.ir = ir
+        self.region = region
+        self.config = config
+        self.is_map = region.kind is RegionKind.MAP
+        self.wide_columns = False
+        """Whether column indices must be 64-bit."""
+        if self.is_map:
+            own = column_axes(ir, region)
+            kept, reduced = [g for g in kept if g[-1] not in own], [g for g in kept if g[-1] in own]
+        outer, kept = self._apart(kept)
+        self.outer_groups = outer
+        """Of a tile whose rows are neighbours in memory and its columns are not: the other axes, one place at a time."""
+        self.n_outer = product([axis.size for group in outer for axis in group])
+        self.n_rows = product([axis.size for group in kept for axis in group])
+        self.n_cols = product([axis.size for group in reduced for axis in group])
+        self.has_rows = bool(kept)
+        self.columns_first = self.is_map and self.has_rows and bool(reduced) and config.get("order") == "columns"
+        self.rows_per_program = int(config.get("rows", 1)) if self.has_rows else 1
+        self.block = int(config.get("block", 1024))
+        if self.is_map and not self.has_rows:
+            # All axes run as one, so the tile's rows and columns do too.
+            self.block *= int(config.get("rows", 1))
+        self.loop = bool(config.get("loop", False)) and not self.is_map and bool(reduced)
+        self.loop = self.loop or region.kind is RegionKind.SCAN
+        self.parameters = Parameters(ir, buffers)
+        self.lines: list[str] = []
+        self.body: list[str] | None = None
+        self.known: dict[str, Code] = {}
+        self.extremes: dict[str, str] = {}
+        """The variable that holds the value that an arg-reduction found."""
+        self.axis = 1 if self.rows_per_program > 1 else 0
+        self.row_groups, self.col_groups = kept, reduced
+        self.row_masked = self.rows_per_program > 1 and not _divides(self.rows_per_program, self.n_rows)
+        self.col_masked = self._columns_need_mask()
+        self.masks = [Mask("row_mask", True, False)] * self.row_masked + [
+            Mask("col_mask", False, True)
+        ] * self.col_masked
+        groups, flat = self._row_variables()
+        column_groups, flat_columns = self._column_variables()
+        self.tile = Expressions(
+            ir,
+            region,
+            self.parameters,
+            [*groups, *column_groups],
+            [*flat, *flat_columns],
+            self.masks,
+            self._emit,
+            self._provide,
+        )
+
+    @property
+    def accesses(self) -> list[Index]:
+        return self.tile.accesses
+
+    # Structure ---------------------------------------------------------------------------------------------------
+
+    def _apart(self, rows: list[list[Axis]]) -> tuple[list[list[Axis]], list[list[Axis]]]:
+        """The axes that are walked one place at a time, and those of the tile's rows."""
+        number = int(self.config.get("rows", 1))
+        if len(rows) < 2 or number == 1 or self.config.get("split"):
+            return [], rows
+        if self.is_map:
+            turned = across(self.ir, self.region)
+            own = next((group for group in rows if turned in group), None)
+        else:
+            # Neighbouring rows lie densest: they are those of the last group.
+            own = rows[-1] if strided_columns(self.ir, self.region) else None
+            size = product([axis.size for axis in own or ()]).value(self.ir.graph.sizes)
+            own = own if 2 * size > number else None
+        return ([group for group in rows if group is not own], [own]) if own is not None else ([], rows)
+
+    def _columns_need_mask(self) -> bool:
+        if not self.n_cols.is_constant and not (self.loop or self.is_map):
+            return True
+        return not _divides(self._static_block(), self.n_cols)
+
+    @property
+    def _fits_in_32_bits(self) -> bool:
+        return self.n_cols.value(self.ir.graph.sizes) < 2**31
+
+    def _static_block(self) -> int:
+        """Columns of a tile: all of them, rounded up to a power of two, where nothing loops."""
+        if self.loop or self.is_map:
+            return self.block
+        return next_power_of_two(self.n_cols.constant) if self.n_cols.is_constant else self.block
+
+    def _emit(self, text: str, cols: bool) -> None:
+        (self.body if cols and self.body is not None else self.lines).append(text)
+
+    def _row_variables(self) -> tuple[list[Group], list[Group]]:
+        """Set the row index (or vector of them); gives the variables taken out of it, and itself."""
+        if not self.has_rows:
+            return [], []
+        vector = self.rows_per_program > 1
+        name = "rows" if vector else "row"
+        text = f"tl.program_id({1 if self.columns_first else 0}).to(tl.int64)"
+        if self.outer_groups:
+            return self._rows_apart(text)
+        self.lines.append(f"{name} = {text} * ROWS + tl.arange(0, ROWS)[:, None]" if vector else f"{name} = {text}")
+        if self.row_masked:
+            self.lines.append(f"row_mask = {name} < {self.named_size(self.n_rows, 'n_rows')}")
+        whole = Group(tuple(axis for group in self.row_groups for axis in group), name, rows=vector)
+        return taken_apart(whole, self.row_groups, self.parameters.names, 0), [whole]
+
+    def _rows_apart(self, ir: str) -> tuple[list[Group], list[Group]]:
+        """A program's rows are neighbours along one axis: what lies dense there is read together, whatever its length."""
+        blocks = f"tl.cdiv({self.named_size(self.n_rows, 'n_rows')}, ROWS)"
+        self.lines.append(f"piece = {ir}")
+        self.lines.append(f"rows = piece % {blocks} * ROWS + tl.arange(0, ROWS)[:, None]")
+        self.lines.append(f"outer = piece // {blocks}")
+        if self.row_masked:
+            self.lines.append(f"row_mask = rows < {self.named_size(self.n_rows, 'n_rows')}")
+        others = Group(tuple(axis for group in self.outer_groups for axis in group), "outer")
+        own = Group(tuple(axis for group in self.row_groups for axis in group), "rows", rows=True)
+        return [*taken_apart(others, self.outer_groups, self.parameters.names, 0), own], [others]
+
+    def _column_variables(self) -> tuple[list[Group], list[Group]]:
+        """The variables taken out of the column vector, and itself; :meth:`_declare_columns` sets it."""
+        if not self.col_groups:
+            return [], []
+        whole = Group(tuple(axis for group in self.col_groups for axis in group), "cols", cols=True)
+        return taken_apart(whole, self.col_groups, self.parameters.names, len(self.row_groups)), [whole]
+
+    def _declare_columns(self, start: str) -> None:
+        wide = "[None, :]" if self.rows_per_program > 1 else ""
+        if not self.col_groups:
+            return
+        text = f"{start}tl.arange(0, BLOCK){wide}"
+        self._emit(f"cols = ({text}).to(tl.int64)" if self.wide_columns else f"cols = {text}", True)
+        if self.col_masked:
+            self._emit(f"col_mask = cols < {self.named_size(self.n_cols, 'n_cols')}", True)
+
+    def named_size(self, size: Size, name: str) -> str:
+        """A size by a name of its own."""
+        self.parameters.name_size(size, name)
+        return self.parameters.size(size).text
+
+    def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
+        """The value of a primitive that depends on the kernel's structure.
+
+        Raises:
+            CannotCode: it has none in this kernel.
+        """
+        if prim.op is PrimOp.FOLD:
+            return folded(self, prim, at)
+        raise CannotCode(f"{prim.op.value} inside an elementwise kernel")
+
+    def shape_text(self, code: Code) -> str:
+        """The shape of a value of the tile that varies along the axes that ``code`` varies along."""
+        if self.rows_per_program > 1:
+            return f"[{'ROWS' if code.rows else 1}, {'BLOCK' if code.cols else 1}]"
+        return "[BLOCK]" if code.cols else "[]"
+
+
+def _divides(block: int, size: Size) -> bool:
+    return bool(size.terms) and all(coefficient % block == 0 for _, coefficient in size.terms)

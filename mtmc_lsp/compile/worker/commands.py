@@ -1,0 +1,206 @@
+"""Cross-compilation, run in a worker: every kernel of a candidate, for any architecture, with no GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from mtmc_lsp.capture.worker.user_module import load_user_module
+from mtmc_lsp.compile.occupancy import SHARED_LIMIT, occupancy
+from mtmc_lsp.compile.worker.find_launches import find_launches
+from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.results import KernelReport
+from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.process.priority import usable_cores
+
+_modules: dict[str, Any] = {}
+
+
+def compile_launches(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile every launch for every architecture.
+
+    Args:
+        request: ``path``, ``name`` and ``source`` of the module, ``launches``, ``archs``, and the limit in ``seconds``.
+            Where the launches are not known, ``launcher`` and the inputs of its ``calls``, from which they are found.
+
+    Returns:
+        ``kernels`` (a :class:`KernelReport` each) and the ``seconds`` it took.
+    """
+    began = time.monotonic()
+    launches = [from_json(KernelLaunch, item) for item in request["launches"]]
+    try:
+        module = _module(request["path"], request["source"], request["name"])
+        for inputs in request.get("calls", ()):
+            launches += find_launches(getattr(module, request["launcher"]), inputs)
+        launches = list({repr(launch): launch for launch in launches}.values())
+    except Exception as error:
+        reports = [KernelReport("", arch, error=_said(error)) for arch in request["archs"][:1]]
+    else:
+        jobs = [(launch, arch) for launch in launches for arch in request["archs"]]
+        reports = _side_by_side(module, jobs, began + float(request["seconds"]))
+    return {"kernels": [to_json(report) for report in reports], "seconds": time.monotonic() - began}
+
+
+def _module(path: str, source: str, name: str) -> Any:
+    if source not in _modules:
+        _modules[source] = load_user_module(path, source, f"{name}__compiled{len(_modules)}")
+    return _modules[source]
+
+
+def _side_by_side(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadline: float) -> list[KernelReport]:
+    """Compile in forked children, one for each core: a compiler that crashes or hangs takes only its own job along."""
+    if jobs:
+        _know_triton()
+    context = multiprocessing.get_context("fork")
+    reports: dict[int, KernelReport] = {}
+    running: dict[Connection, tuple[int, Any]] = {}
+    waiting = list(range(len(jobs)))
+    cores = len(usable_cores())
+    while waiting or running:
+        while waiting and len(running) < cores:
+            index = waiting.pop(0)
+            receiving, sending = context.Pipe(duplex=False)
+            process = context.Process(target=_job, args=(module, *jobs[index], sending))
+            process.start()
+            sending.close()
+            running[receiving] = (index, process)
+        ready = wait(list(running), timeout=max(0.0, deadline - time.monotonic()))
+        for connection in ready or list(running):
+            assert isinstance(connection, Connection)
+            index, process = running.pop(connection)
+            reports[index] = _answer(connection, process, jobs[index], timed_out=not ready)
+    return [reports[index] for index in range(len(jobs))]
+
+
+def _know_triton() -> None:
+    """Have Triton read itself, hundreds of megabytes, for its cache's keys: once here, and not in each child."""
+    with contextlib.suppress(ImportError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+
+
+def _job(module: Any, launch: KernelLaunch, arch: str, sending: Connection) -> None:
+    sending.send(to_json(_report(module, launch, arch)))
+    sending.close()
+
+
+def _answer(connection: Connection, process: Any, job: tuple[KernelLaunch, str], *, timed_out: bool) -> KernelReport:
+    launch, arch = job
+    if timed_out:
+        process.kill()
+        report = KernelReport(launch.kernel, arch, error="compiling took too long")
+    else:
+        try:
+            report = from_json(KernelReport, connection.recv())
+        except EOFError:
+            process.join()
+            report = KernelReport(launch.kernel, arch, error=f"the compiler crashed with exit code {process.exitcode}")
+    process.join()
+    connection.close()
+    return report
+
+
+def _target(arch: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    if arch.startswith("sm_"):
+        return GPUTarget("cuda", int(arch.removeprefix("sm_").rstrip("a")), 32)
+    return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+
+
+def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
+    import triton
+
+    try:
+        kernel = _kernel(module, launch.kernel)
+        source = ast_source(kernel, launch, _target(arch))
+        options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+        compiled = triton.compile(source, target=_target(arch), options=options)
+    except Exception as error:
+        return KernelReport(launch.kernel, arch, error=_said(error))
+    shared = int(getattr(compiled.metadata, "shared", 0))
+    if arch.startswith("sm_"):
+        registers, spills = _nvidia_resources(compiled.asm.get("cubin", b""))
+    else:
+        registers, spills = _amd_resources(str(compiled.asm.get("amdgcn", "")))
+    resident = occupancy(registers, shared, launch.num_warps, arch) if registers else None
+    limit = SHARED_LIMIT.get(arch)
+    excess = f"needs {shared} bytes of shared memory, {arch} has {limit}" if limit and shared > limit else ""
+    return KernelReport(launch.kernel, arch, registers, spills, shared, 0.0 if excess else resident, excess)
+
+
+def ast_source(kernel: Any, launch: KernelLaunch, target: Any) -> Any:
+    """What is compiled, just as the launch itself would have it, so that it finds the kernel in Triton's cache.
+
+    The cache's key names all attributes of parameters, which versions of Triton write down in ways of their own.
+    """
+    import triton
+
+    names = kernel.arg_names
+    values = {name: launch.constexprs.get(name) for name in names}
+    special: list[tuple[str, object]] = []
+    for name in names:
+        kind = launch.signature.get(name)
+        # A number's attribute is that it is divisible, or an empty one; a float has none.
+        divisible = "D" if name in launch.divisible_by_16 else ("" if kind and not kind.startswith("fp") else None)
+        special.append(("constexpr", values[name]) if kind is None else (kind, divisible))
+    try:
+        backend = triton.compiler.make_backend(target)
+        _, signature, constexprs, attrs = kernel._pack_args(backend, {}, values, special, {})
+    except (AttributeError, TypeError, ValueError):
+        # Another version, whose own launches then compile for themselves.
+        signature = {name: launch.signature.get(name, "constexpr") for name in names}
+        constexprs = dict(launch.constexprs)
+        attrs = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in launch.divisible_by_16}
+    return triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
+
+
+def _kernel(module: Any, name: str) -> Any:
+    """The compiled function itself: what tunes it is wrapped around it."""
+    import triton
+
+    kernel = getattr(module, name)
+    while hasattr(kernel, "fn") and not isinstance(kernel, triton.runtime.JITFunction):
+        kernel = kernel.fn
+    return kernel
+
+
+def _said(error: Exception) -> str:
+    """The last line that says something: Triton's errors quote the source before it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
+
+
+def _nvidia_resources(cubin: bytes) -> tuple[int | None, int | None]:
+    """Registers per thread and bytes of stack, from the bundled cuobjdump."""
+    import triton.backends.nvidia as nvidia
+
+    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    if not cubin or not tool.exists():
+        return None, None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [str(tool), "-res-usage", file.name], capture_output=True, text=True, timeout=60, check=False
+        )
+    return _number(r"REG:(\d+)", done.stdout), _number(r"STACK:(\d+)", done.stdout)
+
+
+def _amd_resources(assembly: str) -> tuple[int | None, int | None]:
+    """Vector registers per lane and bytes of scratch, from the metadata at the end of the assembly."""
+    return _number(r"\.vgpr_count:\s*(\d+)", assembly), _number(r"\.private_segment_fixed_size:\s*(\d+)", assembly)
+
+
+def _number(pattern: str, text: str) -> int | None:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else None

@@ -1,0 +1,77 @@
+"""Attention among primitives, whoever wrote it: two products with a softmax of the first one's scores between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.ir.primitives import Prim, PrimOp
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """``softmax(f(q @ k)) @ v`` with an elementwise ``f``, whoever wrote it."""
+
+    scores: Prim
+    """The first product."""
+    logits: str
+    """What the softmax is of: ``f`` of the scores."""
+    weights: str
+    """The left operand of the second product."""
+    result: Prim
+    """The second product."""
+    zero_for_none: bool
+    """Whether a query with no key at all gives zeros, as in PyTorch's own attention, and not NaN."""
+
+
+def attention_form(members: list[Prim]) -> AttentionForm | None:
+    """The attention that the primitives are, if they are one."""
+    own = {prim.name: prim for prim in members}
+    products = [prim for prim in members if prim.op is PrimOp.MATMUL]
+    reductions = sorted(prim.fn for prim in members if prim.op is PrimOp.REDUCE)
+    if any("dims" in prim.attrs for prim in products):
+        return None
+    if len(products) != 2 or reductions != ["max", "sum_exp"] or any(p.op is PrimOp.SCAN for p in members):
+        return None
+    scores, result = products
+    if scores.shape[-2] == Size.of(1) or "float64" in (scores.dtype, result.dtype):
+        # Of one query tensor cores multiply nothing, and they know no float64.
+        return None
+    quotient = _skip_casts(own, result.inputs[0])
+    if quotient is None or quotient.fn != "div":
+        return None
+    power, total = own.get(quotient.inputs[0]), own.get(quotient.inputs[1])
+    if power is None or total is None or power.fn != "exp" or total.fn != "sum_exp":
+        return None
+    shifted = own.get(power.inputs[0])
+    if shifted is None or shifted.fn != "sub" or shifted.inputs != total.inputs:
+        return None
+    rank = len(own[total.name].shape)
+    if total.attrs["dims"] != (rank - 1,) or not _elementwise_from(own, total.inputs[0], scores):
+        return None
+    return AttentionForm(scores, total.inputs[0], result.inputs[0], result, bool(quotient.attrs.get("zero_for_none")))
+
+
+def _skip_casts(own: dict[str, Prim], name: str) -> Prim | None:
+    prim = own.get(name)
+    while prim is not None and (prim.fn == "cast" or (prim.op is PrimOp.RESHAPE and _only_ones_differ(own, prim))):
+        prim = own.get(prim.inputs[0])
+    return prim
+
+
+def _only_ones_differ(own: dict[str, Prim], prim: Prim) -> bool:
+    source = own.get(prim.inputs[0])
+    one = Size.of(1)
+    return source is not None and [s for s in source.shape if s != one] == [s for s in prim.shape if s != one]
+
+
+def _elementwise_from(own: dict[str, Prim], name: str, scores: Prim) -> bool:
+    """Whether a value depends on the scores through elementwise work alone."""
+    prim = own.get(name)
+    if prim is None:
+        return True
+    if prim is scores:
+        return True
+    if prim.op in (PrimOp.POINTWISE, PrimOp.RESHAPE, PrimOp.EXPAND, PrimOp.CONSTANT, PrimOp.IOTA, PrimOp.PERMUTE):
+        return all(_elementwise_from(own, source, scores) for source in prim.inputs)
+    return False

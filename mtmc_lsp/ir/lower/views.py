@@ -1,0 +1,395 @@
+"""Views, concatenation, padding and indexing."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.graph import Ref
+from mtmc_lsp.core.sizes import Size, SizeLike, longer_than, product
+from mtmc_lsp.ir.lower import Call, rule
+from mtmc_lsp.ir.lower.resampling import PAD_MODES, looked_up, padded_from_inside, positions
+from mtmc_lsp.ir.primitives import ONE, PrimOp
+
+
+@rule("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "_unsafe_view", "view_as", "reshape_as")
+@rule("atleast_1d", "atleast_2d", "atleast_3d")
+def reshape(c: Call) -> str | tuple[str, ...]:
+    several = c.raw(0)
+    if c.overload == "dtype":
+        raise c.fail("another dtype for the same bits")
+    if isinstance(several, tuple):
+        names = [c.b.values[item.name, item.index] for item in several if isinstance(item, Ref)]
+        return tuple(c.b.reshape(name, kind.shape) for name, kind in zip(names, c.node.outputs, strict=True))
+    return c.b.reshape(c.tensor(0), c.out.shape)
+
+
+@rule("permute", "transpose", "t", "movedim", "swapaxes", "numpy_T", "mT")
+def permute(c: Call) -> str:
+    x = c.tensor(0)
+    rank = len(c.b.shape(x))
+    order = list(range(rank))
+    if c.op == "permute":
+        order = [int(d) % rank for d in _ints(c, 1)]
+    elif c.op in ("transpose", "swapaxes") and rank:
+        i, j = c.dim(1, "dim0", rank), c.dim(2, "dim1", rank)
+        order[i], order[j] = j, i
+    elif c.op == "mT":
+        order[-1], order[-2] = order[-2], order[-1]
+    elif c.op in ("t", "numpy_T"):
+        order.reverse()
+    else:
+        raise c.fail("movedim")
+    return c.b.permute(x, order)
+
+
+def _ints(c: Call, position: int) -> list[int]:
+    value = c.raw(position)
+    items = value if isinstance(value, tuple) else (value,)
+    result: list[int] = []
+    for item in items:
+        number = item.constant if isinstance(item, Size) and item.is_constant else item
+        if not isinstance(number, int):
+            raise c.fail("a symbolic list")
+        result.append(number)
+    return result
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def expand(c: Call) -> str:
+    return c.b.expand(c.tensor(0), c.out.shape)
+
+
+@rule("repeat")
+def repeat(c: Call) -> str:
+    x = c.tensor(0)
+    times = [Size.of(t) for t in _ints(c, 1)]
+    shape = [ONE] * (len(times) - len(c.b.shape(x))) + list(c.b.shape(x))
+    apart = [part for size in shape for part in (ONE, size)]
+    wide = [part for time, size in zip(times, shape, strict=True) for part in (time, size)]
+    return c.b.reshape(c.b.expand(c.b.reshape(x, apart), wide), c.out.shape)
+
+
+@rule("slice", "narrow")
+def slice_(c: Call) -> str:
+    x = c.tensor(0)
+    dim = c.dim(1, "dim", len(c.b.shape(x)))
+    start = c.raw(2, "start", 0)
+    start = 0 if start is None else start
+    step = c.integer(4, "step", 1) if c.op == "slice" else 1
+    if not isinstance(start, (int, Size)):
+        raise c.fail("a slice from a tensor")
+    begin = Size.of(start)
+    if begin.is_constant and begin.constant < 0:
+        begin = c.b.shape(x)[dim] + begin
+    return c.b.slice(x, dim, begin, c.out.shape[dim], step)
+
+
+@rule("select")
+def select(c: Call) -> str:
+    x = c.tensor(0)
+    dim = c.dim(1, "dim", len(c.b.shape(x)))
+    index = Size.of(c.integer(2, "index"))
+    if index.constant < 0:
+        index = c.b.shape(x)[dim] + index
+    return c.b.reshape(c.b.slice(x, dim, index, 1), c.out.shape)
+
+
+@rule("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split", "unsafe_split_with_sizes")
+def split(c: Call) -> tuple[str, ...]:
+    x = c.tensor(0)
+    dim = c.dim(1 if c.op == "unbind" else 2, "dim", len(c.b.shape(x)))
+    pieces, start = [], Size.of(0)
+    for output in c.node.outputs:
+        length = ONE if c.op == "unbind" else output.shape[dim]
+        pieces.append(c.b.reshape(c.b.slice(x, dim, start, length), output.shape))
+        start = start + length
+    return tuple(pieces)
+
+
+MOST_PARTS = 16
+"""Tensors that one kernel puts side by side."""
+
+
+@rule("cat", "concat", "stack")
+def cat(c: Call) -> str:
+    items = c.raw(0, "tensors")
+    assert isinstance(items, tuple)
+    if len(items) > MOST_PARTS:
+        raise c.fail(f"more than {MOST_PARTS} tensors: each element would be looked for in all of them")
+    names = [c.b.values[item.name, item.index] for item in items if isinstance(item, Ref)]
+    dim = c.dim(1, "dim", len(c.out.shape))
+    if c.op == "stack":
+        names = [c.b.reshape(n, [*c.b.shape(n)[:dim], 1, *c.b.shape(n)[dim:]]) for n in names]
+    names = [c.b.cast(name, c.out.dtype) for name in names]
+    return _shifted_scan(c, names, dim) or c.b.add(PrimOp.CAT, names, c.out.shape, c.out.dtype, dim=dim)
+
+
+def _shifted_scan(c: Call, names: list[str], dim: int) -> str | None:
+    """Zeros in front of running sums, or ones in front of running products: the scan of what begins with them."""
+    scan = c.b.prims[names[-1]]
+    neutral = {"sum": 0, "prod": 1}.get(scan.fn) if scan.op is PrimOp.SCAN else None
+    if len(names) != 2 or neutral is None or scan.attrs["dim"] != dim or scan.attrs.get("reverse"):
+        return None
+    first, before = c.b.prims[names[0]], c.b.shape(names[0])[dim]
+    while first.op in (PrimOp.EXPAND, PrimOp.RESHAPE):
+        first = c.b.prims[first.inputs[0]]
+    if first.op is not PrimOp.CONSTANT or first.attrs["value"] != neutral or not before.is_constant:
+        return None
+    amounts = tuple(before.constant if i == dim else 0 for i in range(len(c.out.shape)))
+    longer = c.b.add(PrimOp.PAD, scan.inputs, c.out.shape, scan.dtype, before=amounts, value=float(neutral))
+    return c.b.add(PrimOp.SCAN, (longer,), c.out.shape, scan.dtype, **scan.attrs)
+
+
+@rule("constant_pad_nd", "pad")
+def pad(c: Call) -> str:
+    x, amounts, mode = c.tensor(0), _ints(c, 1), c.raw(2, "mode", "constant") if c.op == "pad" else "constant"
+    if mode in PAD_MODES:
+        return padded_from_inside(c, x, amounts, str(mode))
+    if mode != "constant":
+        raise c.fail(f"padding by {mode}")
+    rank = len(c.out.shape)
+    before = [0] * rank
+    for i in range(len(amounts) // 2):
+        dim, (front, back) = rank - 1 - i, amounts[2 * i : 2 * i + 2]
+        before[dim] = max(front, 0)
+        # Negative padding cuts.
+        x = c.b.slice(x, dim, max(-front, 0), c.b.shape(x)[dim] + min(front, 0) + min(back, 0))
+    if c.b.shape(x) == c.out.shape:
+        return x
+    value = c.number(2 if c.op == "constant_pad_nd" else 3, "value", 0.0) or 0.0
+    return c.b.add(PrimOp.PAD, (x,), c.out.shape, c.out.dtype, before=tuple(before), value=value)
+
+
+@rule("flip")
+def flip(c: Call) -> str:
+    x = c.tensor(0)
+    dims = c.dims(1, "dims", len(c.b.shape(x)))
+    scan = c.b.prims[x]
+    source = c.b.prims[scan.inputs[0]] if scan.op is PrimOp.SCAN else None
+    if source is not None and source.op is PrimOp.FLIP and dims == source.attrs["dims"] == (scan.attrs["dim"],):
+        # Turned round, scanned and turned back: a scan from the end.
+        attrs = {**scan.attrs, "reverse": not scan.attrs.get("reverse")}
+        return c.b.add(PrimOp.SCAN, source.inputs, scan.shape, scan.dtype, **attrs)
+    return c.b.add(PrimOp.FLIP, (x,), c.b.shape(x), c.b.dtype(x), dims=dims)
+
+
+@rule("roll")
+def roll(c: Call) -> str:
+    x, shifts = c.tensor(0), _ints(c, 1)
+    if not c.has(2, "dims") or not c.raw(2, "dims"):
+        x = c.b.reshape(x, [product(c.b.shape(x))])
+        dims = [0]
+    else:
+        dims = list(_ints(c, 2))
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim %= len(c.b.shape(x))
+        size = c.b.shape(x)[dim]
+        if size.is_constant:
+            cut = Size.of((size - shift).constant % max(1, size.constant))
+        elif shift and longer_than(size, abs(shift)) not in c.b.graph.conditions:
+            raise c.fail("rolling along a symbolic size, which the shift may pass")
+        else:
+            cut = size - shift if shift > 0 else Size.of(-shift)
+        if cut.terms:
+            parts = [c.b.slice(x, dim, cut, size - cut), c.b.slice(x, dim, 0, cut)]
+            x = c.b.add(PrimOp.CAT, parts, c.b.shape(x), c.b.dtype(x), dim=dim)
+    return c.b.reshape(x, c.out.shape)
+
+
+@rule("embedding")
+def embedding(c: Call) -> str:
+    """``weight[indices]``: a gather along dimension 0 with the index broadcast over the embedding dimension."""
+    weight, index = c.tensor(0), c.tensor(1)
+    return _take(c, weight, 0, index)
+
+
+@rule("index_select")
+def index_select(c: Call) -> str:
+    x = c.tensor(0)
+    return _take(c, x, c.dim(1, "dim", len(c.b.shape(x))), c.tensor(2))
+
+
+def _take(c: Call, x: str, dim: int, index: str) -> str:
+    """``x`` with dimension ``dim`` replaced by the dimensions of ``index``, each entry looked up in ``x``."""
+    shape, looked_up = c.b.shape(x), c.b.shape(index)
+    result = [*shape[:dim], *looked_up, *shape[dim + 1 :]]
+    spread = c.b.reshape(index, [*[1] * dim, *looked_up, *[1] * (len(shape) - dim - 1)])
+    # The gathered primitive has x's rank only where the index has one dimension; more are put together after.
+    flat_index = c.b.reshape(spread, [*[1] * dim, _numel(looked_up), *[1] * (len(shape) - dim - 1)])
+    flat = [*shape[:dim], _numel(looked_up), *shape[dim + 1 :]]
+    taken = c.b.add(PrimOp.GATHER, (x, flat_index), flat, c.out.dtype, dim=dim)
+    return c.b.reshape(taken, result)
+
+
+def _numel(shape: tuple[Size, ...]) -> Size:
+    total = Size.of(1)
+    for size in shape:
+        total = total * size
+    return total
+
+
+@rule("gather")
+def gather(c: Call) -> str:
+    x, index = c.tensor(0), c.tensor(2)
+    rank = len(c.b.shape(x))
+    dim = c.dim(1, "dim", rank)
+    for i, size in enumerate(c.b.shape(index)):
+        if i != dim:
+            x = c.b.slice(x, i, 0, size)
+    return c.b.add(PrimOp.GATHER, (x, index), c.out.shape, c.out.dtype, dim=dim)
+
+
+@rule("index", "_unsafe_index")
+def index(c: Call) -> str:
+    """``x[i]``, ``x[:, i]`` or ``x[i, :, j]`` with integer index tensors.
+
+    Several of them look up one element each together: the dimensions that they stand in are walked as one.
+    """
+    x, items = c.tensor(0), c.raw(1)
+    assert isinstance(items, tuple)
+    used = [dim for dim, item in enumerate(items) if isinstance(item, Ref)]
+    indices = [wrapped(c, c.b.values[ref.name, ref.index], c.b.shape(x)[dim]) for dim, ref in refs(items)]
+    if len(used) == 1:
+        return _take(c, x, used[0], indices[0])
+    shape, rank = c.b.shape(x), len(c.b.shape(x))
+    side_by_side = used == list(range(used[0], used[-1] + 1))
+    # What is looked up in dimensions that lie apart comes first in the result.
+    first = used[0] if side_by_side else 0
+    others = [dim for dim in range(rank) if dim not in used]
+    x = c.b.permute(x, (*others[:first], *used, *others[first:]))
+    joined = [shape[dim] for dim in used]
+    x = c.b.reshape(x, [*(shape[d] for d in others[:first]), product(joined), *(shape[d] for d in others[first:])])
+    flat = indices[0]
+    for size, following in zip(joined[1:], indices[1:], strict=True):
+        scaled = c.b.pointwise("mul", flat, c.b.size(size, "int64"), dtype="int64")
+        flat = c.b.pointwise("add", scaled, following, dtype="int64")
+    return _take(c, x, first, flat)
+
+
+def refs(items: tuple[object, ...]) -> list[tuple[int, Ref]]:
+    """The index tensors among what a tensor is indexed by, each with the dimension that it stands in."""
+    return [(dim, item) for dim, item in enumerate(items) if isinstance(item, Ref)]
+
+
+def wrapped(c: Call, name: str, size: Size) -> str:
+    """An index tensor with what is negative counted from the end."""
+    if c.b.dtype(name) not in ("int64", "int32"):
+        raise c.fail("a mask as index")
+    name = c.b.cast(name, "int64")
+    negative = c.b.pointwise("lt", name, 0, dtype="bool", operand_dtype="int64")
+    wrapped = c.b.pointwise("add", name, c.b.size(size, "int64"), dtype="int64")
+    return c.b.pointwise("where", negative, wrapped, name, dtype="int64")
+
+
+@rule("tril", "triu")
+def triangle(c: Call) -> str:
+    x, diagonal = c.tensor(0), c.integer(1, "diagonal")
+    shape = c.b.shape(x)
+    rank = len(shape)
+    rows = c.b.add(PrimOp.IOTA, (), [shape[-2], 1], "int64", dim=0, start=0, step=1)
+    columns = c.b.add(PrimOp.IOTA, (), [1, shape[-1]], "int64", dim=1, start=0, step=1)
+    offset = c.b.pointwise("sub", columns, rows, dtype="int64")
+    fn = "le" if c.op == "tril" else "ge"
+    keep = c.b.pointwise(fn, offset, diagonal, dtype="bool", operand_dtype="int64")
+    assert rank >= 2
+    zero: bool | float = False if c.out.dtype == "bool" else 0.0
+    return c.b.pointwise("where", keep, x, zero, dtype=c.out.dtype)
+
+
+@rule("diagonal", "diag")
+def diagonal(c: Call) -> str:
+    """Element i of row i, ``offset`` columns further on; of a vector, ``diag`` makes a matrix instead."""
+    x = c.tensor(0)
+    rank, offset = len(c.b.shape(x)), c.integer(1, "diagonal" if c.op == "diag" else "offset")
+    if rank == 1:
+        return _on_diagonal(c, x, offset)
+    i, j = (0, 1) if c.op == "diag" else (c.dim(2, "dim1", rank, 0), c.dim(3, "dim2", rank, 1))
+    x = c.b.permute(x, (*(d for d in range(rank) if d not in (i, j)), i, j))
+    length = c.out.shape[-1]
+    rows = c.b.slice(x, rank - 2, max(-offset, 0), length)
+    across: list[SizeLike] = [*[1] * (rank - 2), length, 1]
+    columns = c.b.reshape(positions(c.b, length, max(offset, 0)), across)
+    shape: list[SizeLike] = [*c.b.shape(rows)[:-1], 1]
+    return c.b.reshape(c.b.add(PrimOp.GATHER, (rows, columns), shape, c.b.dtype(x), dim=rank - 1), c.out.shape)
+
+
+@rule("diag_embed")
+def diag_embed(c: Call) -> str:
+    """The last dimension along the diagonal of two, all else 0."""
+    rank = len(c.out.shape)
+    i, j = c.dim(2, "dim1", rank, -2), c.dim(3, "dim2", rank, -1)
+    made = _on_diagonal(c, c.tensor(0), c.integer(1, "offset"))
+    others = iter(range(rank - 2))
+    return c.b.permute(made, [rank - 2 if d == i else (rank - 1 if d == j else next(others)) for d in range(rank)])
+
+
+def _on_diagonal(c: Call, x: str, offset: int) -> str:
+    """Matrices with the last dimension of ``x`` on a diagonal of theirs."""
+    shape = c.b.shape(x)
+    size = shape[-1] + abs(offset)
+    if offset < 0:
+        before = (*[0] * (len(shape) - 1), -offset)
+        x = c.b.add(PrimOp.PAD, (x,), [*shape[:-1], size], c.b.dtype(x), before=before, value=0.0)
+    elif offset:
+        none = (0,) * len(shape)
+        x = c.b.add(PrimOp.PAD, (x,), [*shape[:-1], size], c.b.dtype(x), before=none, value=0.0)
+    rows = c.b.add(PrimOp.IOTA, (), [size, 1], "int64", dim=0, start=0, step=1)
+    columns = c.b.add(PrimOp.IOTA, (), [1, size], "int64", dim=1, start=0, step=1)
+    distance = c.b.pointwise("sub", columns, rows, dtype="int64")
+    there = c.b.pointwise("eq", distance, offset, dtype="bool", operand_dtype="int64")
+    zero: bool | float = False if c.out.dtype == "bool" else 0.0
+    return c.b.pointwise("where", there, c.b.reshape(x, [*shape[:-1], size, 1]), zero, dtype=c.out.dtype)
+
+
+@rule("linalg_cross", "cross")
+def cross(c: Call) -> str:
+    """Component i is ``x[i+1] * y[i+2] - x[i+2] * y[i+1]``, counted round the three."""
+    rank, three = len(c.out.shape), Size.of(3)
+    if c.has(2, "dim") or c.op == "linalg_cross":
+        dim = c.dim(2, "dim", rank, -1)
+    else:
+        dim = next(d for d, size in enumerate(c.out.shape) if size == three)
+    turned = []
+    for step in (1, 2):
+        index = c.b.pointwise("remainder", positions(c.b, three, step), 3, dtype="int64")
+        sides = (c.b.expand(c.tensor(i), c.out.shape) for i in (0, 1))
+        turned.append([looked_up(c.b, side, dim, index) for side in sides])
+    (x1, y1), (x2, y2) = turned
+    products = [c.b.pointwise("mul", a, b, dtype=c.out.dtype) for a, b in ((x1, y2), (x2, y1))]
+    return c.b.pointwise("sub", *products, dtype=c.out.dtype)
+
+
+@rule("select_scatter", "slice_scatter")
+def scatter(c: Call) -> str:
+    """``x[:, 0] = y`` and ``x[:, 2:5] = y``: along the dimension, ``y`` there and ``x`` elsewhere."""
+    x, y = c.tensor(0), c.tensor(1)
+    shape = c.b.shape(x)
+    dim = c.dim(2, "dim", len(shape))
+    start = c.raw(3, "index" if c.op == "select_scatter" else "start", 0) or 0
+    if not isinstance(start, (int, Size)):
+        raise c.fail("a place from a tensor")
+    first = Size.of(start)
+    if first.is_constant and first.constant < 0:
+        first = shape[dim] + first
+    ones: list[Size | int] = [1] * len(shape)
+    ones[dim] = shape[dim]
+    position = c.b.add(PrimOp.IOTA, (), ones, "int64", dim=dim, start=0, step=1)
+    if c.op == "select_scatter":
+        there = c.b.pointwise("eq", position, c.b.size(first, "int64"), dtype="bool", operand_dtype="int64")
+        spread = c.b.expand(c.b.reshape(y, [*shape[:dim], 1, *shape[dim + 1 :]]), shape)
+        return c.b.pointwise("where", there, c.b.cast(spread, c.out.dtype), x, dtype=c.out.dtype)
+    length = c.b.shape(y)[dim]
+    if length == shape[dim]:
+        return c.b.cast(y, c.out.dtype)
+    if c.integer(5, "step", 1) != 1 or not first.is_constant:
+        raise c.fail("steps, or a symbolic start")
+    begun = c.b.pointwise("ge", position, first.constant, dtype="bool", operand_dtype="int64")
+    ended = c.b.pointwise("lt", position, c.b.size(first + length, "int64"), dtype="bool", operand_dtype="int64")
+    there = c.b.pointwise("logical_and", begun, ended, dtype="bool")
+    before = tuple(first.constant if i == dim else 0 for i in range(len(shape)))
+    padded = c.b.add(PrimOp.PAD, (c.b.cast(y, c.out.dtype),), shape, c.out.dtype, before=before, value=0.0)
+    return c.b.pointwise("where", there, padded, x, dtype=c.out.dtype)
+
+
+@rule("copy")
+def copy(c: Call) -> str:
+    """The second tensor in the first one's shape and dtype."""
+    return c.b.expand(c.b.cast(c.tensor(1), c.out.dtype), c.out.shape)

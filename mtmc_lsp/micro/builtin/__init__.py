@@ -1,1 +1,0 @@
-"""The built-in coder: graph + schedule to readable Triton, with no network."""

@@ -1,0 +1,45 @@
+"""The roofline planner: of all legal actions, the one with the most predicted time to save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mtmc_lsp.actions.base import Situation
+from mtmc_lsp.actions.catalogue import proposals
+from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.json_codec import from_json
+from mtmc_lsp.core.protocols import State
+from mtmc_lsp.schedule.precision_modes import as_run
+from mtmc_lsp.schedule.schedule import Schedule
+
+CUT_SHORT = "Planning was ended for the run's budget: with a larger one, a better step may be found."
+
+
+class RooflinePlanner:
+    """Ranks legal actions by predicted time saved: bytes and operations before and after, over the device's ceilings."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        """``strict`` forbids actions that change rounding."""
+        self._strict = strict
+
+    def propose(self, state: State) -> MacroAction | None:
+        """The best action that was not tried before, or None."""
+        return next(iter(self.ranked(state)), None)
+
+    def ranked(self, state: State) -> list[MacroAction]:
+        """Every legal action worth trying, best first."""
+        schedule = from_json(Schedule, state.candidate.schedule)
+        situation = Situation(
+            as_run(state.capture.graph, schedule, state.history),
+            schedule,
+            state.device,
+            has_gpu=state.has_gpu,
+            strict=self._strict,
+            history=state.history,
+            deadline=state.deadline,
+        )
+        tried = {step.action.key for step in state.history}
+        found = [action for action in proposals(situation) if action.key not in tried]
+        if situation.is_late:
+            return [replace(action, rationale=f"{action.rationale} {CUT_SHORT}") for action in found]
+        return found

@@ -1,0 +1,130 @@
+"""Scale and shift after a convolution, folded into its weights and bias: one pass over the activations less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
+from mtmc_lsp.rewrites.graph_editing import (
+    AlgebraRule,
+    Edit,
+    base_name,
+    dense,
+    is_only_for,
+    made,
+    made_by,
+    uses_other_outputs,
+)
+
+CONVOLUTIONS = frozenset(f"{name}{n}d" for name in ("conv", "conv_transpose") for n in (1, 2, 3))
+
+
+@dataclass
+class _Chain:
+    """New nodes, each a small elementwise operation on weights, biases or statistics."""
+
+    like: Node
+    graph: Graph
+    nodes: list[Node] = field(default_factory=list)
+
+    def add(self, op: str, *args: Argument, shape_of: Ref) -> Ref:
+        """An operation whose result has the shape of ``shape_of``."""
+        known = {node.name: node.type for node in self.nodes}
+        kind = known.get(shape_of.name) or self.graph.type_of(shape_of)
+        node = made(self.like, f"fold{len(self.nodes)}", f"aten.{op}", args, dense(kind.shape, kind.dtype))
+        self.nodes.append(node)
+        return Ref(node.name)
+
+
+def _convolution(graph: Graph, node: Node) -> Node | None:
+    """The convolution whose result only ``node`` reads."""
+    inner = made_by(graph, node.args[0]) if node.args else None
+    if inner is None or base_name(inner) not in CONVOLUTIONS or not is_only_for(graph, inner.name, node.name):
+        return None
+    return inner if inner.type.dtype in ("float32", "float64") and inner.type == node.type else None
+
+
+def _finish(node: Node, inner: Node, chain: _Chain, weight: Ref, bias: Ref | None, why: str, text: str) -> Edit:
+    args = (inner.args[0], weight, bias, *inner.args[3:])
+    new = Node(f"{node.name}_folded", inner.op, args, inner.kwargs, inner.outputs, node.line, node.variable)
+    return Edit(node.name, Ref(new.name), (*chain.nodes, new), why, text)
+
+
+def scale(graph: Graph, node: Node) -> Edit | None:
+    """``conv(x, w, b) * c = conv(x, w * c, b * c)`` for a number c."""
+    inner = _convolution(graph, node)
+    number = node.args[1] if len(node.args) == 2 and not node.kwargs else None
+    if inner is None or base_name(node) not in ("mul", "div") or not isinstance(number, (int, float)):
+        return None
+    weight, bias = inner.args[1], inner.args[2] if len(inner.args) > 2 else None
+    if isinstance(number, bool) or number == 0 or not isinstance(weight, Ref):
+        return None
+    chain = _Chain(node, graph)
+    op = f"{base_name(node)}.Tensor"
+    new_weight = chain.add(op, weight, number, shape_of=weight)
+    new_bias = chain.add(op, bias, number, shape_of=bias) if isinstance(bias, Ref) else None
+    why = f"the factor {number!r} goes into the weights, so the result is not read and written again to be scaled"
+    return _finish(node, inner, chain, new_weight, new_bias, why, f"fold the {base_name(node)} into the convolution")
+
+
+def normalise(graph: Graph, node: Node) -> Edit | None:
+    """Batch norm in evaluation mode: ``(conv(x, w, b) - mean) * g + beta`` with ``g = gamma / sqrt(var + eps)``."""
+    inner = _convolution(graph, node)
+    statistics = _statistics(node)
+    if inner is None or statistics is None or uses_other_outputs(graph, node):
+        return None
+    gamma, beta, mean, var, eps = statistics
+    weight, bias = inner.args[1], inner.args[2] if len(inner.args) > 2 else None
+    if not isinstance(mean, Ref) or not isinstance(var, Ref) or not isinstance(weight, Ref):
+        return None
+    transposed = "transpose" in base_name(inner)
+    if transposed and not _is_ungrouped(inner):
+        return None
+    chain = _Chain(node, graph)
+    factor = chain.add("rsqrt.default", chain.add("add.Tensor", var, eps, shape_of=var), shape_of=var)
+    if isinstance(gamma, Ref):
+        factor = chain.add("mul.Tensor", factor, gamma, shape_of=var)
+    rank = len(graph.type_of(weight).shape)
+    channels = graph.type_of(var).shape[0]
+    place = 1 if transposed else 0
+    wide = tuple(channels if d == place else 1 for d in range(rank))
+    text_shape = tuple(item.constant if not isinstance(item, int) and item.is_constant else item for item in wide)
+    shaped = chain.add("reshape.default", factor, text_shape, shape_of=var)
+    kind = dense(tuple(channels if d == place else type(channels).of(1) for d in range(rank)), node.type.dtype)
+    chain.nodes[-1] = replace(chain.nodes[-1], outputs=(kind,))
+    new_weight = chain.add("mul.Tensor", weight, shaped, shape_of=weight)
+    centred = (
+        chain.add("sub.Tensor", bias, mean, shape_of=var)
+        if isinstance(bias, Ref)
+        else chain.add("neg.default", mean, shape_of=var)
+    )
+    new_bias = chain.add("mul.Tensor", centred, factor, shape_of=var)
+    if isinstance(beta, Ref):
+        new_bias = chain.add("add.Tensor", new_bias, beta, shape_of=var)
+    why = "in evaluation mode it is a fixed scale and shift per channel, which go into the weights and the bias"
+    return _finish(node, inner, chain, new_weight, new_bias, why, "fold the batch norm into the convolution")
+
+
+def _statistics(node: Node) -> tuple[Argument, ...] | None:
+    """Weight, bias, running mean, running variance and epsilon of a batch norm in evaluation mode."""
+    name, args = base_name(node), node.args
+    if name == "_native_batch_norm_legit_no_training" and len(args) == 7:
+        return (*args[1:5], args[6])
+    if name == "batch_norm" and len(args) > 7 and args[5] is False:
+        return (*args[1:5], args[7])
+    return None
+
+
+def _is_ungrouped(convolution: Node) -> bool:
+    """Whether a transposed convolution has one group: ``conv_transpose(x, w, b, stride, padding, output_padding, groups)``."""
+    return len(convolution.args) < 7 or convolution.args[6] == 1
+
+
+RULES = (
+    AlgebraRule("scale-convolution", scale, "A convolution is linear in its weights, and its bias is added after."),
+    AlgebraRule(
+        "normalise-convolution",
+        normalise,
+        "Running statistics are constants in evaluation mode, and a convolution is linear in the weights of each channel.",
+    ),
+)

@@ -1,0 +1,129 @@
+"""Dead work: operations that change nothing, and operations that undo or repeat the one before."""
+
+from __future__ import annotations
+
+from mtmc_lsp.core.dtypes import is_float
+from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, escapes, made, made_by, uses_other_outputs
+
+IDEMPOTENT = frozenset("relu abs floor ceil trunc round sign".split())
+SAME_VALUES = frozenset("clone contiguous alias detach _to_copy to type_as lift_fresh_copy".split())
+SINGLE = frozenset("sum mean amax amin prod logsumexp".split())
+"""Reductions that give the element itself where there is only one."""
+
+
+def _drop(graph: Graph, node: Node, source: Argument, why: str, text: str) -> Edit | None:
+    """Readers of ``node`` read ``source``, where no caller can tell the two tensors apart."""
+    if not isinstance(source, Ref):
+        return None
+    kind = graph.type_of(source)
+    # The same strides too: a torch call that reads it may ask for dense rows.
+    # The caller gets a tensor of its own, never an alias of an input or of another result.
+    if kind != node.type or uses_other_outputs(graph, node) or escapes(graph, node.name):
+        return None
+    return Edit(node.name, source, (), why, text)
+
+
+def _number(value: Argument) -> float | None:
+    if isinstance(value, Size):
+        return float(value.constant) if value.is_constant else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def neutral(graph: Graph, node: Node) -> Edit | None:
+    """``x * 1``, ``x / 1``, ``x - 0``, ``x ** 1``, a copy, dropout in evaluation mode."""
+    name, args = base_name(node), node.args
+    number = _number(args[1]) if len(args) > 1 else None
+    nothing = (
+        (name in ("mul", "div", "pow") and number == 1 and not node.kwargs)
+        or (name == "sub" and number == 0)
+        or (name == "add" and number == 0 and not is_float(node.type.dtype))
+        or (name in ("dropout", "native_dropout", "feature_dropout", "alpha_dropout") and _is_eval(node))
+        or name in SAME_VALUES
+    )
+    if not nothing or not args:
+        return None
+    return _drop(graph, node, args[0], "it returns what it is given", f"drop the {name}, which changes nothing,")
+
+
+def _is_eval(node: Node) -> bool:
+    train = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
+    return train is False or (len(node.args) > 1 and _number(node.args[1]) == 0)
+
+
+def undone(graph: Graph, node: Node) -> Edit | None:
+    """Two permutations that undo each other, two negations, a reshape back, a cast up and down again."""
+    inner = made_by(graph, node.args[0]) if node.args else None
+    if inner is None or not inner.args or len(inner.outputs) != 1:
+        return None
+    outer_name, inner_name = base_name(node), base_name(inner)
+    why, text = "the second undoes the first", f"drop the {inner_name} and the {outer_name}, which cancel,"
+    if outer_name == inner_name == "neg" or _permutations_cancel(node, inner):
+        return _drop(graph, node, inner.args[0], why, text)
+    reshapes = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
+    if outer_name in reshapes and inner_name in reshapes:
+        return _drop(graph, node, inner.args[0], why, text)
+    source = inner.args[0]
+    if outer_name in SAME_VALUES and inner_name in SAME_VALUES and isinstance(source, Ref):
+        wide = {"float16": ("float32", "float64"), "bfloat16": ("float32", "float64"), "float32": ("float64",)}
+        if inner.type.dtype in wide.get(graph.type_of(source).dtype, ()):
+            return _drop(graph, node, source, why, text)
+    if outer_name == inner_name and outer_name in IDEMPOTENT and not node.args[1:]:
+        return _drop(graph, node, node.args[0], "doing it twice does nothing more", f"drop the second {outer_name}")
+    return None
+
+
+def _permutations_cancel(node: Node, inner: Node) -> bool:
+    first, second = _order(inner), _order(node)
+    if first is None or second is None:
+        return False
+    return [first[i] for i in second] == list(range(len(first)))
+
+
+def _order(node: Node) -> list[int] | None:
+    """Which dimension of the source becomes each dimension of the result."""
+    rank, name = len(node.type.shape), base_name(node)
+    order = list(range(rank))
+    if name == "t" and rank == 2:
+        return [1, 0]
+    if name == "transpose":
+        i, j = (int(_number(item) or 0) % rank for item in node.args[1:3])
+        order[i], order[j] = j, i
+        return order
+    if name == "permute" and isinstance(node.args[1], tuple):
+        return [int(_number(item) or 0) % rank for item in node.args[1]]
+    return None
+
+
+def single(graph: Graph, node: Node) -> Edit | None:
+    """A reduction of dimensions of size 1."""
+    name = base_name(node)
+    with_place = name in ("max", "min") and node.op.endswith(".dim")
+    if (name not in SINGLE and not with_place) or len(node.args) < 2 or node.kwargs:
+        return None
+    source = node.args[0]
+    if not isinstance(source, Ref):
+        return None
+    kind = graph.type_of(source)
+    dims = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    numbers = [_number(item) for item in dims]
+    if not numbers or any(n is None or kind.shape[int(n)] != Size.of(1) for n in numbers) or not is_float(kind.dtype):
+        return None
+    why, text = "one element is its own sum, mean and extremum", f"drop the {name} of a single element"
+    if kind.shape == node.type.shape:
+        return _drop(graph, node, source, why, text)
+    if uses_other_outputs(graph, node) or escapes(graph, node.name) or kind.dtype != node.type.dtype:
+        return None
+    shape = tuple(size.constant if size.is_constant else size for size in node.type.shape)
+    new = made(node, "element", "aten.reshape.default", (source, shape), node.type)
+    return Edit(node.name, Ref(new.name), (new,), why, text)
+
+
+RULES = (
+    AlgebraRule("neutral", neutral, "1 and 0 are the neutral elements; a copy has the same values."),
+    AlgebraRule(
+        "undone", undone, "g(f(x)) = x for inverse f and g, f(f(x)) = f(x) for projections; widening casts are exact."
+    ),
+    AlgebraRule("single", single, "sum, mean, max, min and log(exp(x)) of one element are the element."),
+)

@@ -1,0 +1,32 @@
+"""Layouts of intermediate values: the order in which a value's dimensions lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.rewrites.graph_editing import CannotRewrite, escapes
+from mtmc_lsp.schedule.schedule import Rewrite
+
+RULE = "layout"
+
+
+def with_layout(graph: Graph, rewrite: Rewrite) -> Graph:
+    """``graph`` with the node's value dense in the order ``rewrite.detail`` of its dimensions, outermost first.
+
+    Raises:
+        CannotRewrite: there is no such value, or the caller sees it.
+    """
+    node = next((node for node in graph.nodes if node.name == rewrite.node), None)
+    if node is None or sorted(rewrite.detail) != list(range(len(node.type.shape))):
+        raise CannotRewrite(f"{rewrite.node} has no such dimensions")
+    if escapes(graph, node.name):
+        raise CannotRewrite("the caller sees how the value lies in memory")
+    shape = node.type.shape
+    stride = [Size.of(1)] * len(shape)
+    for position, dim in enumerate(rewrite.detail):
+        stride[dim] = product([shape[inner] for inner in rewrite.detail[position + 1 :]])
+    kind = replace(node.type, stride=tuple(stride))
+    changed = replace(node, outputs=(kind, *node.outputs[1:]))
+    return replace(graph, nodes=tuple(changed if own is node else own for own in graph.nodes))

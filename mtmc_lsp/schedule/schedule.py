@@ -1,0 +1,77 @@
+"""The schedule: which ATen nodes form which kernel, and how each kernel runs. Small, typed, serialisable.
+
+A macro action is a function ``schedule -> schedule``; the built-in coder renders ``graph + schedule`` as source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+MOST_BESIDE = 8
+"""Kernels that may share a launch."""
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One rewriting of the graph, by a rule of :mod:`mtmc_lsp.rewrites`."""
+
+    rule: str
+    node: str
+    """The node (or, for sizes, the named size) that it is about."""
+    detail: tuple[int, ...] = ()
+    """Numbers that pin it down: the order of a layout's dimensions, a size's value."""
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """One kernel: the nodes it computes and how."""
+
+    nodes: tuple[str, ...]
+    """ATen nodes, in execution order."""
+    config: Mapping[str, int | str | bool] = field(default_factory=dict)
+    """Choices by name, see :mod:`mtmc_lsp.schedule.tile_configs` and that of products: tiles, warps, stages, loop, precision, ..."""
+    recomputed: tuple[str, ...] = ()
+    """ATen nodes that this kernel computes for itself as well, without writing their values."""
+
+    @property
+    def key(self) -> str:
+        """Names the kernel among the others: its last node."""
+        return self.nodes[-1]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every kernel; nodes in none of them stay torch calls."""
+
+    kernels: tuple[KernelPlan, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+    """Applied to the captured graph in this order; the kernels speak of the nodes of what comes out."""
+    replayed: bool = False
+    """Whether a call's launches are replayed as one CUDA graph."""
+    beside: tuple[tuple[str, ...], ...] = ()
+    """Keys of kernels that share a launch; :attr:`launches` are those that still are kernels."""
+
+    @property
+    def launches(self) -> tuple[tuple[str, ...], ...]:
+        """Keys of the kernels of each launch that several share."""
+        keys = {kernel.key for kernel in self.kernels}
+        left = (tuple(key for key in group if key in keys) for group in self.beside)
+        return tuple(group for group in left if len(group) > 1)
+
+    def shares_launch(self, plan: KernelPlan) -> bool:
+        """Whether a kernel's launch runs others too."""
+        return any(plan.key in group for group in self.launches)
+
+    def kernel_of(self, node: str) -> KernelPlan | None:
+        """The kernel that computes ``node``, if any."""
+        return next((kernel for kernel in self.kernels if node in kernel.nodes), None)
+
+    def with_kernel(self, plan: KernelPlan) -> Schedule:
+        """With ``plan`` in place of every kernel that shares a node with it."""
+        kept = tuple(kernel for kernel in self.kernels if not set(kernel.nodes) & set(plan.nodes))
+        return replace(self, kernels=(*kept, plan))
+
+    def without(self, key: str) -> Schedule:
+        """With the kernel called ``key`` given back to torch."""
+        return replace(self, kernels=tuple(kernel for kernel in self.kernels if kernel.key != key))

@@ -1,0 +1,156 @@
+"""The profiling command, run in a worker: which operators and kernels a call of the target consists of."""
+
+from __future__ import annotations
+
+import collections
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.worker.calls import build_call
+from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, reusing
+from mtmc_lsp.verify.worker.run_target import capture_of, module_of, own_text
+
+WARM_CALLS = 3
+MOST_CALLS = 50
+CALL = "mtmc: one call"
+"""The range around each call; what is outside is the profiler's own."""
+
+
+def profile(request: dict[str, Any]) -> dict[str, Any]:
+    """Watch calls of the target as its file has it, or as a candidate (``source``) has it.
+
+    Returns:
+        Per call of the target: ``wall_us``, ``operators`` (name, calls, cpu_us, gpu_us), ``kernels`` (name, calls, us),
+        ``gpu_us`` and ``gap_us``; and ``calls``, how many were watched.
+    """
+    run, device = _run_of(request)
+    wait = torch.cuda.synchronize if device == "cuda" else _nothing
+    for _ in range(WARM_CALLS):
+        run()
+    walls = _walls(run, wait, float(request["seconds"]) / 3)
+    calls = max(1, min(MOST_CALLS, int(float(request["seconds"]) / 3 / (statistics.median(walls) * 1e-6))))
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as found:
+        for _ in range(calls):
+            with torch.profiler.record_function(CALL):
+                run()
+            wait()
+    events = list(found.events())
+    kernels = [event for event in events if _is_kernel(event)]
+    spans = [(event.time_range.start, event.time_range.end) for event in kernels]
+    return {
+        "device": device,
+        "calls": calls,
+        "wall_us": statistics.median(walls),
+        "operators": _operators(events, calls),
+        "kernels": _kernels(kernels, calls),
+        "gpu_us": covered(spans) / calls,
+        "gap_us": gaps(spans, calls) / calls,
+    }
+
+
+def once(path: str) -> None:
+    """One call of the target between the profiler's marks, for a profiler outside of this process."""
+    run, _ = _run_of(json.loads(Path(path).read_text(encoding="utf-8")))
+    for _ in range(WARM_CALLS):
+        run()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    run()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def _run_of(request: dict[str, Any]) -> tuple[Callable[[], Any], str]:
+    capture = capture_of(request)
+    device = "cuda" if torch.cuda.is_available() and capture.workload.device == "cuda" else "cpu"
+    own = own_text(request, capture)
+    # What the file holds now, our own kernels in it included, in the module's own place; a candidate stands beside it.
+    module = module_of(capture, own, request.get("source"), False)
+    sizes = {**capture.workload.sizes, **request["sizes"]}
+    start = build_call(module, capture.workload, device, sizes, values=False, construct=reusing(capture))
+    inputs = make_inputs(capture, start, request["sizes"], "normal", 0, device, False)
+    call, values = prepared_call(module, capture, inputs, device)
+
+    def run() -> Any:
+        with torch.no_grad():
+            return call.run(values)
+
+    return run, device
+
+
+def _nothing() -> None:
+    """The CPU is done when a call returns."""
+
+
+def _walls(run: Callable[[], Any], wait: Callable[[], None], seconds: float) -> list[float]:
+    walls: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while not walls or (len(walls) < MOST_CALLS and time.perf_counter() < deadline):
+        began = time.perf_counter()
+        run()
+        wait()
+        walls.append((time.perf_counter() - began) * 1e6)
+    return walls
+
+
+def _is_kernel(event: Any) -> bool:
+    """Whether it ran on the device, by itself: ranges of ours are shown there too."""
+    return event.device_type == torch.autograd.DeviceType.CUDA and event.name != CALL and not event.is_user_annotation
+
+
+def _operators(events: Iterable[Any], calls: int) -> list[dict[str, Any]]:
+    """Operators that the target itself calls, by name, with all that these call."""
+    totals: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
+    for event in events:
+        if event.cpu_parent is not None and event.cpu_parent.name == CALL:
+            total = totals[event.name]
+            total[0] += 1
+            total[1] += event.cpu_time_total
+            total[2] += _launched(event)
+    return [
+        {"name": name, "calls": count / calls, "cpu_us": cpu / calls, "gpu_us": gpu / calls}
+        for name, (count, cpu, gpu) in totals.items()
+    ]
+
+
+def _launched(event: Any) -> float:
+    """The time of the kernels that it, or what it calls, launched."""
+    own = sum(kernel.duration for kernel in event.kernels)
+    return float(own + sum(_launched(child) for child in event.cpu_children))
+
+
+def _kernels(kernels: Iterable[Any], calls: int) -> list[dict[str, Any]]:
+    totals: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for event in kernels:
+        totals[event.name][0] += 1
+        totals[event.name][1] += event.time_range.end - event.time_range.start
+    return [{"name": name, "calls": count / calls, "us": us / calls} for name, (count, us) in totals.items()]
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """The time in which at least one of the spans goes on."""
+    total, end = 0.0, float("-inf")
+    for begin, stop in sorted(spans):
+        total += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return total
+
+
+def gaps(spans: Sequence[tuple[float, float]], calls: int) -> float:
+    """The time between spans in which none goes on, but for the ``calls - 1`` longest pauses: those lie between calls."""
+    pauses: list[float] = []
+    end: float | None = None
+    for begin, stop in sorted(spans):
+        if end is not None and begin > end:
+            pauses.append(begin - end)
+        end = stop if end is None else max(end, stop)
+    return sum(sorted(pauses)[: max(0, len(pauses) - (calls - 1))])

@@ -1,0 +1,213 @@
+"""Timing commands, run in a worker on a GPU: a candidate against its baselines."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor
+
+from mtmc_lsp.capture.worker.calls import Call, build_call
+from mtmc_lsp.core.errors import HandoverFailed
+from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.workload import Capture, Target, WorkloadSource
+from mtmc_lsp.process.gpu_lock import shared
+from mtmc_lsp.process.worker.tensor_ipc import take
+from mtmc_lsp.timing.worker.clock import Clock, CudaClock, Run
+from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contest, hold
+from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, rounded_within
+from mtmc_lsp.verify.worker.commands import release
+from mtmc_lsp.verify.worker.inputs import make_inputs, moved, prepared_call, reusing
+from mtmc_lsp.verify.worker.pair_commands import module_of_candidate, prepared_candidate
+from mtmc_lsp.verify.worker.run_target import capture_of, copies, module_of, own_text
+
+TIME_BUDGET_SECONDS = 2.0
+MODES = {"compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
+"""Baselines under ``torch.compile`` and their mode."""
+
+MOST_SAID = 200
+"""Characters of an error of the compiler's that are told."""
+
+_state: dict[str, Any] = {}
+make_clock: Callable[[], Clock] = CudaClock
+"""What makes the clock; tests have another."""
+
+
+def clock_of() -> Clock:
+    """The clock, made before any candidate is loaded."""
+    if "clock" not in _state:
+        _state["clock"] = make_clock()
+    clock: Clock = _state["clock"]
+    return clock
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _inputs(capture: Capture, own: str, given: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
+    """The user's module and the workload's inputs, made once, or taken from who made them already."""
+    clock_of()
+    if "module" not in _state:
+        module = module_of(capture, own, None, False)
+        if given:
+            with contextlib.suppress(HandoverFailed):
+                # Each in memory of its own: what is handed over together are parts of one, which a compiler handles otherwise.
+                _state["inputs"], _state["module"] = copies(take(given, _device())), module
+    if "module" not in _state:
+        own_values = capture.workload.source is WorkloadSource.GET_INPUTS
+        call = build_call(
+            module, capture.workload, _device(), capture.workload.sizes, values=own_values, construct=reusing(capture)
+        )
+        distribution = "given" if own_values else "normal"
+        _state["inputs"] = make_inputs(capture, call, capture.graph.sizes, distribution, 0, _device(), False)
+        _state["module"] = module
+    return _state["module"], _state["inputs"]
+
+
+def _eager(capture: Capture, own: str) -> tuple[Call, list[Any]]:
+    module, inputs = _inputs(capture, own)
+    return prepared_call(module, capture, inputs, _device())
+
+
+def candidate_of(capture: Capture, own: str, source: str) -> Run:
+    """A version of the user's file, on the workload's inputs."""
+    call, values = _version(capture, own, source)
+    return call.bound(values)
+
+
+def _version(capture: Capture, own: str, source: str) -> tuple[Call, list[Any]]:
+    inputs = _inputs(capture, own)[1]
+    return prepared_call(module_of(capture, own, source, False), capture, inputs, _device())
+
+
+def _stranger(capture: Capture, own: str, request: dict[str, Any]) -> tuple[Call, list[Any]]:
+    """A candidate in a file of its own, on the workload's inputs and with the reference's parameters."""
+    inputs = _inputs(capture, own)[1]
+    target = from_json(Target, request["target"])
+    module = module_of_candidate(target, request["source"], False)
+    prepare = functools.partial(prepared_candidate, target=target, init=request["init"])
+    return prepare(module, capture, inputs, _device())
+
+
+def _compiled(capture: Capture, own: str, name: str) -> Compiled:
+    """The user's own code under ``torch.compile``, compiled; made once."""
+    known: dict[str, Compiled] = _state.setdefault("compiled", {})
+    if name not in known:
+        module, inputs = _inputs(capture, own)
+        call, values = prepared_call(module, capture, inputs, _device())
+        began = time.perf_counter()
+        # A pool of processes takes longer to start than it saves, its idle processes would compute while candidates are timed,
+        # and on an H200 networks failed to compile in one from inside a process that is locked in.
+        inductor.compile_threads = 1
+        try:
+            run = replace(call, function=torch.compile(call.function, mode=MODES[name])).bound(values)
+            for _ in range(3):
+                run()
+            if _device() == "cuda":
+                torch.cuda.synchronize()
+            known[name] = Compiled(run, "", time.perf_counter() - began)
+        except (
+            Exception
+        ) as error:  # user code under a compiler raises anything; the baseline is then left out, and said
+            said = " ".join(str(error).split())[:MOST_SAID]
+            known[name] = Compiled(None, f"torch.compile failed: {type(error).__name__}: {said}")
+    return known[name]
+
+
+def baseline(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile the user's own code, so that the first timing need not wait for it.
+
+    With ``given`` another process left the inputs there, by :mod:`mtmc_lsp.process.worker.tensor_ipc`. The GPU, ``gpu``, is held as far
+    as something computes on it, by a lock among ``locks``: compiling takes a minute, in which others can verify and time.
+    """
+    capture = capture_of(request)
+
+    def lock() -> contextlib.AbstractContextManager[None]:
+        return _computing(str(request["gpu"]), str(request["locks"]))
+
+    with torch.no_grad():
+        with lock():
+            _inputs(capture, own_text(request, capture), request.get("given", ""))
+        for name in request["baselines"]:
+            # The slowest mode tries its choices on the GPU all the time.
+            with lock() if name == "max-autotune" else running_within(lock):
+                _compiled(capture, own_text(request, capture), name)
+    release()
+    return {}
+
+
+@contextlib.contextmanager
+def _computing(gpu: str, locks: str) -> Iterator[None]:
+    """Hold the GPU, where there is one, until what is launched has ended."""
+    if not gpu:
+        yield
+        return
+    with shared(gpu, locks):
+        yield
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def running_within(lock: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Hold a lock whenever a graph that ``torch.compile`` made is run, and not while it is made.
+
+    What it leaves to eager code runs without. Where this version of torch runs its graphs otherwise, the lock is held throughout.
+    """
+    try:
+        from torch._inductor.output_code import CompiledFxGraph
+    except ImportError:
+        with lock():
+            yield
+        return
+    own = CompiledFxGraph.__call__
+
+    def locked(graph: CompiledFxGraph, inputs: Sequence[Any]) -> Any:
+        with lock():
+            return own(graph, inputs)
+
+    CompiledFxGraph.__call__ = locked
+    try:
+        yield
+    finally:
+        CompiledFxGraph.__call__ = own
+
+
+def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
+    """Time a candidate against eager, ``torch.compile`` and the previous version.
+
+    The request has ``target`` and ``init`` where the candidate is in a file of its own.
+
+    Returns:
+        ``timing``, a :class:`Timing` as JSON, and ``window``: from when to when, by the monotonic clock.
+    """
+    capture = capture_of(request)
+    own = own_text(request, capture)
+    with torch.no_grad():
+        inputs = _inputs(capture, own)[1]
+        # Before the candidate is loaded, so that it has no part in how its baselines are made.
+        compiled = {name: _compiled(capture, own, name) for name in request["baselines"]}
+        mine = _stranger(capture, own, request) if "target" in request else _version(capture, own, request["source"])
+        eager = _eager(capture, own)
+        contest = Contest(
+            candidate=mine[0].bound(mine[1]),
+            eager=eager[0].bound(eager[1]),
+            inputs=inputs,
+            moved=lambda: [own for call, _ in (mine, eager) for own in moved(call.instance, capture, inputs)],
+            compiled=compiled,
+            previous=candidate_of(capture, own, request["previous"]) if request.get("previous") else None,
+            random=capture.uses_random,
+            tolerance=rounded_within(capture.graph),
+            epsilon=coarsest_epsilon(capture.graph),
+            bound_us=float(request["bound_us"]),
+            least_us=float(request["least_us"]),
+        )
+        began = time.monotonic()
+        timing = hold(contest, clock_of(), float(request.get("seconds", TIME_BUDGET_SECONDS)))
+    release()
+    return {"timing": to_json(timing), "window": [began, time.monotonic()]}

@@ -1,0 +1,116 @@
+"""What the loads of a product's operands cost where a tile's neighbours do not lie together in memory.
+
+The compiler gives each thread elements that are neighbours in the tile. Where they are neighbours in memory too, one load brings
+many of them, and it runs beside the tensor cores. Where they are not, each element is a load and a memory transaction of its
+own, and the product waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from mtmc_lsp.core.dtypes import ITEMSIZE
+from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.core.results import Device
+from mtmc_lsp.ir.axes import Axis
+from mtmc_lsp.ir.memory_order import dense_axes
+from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, is_of_halves
+from mtmc_lsp.ir.regions import Region, product_in
+from mtmc_lsp.schedule.matmul_configs import HALVES
+from mtmc_lsp.schedule.split_on_load import ONCE
+
+APART_PER_SM = 1.1e9
+"""Elements per second that one multiprocessor loads one by one. On an H200 kernels of convolutions whose weights, or whose
+windows, lay so took 1.0 to 1.35 times what this gives (and 40 times what their bytes and operations did)."""
+OF_WINDOWS_PER_SM = 7.6e9
+"""Likewise of windows that wait for no copy that runs ahead, but are split as they come (0.8 to 1.05 times, four of them)."""
+TOGETHER = 4
+"""Neighbours from which on they are loaded together: asynchronous copies take four bytes or more."""
+
+
+def loads_apart_us(ir: KernelIR, region: Region, config: Mapping[str, object], device: Device) -> float:
+    """The time of all loads of single elements that a product's kernel makes for its operands."""
+    prim = product_in(ir, region)
+    of_windows = ONCE in config and bool(ProductDims.of(prim).taps)
+    if config.get("precision") in HALVES and not is_of_halves(prim) and not of_windows:
+        # A kernel before has written the operands as this one reads them.
+        return 0.0
+    sizes, own = ir.graph.sizes, ProductSizes.of(ir.prims, prim)
+    tall, wide, deep = (max(1, int(str(config.get(f"block_{name}", 1)))) for name in "mnk")
+    m, n = (-(-size.value(sizes) // block) for size, block in ((own.m, tall), (own.n, wide)))
+    k, channels = own.k.value(sizes), own.channels.value(sizes)
+    walked = k // channels * -(-channels // deep) if config.get("taps") else -(-k // deep)
+    elements = float(own.batch.value(sizes) * m * n * walked * deep)
+    if of_windows:
+        return elements * tall / (OF_WINDOWS_PER_SM * device.sm_count) * 1e6
+    apart = sum(
+        elements * (wide if side else tall)
+        for side, operand in _operands(prim)
+        if _together(ir, region, prim, side, operand, config) < TOGETHER
+    )
+    return apart / (APART_PER_SM * device.sm_count) * 1e6
+
+
+def loaded_bytes(ir: KernelIR, region: Region) -> int:
+    """The most bytes of an element that a product's kernel loads for an operand."""
+    reads = (_read(ir, region, name) for _, name in _operands(product_in(ir, region)))
+    return max((ITEMSIZE[found[1].dtype] for found in reads if found is not None), default=2)
+
+
+def _operands(prim: Prim) -> Iterator[tuple[int, str]]:
+    """Each operand with its side; the low halves lie as the high ones."""
+    return ((i % 2, name) for i, name in enumerate(prim.inputs))
+
+
+def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str, config: Mapping[str, object]) -> int:
+    """How many neighbours in a tile of an operand are neighbours in memory, along K or along the tile's other side."""
+    sizes, dims, table = ir.graph.sizes, ProductDims.of(prim), region.table
+    found = _read(ir, region, operand)
+    if found is None:
+        return TOGETHER
+    name, kind = found
+    dense = {axis for dim, axis in dense_axes(region, name, kind).items() if kind.shape[dim].value(sizes) > 1}
+    left = prim.inputs[0]
+    first = dims.batch + dims.rows + (dims.taps if config.get("taps") else 0)
+    deep = _axes(region, left, first, dims.batch + dims.rows + dims.summed)
+    rows = (dims.batch, dims.batch + dims.rows) if side == 0 else (dims.batch + dims.rows, len(prim.shape))
+    along = _axes(region, prim.name, *rows)
+    own = set(table.all_axes(name))
+    best = 1
+    for axes in (deep, along):
+        if not axes:
+            continue
+        if axes[-1] in dense:
+            best = max(best, _run(axes, sizes))
+        elif not dense & {*deep, *along} and axes is along and not own & {axes[-1]} and side == 0:
+            # Places of windows: neighbours are neighbours in memory too, as far as one line of them goes.
+            best = max(best, _power_of_two(axes[-1].size.value(sizes)))
+    return best
+
+
+def _axes(region: Region, prim: str, first: int, end: int) -> list[Axis]:
+    return [axis for dim in range(first, end) for axis in region.table.axes(prim, dim)]
+
+
+def _run(axes: list[Axis], sizes: Mapping[str, int]) -> int:
+    """Neighbours along the last of several axes that run as one index: what divides its length evenly."""
+    last = axes[-1].size.value(sizes)
+    return last if len(axes) == 1 else _power_of_two(last)
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that divides a number."""
+    return number & -number
+
+
+def _read(ir: KernelIR, region: Region, operand: str) -> tuple[str, TensorType] | None:
+    """The tensor in memory that an operand comes from, the largest where there are several."""
+    pending, found = [operand], list[str]()
+    while pending:
+        name = pending.pop()
+        if name in region.inputs:
+            found.append(name)
+        else:
+            pending += ir.prims[name].inputs
+    kinds = [(name, ir.graph.type_of(ir.value_of[name])) for name in found if name in ir.value_of]
+    return max(kinds, key=lambda item: item[1].numel.value(ir.graph.sizes), default=None)

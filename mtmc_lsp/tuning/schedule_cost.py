@@ -1,0 +1,61 @@
+"""The predicted cost of a whole schedule: every kernel and every torch call that the launcher would make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.json_codec import from_json
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.results import Device, Work
+from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.ir.regions import CannotFuse, RegionKind
+from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.rewrites.graph_editing import CannotRewrite
+from mtmc_lsp.schedule.launch_units import Unit, launches
+from mtmc_lsp.schedule.schedule import Schedule
+from mtmc_lsp.schedule.tile_configs import default_config
+from mtmc_lsp.tuning.cost import ZERO, Cost, kernel_cost, programs_of, torch_cost
+
+
+def schedule_cost(ir: KernelIR, schedule: Schedule, device: Device) -> Cost:
+    """The cost of all units, one after the other.
+
+    Raises:
+        CannotCode: the schedule cannot be carried out.
+    """
+    total = ZERO
+    for launch in launches(ir, schedule):
+        total = total + launch_cost(ir, launch, device)
+    return total
+
+
+def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: Device) -> Cost:
+    """The cost of a torch call, or of the kernels of one launch.
+
+    Those run at the same time: for as long as the longest alone, or as all of their work takes a device that is full of it.
+    """
+    costs: list[Cost] = []
+    busy: list[float] = []
+    for unit in launch:
+        if unit.plan is None or unit.region is None:
+            return torch_cost(ir, ir.graph.node(unit.nodes[0]), device)
+        config = unit.plan.config or default_config(ir, unit.region)
+        costs.append(kernel_cost(ir, unit.region, config, device))
+        full = device.sm_count if unit.region.kind is RegionKind.MATMUL else 2.0 * device.sm_count
+        busy.append(min(1.0, programs_of(ir, unit.region, config) / full))
+    if len(costs) == 1:
+        return costs[0]
+    own = [cost.us - device.launch_us for cost in costs]
+    us = max(*own, sum(time * share for time, share in zip(own, busy, strict=True))) + device.launch_us
+    return Cost(sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs), us)
+
+
+def estimated_work(graph: Graph, schedule: object, device: Device) -> Work | None:
+    """What a version does per call, from its schedule as JSON data; None where the model does not know its kernels."""
+    try:
+        known = from_json(Schedule, schedule)
+        cost = schedule_cost(ir_of(graph, known), known, device)
+    except (TypeError, CannotRewrite, CannotFuse, CannotCode):
+        return None
+    return Work(cost.bytes, cost.flops)

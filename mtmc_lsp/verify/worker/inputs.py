@@ -1,0 +1,282 @@
+"""Tensors for a verification case, and modules that hold them. Runs in workers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.worker.calls import Call, build_call, random_values
+from mtmc_lsp.capture.worker.module_state import Home
+from mtmc_lsp.core.graph import GraphInput, InputKind
+from mtmc_lsp.core.workload import Capture, WorkloadSource
+from mtmc_lsp.verify.worker.batched_reads import computable
+from mtmc_lsp.verify.worker.instances import instance_of
+
+SCALES = {"large": 1e3, "tiny": 1e-3}
+EXACT = {"integers": (-4, 5), "bits": (0, 2)}
+"""Distributions of whole numbers, from and up to: sums and products of them are exact in every float type."""
+SPECIAL = {"infinite": (float("inf"), float("-inf")), "nan": (float("nan"),)}
+SPECIAL_PART = 0.02
+"""The part of the elements that are infinite or NaN; at least one of each tensor."""
+MAGNITUDES = 3.0
+"""``mixed`` values range over ten to the power of minus and plus this."""
+
+
+def make_inputs(
+    capture: Capture, call: Call, sizes: Mapping[str, int], distribution: str, seed: int, device: str, widened: bool
+) -> dict[str, torch.Tensor]:
+    """Every graph input's value for a case, by name.
+
+    Args:
+        call: the user's own, whose parameters are the starting point.
+        widened: whether bfloat16 is replaced by float32 (the interpreter computes bfloat16 wrongly).
+    """
+    # Made where they are used: a CPU takes seconds for what a GPU makes at once.
+    generator = torch.Generator(device).manual_seed(seed)
+    ranges = {a.input: (a.low, a.high) for a in capture.arguments if a.input}
+    specs = {s.name: s.tensor for s in capture.workload.arguments if s.tensor is not None}
+    by_name = dict(zip(call.names, call.values, strict=True))
+    given = {a.input: by_name[a.name] for a in capture.arguments if a.input and a.name in by_name}
+    result: dict[str, torch.Tensor] = {}
+    for item in capture.graph.inputs:
+        if item.kind is not InputKind.ARGUMENT:
+            shape = [size.value(sizes) for size in item.type.shape]
+            held = _read(call.instance, item.access)
+            if distribution in EXACT and held.is_floating_point():
+                result[item.name] = _whole(shape, distribution, generator).to(held.dtype)
+            else:
+                result[item.name] = _varied(held, shape, generator)
+            continue
+        if distribution == "given" and capture.workload.source is WorkloadSource.GET_INPUTS:
+            result[item.name] = given[item.name].detach().clone()
+            continue
+        spec = specs.get(item.name)
+        low, high = ranges.get(item.name, (None, None))
+        if spec is not None and spec.low is not None:
+            low, high = spec.low, spec.high
+            if spec.high_size is not None:
+                high = float(spec.high_size.value({**capture.workload.sizes, **sizes}))
+        result[item.name] = _values(item, sizes, distribution, generator, low, high, widened)
+    return result
+
+
+def _values(
+    item: GraphInput,
+    sizes: Mapping[str, int],
+    distribution: str,
+    generator: torch.Generator,
+    low: float | None,
+    high: float | None,
+    widened: bool,
+) -> torch.Tensor:
+    dtype = "float32" if widened and item.type.dtype == "bfloat16" else item.type.dtype
+    shape = [size.value(sizes) for size in item.type.shape]
+    value = random_values(shape, dtype, generator, low, high)
+    if value.is_floating_point() and low is None:
+        if distribution == "uniform":
+            value = torch.rand(shape, generator=generator, device=generator.device).to(value.dtype)
+        elif distribution == "constant":
+            value = torch.full_like(value, 0.5 + torch.rand((), generator=generator, device=generator.device).item())
+        elif distribution in EXACT:
+            value = _whole(shape, distribution, generator).to(value.dtype)
+        elif distribution == "denormal":
+            least = torch.finfo(value.dtype).tiny
+            below = torch.rand(shape, generator=generator, device=generator.device) < 0.25
+            value = torch.where(below, (value.double() * least / 16).to(value.dtype), value)
+        elif distribution in SPECIAL:
+            value = _with_special(value, SPECIAL[distribution], generator)
+        elif distribution == "mixed":
+            exponents = MAGNITUDES * (2.0 * torch.rand(shape, generator=generator, device=generator.device) - 1.0)
+            value = (computable(value) * torch.pow(10.0, exponents)).to(value.dtype)
+        else:
+            value = (computable(value) * SCALES.get(distribution, 1.0)).to(value.dtype)
+    strides = [size.value(sizes) for size in item.type.stride]
+    return value if list(value.stride()) == strides or not value.numel() else laid_out(value, strides)
+
+
+def _whole(shape: Sequence[int], distribution: str, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(*EXACT[distribution], tuple(shape), generator=generator, device=generator.device)
+
+
+def _with_special(value: torch.Tensor, kinds: tuple[float, ...], generator: torch.Generator) -> torch.Tensor:
+    flat = value.flatten()
+    if flat.numel():
+        count = max(1, int(SPECIAL_PART * flat.numel()))
+        for kind in kinds:
+            flat[torch.randint(0, flat.numel(), (count,), generator=generator, device=flat.device)] = kind
+    return flat.view(value.shape)
+
+
+def laid_out(value: torch.Tensor, strides: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A fresh tensor with these values and strides, of another dtype if asked for; dimensions of stride 0 are expanded."""
+    own = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)] if value.numel() else value
+    fresh = torch.empty_strided(own.shape, tuple(strides), dtype=dtype or value.dtype, device=value.device)
+    return fresh.copy_(own).as_strided(value.shape, tuple(strides))
+
+
+def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: str) -> dict[str, torch.Tensor]:
+    """The same inputs with arguments that are not contiguous, or with equal arguments that are one tensor."""
+    result = dict(inputs)
+    for i, name in enumerate(names):
+        value = inputs[name]
+        if layout == "strided" and value.dim():
+            # The order of the dimensions is turned around in memory, and every second element is left out.
+            room = torch.empty(
+                [*reversed(value.shape[:-1]), 2 * value.shape[-1]], dtype=value.dtype, device=value.device
+            )
+            places = [*reversed(range(value.dim() - 1)), value.dim() - 1]
+            result[name] = room[..., ::2].permute(places).copy_(value)
+        if layout == "aliased":
+            like = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
+            result[name] = result[next(like, name)]
+    return result
+
+
+def _varied(value: torch.Tensor, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """A parameter moved away from its initial value: ones and zeros hide mistakes. Non-negative ones stay positive.
+
+    Where the case gives it another shape, it is drawn anew with the same spread.
+    """
+    place = generator.device
+    value = value.detach().to(place)
+    if not value.is_floating_point():
+        return value.clone() if list(value.shape) == shape else value.flatten()[:1].expand(shape).clone()
+    # Nothing is read from the device here: a network has hundreds of parameters.
+    positive = (value >= 0).all()
+    if list(value.shape) != shape:
+        wide = value.float()
+        spread = wide.std() if value.numel() > 1 else 0.1
+        value = (wide.mean() + spread * torch.randn(shape, generator=generator, device=place)).to(value.dtype)
+        value = torch.where(positive, value.abs(), value)
+    noise = torch.rand(shape, generator=generator, device=place)
+    above = value * (0.75 + 0.5 * noise) + 0.05 * noise
+    around = value + 0.1 * value.abs().mean() * (noise - 0.5)
+    return torch.where(positive, above, around).to(value.dtype)
+
+
+def _owner(instance: Any, access: str) -> tuple[Any, str]:
+    owner = instance
+    parts = access.replace("[", ".").replace("]", "").split(".")[1:]
+    for part in parts[:-1]:
+        owner = owner[int(part)] if part.isdigit() else getattr(owner, part)
+    return owner, parts[-1]
+
+
+def _read(instance: Any, access: str) -> torch.Tensor:
+    owner, name = _owner(instance, access)
+    value = owner[int(name)] if name.isdigit() else getattr(owner, name)
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def prepared_call(
+    module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str
+) -> tuple[Call, list[Any]]:
+    """The target of ``module`` holding the case's parameters, and the arguments to call it with."""
+    sizes = _call_sizes(capture, inputs)
+    replaced = {argument.name for argument in capture.arguments if argument.input in inputs}
+    # An argument that the graph does not use is passed as the workload makes it: the code may ask how it lies in memory.
+    read = {spec.name for spec in capture.workload.arguments} - replaced
+    call = build_call(module, capture.workload, device, sizes, values=False, read=read, construct=reusing(capture))
+    if call.instance is not None:
+        floats = [t for t in inputs.values() if t.is_floating_point()]
+        # By their size: under the oracle's mode the dtype is said to be what the user's own code has.
+        if any(t.element_size() == 8 for t in floats):
+            call.instance.double()
+        homes = homes_of(call.instance)
+        for item in capture.graph.inputs:
+            if item.kind is not InputKind.ARGUMENT:
+                place(homes[id(_read(call.instance, item.access))], inputs[item.name])
+    values = [
+        inputs[argument.input] if argument.input else _constant(argument.constant, call, argument.name)
+        for argument in capture.arguments
+        if argument.input is None or argument.input in inputs
+    ]
+    if len(values) != len(call.names):
+        by_name = dict(zip(call.names, call.values, strict=True))
+        values = [inputs.get(name, by_name[name]) for name in call.names]
+    return call, values
+
+
+def reusing(capture: Capture) -> Callable[..., torch.nn.Module]:
+    """What makes instances whose captured parameters and buffers are only read, or replaced."""
+    held = [item.access for item in capture.graph.inputs if item.kind is not InputKind.ARGUMENT]
+    return functools.partial(instance_of, replaced=[dotted(access) for access in held])
+
+
+def dotted(access: str) -> str:
+    """The name that a module's tensor has for torch: ``layers.0.weight`` for ``self.layers[0].weight``."""
+    return access.removeprefix("self.").replace("[", ".").replace("]", "")
+
+
+def _constant(value: object, call: Call, name: str) -> Any:
+    original = dict(zip(call.names, call.values, strict=True)).get(name)
+    return tuple(value) if isinstance(original, tuple) and isinstance(value, list) else value
+
+
+def homes_of(instance: torch.nn.Module) -> dict[int, list[Home]]:
+    """Where each tensor of a module is held, by its identity: in several places where weights are tied, or buffers shared."""
+    homes: dict[int, list[Home]] = {}
+    for module in instance.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    homes.setdefault(id(tensor), []).append((held, name))
+    return homes
+
+
+def place(homes: Sequence[Home], value: torch.Tensor) -> None:
+    """Put a tensor into the places that another was held in."""
+    parameter: torch.nn.Parameter | None = None
+    for held, name in homes:
+        if isinstance(held[name], torch.nn.Parameter):
+            parameter = parameter if parameter is not None else _as_parameter(value)
+            held[name] = parameter
+        else:
+            held[name] = value
+
+
+def _as_parameter(value: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(value, requires_grad=value.is_floating_point())
+
+
+def moved(instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Parameters that no longer lie where they were placed, by their input: cuDNN's recurrent layers gather theirs in one chunk.
+
+    Args:
+        instance: the module that was called; ``None`` for a function.
+        capture: of the target.
+        inputs: what was placed in it.
+    """
+    found = []
+    for item in capture.graph.inputs if instance is not None else ():
+        if item.kind is not InputKind.ARGUMENT:
+            with contextlib.suppress(AttributeError, IndexError):
+                own = _read(instance, item.access).detach()
+                if own.shape == inputs[item.name].shape and own.data_ptr() != inputs[item.name].data_ptr():
+                    found.append((item.name, own))
+    return found
+
+
+def _call_sizes(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Sizes for the throw-away arguments that a call is built with; the case's own replace them.
+
+    Arguments that the graph does not use are kept, so where there are any, they get the case's sizes, and the workload's where
+    the graph may have been made for these.
+    """
+    sizes = {name: min(value, 4) for name, value in capture.workload.sizes.items()}
+    specs = {item.name: item.tensor for item in capture.workload.arguments if item.tensor is not None}
+    if set(specs) <= set(inputs):
+        return sizes
+    beside = [size for item in capture.graph.unread for size in item.type.shape]
+    free = {*capture.graph.sizes, *(name for size in beside for name in size.symbols())}
+    sizes |= {name: value for name, value in capture.workload.sizes.items() if name not in free}
+    for name in set(specs) & set(inputs):
+        for size, length in zip(specs[name].shape, inputs[name].shape, strict=True):
+            if size.is_symbol:
+                sizes[str(size)] = length
+    return sizes

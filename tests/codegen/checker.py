@@ -1,0 +1,197 @@
+"""Captures, renders and checks many small targets in two long-lived workers: the user's code in one, candidates in another."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.client import find_workload, run_capture
+from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.errors import TargetRaises
+from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.results import KernelReport
+from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.ir.lower import lower
+from mtmc_lsp.ir.regions import CannotFuse, analyse
+from mtmc_lsp.process.worker.tensor_ipc import give, take
+from mtmc_lsp.process.worker_process import RESULTS, Worker
+from mtmc_lsp.schedule.schedule import Schedule
+from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.timing.devices import data_sheet
+from mtmc_lsp.verify.cases import Case
+
+SECONDS = 60.0
+NOT_LAUNCHED = "no kernel was launched"
+
+
+class Checker:
+    """Runs candidates on single cases, without the cost of a measurer of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
+        env = {"TRITON_INTERPRET": "1"}
+        self._own, self._runner = (Worker(sys.executable, cwd=str(folder), env=env) for _ in range(2))
+        self._compiler = Worker(sys.executable, cwd=str(folder))
+        self._written = 0
+
+    def close(self) -> None:
+        """End the workers."""
+        self._own.close()
+        self._runner.close()
+        self._compiler.close()
+
+    def capture(self, text: str, name: str = "f") -> Capture:
+        """Capture a target of a file of its own."""
+        self._written += 1
+        path = self.folder / f"target{self._written}.py"
+        path.write_text(text)
+        source = path.read_bytes()
+        target = find_target(source, str(path), name)
+        return run_capture(find_workload(str(path), source, target), source, self._own, SECONDS)
+
+    def wrong(self, capture: Capture, candidates: Sequence[Candidate], case: Case) -> list[str]:
+        """For each candidate what is wrong with it on the case; empty texts where nothing is."""
+        common = self._referenced(capture, case)
+        return [self._wrong(common, candidate) for candidate in candidates]
+
+    def first_wrong(self, capture: Capture, candidate: Candidate, cases: Sequence[Case]) -> str:
+        """What is wrong on the first case where something is. The guard must hold on the first of them."""
+        for number, case in enumerate(cases):
+            try:
+                common = self._referenced(capture, case)
+            except TargetRaises:
+                # The user's own code does not take these sizes; it takes those of its workload.
+                assert number
+                continue
+            wrong = self._wrong(common, candidate)
+            if wrong and not (number and wrong == NOT_LAUNCHED):
+                return f"{wrong} (on {case.label})"
+        return ""
+
+    def results(self, capture: Capture, candidate: Candidate, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """What a candidate returns for given inputs.
+
+        Raises:
+            AssertionError: it failed, or launched no kernel.
+        """
+        sizes = dict(capture.graph.sizes)
+        common = self._common(capture, Case(sizes, "given", 0))
+        give(dict(inputs), common["inputs"], in_memory=False)
+        seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)
+        assert seen["status"] == "ran", seen["reason"]
+        assert seen["launches"], NOT_LAUNCHED
+        self._runner.take(RESULTS, Path(common["results"]))
+        results: list[torch.Tensor] = take(common["results"], "cpu")["results"]
+        return results
+
+    def _referenced(self, capture: Capture, case: Case) -> dict[str, Any]:
+        common = self._common(capture, case)
+        self._own.call("measure.reference", common, SECONDS)
+        return common
+
+    def _common(self, capture: Capture, case: Case) -> dict[str, Any]:
+        """What all requests about a case say."""
+        files = {name: str(self.folder / f"{name}.pt") for name in ("inputs", "expected", "results")}
+        return {
+            "capture": to_json(capture),
+            "own": Path(capture.workload.target.path).read_text(),
+            "widened": any(item.type.dtype == "bfloat16" for item in capture.graph.inputs),
+            "case": {**to_json(case), "label": case.label},
+            "precision": "budget",
+            "repeats": 1,
+            **files,
+        }
+
+    def compile_errors(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[str]:
+        """What the compiler says against the candidate's kernels."""
+        reports = self.reports(capture, candidate, archs)
+        return [f"{report.kernel} for {report.arch}: {report.error}" for report in reports if report.error]
+
+    def reports(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[KernelReport]:
+        """What the compiler makes of the candidate's kernels."""
+        request = {
+            "path": capture.workload.target.path,
+            "name": capture.module_name,
+            "source": candidate.source,
+            "launches": to_json(candidate.launches),
+            "archs": list(archs),
+            "seconds": SECONDS,
+        }
+        kernels = self._compiler.call("measure.compile", request, 2 * SECONDS)["kernels"]
+        assert len(kernels) == len(candidate.launches) * len(archs)
+        return [from_json(KernelReport, kernel) for kernel in kernels]
+
+    def _wrong(self, common: Mapping[str, Any], candidate: Candidate) -> str:
+        seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)
+        if seen["status"] != "ran":
+            return str(seen["reason"])
+        if not seen["launches"]:
+            return NOT_LAUNCHED
+        self._runner.take(RESULTS, Path(common["results"]))
+        compared = self._own.call("measure.compare", {**common, "differing": seen["differing"]}, SECONDS)
+        failed = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
+        return "; ".join(failed)
+
+
+def start(capture: Capture) -> Candidate:
+    """The user's own file as the candidate that everything begins with."""
+    return BuiltinCoder().start(capture, Path(capture.workload.target.path).read_text())
+
+
+def with_kernel(
+    capture: Capture, candidate: Candidate, nodes: Iterable[str], config: Mapping[str, object] | None = None
+) -> Candidate:
+    """The candidate with one more kernel.
+
+    Raises:
+        CannotCode: these nodes are none.
+    """
+    action = MacroAction(ActionKind.FUSE, tuple(nodes), (0, 0), {"config": dict(config or {})})
+    return BuiltinCoder().write(capture, candidate, action)
+
+
+def planned(capture: Capture) -> Candidate:
+    """What the planner fuses, each kernel in its default configuration."""
+    candidate = start(capture)
+    ir = lower(capture.graph)
+    for fusion in FusionSearch(ir, from_json(Schedule, candidate.schedule), data_sheet(("sm_90",))).best():
+        candidate = _tried(capture, candidate, fusion.region.nodes, fusion.config)
+    return candidate
+
+
+def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
+    """Everything in as few kernels as legality allows: each node joins the last kernel that takes it, whatever the gain."""
+    ir = lower(capture.graph)
+    kernels: list[tuple[str, ...]] = []
+    for node in capture.graph.nodes:
+        for i in reversed(range(len(kernels))):
+            try:
+                kernels[i] = analyse(ir, (*kernels[i], node.name)).nodes
+                break
+            except CannotFuse:
+                continue
+        else:
+            try:
+                kernels.append(analyse(ir, (node.name,)).nodes)
+            except CannotFuse:
+                continue
+    candidate = start(capture)
+    for nodes in kernels:
+        candidate = _tried(capture, candidate, nodes, config)
+    return candidate
+
+
+def _tried(capture: Capture, candidate: Candidate, nodes: Iterable[str], config: Mapping[str, object]) -> Candidate:
+    try:
+        return with_kernel(capture, candidate, nodes, config)
+    except CannotCode:
+        return candidate

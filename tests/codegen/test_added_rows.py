@@ -1,0 +1,116 @@
+"""Rows added at looked-up places: one kernel reads what an edge needs and adds its message to the node."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mtmc_lsp.ir.lower import lower
+from mtmc_lsp.verify.worker.interpreter_source import on_cpu
+from tests.codegen.checker import Checker
+from tests.codegen.harness import fused, verified
+from tests.codegen.test_guard import loaded
+from tests.planning.situations import fused_as_far_as_it_goes, start
+
+TEXT = """
+import torch
+
+
+# mtmc: x=f32[N,D] src=i64[E]@0..N-1 dst=i64[E]@0..N-1 w=f32[E] N=9 D=20 E=50
+def messages(x, src, dst, w):
+    return torch.zeros_like(x).index_add_(0, dst, x[src] * w[:, None])
+
+
+# mtmc: x=f32[N,D] src=i64[E]@0..N-1 dst=i64[E]@0..N-1 N=9 D=20 E=50
+def mean_of_neighbours(x, src, dst):
+    out = torch.zeros_like(x)
+    out.index_add_(0, dst, x[src])
+    degree = torch.zeros(x.shape[0], device=x.device).scatter_add_(0, dst, torch.ones_like(dst, dtype=x.dtype))
+    return out / degree.clamp(min=1)[:, None]
+
+
+# mtmc: base=f32[N,D] x=f32[E,D] i=i64[E]@0..N-1 N=9 D=20 E=50
+def into_what_is_there(base, x, i):
+    return base.index_add(0, i, x, alpha=2), x * 2
+
+
+# mtmc: base=f32[B,N] x=f32[B,E] i=i64[B,E]@0..N-1 B=3 N=9 E=50
+def of_each_row(base, x, i):
+    return (base + 1).scatter_add(1, i, x.exp()) * 2
+
+
+# mtmc: base=f32[N,D] x=f32[E,D] i=i64[E]@0..N-1 N=9 D=20 E=50
+def in_place(base, x, i):
+    base.index_add_(0, i, x)
+    return base.sum()
+
+
+# mtmc: x=f32[E,D] i=i64[E]@0..N-1 N=9 D=20 E=50
+def put(x, i, n=9):
+    out = torch.zeros(n, x.shape[1], device=x.device)
+    return out.index_put((i,), x.tanh(), accumulate=True)
+
+
+# mtmc: x=i64[E] i=i64[E]@0..8 E=50
+def counts(x, i):
+    return torch.zeros(9, dtype=torch.int64, device=x.device).index_add(0, i, x)
+
+
+# mtmc: x=f16[E,D] i=i64[E]@0..8 D=20 E=50
+def half(x, i):
+    return torch.zeros(9, x.shape[1], dtype=x.dtype, device=x.device).index_add(0, i, x)
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "mean_of_neighbours", "into_what_is_there", "of_each_row", "in_place", "put", "counts"]
+)
+def test_rows_are_added_where_their_index_says(name: str, captured) -> None:
+    capture = captured(TEXT, name)
+    assert not lower(capture.graph).opaque
+    if name not in ("mean_of_neighbours", "into_what_is_there", "of_each_row", "in_place"):
+        candidate = fused(capture, TEXT)
+        assert "tl.atomic_add(" in candidate.source
+        assert verified(capture, candidate).reason == ""
+    nodes = [
+        node.name
+        for node in capture.graph.nodes
+        if ("add" in node.op and node.op != "aten.add.Tensor") or "put" in node.op
+    ]
+    alone = fused(capture, TEXT, nodes=nodes[:1])
+    assert "tl.atomic_add(" in alone.source
+    assert verified(capture, alone).reason == ""
+    if name != "in_place":
+        assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
+
+
+def test_what_a_gpu_adds_with_other_rounding_stays_torchs(captured) -> None:
+    assert lower(captured(TEXT, "half").graph).opaque == {"index_add"}
+
+
+def test_calls_that_must_give_the_same_bits_keep_their_own_code(
+    checker: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candidate = fused(checker.capture(TEXT, "messages"), TEXT)
+    module = loaded(tmp_path / "messages.py", on_cpu(candidate.source, TEXT))
+    given = torch.ones(9, 20), torch.zeros(50, dtype=torch.int64), torch.zeros(50, dtype=torch.int64), torch.ones(50)
+    assert module.messages_fits(*given)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    asked = torch.compile(
+        lambda *own: own[0] * 2 if module.messages_fits(*own) else own[0], fullgraph=True, backend="eager"
+    )
+    assert torch.equal(asked(*given), given[0] * 2), "and torch.compile sees through the question"
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not module.messages_fits(*given)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_what_is_added_to_in_place_is_not_copied(captured) -> None:
+    capture = captured(TEXT, "in_place")
+    launcher = fused(capture, TEXT, nodes=["index_add"]).source.split("def in_place_launch(")[1].split("return")[0]
+    assert "clone" not in launcher and "copy_" not in launcher

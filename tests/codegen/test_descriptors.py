@@ -1,0 +1,163 @@
+"""Products whose operands' tiles are moved by hardware, and what that asks of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mtmc_lsp.codegen.coder import render
+from mtmc_lsp.codegen.matmul.descriptors import MAKE, MEMORY
+from mtmc_lsp.codegen.module.guard_helpers import ALIGNED, GUARD_HELPERS
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.llm.coder.code_policy import BadAnswer, check_rules
+from mtmc_lsp.llm.coder.editable_text import taken_apart
+from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
+from tests.codegen.harness import compile_errors, fused, verified
+from tests.planning.situations import SHEET
+
+TEXT = """import torch
+import torch.nn.functional as F
+# mtmc: {arguments}
+def f({names}):
+    return {result}
+"""
+TILE = {"block_m": 32, "block_n": 32, "block_k": 32, "group_m": 4, "warps": 4, "stages": 2, "tma": True}
+
+
+def product(result: str, **shapes: str) -> str:
+    arguments = " ".join(f"{name}=f16[{shape}]" for name, shape in shapes.items())
+    return TEXT.format(arguments=arguments, names=", ".join(shapes), result=result)
+
+
+MOVED = {
+    "both as they are stored": (product("torch.relu(x @ y)", x="40,72", y="72,56"), 2),
+    "weights by rows": (product("F.linear(x, w, b)", x="4,10,72", w="56,72", b="56"), 2),
+    "left one transposed": (product("x.mT @ y", x="72,40", y="72,56"), 2),
+    "both transposed": (product("x.mT @ y.mT", x="72,40", y="56,72"), 2),
+    "matrices of a batch": (product("x @ y.mT", x="3,40,72", y="3,56,72"), 2),
+    "one for a whole batch": (product("torch.matmul(x, y)", x="3,40,72", y="72,56"), 2),
+    "heads of one tensor, which lie apart": (
+        product("x.view(2, 40, 4, 24).transpose(1, 2) @ y", x="2,40,96", y="2,4,24,56"), 1,
+    ),
+    "the right one is computed": (product("x @ torch.sin(y)", x="40,72", y="72,56"), 1),
+    "the left one's rows are too short": (product("x @ y", x="40,30", y="30,56"), 1),
+    "a part of a tensor": (product("x[:, 8:] @ y", x="40,80", y="72,56"), 1),
+    "a row for all": (product("x.expand(40, -1) @ y", x="1,72", y="72,56"), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_tiles_are_moved_wherever_a_descriptor_can_say_how_they_lie(name: str, captured) -> None:
+    text, moved = MOVED[name]
+    capture = captured(text, "f")
+    candidate = fused(capture, text, TILE)
+    assert candidate.source.count(f"{MAKE}(") == moved
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
+def test_sizes_that_differ_from_call_to_call_are_asked_for_whole_units(captured) -> None:
+    text = product("x @ y", x="M,K", y="K,N").replace("y=f16[K,N]", "y=f16[K,N] M=40 K=72 N=56")
+    capture = captured(text, "f")
+    candidate = fused(capture, text, TILE)
+    assert "x.shape[1] % 8 == 0" in candidate.source
+    assert "y.shape[1] % 8 == 0" in candidate.source
+    assert f"{ALIGNED}((x, y))" in candidate.source
+    assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
+
+
+def test_a_launcher_whose_kernels_make_descriptors_lends_them_memory(captured) -> None:
+    moved, plain = (product("x @ y", x="40,72", y="72,56"), product("x @ y", x="40,30", y="30,50"))
+    for text, lends in ((moved, 1), (plain, 0)):
+        candidate = fused(captured(text, "f"), text, TILE)
+        assert candidate.source.count("    triton.set_allocator(_descriptor_memory)\n") == lends
+        assert candidate.source.count("def _descriptor_memory(") == lends
+
+
+def test_only_tensors_that_begin_at_whole_units_are_moved() -> None:
+    space: dict[str, object] = {"torch": torch}
+    exec(GUARD_HELPERS[ALIGNED], space)
+    are_aligned = space[ALIGNED]
+    numbers = torch.zeros(100, dtype=torch.float16)
+    assert callable(are_aligned)
+    assert are_aligned((numbers, numbers[8:], numbers[16:]))
+    assert not are_aligned((numbers, numbers[3:]))
+
+
+CHANGED = """import torch
+# mtmc: x=f16[40,72] w=f16[72,56] h=f16[40,72]
+def f(x, w, h):
+    h.add_(x)
+    return h @ w
+"""
+PART = """import torch
+# mtmc: x=f16[40,72] w=f16[64,56]
+def f(x, w):
+    y = torch.as_strided(x, (32, 64), (64, 1), 4)
+    return y @ w
+"""
+
+
+def rendered(capture: Capture, text: str, *kernels: KernelPlan) -> str:
+    schedule = Schedule(kernels=kernels)
+    return render(capture, ir_of(capture.graph, schedule), schedule, text)[0].block
+
+
+def test_of_an_input_that_is_written_into_the_guard_asks_where_it_begins(captured) -> None:
+    capture = captured(CHANGED, "f")
+    add, product = (node.name for node in capture.graph.nodes if node.op.split(".")[1] in ("add", "mm", "matmul"))
+    kernels = (KernelPlan((add,), {"rows": 1, "block": 64, "warps": 4, "stages": 2}), KernelPlan((product,), TILE))
+    code = rendered(capture, CHANGED, *kernels)
+    assert f"{ALIGNED}((h, w))" in code
+
+
+def test_what_torch_returns_may_begin_anywhere(captured) -> None:
+    capture = captured(PART, "f")
+    product = next(node.name for node in capture.graph.nodes if "m" in node.op.split(".")[1][:2])
+    code = rendered(capture, PART, KernelPlan((product,), TILE))
+    assert "as_strided" in code
+    assert MAKE not in code
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        (product("x @ y", x="1024,128", y="128,1024"), True),
+        (product("x @ y", x="1024,130", y="130,1018"), False),
+        (product("torch.sin(x) @ torch.cos(y)", x="1024,512", y="512,1024"), False),
+    ],
+)
+def test_the_plan_counts_on_hardware_only_where_the_operands_let_it(text: str, moved: bool, captured) -> None:
+    capture = captured(text, "f")
+    search = FusionSearch(ir_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: "native")
+    fusion = next(each for each in [search.least_doubted()] if each is not None)
+    assert bool(fusion.config.get("tma")) is moved
+
+
+def test_arguments_may_be_called_as_the_launcher_calls_its_own_variables(captured) -> None:
+    text = """import torch
+# mtmc: k_pad=f32[n_m,64] n_m=40
+def f(k_pad):
+    return k_pad @ k_pad.mT
+"""
+    capture = captured(text, "f")
+    candidate = fused(capture, text, {**TILE, "precision": "fp16x3"})
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
+def test_a_model_may_edit_a_launcher_that_lends_memory(captured) -> None:
+    text = product("x @ y", x="40,72", y="72,56")
+    sheet = taken_apart(fused(captured(text, "f"), text, TILE).code)
+    check_rules(sheet, sheet.text, moved_calls=0)
+    with pytest.raises(BadAnswer, match="_other_memory is defined nowhere"):
+        check_rules(sheet, sheet.text.replace(MEMORY, "_other_memory"), moved_calls=0)
+
+
+def test_a_size_may_occur_twice_in_a_stride(captured) -> None:
+    text = product("x.mT @ x", x="B,M,K").replace("x=f16[B,M,K]", "x=f16[B,M,K] B=3 M=40 K=48")
+    capture = captured(text, "f")
+    verdict = verified(capture, fused(capture, text, TILE))
+    assert verdict.is_correct, verdict.reason

@@ -1,0 +1,40 @@
+"""Targets that take any number of arguments: they are optimised for calls without further ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.core.errors import TargetUnsupported
+from tests.codegen.harness import verified
+from tests.planning.situations import fused_as_far_as_it_goes, start
+
+FURTHER = """import torch
+# mtmc: x=f32[M,N] grad=f32[N] M=6 N=20
+def f(x, grad, *more, scale=2.0, **named):
+    for other in more:
+        x = x + other
+    return torch.softmax(x * grad, -1) * scale + named.get("shift", 0.0)
+"""
+
+
+def test_without_further_arguments_the_kernel_runs(captured) -> None:
+    capture = captured(FURTHER, "f")
+    candidate = fused_as_far_as_it_goes(capture, start(capture, FURTHER))
+    assert "def f_fits(x, grad, more, scale, named) -> bool:" in candidate.source
+    assert "and not more\n" in candidate.source
+    assert "and not named\n" in candidate.source
+    assert verified(capture, candidate).reason == ""
+
+
+def test_a_workload_with_further_arguments_is_refused(captured) -> None:
+    text = """import torch
+class Model(torch.nn.Module):
+    def forward(self, x, *more):
+        return x + more[0]
+def get_inputs():
+    return [torch.ones(4, 8), torch.ones(4, 8)]
+def get_init_inputs():
+    return []
+"""
+    with pytest.raises(TargetUnsupported, match=r"any number of arguments, as \*more, and is given some"):
+        captured(text, "Model")

@@ -1,0 +1,45 @@
+"""Neighbours of each element: rolled along sizes that are free, and put back row by row."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.ir.lower import lower
+from tests.codegen.harness import fused, verified
+from tests.planning.situations import fused_as_far_as_it_goes, start
+
+TEXT = """
+import torch
+
+
+# mtmc: u=f32[B,H,W] B=3 H=12 W=17
+def wave(u):
+    near = torch.roll(u, 1, -1) + torch.roll(u, -1, -1) + torch.roll(u, (2, -1), dims=(1, 0))
+    return u * 0.9 + near - 4 * u
+
+
+# mtmc: u=f32[B,H] B=3 H=12
+def flat(u):
+    return torch.roll(u, 5) * 2 + torch.roll(u, 0, 0)
+
+
+# mtmc: u=f32[B,H] B=3 H=4
+def past_the_end(u):
+    return torch.roll(u * 2, 6, 1) + u
+"""
+
+
+@pytest.mark.parametrize(("name", "conditions"), [("wave", {"W > 1", "H > 2", "B > 1"}), ("flat", {"B * H > 5"})])
+def test_what_is_rolled_along_a_free_size_is_one_kernel(name: str, conditions: set[str], captured) -> None:
+    capture = captured(TEXT, name)
+    assert conditions <= set(capture.graph.conditions)
+    assert not lower(capture.graph).opaque
+    verdict = verified(capture, fused(capture, TEXT))
+    assert verdict.is_correct, verdict.reason
+
+
+def test_what_is_rolled_past_its_end_stays_the_users(captured) -> None:
+    capture = captured(TEXT, "past_the_end")
+    assert lower(capture.graph).opaque == {"roll"}
+    assert not any(">" in text for text in capture.graph.conditions)
+    assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""

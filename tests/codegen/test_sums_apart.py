@@ -1,0 +1,107 @@
+"""Sums of large tiles, whose leading bits are set apart when a piece of them ends, since registers hold no second accumulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.schedule.matmul_configs import SHORT, SPLIT
+from mtmc_lsp.schedule.schedule import Schedule
+from mtmc_lsp.verify.cases import Case
+from tests.codegen.checker import Checker
+from tests.codegen.harness import fused, verified
+from tests.planning.situations import SHEET
+
+TEXT = """import torch
+# mtmc: a=f32[{a}] b=f32[{b}]{sizes}
+def f(a, b):
+    return {result}
+"""
+TILE = {"block_m": 64, "block_n": 64, "block_k": 64, "group_m": 4, "warps": 1, "stages": 2, "precision": SPLIT}
+"""A thread has as many sums as one of 128 x 256 in eight warps."""
+
+
+def product(a: str, b: str, result: str = "a @ b", sizes: str = "") -> str:
+    return TEXT.format(a=a, b=b, result=result, sizes=sizes and f" {sizes}")
+
+
+ANY = product("M,K", "K,N", sizes="M=40 K=600 N=70")
+FORMS = {
+    "sizes of each call": (ANY, {}),
+    "fixed sizes": (product("X", "Y", "a.reshape(40, 600) @ b.reshape(600, 70)", "X=24000 Y=42000"), {}),
+    "an epilogue": (product("M,K", "N,K", "torch.relu(a @ b.mT * 0.1) + 1", "M=40 K=600 N=70"), {}),
+    "tiles moved by hardware": (ANY, {"tma": True}),
+    "shorter pieces": (ANY, {"precision": SHORT}),
+    "a batch": (product("B,M,K", "B,K,N", sizes="B=2 M=34 K=530 N=40"), {}),
+    "persistent programs": (product("M,K", "K,N", sizes="M=70 K=530 N=130"), {"tma": True, "persist": 2}),
+    "parts of K": (ANY, {"split_k": 2}),
+    "stream-K": (product("M,K", "K,N", sizes="M=130 K=530 N=70"), {"stream_k": 3}),
+    "one piece in the workload alone": (product("M,K", "K,N", sizes="M=40 K=200 N=70"), {}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_products_are_those_of_the_users_code(name: str, captured) -> None:
+    text, changes = FORMS[name]
+    capture = captured(text, "f")
+    candidate = fused(capture, text, {**TILE, **changes})
+    assert "acc, apart = _set_apart(acc, apart)" in candidate.source
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
+@pytest.mark.parametrize("distribution", ["mixed", "constant"])
+def test_sums_of_many_pieces_lose_nothing_that_was_set_apart(checker: Checker, distribution: str) -> None:
+    """Of 2300 terms five pieces are made, of 1500 six: what a call's pieces are depends on its own sizes."""
+    capture = checker.capture(ANY)
+    candidate = fused(capture, ANY, TILE)
+    for terms in (2300, 1500):
+        case = Case({"M": 40, "K": terms, "N": 12}, distribution, 3)
+        assert checker.wrong(capture, [candidate], case) == [""]
+
+
+def test_sums_of_either_sign_and_any_size_come_back_whole(checker: Checker) -> None:
+    """Between what is left of a sum and its leading bits no bit is lost: ten pieces that cancel but for their last bits."""
+    text = product("32,2560", "2560,32")
+    capture = checker.capture(text)
+    candidate = fused(capture, text, {**TILE, "block_n": 128})
+    signs = torch.tensor([1.0, -1.0]).repeat_interleave(512).repeat(3)[:2560]
+    a = torch.ones(32, 2560) * (1 + torch.arange(32)[:, None] * 2.0**-10) * signs
+    b = torch.ones(2560, 32) * torch.pow(2.0, torch.arange(32) - 16)
+    (own,) = checker.results(capture, candidate, {"a": a, "b": b})
+    assert torch.equal(own, (a.double() @ b.double()).float())
+
+
+def test_how_long_pieces_are_is_told_by_the_length_of_the_sum(captured) -> None:
+    """The library's own error grows with the sum, so a long one may have longer pieces."""
+    assert "PIECE=8 if k_pad >= 2048 else 4" in fused(captured(ANY, "f"), ANY, TILE).source
+    for terms, piece in ((600, 4), (2100, 8)):
+        text = product("X", "Y", f"a.reshape(40, {terms}) @ b.reshape({terms}, 70)", f"X={40 * terms} Y={70 * terms}")
+        assert f"PIECE={piece}, " in fused(captured(text, "f"), text, TILE).source
+
+
+def chosen(checker: Checker, rows: int) -> tuple[Capture, str, Mapping[str, int | str | bool]]:
+    """A product of square matrices, and its configuration on an H200."""
+    text = product("M,K", "K,N", "torch.relu(a @ b)", f"M={rows} K=2048 N={rows}")
+    capture = checker.capture(text)
+    search = FusionSearch(ir_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: SPLIT)
+    fusion = search.least_doubted()
+    assert fusion is not None
+    return capture, text, fusion.config
+
+
+def test_the_larger_tile_is_chosen_where_it_keeps_the_device_busy_and_its_sums_fit_into_registers(
+    checker: Checker,
+) -> None:
+    *_, config = chosen(checker, 1024)
+    assert config["block_m"] * config["block_n"] < 128 * 128
+    capture, text, config = chosen(checker, 2048)
+    assert (config["block_m"], config["block_n"]) == (128, 256)
+    *_, own = checker.reports(capture, fused(capture, text, config))
+    assert not own.error
+    assert own.spills == 0

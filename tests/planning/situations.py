@@ -1,0 +1,88 @@
+"""States for the tests of actions: no GPU, and a device so slow that tiny tensors are worth fusing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mtmc_lsp.actions.base import Situation
+from mtmc_lsp.actions.catalogue import proposals
+from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.json_codec import from_json
+from mtmc_lsp.core.results import BaselineTime, Device, Ratio, Speed, Timing
+from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.ir.regions import Region, analyse
+from mtmc_lsp.rewrites import ALGEBRA, ir_of
+from mtmc_lsp.schedule.schedule import Schedule
+from mtmc_lsp.timing.devices import data_sheet
+
+SHEET = data_sheet(("sm_90",))
+SLOW = replace(
+    SHEET, bandwidth=SHEET.bandwidth / 1e6, flops={name: rate / 1e6 for name, rate in SHEET.flops.items()}, sm_count=2
+)
+
+
+def schedule_of(candidate: Candidate) -> Schedule:
+    return from_json(Schedule, candidate.schedule)
+
+
+def situation(
+    capture: Capture, candidate: Candidate, *, has_gpu: bool = False, strict: bool = True, device: Device = SLOW
+) -> Situation:
+    return Situation(capture.graph, schedule_of(candidate), device, has_gpu=has_gpu, strict=strict)
+
+
+def proposed(capture: Capture, candidate: Candidate, kind: ActionKind, *, device: Device = SLOW) -> list[MacroAction]:
+    found = proposals(situation(capture, candidate, device=device))
+    return [action for action in found if action.kind is kind]
+
+
+def timing(median_us: float, eager: float, graph_us: float | None) -> Timing:
+    """Of a version, with the eager code that many times as slow."""
+    same = Ratio(1.0, 0.99, 1.01)
+    baselines = (BaselineTime("eager", median_us * eager, Ratio(eager, eager, eager)),)
+    return Timing(median_us, baselines, "eager", Speed.SLOWER, same, 100, "", 0.2, graph_us=graph_us)
+
+
+def act(capture: Capture, candidate: Candidate, kind: ActionKind, *region: str, **params: object) -> Candidate:
+    """``candidate`` after one action, as a run would write it."""
+    return BuiltinCoder().write(capture, candidate, MacroAction(kind, region, (0, 0), params))
+
+
+def region_and_program(capture: Capture) -> tuple[KernelIR, Region]:
+    """All nodes of a graph as one kernel."""
+    ir = ir_of(capture.graph, Schedule())
+    return ir, analyse(ir, tuple(node.name for node in ir.graph.nodes))
+
+
+def start(capture: Capture, text: str) -> Candidate:
+    return BuiltinCoder().start(capture, text)
+
+
+def fused_as_far_as_it_goes(capture: Capture, candidate: Candidate) -> Candidate:
+    """Every fusion that the planner proposes, one after the other."""
+    while actions := proposed(capture, candidate, ActionKind.FUSE):
+        candidate = BuiltinCoder().write(capture, candidate, actions[0])
+    return candidate
+
+
+def with_algebra(capture: Capture, candidate: Candidate, rule: str) -> Candidate:
+    """Every match of one rewrite; there must be one."""
+    count = 0
+    while True:
+        graph = ir_of(capture.graph, schedule_of(candidate)).graph
+        rules = [own for own in ALGEBRA if own.name == rule]
+        match = next((node.name for node in graph.nodes for own in rules if own.match(graph, node)), None)
+        if match is None:
+            assert count, f"{rule} matches nothing"
+            return candidate
+        candidate = act(capture, candidate, ActionKind.ALGEBRA, rule=rule, node=match, kernels=[])
+        count += 1
+
+
+def operations(capture: Capture, candidate: Candidate) -> list[str]:
+    """The ATen operations that are left."""
+    graph = ir_of(capture.graph, schedule_of(candidate)).graph
+    return [node.op.split(".")[1] for node in graph.nodes]

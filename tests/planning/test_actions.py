@@ -1,0 +1,295 @@
+"""Every kind of action: where it is legal, what it does to the schedule, that it renders and verifies, and that it replays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mtmc_lsp.actions.catalogue import BY_KIND, proposals
+from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.schedule.schedule import Schedule
+from tests.codegen.harness import fused, verified
+from tests.codegen.test_kernels import ATTENTION, LINEAR, NORM, ROTARY, SCAN, SOFTMAX
+from tests.planning import programs
+from tests.planning.situations import (
+    SHEET,
+    act,
+    fused_as_far_as_it_goes,
+    proposed,
+    schedule_of,
+    situation,
+    start,
+)
+
+K = ActionKind
+PRODUCT = {
+    "block_m": 16,
+    "block_n": 16,
+    "block_k": 16,
+    "group_m": 4,
+    "warps": 4,
+    "stages": 2,
+    "precision": "ieee",
+}
+ROWS = {"rows": 1, "block": 64, "loop": False, "warps": 4, "stages": 2}
+LOOPED = {"rows": 1, "block": 16, "loop": True, "warps": 4, "stages": 2}
+TILES = {"rows": 4, "block": 16, "warps": 4, "stages": 2}
+
+LEGAL = {
+    "tile a reduction": (NORM, ROWS, K.TILE, {"rows": 2, "block": 32, "loop": True}),
+    "tile a product": (LINEAR, PRODUCT, K.TILE, {"block_m": 32, "block_k": 32}),
+    "order of an elementwise kernel": (ROTARY, TILES, K.REORDER, {"order": "columns"}),
+    "order of a product": (LINEAR, PRODUCT, K.REORDER, {"group_m": 1}),
+    "stages of a loop": (NORM, LOOPED, K.PIPELINE, {"stages": 3}),
+    "warps": (SOFTMAX, ROWS, K.VECTORIZE, {"warps": 2}),
+    "a reduction in parts": (SOFTMAX, LOOPED, K.SPLIT, {"split": 2}),
+    "a product in parts": (LINEAR, PRODUCT, K.SPLIT, {"split_k": 2}),
+    "a persistent reduction": (NORM, ROWS, K.PERSIST, {"persist": 3}),
+    "any of them, measured together": (NORM, LOOPED, K.AUTOTUNE, {"block": 32, "warps": 2}),
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_a_legal_action_changes_the_schedule_and_the_kernel_still_is_right(name: str, captured) -> None:
+    text, config, kind, changes = LEGAL[name]
+    capture = captured(text, "f")
+    before = fused(capture, text, config)
+    region = schedule_of(before).kernels[0].nodes
+    after = act(capture, before, kind, *region, config=changes)
+    assert {**config, **changes} == dict(schedule_of(after).kernels[0].config)
+    assert after.source != before.source
+    verdict = verified(capture, after)
+    assert verdict.is_correct, verdict.reason
+
+
+ILLEGAL = {
+    "a tile that is no power of two": (NORM, ROWS, K.TILE, {"block": 48}, "must be a power of two"),
+    "a tile too large": (NORM, LOOPED, K.TILE, {"rows": 64, "block": 4096}, "more than 65536 elements"),
+    "a product's tile too small for tensor cores": (LINEAR, PRODUCT, K.TILE, {"block_k": 8}, "sides of 16 to 256"),
+    "a choice that the kernel has not": (NORM, ROWS, K.TILE, {"block_m": 32}, "has no block_m to choose"),
+    "a choice of another kind": (NORM, ROWS, K.TILE, {"persist": 4}, "has no persist to choose"),
+    "stages without a loop": (NORM, ROWS, K.PIPELINE, {"stages": 4}, "has no stages to choose"),
+    "no stages": (NORM, LOOPED, K.PIPELINE, {"stages": 0}, "stages cannot be 0"),
+    "half a warp": (NORM, ROWS, K.VECTORIZE, {"warps": 0}, "warps cannot be 0"),
+    "too many warps": (NORM, ROWS, K.VECTORIZE, {"warps": 64}, "at most 32 warps"),
+    "an order of rows": (NORM, ROWS, K.REORDER, {"order": "columns"}, "has no order to choose"),
+    "an unknown order": (ROTARY, TILES, K.REORDER, {"order": "diagonal"}, "not 'diagonal'"),
+    "parts of a scan": (SCAN, {"rows": 2, "block": 16}, K.SPLIT, {"split": 2}, "has no such parts"),
+    "parts that are empty": (SOFTMAX, LOOPED, K.SPLIT, {"split": 64}, "would leave some empty"),
+    "three parts": (SOFTMAX, LOOPED, K.SPLIT, {"split": 3}, "must be a power of two"),
+    "persistent attention": (
+        ATTENTION,
+        {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2},
+        K.PERSIST,
+        {"persist": 4},
+        "attention's programs differ in length",
+    ),
+    "a persistent split kernel": (
+        SOFTMAX,
+        {**LOOPED, "split": 2},
+        K.PERSIST,
+        {"persist": 4},
+        "has few pieces for many programs",
+    ),
+    "nothing to change": (NORM, ROWS, K.TILE, {}, "has no configuration"),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_an_illegal_action_is_refused_in_words(name: str, captured) -> None:
+    text, config, kind, changes, reason = ILLEGAL[name]
+    capture = captured(text, "f")
+    before = fused(capture, text, config)
+    with pytest.raises(CannotCode, match=reason):
+        act(capture, before, kind, *schedule_of(before).kernels[0].nodes, config=changes)
+
+
+def test_configurations_are_of_kernels(captured) -> None:
+    capture = captured(NORM, "f")
+    with pytest.raises(CannotCode, match="no kernel computes"):
+        act(capture, start(capture, NORM), K.TILE, "mul", config={"rows": 2})
+
+
+def test_tensor_cores_are_for_float32_products(captured) -> None:
+    capture = captured(NORM, "f")
+    nodes = [node.name for node in capture.graph.nodes]
+    with pytest.raises(CannotCode, match="no float32 matrix product"):
+        act(capture, start(capture, NORM), K.TENSOR_CORE, *nodes, config=ROWS)
+
+
+def test_a_shared_value_is_recomputed_by_both_reductions(captured) -> None:
+    capture = captured(programs.SHARED, "f")
+    nodes = [node.name for node in capture.graph.nodes]
+    first = act(capture, start(capture, programs.SHARED), K.FUSE, *nodes[:2], nodes[3], config={})
+    second = act(capture, first, K.FUSE, nodes[2], config={})
+    assert "mul_ptr" in second.source or "g_ptr" in second.source
+    action = proposed(capture, second, K.RECOMPUTE)[0]
+    assert action.expected.saved_us > 0
+    after = BuiltinCoder().write(capture, second, action)
+    assert [plan.recomputed for plan in schedule_of(after).kernels] == [tuple(nodes[:2])] * 2
+    assert "g_ptr" not in after.source
+    verdict = verified(capture, after)
+    assert verdict.is_correct, verdict.reason
+
+
+def test_a_product_that_computes_a_value_for_itself_can_be_fused_further(captured) -> None:
+    """Its kernel has no configuration of its own yet."""
+    text = """import torch
+# mtmc: x=f32[N,K] w=f32[K,M] N=20 K=24 M=16
+def f(x, w):
+    g = torch.tanh(x)
+    return torch.relu(g @ w), g.sum(1)
+"""
+    capture = captured(text, "f")
+    tanh, product, relu, total = (node.name for node in capture.graph.nodes)
+    apart = act(capture, start(capture, text), K.FUSE, tanh, total, config={})
+    after = act(capture, apart, K.RECOMPUTE, tanh, node=tanh)
+    assert schedule_of(after).kernel_of(product).config == {}
+    further = [action for action in proposed(capture, after, K.FUSE) if {product, relu} <= set(action.region)]
+    verdict = verified(capture, BuiltinCoder().write(capture, after, further[0]))
+    assert verdict.is_correct, verdict.reason
+
+
+NOT_RECOMPUTED = {
+    "a returned value": ("g = torch.tanh(x)\n    return g, g.sum(0)", "tanh", "it is written anyway"),
+    "a reduction": ("g = x.sum(1, keepdim=True)\n    return (g * 2).sum(0), g + x", "sum_1", "only elementwise"),
+    "a value for a torch call": (
+        "g = torch.tanh(x)\n    return g.sort()[0], g.sum(0)",
+        "tanh",
+        "a torch call reads the value",
+    ),
+    "random numbers": (
+        "g = torch.nn.functional.dropout(x, 0.5)\n    return g.sum(0), g.sum(1)",
+        "dropout",
+        "only elementwise",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_RECOMPUTED)
+def test_what_is_dear_or_seen_is_not_recomputed(name: str, captured) -> None:
+    body, node, reason = NOT_RECOMPUTED[name]
+    text = f"import torch\n# mtmc: x=f32[N,M] N=12 M=16\ndef f(x):\n    {body}\n"
+    capture = captured(text, "f")
+    name = next(own.name for own in capture.graph.nodes if node in own.name)
+    with pytest.raises(CannotCode, match=f"recompute: .*{reason}"):
+        act(capture, start(capture, text), K.RECOMPUTE, name, node=name)
+
+
+def test_an_intermediate_value_lies_as_its_reader_walks_it(captured) -> None:
+    text = """import torch
+# mtmc: x=f32[N,M] N=40 M=48
+def f(x):
+    g = torch.softmax(x, 1)
+    return g.sum(0)
+"""
+    capture = captured(text, "f")
+    nodes = [node.name for node in capture.graph.nodes]
+    two = act(capture, start(capture, text), K.FUSE, nodes[0], config={})
+    two = act(capture, two, K.FUSE, nodes[1], config={})
+    after = act(capture, two, K.LAYOUT, nodes[0], node=nodes[0], order=[1, 0])
+    assert "empty_strided((N, M), (1, N)" in after.source
+    verdict = verified(capture, after)
+    assert verdict.is_correct, verdict.reason
+    with pytest.raises(CannotCode, match="the caller sees"):
+        act(capture, two, K.LAYOUT, nodes[1], node=nodes[1], order=[0])
+    one = act(capture, start(capture, text), K.FUSE, nodes[0], config={})
+    with pytest.raises(CannotCode, match="a torch call reads the value"):
+        act(capture, one, K.LAYOUT, nodes[0], node=nodes[0], order=[1, 0])
+
+
+def test_a_size_as_a_multiple_takes_its_mask_away_and_is_asked_for(captured) -> None:
+    text = NORM.replace("D=50", "D=64")
+    capture = captured(text, "f")
+    before = fused(capture, text, LOOPED)
+    assert "col_mask" in before.source
+    after = act(capture, before, K.SPECIALIZE, *schedule_of(before).kernels[0].nodes, size="D", multiple=16)
+    assert "col_mask" not in after.source
+    assert "% 16 == 0" in after.source
+    verdict = verified(capture, after)
+    assert verdict.is_correct, verdict.reason
+    constant = act(capture, before, K.SPECIALIZE, *schedule_of(before).kernels[0].nodes, size="D", value=64)
+    assert "w.shape[0] == 64" in constant.source or "x.shape[1] == 64" in constant.source
+    verdict = verified(capture, constant)
+    assert verdict.is_correct, verdict.reason
+    with pytest.raises(CannotCode, match="no multiple of 128"):
+        act(capture, before, K.SPECIALIZE, "add", size="D", multiple=128)
+    with pytest.raises(CannotCode, match="D is 64 here, not 63"):
+        act(capture, before, K.SPECIALIZE, "add", size="D", value=63)
+    with pytest.raises(CannotCode, match="there is no size Z"):
+        act(capture, before, K.SPECIALIZE, "add", size="Z", value=63)
+
+
+# Proposals -----------------------------------------------------------------------------------------------------------
+
+
+def test_few_long_rows_are_split_at_once_and_a_whole_kernel_may_be_split_later(captured) -> None:
+    capture = captured(programs.LONG, "f")
+    first = proposed(capture, start(capture, programs.LONG), K.FUSE)[0]
+    assert "programs share each of its few long rows" in first.rationale
+    whole = fused(capture, programs.LONG, {"rows": 1, "block": 4096, "loop": True, "warps": 8, "stages": 2})
+    action = proposed(capture, whole, K.SPLIT, device=SHEET)[0]
+    assert action.expected.saved_us > 0
+    assert action.text.startswith("split the reduction kernel of line 4 into ")
+    assert "PARTS" in BuiltinCoder().write(capture, whole, action).source
+
+
+def test_a_product_of_few_tiles_is_split_along_k(captured) -> None:
+    capture = captured(programs.DEEP, "f")
+    whole = fused(capture, programs.DEEP, {**PRODUCT, "block_m": 64, "block_n": 64, "block_k": 32})
+    action = proposed(capture, whole, K.SPLIT, device=SHEET)[0]
+    assert action.params["config"] == {"split_k": 128}
+    assert action.expected.saved_us > 0
+
+
+def test_what_only_measuring_can_judge_is_proposed_where_steps_are_timed(captured) -> None:
+    capture = captured(NORM.replace("B=6 D=50", "B=4096 D=4096"), "f")
+    candidate = fused(capture, NORM, {"rows": 1, "block": 4096, "loop": False, "warps": 8, "stages": 2})
+    timed = {K.TILE, K.VECTORIZE, K.PERSIST, K.AUTOTUNE, K.SPECIALIZE}
+    assert not timed & {action.kind for action in proposals(situation(capture, candidate))}
+    found = proposals(situation(capture, candidate, has_gpu=True))
+    assert timed <= {action.kind for action in found}
+    assert [a.expected.saved_us for a in found] == sorted((a.expected.saved_us for a in found), reverse=True)
+    for action in found:
+        assert action.text
+        assert action.rationale.endswith(".")
+        variants = action.params.get("variants", [])
+        assert len(variants) <= 6 or action.kind is K.AUTOTUNE
+        for params in variants:
+            changed = MacroAction(action.kind, action.region, action.lines, params)
+            assert BY_KIND[action.kind].apply(capture.graph, schedule_of(candidate), changed) != schedule_of(candidate)
+
+
+def test_strictness_forbids_what_changes_rounding(captured) -> None:
+    capture = captured(LINEAR, "f")
+    capture = replace(capture, graph=replace(capture.graph, sizes={"B": 2, "S": 512, "K": 512, "N": 512}))
+    root = start(capture, LINEAR)
+    assert any(a.changes_rounding for a in proposals(situation(capture, root, strict=False)))
+    assert not any(a.changes_rounding for a in proposals(situation(capture, root, strict=True)))
+
+
+def test_actions_and_schedules_survive_the_store(captured) -> None:
+    capture = captured(programs.LINEAR_SUM, "f")
+    root = start(capture, programs.LINEAR_SUM)
+    for action in proposals(situation(capture, root)):
+        again = from_json(MacroAction, json.loads(json.dumps(to_json(action))))
+        first, second = (BuiltinCoder().write(capture, root, item) for item in (action, again))
+        assert first.source == second.source
+        assert again.key == action.key
+        schedule = schedule_of(first)
+        assert from_json(Schedule, json.loads(json.dumps(to_json(schedule)))) == schedule
+
+
+def test_every_kind_of_action_has_a_rule() -> None:
+    assert set(BY_KIND) == set(ActionKind)
+
+
+def test_nothing_is_proposed_for_what_is_done(captured) -> None:
+    capture = captured(NORM, "f")
+    done = fused_as_far_as_it_goes(capture, start(capture, NORM))
+    assert [action.text for action in proposals(situation(capture, done))] == []

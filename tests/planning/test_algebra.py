@@ -1,0 +1,135 @@
+"""Each exact rewrite does what its proof says: fewer operations, the same results; and none where it would be seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.rewrites import ALGEBRA, ir_of
+from tests.codegen.harness import verified
+from tests.planning import programs
+from tests.planning.situations import (
+    act,
+    fused_as_far_as_it_goes,
+    operations,
+    proposed,
+    schedule_of,
+    start,
+    with_algebra,
+)
+
+CASES = {
+    "sum over features": (programs.LINEAR_SUM, "sum-before-features", {"linear"}),
+    "mean over features, seen through vectors": (programs.LINEAR_TERMS, "sum-before-features", {"linear", "sub"}),
+    "mean over rows": (programs.LINEAR_ROWS, "sum-before-rows", set()),
+    "constants in a row": (programs.CONSTANTS, "fold", {"div", "sub"}),
+    "negations and transposes": (programs.CONSTANTS, "undone", {"neg", "t"}),
+    "times one": (programs.CONSTANTS, "neutral", set()),
+    "scaled convolution": (programs.CONVOLUTION, "scale-convolution", set()),
+    "batch norm in evaluation mode": (
+        programs.NORMALISED,
+        "normalise-convolution",
+        {"_native_batch_norm_legit_no_training", "batch_norm"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rewritten_target_equals_the_users_code(name: str, captured) -> None:
+    text, rule, gone = CASES[name]
+    capture = captured(text, "f")
+    candidate = with_algebra(capture, start(capture, text), rule)
+    assert not gone & set(operations(capture, candidate))
+    candidate = fused_as_far_as_it_goes(capture, candidate)
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
+def test_reductions_of_one_element_are_dropped(captured) -> None:
+    capture = captured(programs.LINEAR_SUM, "f")
+    candidate = with_algebra(capture, start(capture, programs.LINEAR_SUM), "single")
+    left = operations(capture, candidate)
+    assert "max" not in left
+    assert "logsumexp" not in left
+    assert "sum" in left
+
+
+def test_a_rewrite_in_a_kernel_changes_that_kernel(captured) -> None:
+    capture = captured(programs.CONSTANTS, "f")
+    fused = fused_as_far_as_it_goes(capture, start(capture, programs.CONSTANTS))
+    folded = with_algebra(capture, fused, "fold")
+    assert len(schedule_of(folded).kernels) == len(schedule_of(fused).kernels)
+    assert "x * 3.0" in fused.source
+    assert "x * 0.75 + 0.75" in folded.source
+    verdict = verified(capture, folded)
+    assert verdict.is_correct, verdict.reason
+
+
+def test_the_planner_moves_a_sum_in_front_of_a_product_and_says_what_it_saves(captured) -> None:
+    capture = captured(programs.LINEAR_SUM, "f")
+    action = proposed(capture, start(capture, programs.LINEAR_SUM), ActionKind.ALGEBRA)[0]
+    assert action.text == "move the sum over features in front of the linear in lines 5 to 6"
+    assert "operations become" in action.rationale
+    assert action.expected.saved_us > 0
+    assert action.expected.flops_after < action.expected.flops_before
+
+
+NOT = {
+    "a copy that is returned": ("return x.clone()", "neutral"),
+    "a view of a copy that is returned": ("return x.clone().view(-1)", "neutral"),
+    "a doubled transpose of an input, returned": ("return x.t().t()", "undone"),
+    "a sum of what others read too": (
+        "y = torch.nn.functional.linear(x, w)\n    return y.sum(-1), y * 2",
+        "sum-before-features",
+    ),
+    "a sum over features in half precision": (
+        "y = torch.nn.functional.linear(x.half(), w.half())\n    return y.sum(-1)",
+        "sum-before-features",
+    ),
+    "a sum over features and rows": ("return torch.nn.functional.linear(x, w).sum((0, 1))", "sum-before-features"),
+    "a sum over rows with a vector between": (
+        "return (torch.nn.functional.linear(x, w) + w[:, 0]).sum(0)",
+        "sum-before-rows",
+    ),
+    "a sum over features with a column between": (
+        "return (torch.nn.functional.linear(x, w) + x[:, :1]).sum(-1)",
+        "sum-before-features",
+    ),
+    "a factor of zero": ("return (x * 0.0) * 2.0", "fold"),
+    "integers": ("return (x.long() * 3) * 2", "fold"),
+    "constants that would overflow": ("return (x * 1e30) * 1e30", "fold"),
+    "a zero added to what may be -0.0": ("return (x + 0.0) * 2", "neutral"),
+    "sums of more than one element": ("return x.sum(-1, keepdim=True) * 2", "single"),
+    "an order of operations that matters": ("return torch.relu(x.abs().neg()) * 2", "undone"),
+}
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_no_rewrite_where_the_result_could_differ(name: str, captured) -> None:
+    body, rule = NOT[name]
+    text = f"import torch\n# mtmc: x=f32[N,K] w=f32[M,K] N=6 K=8 M=5\ndef f(x, w):\n    {body}\n"
+    graph = captured(text, "f").graph
+    own = next(item for item in ALGEBRA if item.name == rule)
+    assert [node.name for node in graph.nodes if own.match(graph, node)] == []
+
+
+def test_a_rewrite_that_does_not_match_is_refused_in_words(captured) -> None:
+    capture = captured(programs.CONSTANTS, "f")
+    candidate = start(capture, programs.CONSTANTS)
+    with pytest.raises(CannotCode, match="fold does not apply to softmax"):
+        act(capture, candidate, ActionKind.ALGEBRA, rule="fold", node="softmax", kernels=[])
+    with pytest.raises(CannotCode, match="there is no rule magic"):
+        act(capture, candidate, ActionKind.ALGEBRA, rule="magic", node="softmax", kernels=[])
+
+
+def test_every_rule_has_a_proof_and_a_name_of_its_own() -> None:
+    assert len({rule.name for rule in ALGEBRA}) == len(ALGEBRA)
+    assert all(rule.proof.endswith(".") for rule in ALGEBRA)
+
+
+def test_a_program_is_rewritten_once(captured) -> None:
+    capture = captured(programs.CONSTANTS, "f")
+    candidate = with_algebra(capture, start(capture, programs.CONSTANTS), "fold")
+    schedule = schedule_of(candidate)
+    assert ir_of(capture.graph, schedule) is ir_of(capture.graph, schedule)

@@ -1,0 +1,125 @@
+"""What the model makes of how tensors lie in memory: estimates decide what is tried first."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.ir.regions import analyse
+from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.schedule.attention_configs import attention_config
+from mtmc_lsp.schedule.column_tiles import column_block, next_power_of_two
+from mtmc_lsp.schedule.matmul_configs import SPLIT, Config, fitted, product_config
+from mtmc_lsp.schedule.schedule import Rewrite, Schedule
+from mtmc_lsp.schedule.tile_configs import default_config
+from mtmc_lsp.tuning.cost import kernel_cost
+from mtmc_lsp.tuning.load_cost import loads_apart_us
+from tests.codegen.families import source
+from tests.planning.situations import SHEET, region_and_program
+
+ACROSS = "# mtmc: a=f32[N,M] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a.t() + b\n"
+ALONG = "# mtmc: a=f32[M,N] b=f32[M,N] N=8192 M=8192\ndef across(a, b):\n    return a + b\n"
+DOWN = "# mtmc: x=f32[N,M] N=8192 M=8192\ndef down(x):\n    return torch.softmax(x.t(), dim=1)\n"
+
+
+@pytest.mark.parametrize("shared", [49_152, 101_376, 166_912, 232_448])
+@pytest.mark.parametrize(
+    ("head", "dtype", "queries"),
+    [(64, "f16", 4096), (128, "bf16", 4096), (256, "f16", 100), (128, "f32", 33), (80, "f16", 512), (136, "bf16", 512)],
+)
+def test_keys_and_values_of_an_attention_fit_into_shared_memory(
+    shared: int, head: int, dtype: str, queries: int, captured
+) -> None:
+    text = source(
+        f"q=F[2,{queries},{head}], k=F[2,4096,{head}], v=F[2,4096,{head}]: F.scaled_dot_product_attention(q, k, v)",
+        dtype,
+    )
+    config = attention_config(*region_and_program(captured(text, "f")), shared)
+    m, n, stages = (int(config[name]) for name in ("block_m", "block_n", "stages"))
+    held = next_power_of_two(head)
+    elements = m * held + n * stages * 2 * held
+    assert elements * (4 if dtype == "f32" else 2) <= shared or (m, n, stages) == (32, 32, 1)
+    assert m <= max(64, queries)
+
+
+def test_a_transposed_tensor_is_read_in_square_tiles(captured) -> None:
+    ir, region = region_and_program(captured(f"import torch\n{ACROSS}", "across"))
+    config = default_config(ir, region)
+    assert (config["rows"], config["block"]) == (64, 64)
+    other = region_and_program(captured(f"import torch\n{ALONG}", "across"))
+    assert default_config(*other)["rows"] == 1
+
+
+def test_whole_sectors_are_read_for_single_elements_and_long_tiles_pay_for_it(captured) -> None:
+    ir, region = region_and_program(captured(f"import torch\n{ACROSS}", "across"))
+    square, long = (kernel_cost(ir, region, c, SHEET) for c in ({"rows": 64, "block": 64}, {"rows": 1, "block": 1024}))
+    words = 8192 * 8192 * 4
+    assert square.bytes == pytest.approx(3 * words)
+    assert long.bytes == pytest.approx((8 + 2) * words), "a sector of 32 bytes holds eight floats"
+    assert long.us > 3 * square.us
+
+
+def test_a_reduction_down_the_columns_is_dear_row_by_row(captured) -> None:
+    ir, region = region_and_program(captured(f"import torch\n{DOWN}", "down"))
+    by_rows = kernel_cost(ir, region, {"rows": 1, "block": 8192, "loop": False}, SHEET)
+    assert by_rows.us > 2 * kernel_cost(ir, region, default_config(ir, region), SHEET).us
+
+
+def test_windows_before_a_norm_are_folded_on_each_of_its_walks(captured) -> None:
+    """Once for the statistics, once for what they centre; and by as many programs as there are rows."""
+    pooled = "F.max_pool2d(x, 7, 1)"
+    wanted = {"sum": f"{pooled}.sum((2, 3))", "norm": f"F.instance_norm({pooled})"}
+    config = {"rows": 1, "block": 2048, "loop": True, "warps": 8, "stages": 2}
+
+    def microseconds(name: str, channels: int) -> float:
+        ir, region = region_and_program(captured(source(f"x=F[8,{channels},128,128]: {wanted[name]}", "f32"), "f"))
+        return kernel_cost(ir, region, config, SHEET).us - SHEET.launch_us
+
+    assert microseconds("norm", 64) == pytest.approx(2.0 * microseconds("sum", 64), rel=0.01)
+    # A quarter of the work on 16 of 132 multiprocessors.
+    assert microseconds("sum", 2) > microseconds("sum", 8) * 0.9
+
+
+@pytest.mark.parametrize("columns", [1, 3, 17, 64, 100, 300, 1000, 1024, 1025, 1152, 4096, 100_003])
+def test_a_tile_of_columns_leaves_little_unused(columns: int) -> None:
+    block = column_block(columns)
+    read = -(-columns // block) * block
+    assert block & (block - 1) == 0
+    assert read < 1.29 * columns + 16
+
+
+WIDE = "x=F[64,64,128,128], w=F[64,64,3,3]: F.conv2d(x, w, padding=1)"
+PHASES = "x=F[64,64,128,128], w=F[64,64,3,3]: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)"
+
+
+def test_a_product_waits_for_operands_that_are_loaded_element_by_element(captured) -> None:
+    """Weights of several phases lie apart along the columns of a tile, whatever the layout; those of plain ones along K."""
+    waits = {}
+    for name, case in (("plain", WIDE), ("phases", PHASES)):
+        text = source(case, "f32")
+        graph = captured(text, "f").graph
+        node = next(node.name for node in graph.nodes if "conv" in node.op)
+        for packed in (False, True):
+            ir = ir_of(graph, Schedule(rewrites=(Rewrite("channels-last", node),) if packed else ()))
+            own = next(n.name for n in ir.graph.nodes if ".conv" in n.op)
+            region = analyse(ir, (own,))
+            waits[name, packed] = loads_apart_us(ir, region, default_config(ir, region), SHEET)
+    assert waits["plain", True] == 0.0
+    assert waits["plain", False] > 1000.0
+    assert waits["phases", True] > 1000.0
+
+
+def test_what_is_split_before_is_read_together(captured) -> None:
+    text = source("x=F[64,128], w=F[64,128]: torch.mm(x.t(), w)", "f32")
+    ir, region = region_and_program(captured(text, "f"))
+    assert loads_apart_us(ir, region, product_config(ir, region, SPLIT), SHEET) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("stages", "shared", "expected"), [(1, 232448, (64, 1)), (5, 232448, (64, 5)), (5, 101376, (64, 3))]
+)
+def test_a_configuration_keeps_as_many_stages_as_fit_and_gets_no_more(
+    stages: int, shared: int, expected: tuple[int, int]
+) -> None:
+    config: Config = {"block_m": 128, "block_n": 128, "block_k": 64, "stages": stages, "precision": SPLIT}
+    fit = fitted(config, shared)
+    assert (fit["block_k"], fit["stages"]) == expected

@@ -1,0 +1,265 @@
+"""Whole networks: what repeats is one step and one kernel, layouts go through from end to end, and plans stay short."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.graph import Graph, GraphInput, InputKind, Node, Ref
+from mtmc_lsp.core.protocols import CannotCode, State
+from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.fusion.repeated_blocks import MANY, alike, form
+from mtmc_lsp.fusion.search import FusionSearch
+from mtmc_lsp.planners.roofline import RooflinePlanner
+from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.rewrites import layout_propagation as propagation
+from mtmc_lsp.rewrites.graph_editing import dense
+from mtmc_lsp.schedule.precision_modes import Precisions
+from mtmc_lsp.schedule.schedule import Schedule
+from tests.codegen.harness import compile_errors, verified
+from tests.planning.situations import SLOW, act, schedule_of, start
+
+HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n"
+RESIDUAL = """
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(c, c, 3, padding=1, bias=False), nn.Conv2d(c, c, 3, padding=1, bias=False)
+        self.n, self.m = nn.BatchNorm2d(c), nn.BatchNorm2d(c)
+
+    def forward(self, x):
+        y = F.relu(self.n(self.a(x)))
+        return F.relu(self.m(self.b(y)) + x)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.blocks = nn.Sequential(Block(8), Block(8), Block(8))
+        self.head = nn.Linear(8, 5)
+        self.eval()
+
+    def forward(self, x):
+        x = F.max_pool2d(self.blocks(self.stem(x)), 2)
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+"""
+DENSE = """
+class Layer(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.n, self.c = nn.BatchNorm2d(c), nn.Conv2d(c, 6, 3, padding=1, bias=False)
+
+    def forward(self, x):
+        return self.c(F.relu(self.n(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(6 + 6 * i) for i in range(3)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], 1)
+        return x.flatten(1)
+"""
+SHUFFLED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(6, 6, 1, groups=3), nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.c = nn.ConvTranspose2d(6, 4, 2, stride=2)
+
+    def forward(self, x):
+        y = F.silu(self.a(x))
+        n, c, h, w = y.shape
+        y = y.view(n, 3, 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+        y = self.c(x * torch.sigmoid(self.b(y)))
+        return y, y.mean((2, 3)), y.sum(0)
+"""
+NETWORKS = {
+    "residual": (RESIDUAL, "torch.randn(2, 3, 6, 6)"),
+    "dense": (DENSE, "torch.randn(2, 6, 5, 5)"),
+    "shuffled": (SHUFFLED, "torch.randn(2, 6, 4, 4)"),
+}
+
+
+def network(name: str) -> str:
+    body, x = NETWORKS[name]
+    return f"{HEAD}{body}\n\ndef get_inputs():\n    return [{x}]\n\n\ndef get_init_inputs():\n    return []\n"
+
+
+def in_a_row(layers: list[str]) -> str:
+    """A network of layers of four features, one after the other."""
+    body = (
+        f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.layers = nn.Sequential({', '.join(layers)})\n\n    def forward(self, x):\n        return self.layers(x)\n"
+    )
+    return f"{HEAD}{body}\n\ndef get_inputs():\n    return [torch.randn(3, 4)]\n"
+
+
+def throughout(capture, candidate):
+    return act(capture, candidate, ActionKind.CHANNELS_LAST, rule=propagation.RULE, node="", kernels=[])
+
+
+def images(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if ".conv" in node.op]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_channels_last_throughout_changes_layouts_alone(name, captured):
+    """Operations are the same but for copies, all convolutions have channels densest, and results lie as they did."""
+    text = network(name)
+    capture = captured(text, "Net")
+    before = capture.graph
+    after = ir_of(before, schedule_of(throughout(capture, start(capture, text)))).graph
+    assert all(node.type.is_channels_last for node in images(after))
+    assert [after.type_of(ref) for ref in after.outputs if ref] == [before.type_of(r) for r in before.outputs if r]
+    own = [node.op for node in after.nodes if node.name in before.named]
+    assert own == [node.op for node in before.nodes]
+    assert {node.op for node in after.nodes if node.name not in before.named} == {"aten.clone.default"}
+    for node in after.nodes:
+        known = before.named.get(node.name)
+        if known is not None and not node.type.is_channels_last:
+            assert node.outputs == known.outputs
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_channels_last_throughout_keeps_the_values(name, captured):
+    """With the first kernel that the planner then writes, the results are those of the user's own code."""
+    text = network(name)
+    capture = captured(text, "Net")
+    candidate = throughout(capture, start(capture, text))
+    actions = RooflinePlanner().ranked(State(capture, candidate, (), SLOW, False))
+    candidate = BuiltinCoder().write(capture, candidate, next(a for a in actions if a.kind is ActionKind.FUSE))
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+    with pytest.raises(CannotCode):
+        throughout(capture, candidate)
+
+
+def test_a_network_of_like_blocks_takes_few_steps_and_few_kernels(captured):
+    """What the blocks share is one step each and one kernel; the end of the plan is correct."""
+    text = network("residual")
+    capture = captured(text, "Net")
+    candidate, history = start(capture, text), []
+    for _ in range(4):
+        actions = RooflinePlanner().ranked(State(capture, candidate, tuple(history), SLOW, False))
+        if not actions:
+            break
+        candidate = BuiltinCoder().write(capture, candidate, actions[0])
+        history.append(Step(len(history) + 1, actions[0], StepStatus.ACCEPTED, ""))
+    assert history[0].action.params["rule"] == propagation.RULE
+    assert any("at 3 places" in step.action.text for step in history)
+    written = len(re.findall(r"^@triton\.jit", candidate.source, re.MULTILINE))
+    launched = len(re.findall(r"_kernel\[", candidate.source))
+    assert written < launched
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
+def test_a_network_of_many_tensors_is_an_operator_of_a_list(captured):
+    """PyTorch's operators take at most 64 arguments; the file still loads, and its kernels compile."""
+    text = in_a_row(["nn.Linear(4, 4)", "nn.ReLU()"] * 33)
+    capture = captured(text, "Net")
+    relu = next(node.name for node in capture.graph.nodes if "relu" in node.op)
+    candidate = act(capture, start(capture, text), ActionKind.FUSE, relu)
+    assert len(capture.graph.inputs) > 64
+    assert "tensors: list[torch.Tensor]" in candidate.source
+    assert not compile_errors(capture, candidate, ["sm_90"])
+
+
+def test_what_a_network_changes_is_a_list_of_its_own(captured):
+    """Three tensors of each batch norm in training: of 22 of them they are more than an operator takes."""
+    text = in_a_row(["nn.BatchNorm1d(4)"] * 23 + ["nn.ReLU()"])
+    capture = captured(text, "Net")
+    relu = next(node.name for node in capture.graph.nodes if "relu" in node.op)
+    candidate = act(capture, start(capture, text), ActionKind.FUSE, relu)
+    assert "changed: list[torch.Tensor], tensors: list[torch.Tensor]" in candidate.source
+    assert not compile_errors(capture, candidate, ["sm_90"])
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
+def test_what_is_slow_around_a_product_is_not_tried_with_less_around_it(captured):
+    """A kernel of a convolution and its norm that was slower than both rules out one of the convolution alone."""
+    text = network("residual")
+    capture = captured(text, "Net")
+    ir = ir_of(capture.graph, Schedule())
+    node = images(capture.graph)[1].name
+    found = next(f for f in FusionSearch(ir, Schedule(), SLOW).best() if node in f.nodes)
+    again = FusionSearch(ir, Schedule(), SLOW, slow=[found.nodes]).best()
+    assert not any(node in fusion.nodes and fusion.nodes <= found.nodes for fusion in again)
+    assert any(node not in fusion.nodes for fusion in again)
+
+
+def test_sites_that_fail_together_are_tried_apart(captured):
+    """One site may be at fault; where all were correct and slower, none is tried again."""
+    text = network("residual")
+    capture = captured(text, "Net")
+    candidate = throughout(capture, start(capture, text))
+    state = State(capture, candidate, (), SLOW, False)
+    group = next(a for a in RooflinePlanner().ranked(state) if "sites" in a.params)
+    sites = {tuple(site["nodes"]) for site in group.params["sites"]}
+
+    def left(status: StepStatus) -> set[tuple[str, ...]]:
+        told = replace(state, history=(Step(1, group, status, ""),))
+        return {action.region for action in RooflinePlanner().ranked(told)} & sites
+
+    assert left(StepStatus.FAILED) == sites
+    assert not left(StepStatus.REJECTED)
+    ir = ir_of(capture.graph, schedule_of(candidate))
+    told = Precisions.of(ir, [Step(1, group, StepStatus.REJECTED, "")])
+    assert {tuple(sorted(nodes)) for _, nodes in told.slow} == {tuple(sorted(nodes)) for nodes in sites}
+
+
+def test_channels_last_throughout_comes_first_and_once(captured):
+    """It and single convolutions rearrange the same operands; what came to nothing is not proposed again."""
+    text = network("residual")
+    capture = captured(text, "Net")
+    root = start(capture, text)
+
+    def rules(*history: Step) -> set[object]:
+        actions = RooflinePlanner().ranked(State(capture, root, history, SLOW, False))
+        return {action.params.get("rule") for action in actions if action.kind is ActionKind.CHANNELS_LAST}
+
+    first = RooflinePlanner().ranked(State(capture, root, (), SLOW, False))[0]
+    assert rules() == {propagation.RULE}
+    assert propagation.RULE not in rules(Step(1, first, StepStatus.REJECTED, ""))
+
+
+def chain(operations: list[str], size: int, prefix: str) -> list[Node]:
+    kind = dense((Size.of(size), Size.of(4)), "float32")
+    names = [f"{prefix}{i}" for i in range(len(operations))]
+    sources = [Ref("x"), *(Ref(name) for name in names)]
+    return [
+        Node(n, f"aten.{op}.default", (s,), {}, (kind,)) for n, op, s in zip(names, operations, sources, strict=False)
+    ]
+
+
+OPERATIONS = st.lists(st.sampled_from(["relu", "tanh", "exp"]), min_size=1, max_size=4)
+
+
+@given(OPERATIONS, OPERATIONS, st.integers(1, 9), st.integers(1, 9))
+def test_the_form_of_nodes_is_what_they_do_whatever_their_names_and_sizes(first, second, m, n):
+    kind = dense((Size.of(m), Size.of(4)), "float32")
+    a, b = chain(first, m, "a"), chain(second, n, "b")
+    outputs = (Ref(a[-1].name), Ref(b[-1].name))
+    graph = Graph((GraphInput("x", "x", InputKind.ARGUMENT, kind),), (*a, *b), outputs, "tuple", {})
+    same = form(graph, [node.name for node in a]) == form(graph, [node.name for node in b])
+    assert same == (first == second)
+
+
+@given(st.lists(st.integers(0, 3), max_size=20))
+def test_every_item_is_in_one_group_and_groups_are_large_or_single(items):
+    groups = alike(list(enumerate(items)), lambda item: item[1])
+    assert sorted(item for group in groups for item in group) == list(enumerate(items))
+    assert all(len({key for _, key in group}) == 1 for group in groups)
+    assert all(len(group) == 1 or len(group) >= MANY for group in groups)
+    assert all(len(group) == items.count(group[0][1]) for group in groups if len(group) > 1)

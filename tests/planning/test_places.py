@@ -1,0 +1,65 @@
+"""Sums over the places of a convolution, moved in front of it: the same values without the convolution."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.rewrites import ALGEBRA
+from tests.codegen.families import source
+from tests.codegen.harness import verified
+from tests.planning.situations import fused_as_far_as_it_goes, operations, proposed, start, with_algebra
+
+RULE = "sum-before-places"
+CASES = {
+    "of images": "x=F[B,3,7,6], w=F[5,3,3,2], b=F[5]: (F.conv2d(x, w, b, 2, (2, 1), (2, 1)) * 0.5).mean((2, 3)).relu()",
+    "of lines, summed": "x=F[B,3,11], w=F[4,3,4], b=F[4]: F.conv1d(x, w, b, padding=3).sum(2, keepdim=True) * 2",
+    "by pooling": "x=F[B,3,6,5], w=F[4,3,3,3]: F.adaptive_avg_pool2d(F.conv2d(x, w) / 3, 1).flatten(1)",
+    "transposed": "x=F[B,4,5,3], w=F[4,6,3,4], b=F[6]: F.conv_transpose2d(x, w, b, 2, 1, 1).mean((2, 3), keepdim=True)",
+    "transposed, dilated": "x=F[B,4,5], w=F[4,6,3], b=F[6]: F.conv_transpose1d(x, w, b, 3, 2, dilation=2).sum(-1)",
+    "one dimension of volumes": "x=F[B,3,5,4,3], w=F[4,3,3,2,2], b=F[4]: F.conv3d(x, w, b, padding=1).mean(2).exp()",
+    "one dimension of groups": "x=F[B,4,6,5], w=F[6,2,3,2], b=F[6]: F.conv2d(x, w, b, 2, groups=2).sum(2, keepdim=True)",
+    "one dimension, transposed": "x=F[B,3,4,3,5], w=F[3,2,3,3,2], b=F[2]: F.conv_transpose3d(x, w, b, 1, 1).mean(2, keepdim=True)",
+    "a transposed tensor": "x=F[B,5,6,3], w=F[4,3,3,3]: F.conv2d(x.permute(0, 3, 1, 2), w, stride=2).mean((2, 3))",
+}
+NOT = {
+    "what others read": "x=F[B,3,7,6], w=F[5,3,3,2]: (lambda y: y.mean((2, 3)) + y[:, :, 0, 0])(F.conv2d(x, w))",
+    "channels too": "x=F[B,3,7,6], w=F[5,3,3,2]: F.conv2d(x, w).mean((1, 2, 3))",
+    "groups": "x=F[B,4,6,5], w=F[6,2,3,2]: F.conv2d(x, w, groups=2).sum((2, 3))",
+    "named sizes": "x=F[B,3,B,6], w=F[5,3,3,2]: F.conv2d(x, w, padding=1).mean((2, 3))",
+    "half precision": "x=F[B,3,7,6], w=F[5,3,3,2]: F.conv2d(x.half(), w.half()).mean((2, 3))",
+    "taps that meet nothing": "x=F[B,3,1,6], w=F[5,3,3,2]: F.conv2d(x, w, padding=1).mean((2, 3))",
+    "what is not linear": "x=F[B,3,7,6], w=F[5,3,3,2]: F.conv2d(x, w).relu().mean((2, 3))",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sums_of_what_each_tap_meets_give_the_same(name: str, captured) -> None:
+    text = source(CASES[name], "f32")
+    capture = captured(text, "f")
+    candidate = with_algebra(capture, start(capture, text), RULE)
+    left = [op for op in operations(capture, candidate) if "conv" in op]
+    # Only what is not summed over is still a convolution.
+    assert len(left) == name.startswith("one dimension")
+    candidate = fused_as_far_as_it_goes(capture, candidate)
+    assert candidate.launches
+    verdict = verified(capture, candidate)
+    assert verdict.is_correct, verdict.reason
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_a_convolution_stays_where_its_places_are_wanted(name: str, captured) -> None:
+    graph = captured(source(NOT[name], "f32"), "f").graph
+    own = next(item for item in ALGEBRA if item.name == RULE)
+    assert [node.name for node in graph.nodes if own.match(graph, node)] == []
+
+
+def test_the_planner_says_what_is_no_longer_computed(captured) -> None:
+    text = source("x=F[8,64,32,32], w=F[256,64,3,3]: F.conv2d(x, w, padding=1).mean((2, 3))", "f32")
+    capture = captured(text, "f")
+    action = proposed(capture, start(capture, text), ActionKind.ALGEBRA)[0]
+    assert action.text == "move the mean over places in front of the conv2d in line 6"
+    assert action.rationale.startswith(
+        "The mean over 1024 places needs a product with the weights of the sums of what each tap"
+    )
+    assert action.expected.flops_after < action.expected.flops_before / 100

@@ -1,0 +1,105 @@
+"""Recurrent layers in the planner: what is proposed for them, in which precision, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mtmc_lsp.actions.catalogue import proposals
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.results import Verdict, VerdictStatus
+from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.ir.lower import lower
+from mtmc_lsp.ir.primitives import PrimOp
+from mtmc_lsp.ir.regions import CannotFuse, RegionKind, analyse
+from tests.planning.situations import SHEET, act, situation, start
+
+TEXT = """import torch
+
+
+# mtmc: x=f32[T,B,128] T=128 B=10 init: hidden=256
+class Net(torch.nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.layer = torch.nn.{layer}
+        self.head = torch.nn.Linear(hidden, 3)
+
+    def forward(self, x):
+        out, state = self.layer(x)
+        return self.head(out[-1])
+"""
+LSTM, BOTH = "LSTM(128, hidden, 6)", "GRU(128, hidden, 6, bidirectional=True)"
+
+
+def layers_of(capture: Capture) -> str:
+    return next(node.name for node in capture.graph.nodes if len(node.outputs) > 1)
+
+
+def planned(capture: Capture, text: str, history: tuple[Step, ...] = (), *, strict: bool = False) -> list[MacroAction]:
+    """What is proposed for the layers."""
+    state = replace(situation(capture, start(capture, text), strict=strict, device=SHEET), history=history)
+    return [action for action in proposals(state) if layers_of(capture) in action.region]
+
+
+@pytest.mark.parametrize("layer", [LSTM, BOTH])
+def test_layers_are_one_step_that_says_what_it_does(captured, layer: str) -> None:
+    text = TEXT.format(layer=layer).replace("Linear(hidden", f"Linear({2 if layer == BOTH else 1} * hidden")
+    capture = captured(text, "Net")
+    action = planned(capture, text)[0]
+    launches = 128 + 5 if layer == LSTM else 128 * 6
+    assert action.kind is ActionKind.TENSOR_CORE and action.changes_rounding
+    assert action.region == (layers_of(capture),)
+    assert f"{launches} in all" in action.rationale
+    assert action.expected.saved_us > 3e3, "the library's steps take tens of milliseconds"
+
+
+def test_under_strict_precision_fp32_units_do_it(captured) -> None:
+    text = TEXT.format(layer=LSTM)
+    capture = captured(text, "Net")
+    found = planned(capture, text, strict=True)
+    assert [(action.kind, action.params["config"]["precision"]) for action in found] == [(ActionKind.FUSE, "ieee")]
+    assert not found[0].changes_rounding
+
+
+def test_what_is_too_inexact_on_tensor_cores_is_tried_on_fp32_units(captured) -> None:
+    text = TEXT.format(layer=LSTM)
+    capture = captured(text, "Net")
+    first = planned(capture, text)[0]
+    verdict = Verdict(VerdictStatus.INCORRECT, (), "gpu", 4e-6, 1e-7, "too inexact")
+    failed = Step(1, first, StepStatus.FAILED, "too inexact", verdict=verdict)
+    second = planned(capture, text, (failed,))[0]
+    assert (second.kind, second.params["config"]["precision"]) == (ActionKind.FUSE, "ieee")
+    assert not planned(capture, text, (failed, replace(failed, action=second)))
+
+
+def test_the_launches_can_be_a_cuda_graph(captured) -> None:
+    text = TEXT.format(layer=LSTM)
+    capture = captured(text, "Net")
+    candidate = act(capture, start(capture, text), ActionKind.FUSE, layers_of(capture))
+    replayed = act(capture, candidate, ActionKind.CUDA_GRAPH)
+    # The input alone is copied; weights are read where they lie.
+    assert "_replayed(net_launch,(x,),(layer_weight_ih_l0," in "".join(replayed.source.split())
+    with pytest.raises(CannotCode, match="no rows"):
+        act(capture, candidate, ActionKind.PERSIST, layers_of(capture), config={"persist": 132})
+
+
+def test_layers_take_nothing_into_their_kernel(captured) -> None:
+    capture = captured(TEXT.format(layer=LSTM), "Net")
+    ir, own = lower(capture.graph), layers_of(capture)
+    assert analyse(ir, (own,)).kind is RegionKind.RECURRENT
+    with pytest.raises(CannotFuse, match="kernel of their own"):
+        analyse(ir, (own, capture.graph.readers(own)[0].name))
+
+
+def test_projected_states_are_left_alone(captured) -> None:
+    """They are another recurrence: no step of it is one of ours."""
+    text = (
+        TEXT.format(layer="LSTM(128, hidden, proj_size=32)")
+        .replace("Linear(hidden", "Linear(32")
+        .replace("128 B", "3 B")
+    )
+    ir = lower(captured(text, "Net").graph)
+    assert not any(prim.op is PrimOp.RECURRENT for prim in ir.prims.values())

@@ -1,0 +1,270 @@
+"""Calls whose launches take longer than their kernels: one CUDA graph for all of them, as the last step."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, MOST_GRAPHS, REPLAYED
+from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.protocols import CannotCode, State
+from mtmc_lsp.core.results import CheckStatus
+from mtmc_lsp.core.run import Candidate, Step, StepStatus
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.planners.roofline import RooflinePlanner
+from mtmc_lsp.search.greedy import GreedySearch
+from mtmc_lsp.verify.source_scan import scan
+from tests.codegen.harness import fused
+from tests.planning.situations import SHEET, act, fused_as_far_as_it_goes, schedule_of, start, timing
+
+TEXT = """import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(24))
+    def forward(self, x):
+        return torch.softmax(x * self.weight, -1)
+def get_inputs():
+    return [torch.randn(6, 24)]
+def get_init_inputs():
+    return []
+"""
+REFUSED = {
+    "changes its arguments": ("x.add_(1.0)\n    return x * 2.0", "the call changes"),
+    "random": ("return torch.nn.functional.dropout(x, 0.5) * 2.0", "other random numbers"),
+    "a view": ("return (x * 2.0).sum(), x.t()", "view of an argument"),
+}
+
+
+def kernels(capture: Capture, text: str) -> Candidate:
+    return fused_as_far_as_it_goes(capture, start(capture, text))
+
+
+def test_the_launcher_is_replayed_and_the_compiler_sees_through_it_still(captured) -> None:
+    capture = captured(TEXT, "Model")
+    replayed = act(capture, kernels(capture, TEXT), ActionKind.CUDA_GRAPH, launches=1)
+    assert schedule_of(replayed).replayed
+    text = replayed.source
+    assert REPLAYED in text and GRAPHS in text
+    assert "return _replayed(model_launch, (x,), (weight,))" in text
+    assert "(model_triton if torch.compiler.is_compiling() else model_replay)(x, self.weight)" in text
+    compile(text, "model.py", "exec")
+    with pytest.raises(CannotCode, match="replayed already"):
+        act(capture, replayed, ActionKind.CUDA_GRAPH)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_must_not_be_replayed_is_not(name: str, captured) -> None:
+    body, reason = REFUSED[name]
+    text = f"import torch\n# mtmc: x=f32[N,M] N=6 M=5\ndef f(x):\n    {body}\n"
+    capture = captured(text, "f")
+    with pytest.raises(CannotCode, match=reason):
+        act(capture, kernels(capture, text), ActionKind.CUDA_GRAPH)
+
+
+@pytest.mark.parametrize(("graph_us", "is_proposed"), [(20.0, True), (95.0, False), (None, False)])
+def test_it_is_proposed_where_launching_takes_most_of_the_time(
+    graph_us: float | None, is_proposed: bool, captured
+) -> None:
+    capture = captured(TEXT, "Model")
+    candidate = fused(capture, TEXT)
+    action = MacroAction(ActionKind.FUSE, ("mul",), (0, 0))
+    step = Step(1, action, StepStatus.ACCEPTED, "", candidate=candidate, timing=timing(100.0, 2.0, graph_us))
+    ranked = RooflinePlanner().ranked(State(capture, candidate, (step,), SHEET, True))
+    assert (ActionKind.CUDA_GRAPH in {each.kind for each in ranked}) is is_proposed
+    if is_proposed:
+        assert ranked[0].kind is ActionKind.CUDA_GRAPH, "it saves most"
+
+
+@pytest.mark.parametrize(("graph_us", "status"), [(30.0, StepStatus.ACCEPTED), (60.0, StepStatus.REJECTED)])
+def test_a_first_kernel_that_only_its_launches_slow_down_is_a_base(graph_us: float, status: StepStatus) -> None:
+    step = Step(1, MacroAction(ActionKind.FUSE, ("mul",), (0, 0)), StepStatus.FAILED, "")
+    judged = GreedySearch._judge_timed(step, timing(100.0, 0.5, graph_us))
+    assert judged.status is status
+    assert ("base for a CUDA graph" in judged.reason) is (status is StepStatus.ACCEPTED)
+
+
+def test_only_the_text_that_is_known_passes_the_scan() -> None:
+    def refused(text: str) -> list[str]:
+        return [check.detail for check in scan(f"import torch\n\n{text}", "c.py") if check.status is CheckStatus.FAILED]
+
+    assert not refused(f"{GRAPHS}\n\n{REPLAYED}")
+    without_copies = REPLAYED.replace("        own.copy_(theirs)\n", "        pass\n")
+    assert without_copies != REPLAYED
+    assert refused(f"{GRAPHS}\n\n{without_copies}")
+
+
+class FakeStream:
+    """As torch's, it can be a part of a key."""
+
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+
+class FakeCuda:
+    """Graphs that note what is called while they are captured, and call it again."""
+
+    def __init__(self) -> None:
+        self.capturing: list[Callable[[], None]] | None = None
+        self.captures = 0
+        self.current = FakeStream()
+
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def current_stream(self) -> Any:
+        return self.current
+
+    Stream = staticmethod(lambda: types.SimpleNamespace(wait_stream=lambda other: None))
+    stream = staticmethod(lambda other: contextlib.nullcontext())
+    CUDAGraph = staticmethod(lambda: types.SimpleNamespace(calls=[]))
+
+    @contextlib.contextmanager
+    def graph(self, graph: Any, capture_error_mode: str) -> Iterator[None]:
+        self.capturing, self.captures = graph.calls, self.captures + 1
+        graph.replay = lambda: [call() for call in graph.calls]
+        yield
+        self.capturing = None
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    for name in ("is_current_stream_capturing", "current_stream", "Stream", "stream", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    return fake
+
+
+def replayed() -> tuple[Callable[..., Any], dict[Any, Any]]:
+    namespace: dict[str, Any] = {"torch": torch}
+    exec(GRAPHS + REPLAYED, namespace)
+    return namespace["_replayed"], namespace["_GRAPHS"]
+
+
+def launcher(cuda: FakeCuda) -> Callable[..., torch.Tensor]:
+    """``x * w`` by one launch into memory that it allocates."""
+
+    def launch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        torch.mul(x, w, out=out)
+        if cuda.capturing is not None:
+            cuda.capturing.append(lambda: torch.mul(x, w, out=out))
+        return out
+
+    return launch
+
+
+def test_each_call_computes_from_its_own_arguments_and_keeps_its_own_results(cuda: FakeCuda) -> None:
+    function, _ = replayed()
+    launch, w = launcher(cuda), torch.tensor([2.0, 3.0])
+    given = [torch.randn(4, 2) for _ in range(3)]
+    results = [function(launch, (x,), (w,)) for x in given]
+    for x, result in zip(given, results, strict=True):
+        assert torch.equal(result, x * w)
+    w.mul_(5.0)
+    assert torch.equal(function(launch, (given[0],), (w,)), given[0] * w), "parameters are read where they lie"
+    assert cuda.captures == 1
+
+
+def test_other_shapes_layouts_and_parameters_have_graphs_of_their_own(cuda: FakeCuda) -> None:
+    function, graphs = replayed()
+    launch, w = launcher(cuda), torch.tensor([2.0, 3.0])
+    for x in (torch.randn(4, 2), torch.randn(5, 2), torch.randn(2, 4).t(), torch.randn(4, 2).double()):
+        assert torch.equal(function(launch, (x,), (w,)), x * w)
+    other = torch.tensor([7.0, 11.0])
+    x = torch.randn(4, 2)
+    assert torch.equal(function(launch, (x,), (other,)), x * other)
+    assert cuda.captures == 5
+    assert len(graphs) == MOST_GRAPHS, "the oldest was dropped"
+
+
+def test_another_stream_or_gpu_has_a_graph_of_its_own(cuda: FakeCuda) -> None:
+    function, _ = replayed()
+    launch, w, x = launcher(cuda), torch.tensor([2.0, 3.0]), torch.randn(4, 2)
+    for _ in range(2):
+        assert torch.equal(function(launch, (x,), (w,)), x * w)
+        cuda.current = FakeStream()
+    assert cuda.captures == 2
+
+
+def test_in_inference_mode_and_out_of_it_one_graph_serves(cuda: FakeCuda) -> None:
+    function, _ = replayed()
+    launch, w, x = launcher(cuda), torch.tensor([2.0, 3.0]), torch.randn(4, 2)
+    with torch.inference_mode():
+        assert torch.equal(function(launch, (x,), (w,)), x * w)
+    assert torch.equal(function(launch, (x,), (w,)), x * w)
+    assert cuda.captures == 1
+
+
+def counting(cuda: FakeCuda) -> Callable[..., torch.Tensor]:
+    """``x + count`` after one more was counted, each a launch."""
+
+    def launch(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+
+        def kernels() -> None:
+            count.add_(1)
+            torch.add(x, count, out=out)
+
+        if cuda.capturing is not None:
+            cuda.capturing.append(kernels)
+        else:
+            kernels()
+        return out
+
+    return launch
+
+
+def test_every_call_changes_what_it_changes_once_the_first_too(cuda: FakeCuda) -> None:
+    function, _ = replayed()
+    launch, count, x = counting(cuda), torch.tensor(0.0), torch.randn(3)
+    for calls in (1, 2, 3):
+        assert torch.equal(function(launch, (x,), (count,), (0,)), x + calls)
+        assert count == calls
+    assert cuda.captures == 1
+
+
+def test_tensors_of_inference_mode_are_changed_by_plain_launches(cuda: FakeCuda) -> None:
+    function, graphs = replayed()
+    with torch.inference_mode():
+        count, x = torch.tensor(0.0), torch.randn(3)
+        assert torch.equal(function(counting(cuda), (x,), (count,), (0,)), x + 1)
+    assert count == 1 and not graphs and not cuda.captures
+
+
+def test_who_captures_already_gets_plain_launches(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, graphs = replayed()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    x, w = torch.randn(4, 2), torch.tensor([2.0, 3.0])
+    assert torch.equal(function(launcher(cuda), (x,), (w,)), x * w)
+    assert not graphs and not cuda.captures
+
+
+def test_a_schedule_stays_replayed_through_other_steps(captured) -> None:
+    capture = captured(TEXT, "Model")
+    candidate = act(capture, kernels(capture, TEXT), ActionKind.CUDA_GRAPH)
+    plan = schedule_of(candidate).kernels[-1]
+    tuned = act(capture, candidate, ActionKind.TILE, *plan.nodes, config={"rows": 2})
+    assert schedule_of(tuned).replayed
+    assert replace(schedule_of(tuned), replayed=False) != schedule_of(candidate)
+
+
+@pytest.mark.parametrize(("tried", "first"), [(False, ActionKind.FUSE), (True, ActionKind.CUDA_GRAPH)])
+def test_fewer_launches_come_before_a_graph_of_all_unless_they_came_to_nothing(
+    tried: bool, first: ActionKind, captured
+) -> None:
+    capture = captured(TEXT, "Model")
+    candidate = kernels(capture, TEXT)
+    kept = MacroAction(ActionKind.FUSE, ("mul",), (0, 0))
+    steps = [Step(1, kept, StepStatus.ACCEPTED, "", candidate=candidate, timing=timing(100.0, 2.0, 20.0))]
+    if tried:
+        steps.append(Step(2, MacroAction(ActionKind.FUSE, ("softmax",), (0, 0)), StepStatus.REJECTED, ""))
+    ranked = RooflinePlanner().ranked(State(capture, candidate, tuple(steps), SHEET, True))
+    assert {ActionKind.FUSE, ActionKind.CUDA_GRAPH} <= {each.kind for each in ranked}
+    assert ranked[0].kind is first

@@ -1,0 +1,87 @@
+"""Attention in float32 as two products and a softmax, which tensor cores can take one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mtmc_lsp.actions.catalogue import proposals
+from mtmc_lsp.core.action import ActionKind
+from mtmc_lsp.core.sizes import Size
+from mtmc_lsp.ir.lower import lower
+from mtmc_lsp.ir.regions import RegionKind, analyse
+from mtmc_lsp.rewrites import ALGEBRA
+from mtmc_lsp.rewrites.graph_editing import edited
+from tests.codegen.harness import verified
+from tests.planning.situations import SHEET, fused_as_far_as_it_goes, operations, situation, start, with_algebra
+
+TEXT = """import torch
+import torch.nn.functional as F
+# mtmc: q=f32[B,2,S,20] k=f32[B,2,T,20] v=f32[B,2,T,12] B=2 S=5 T=7
+def f(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v{more})
+"""
+OTHERS = {
+    "a mask": (TEXT.replace("{more}", ", torch.ones(5, 7, dtype=torch.bool)"), "f32"),
+    "causal": (TEXT.replace("{more}", ", is_causal=True"), "f32"),
+    "fewer heads": (TEXT.replace("k=f32[B,2", "k=f32[B,1").replace("v=f32[B,2", "v=f32[B,1").replace("{more}", ", enable_gqa=True"), "f32"),
+    "half precision": (TEXT.replace("f32", "bf16").replace("{more}", ""), "bf16"),
+}  # fmt: skip
+WIDE = """import torch
+import torch.nn.functional as F
+# mtmc: q=f32[B,H,S,1024] k=f32[B,H,S,1024] v=f32[B,H,S,1024] B=2 H=3 S=16
+def f(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+"""
+RULE = next(rule for rule in ALGEBRA if rule.name == "written-out-attention")
+
+
+@pytest.mark.parametrize("more", ["", ", scale=0.3"], ids=["usual scale", "scaled"])
+def test_it_gives_what_attention_gives(more: str, captured) -> None:
+    text = TEXT.replace("{more}", more)
+    capture = captured(text, "f")
+    candidate = with_algebra(capture, start(capture, text), RULE.name)
+    assert operations(capture, candidate) == ["transpose", "matmul", "mul", "softmax", "matmul"]
+    verdict = verified(capture, fused_as_far_as_it_goes(capture, candidate))
+    assert verdict.is_correct, verdict.reason
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_attention_stays_the_librarys(name: str, captured) -> None:
+    capture = captured(OTHERS[name][0], "f")
+    assert not any(RULE.match(capture.graph, node) for node in capture.graph.nodes)
+
+
+def test_the_result_lies_in_memory_as_the_librarys_does(captured) -> None:
+    """On a GPU the library leaves the heads of each place side by side."""
+    text = TEXT.replace("{more}", "")
+    graph = captured(text, "f").graph
+    (node,) = graph.nodes
+    _, heads, places, width = node.type.shape
+    own = replace(node.type, stride=(places * heads * width, width, heads * width, Size.of(1)))
+    graph = replace(graph, nodes=(replace(node, outputs=(own,)),))
+    edit = RULE.match(graph, graph.nodes[0])
+    assert edit is not None
+    after = edited(graph, edit)
+    assert [each.op.split(".")[1] for each in after.nodes[-4:]] == ["matmul", "permute", "clone", "permute"]
+    assert after.nodes[-1].type == own and after.outputs == (edit.result,)
+    # One kernel writes it there.
+    region = analyse(lower(after), [each.name for each in after.nodes[-4:]])
+    assert region.kind is RegionKind.MATMUL
+    value = torch.randn(2, 2, 5, 12)
+    there = value.permute(*after.nodes[-3].args[1]).clone(memory_format=torch.contiguous_format)
+    back = there.permute(*after.nodes[-1].args[1])
+    assert torch.equal(back, value) and back.stride() == (120, 12, 24, 1)
+
+
+def test_wide_heads_are_worth_it_and_the_step_says_that_it_rounds(captured) -> None:
+    capture = captured(WIDE, "f")
+    capture = replace(capture, graph=replace(capture.graph, sizes={"B": 8, "H": 32, "S": 512}))
+    begin = start(capture, WIDE)
+    first = proposals(situation(capture, begin, has_gpu=True, strict=False, device=SHEET))[0]
+    assert (first.kind, first.params["rule"]) == (ActionKind.ALGEBRA, RULE.name)
+    assert first.changes_rounding
+    strict = proposals(situation(capture, begin, has_gpu=True, strict=True, device=SHEET))
+    assert not any(action.changes_rounding for action in strict)

@@ -1,0 +1,125 @@
+"""Which inputs are tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from handwritten import ADD_IN_PLACE, RMS, SCALE_MODULE, Handwritten
+
+from mtmc_lsp.verify.cases import AUTOGRAD, FLOAT64, ON_CPU, VALUES, is_interpretable, verification_cases
+
+
+def cases_of(capture, *, interpreted: bool = True):
+    return verification_cases(capture, interpreted=interpreted, seed=100)
+
+
+def test_sizes_of_one_of_zero_and_of_no_multiple_of_sixteen_are_tried(capture_of) -> None:
+    sizes = [tuple(case.sizes.values()) for case in cases_of(capture_of(RMS))]
+    assert any(1 in pair for pair in sizes)
+    assert any(0 in pair for pair in sizes)
+    assert any(all(value % 16 and value % 2 for value in pair) and min(pair) > 16 for pair in sizes)
+
+
+def test_every_distribution_is_tried_and_no_seed_twice(capture_of) -> None:
+    cases = cases_of(capture_of(RMS))
+    assert {c.distribution for c in cases} == {"normal", "uniform", "large", "tiny", "mixed", "constant"}
+    assert len({case.seed for case in cases}) == len(cases)
+
+
+def test_values_are_tried_at_sizes_that_are_left_to_kernels_whose_tiles_hardware_moves(capture_of) -> None:
+    """At odd ones the guard of such a kernel would choose the user's own code."""
+    capture = capture_of(RMS)
+    capture = replace(capture, graph=replace(capture.graph, sizes=dict.fromkeys(capture.graph.sizes, 2048)))
+    for interpreted in (True, False):
+        cases = cases_of(capture, interpreted=interpreted)
+        tried = {c.distribution for c in cases if all(size % 16 == 8 for size in c.sizes.values())}
+        assert {"uniform", "tiny", "mixed", "constant", "large"} <= tried
+
+
+def test_where_sizes_must_be_odd_all_distributions_are_tried_as_well(capture_of) -> None:
+    capture = capture_of(RMS)
+    name = capture.variable_sizes[0]
+    bound = replace(capture, graph=replace(capture.graph, conditions=(f"{name} % 2 == 1",)))
+    assert {c.distribution for c in cases_of(bound)} == {"normal", "uniform", "large", "tiny", "mixed", "constant"}
+
+
+def test_the_first_case_is_the_workload_itself(capture_of) -> None:
+    capture = capture_of(RMS)
+    assert dict(cases_of(capture, interpreted=False)[0].sizes) == dict(capture.graph.sizes)
+
+
+def test_calls_outside_the_guard_come_last(capture_of) -> None:
+    capture = capture_of(RMS)
+    assert [c.kind for c in cases_of(capture)][-2:] == [FLOAT64, AUTOGRAD]
+    assert [c.kind for c in cases_of(capture, interpreted=False)][-3:] == [FLOAT64, AUTOGRAD, ON_CPU]
+    assert all(c.kind == VALUES for c in cases_of(capture)[:-2])
+
+
+def test_sizes_of_parameters_stay(capture_of) -> None:
+    capture = capture_of(SCALE_MODULE)
+    fixed = set(capture.graph.sizes) - set(capture.variable_sizes)
+    for case in cases_of(capture):
+        assert all(case.sizes[name] == capture.graph.sizes[name] for name in fixed)
+
+
+def test_conditions_of_the_graph_are_kept(capture_of) -> None:
+    capture = capture_of(RMS)
+    name = capture.variable_sizes[0]
+    bound = replace(capture, graph=replace(capture.graph, conditions=(f"{name} >= 4", f"{name} % 2 == 1")))
+    assert cases_of(bound)
+    assert all(case.sizes[name] >= 4 and case.sizes[name] % 2 for case in cases_of(bound))
+
+
+@pytest.mark.parametrize("size", [10**6, 10**9])
+def test_large_workloads_are_reduced_for_the_interpreter(capture_of, size: int) -> None:
+    capture = capture_of(ADD_IN_PLACE)
+    name = capture.variable_sizes[0]
+    large = replace(capture, graph=replace(capture.graph, sizes={name: size}))
+    assert max(case.sizes[name] for case in cases_of(large)) < 10**5
+    assert is_interpretable(large)
+    stuck = replace(large, variable_sizes=())
+    assert is_interpretable(stuck) is False
+
+
+HEADS = Handwritten(
+    "Heads.forward",
+    """
+
+
+class Heads(torch.nn.Module):
+    def __init__(self, width: int = 64, heads: int = 4):
+        super().__init__()
+        self.proj = torch.nn.Linear(width, width)
+        self.heads = heads
+
+    # mtmc: x=f32[B,T,64] B=8 T=1024
+    def forward(self, x):
+        B, T, C = x.shape
+        return torch.relu(self.proj(x)).view(B, T, self.heads, C // self.heads)
+""",
+    "",
+    "",
+    "",
+)
+
+
+def test_reduced_products_keep_rows_enough_for_their_kernels(capture_of) -> None:
+    """A kernel that splits its operands takes no fewer than 32 rows; verification must still run it, on all values."""
+    capture = capture_of(HEADS)
+    assert {"B", "T"} <= set(capture.variable_sizes), "the division is of C alone"
+    own = [case for case in cases_of(capture) if case.kind == VALUES]
+    enough = [case for case in own if case.sizes["B"] * case.sizes["T"] >= 32]
+    assert {case.distribution for case in enough} >= {"normal", "uniform", "tiny", "mixed", "constant", "large"}
+    assert any(case.sizes["B"] * case.sizes["T"] < 32 for case in own)
+
+
+def test_products_whose_rows_are_sizes_of_their_own_have_cases_too(captured) -> None:
+    text = """import torch
+# mtmc: x=f32[M,D] y=f32[N,D] w=f32[D,D] M=24 N=10 D=40
+def f(x, y, w):
+    return x @ w, y @ w
+"""
+    cases = verification_cases(captured(text, "f"), interpreted=True, seed=7)
+    odd = [case.sizes for case in cases if case.sizes["M"] != case.sizes["N"] and case.sizes["M"] % 2]
+    assert odd, "each size for itself"

@@ -1,0 +1,51 @@
+"""A case whose offsets pass 2^31 is planned where it fits, and left out with a reason where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from honest import PRODUCT, own
+from pairs import HONEST, REFERENCE
+
+from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.results import CheckStatus
+from mtmc_lsp.verify.int32_overflow import FAR, far_sizes
+
+PLENTY = 1e12
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "enlarged"),
+    [(REFERENCE, "rms", "N"), (own("x + 1"), "own", "N"), (PRODUCT, "product", "M")],
+    ids=["rows", "elements", "product"],
+)
+def test_one_leading_size_is_enlarged_until_an_offset_passes(text: str, name: str, enlarged: str, judge: Any) -> None:
+    """And no further: one row less, and all offsets fit."""
+    capture = judge.capture(text, name)
+    sizes, why = far_sizes(capture, PLENTY)
+    assert why == ""
+    assert {n for n in sizes if sizes[n] != capture.graph.sizes[n]} == {enlarged}
+    arguments = [item.type for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT]
+    assert max(kind.numel.value(sizes) for kind in arguments) > FAR
+    less = {**sizes, enlarged: sizes[enlarged] - 1}
+    assert max(kind.numel.value(less) for kind in arguments) <= FAR
+
+
+def test_without_memory_there_are_none(judge: Any) -> None:
+    sizes, why = far_sizes(judge.capture(REFERENCE, "rms"), 24e9)
+    assert sizes == {}
+    assert "GB are needed, 19 GB may be used" in why
+
+
+def test_without_a_size_that_varies_there_are_none(judge: Any) -> None:
+    fixed = replace(judge.capture(REFERENCE, "rms"), variable_sizes=("D",))
+    assert far_sizes(fixed, PLENTY) == ({}, "no leading size of an argument can be enlarged so far")
+
+
+def test_without_a_gpu_the_check_is_skipped_and_says_so(judge: Any) -> None:
+    verdict = judge(REFERENCE, "rms", HONEST, "fast", far=True)
+    assert verdict.is_correct, verdict.reason
+    skipped = [check for check in verdict.checks if check.name == "offsets beyond 2^31"]
+    assert [(check.status, check.detail) for check in skipped] == [(CheckStatus.SKIPPED, "there is no GPU")]

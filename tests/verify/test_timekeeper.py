@@ -1,0 +1,322 @@
+"""Locks among processes, what NVML shows, and what is remembered: with a pretended GPU, and real files and processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mtmc_lsp.core.errors import GpuInUse
+from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.core.results import BaselineTime, Conditions, Ratio, Speed, Timing
+from mtmc_lsp.process import gpu_lock
+from mtmc_lsp.report.phrases import timing_notes
+from mtmc_lsp.timing.gpu_watch import Reading, open_gpu, watching
+from mtmc_lsp.timing.timekeeper import Timekeeper, TimingCache
+
+ONE = Ratio(1.0, 0.99, 1.01)
+TIMING = Timing(
+    50.0, (BaselineTime("eager", 100.0, Ratio(2.0, 1.9, 2.1)),), "eager", Speed.FASTER, ONE, 60, "fake", 0.5
+)
+REQUEST = {"own": "a", "source": "b", "capture": {"graph": [1]}, "baselines": ["compile"], "least_us": 1.0}
+
+
+class FakeGpu:
+    """Slowed down for as many readings as it is told, and used by whom it is told."""
+
+    def __init__(self, *reasons: tuple[str, ...], holders: dict[int, int] | None = None) -> None:
+        self._reasons = list(reasons)
+        self._holders = holders or {}
+
+    def read(self) -> Reading:
+        reasons = self._reasons[0] if self._reasons else ()
+        return Reading(time.monotonic(), 1980, 2619, 45, 300.0, reasons)
+
+    def holders(self) -> list[int]:
+        return list(self._holders)
+
+    def busy(self, since_us: int) -> dict[int, int]:
+        return {pid: part for pid, part in self._holders.items() if part}
+
+    def next(self) -> None:
+        """From now on the reasons of the next measurement hold."""
+        self._reasons = self._reasons[1:]
+
+
+def keeper(
+    folder: Path, gpu: FakeGpu | None = None, *, fresh: bool = False
+) -> tuple[Timekeeper, list[str], list[float]]:
+    """A timekeeper, the commands that it had run, and its pauses."""
+    asked: list[str] = []
+    pauses: list[float] = []
+
+    def ask(command: str, request: object) -> dict[str, object]:
+        asked.append(command)
+        began = time.monotonic()
+        time.sleep(0.06)
+        return {"timing": to_json(TIMING), "window": [began, time.monotonic()]}
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        assert gpu is not None
+        gpu.next()
+
+    found = (gpu, "") if gpu is not None else (None, "NVML is not there")
+    made = Timekeeper(ask, "GPU-test", cache=TimingCache(folder, fresh), find_gpu=lambda uuid: found, pause=pause)
+    return made, asked, pauses
+
+
+# What is remembered -----------------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_is_given_again_and_says_so(tmp_path: Path) -> None:
+    first, asked, _ = keeper(tmp_path, FakeGpu())
+    timing = first.time(REQUEST)
+    assert not timing.cached
+    assert timing.measured_at == pytest.approx(time.time(), abs=60)
+    again, asked_again, _ = keeper(tmp_path, FakeGpu())
+    known = again.time({**REQUEST, "least_us": 2.0})
+    assert known == replace(timing, cached=True)
+    assert (asked, asked_again) == (["measure.time"], [])
+    assert any(note.startswith("cached: measured at") and "--fresh" in note for note in timing_notes(known))
+    assert not any("cached" in note for note in timing_notes(timing))
+
+
+@pytest.mark.parametrize(
+    "change", [{"own": "c"}, {"source": "c"}, {"capture": {"graph": [2]}}, {"baselines": ["compile", "max-autotune"]}]
+)
+def test_another_source_graph_or_baseline_is_measured(tmp_path: Path, change: dict[str, object]) -> None:
+    made, asked, _ = keeper(tmp_path, FakeGpu())
+    made.time(REQUEST)
+    assert not made.time({**REQUEST, **change}).cached
+    assert len(asked) == 2
+
+
+def test_another_gpu_is_another_key(tmp_path: Path) -> None:
+    cache = TimingCache(tmp_path)
+    assert cache.key(REQUEST, "GPU-a") != cache.key(REQUEST, "GPU-b")
+
+
+def test_fresh_measures_again_and_replaces_what_was_known(tmp_path: Path) -> None:
+    keeper(tmp_path, FakeGpu())[0].time(REQUEST)
+    made, asked, _ = keeper(tmp_path, FakeGpu(), fresh=True)
+    assert not made.time(REQUEST).cached
+    assert asked == ["measure.time"]
+
+
+def test_a_cache_that_cannot_be_read_or_written_is_no_failure(tmp_path: Path) -> None:
+    made, _, _ = keeper(tmp_path, FakeGpu())
+    made.time(REQUEST)
+    next((tmp_path / "timings").iterdir()).write_text("{")
+    assert not made.time(REQUEST).cached
+    (tmp_path / "file").write_text("")
+    blocked, _, _ = keeper(tmp_path / "file", FakeGpu())
+    assert not blocked.time(REQUEST).cached
+
+
+# How the GPU was --------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_was_slowed_down_is_measured_once_more(tmp_path: Path) -> None:
+    made, asked, pauses = keeper(tmp_path, FakeGpu(("thermal slowdown by hardware",)))
+    timing = made.time(REQUEST)
+    assert len(asked) == 2
+    assert len(pauses) == 1
+    assert timing.conditions.throttled == ()
+    assert timing.conditions.sm_mhz == 1980
+
+
+def test_one_that_stays_slow_is_marked(tmp_path: Path) -> None:
+    hot = ("thermal slowdown by hardware",)
+    made, asked, _ = keeper(tmp_path, FakeGpu(hot, hot))
+    timing = made.time(REQUEST)
+    assert len(asked) == 2
+    assert timing.conditions.throttled == hot
+    assert any("slowed down" in note for note in timing_notes(timing))
+
+
+def test_the_power_cap_is_noted_and_does_not_repeat_a_timing(tmp_path: Path) -> None:
+    made, asked, _ = keeper(tmp_path, FakeGpu(("power cap",)))
+    assert made.time(REQUEST).conditions.throttled == ("power cap",)
+    assert len(asked) == 1
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A process of another program."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_another_program_that_computes_makes_the_timing_void(tmp_path: Path, stranger: int) -> None:
+    made, _, _ = keeper(tmp_path, FakeGpu(holders={stranger: 40}))
+    with pytest.raises(GpuInUse, match=rf"\({stranger}\)"):
+        made.time(REQUEST)
+    assert not list(tmp_path.rglob("*.json")), "what is void is not remembered"
+
+
+def test_one_that_only_holds_memory_is_marked(tmp_path: Path, stranger: int) -> None:
+    timing = keeper(tmp_path, FakeGpu(holders={stranger: 0}))[0].time(REQUEST)
+    assert str(stranger) in timing.conditions.others[0]
+    assert timing.conditions.busy == ()
+    assert any("held the GPU" in note for note in timing_notes(timing))
+
+
+def test_processes_that_cannot_be_seen_from_here_are_said_to_be_unknown(tmp_path: Path) -> None:
+    """As in a container, where NVML counts by the host's numbers."""
+    timing = keeper(tmp_path, FakeGpu(holders={2**22 + 5: 90}))[0].time(REQUEST)
+    assert timing.conditions.others == ()
+    assert "cannot be told apart" in timing.conditions.notes[0]
+
+
+def test_without_nvml_the_timing_says_what_is_not_known(tmp_path: Path) -> None:
+    timing = keeper(tmp_path)[0].time(REQUEST)
+    assert timing.conditions == Conditions(notes=("clocks and throttling are not known: NVML is not there",))
+
+
+def test_a_gpu_that_does_not_exist_is_a_reason_and_no_failure() -> None:
+    gpu, why = open_gpu("GPU-00000000-0000-0000-0000-000000000000")
+    assert gpu is None
+    assert why
+
+
+def test_an_nvml_that_fails_meanwhile_does_not_spoil_the_timing() -> None:
+    class Failing(FakeGpu):
+        def read(self) -> Reading:
+            raise RuntimeError("GPU is lost")
+
+    with watching(Failing()) as watch:
+        time.sleep(0.05)
+    assert "GPU is lost" in watch.conditions([0.0, time.monotonic()]).notes[0]
+
+
+# Who may use the GPU when -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lock files of the test's own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_what_is_timed_is_alone_and_all_else_is_side_by_side() -> None:
+    inside: list[str] = []
+    most: dict[str, int] = {"use": 0, "time": 0}
+    mixed: list[list[str]] = []
+    mutex = threading.Lock()
+
+    def enter(kind: str, held: object) -> None:
+        with held:
+            with mutex:
+                inside.append(kind)
+                most[kind] = max(most[kind], inside.count(kind))
+                if len(set(inside)) > 1:
+                    mixed.append(list(inside))
+            time.sleep(0.03)
+            with mutex:
+                inside.remove(kind)
+
+    threads = [threading.Thread(target=enter, args=("use", gpu_lock.shared("g"))) for _ in range(6)]
+    threads += [threading.Thread(target=enter, args=("time", gpu_lock.alone("g"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not mixed
+    assert most["time"] == 1
+    assert most["use"] > 1
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_what_is_done_before_a_timing_keeps_nobody_from_the_gpu(tmp_path: Path) -> None:
+    """Compiling a baseline takes a minute; what has been timed before needs none."""
+    seen: list[str] = []
+    made, _, _ = keeper(tmp_path, FakeGpu())
+
+    def before(request: object) -> None:
+        entered = threading.Event()
+
+        def enter() -> None:
+            with gpu_lock.shared("GPU-test"):
+                entered.set()
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        seen.append("free" if entered.wait(10) else "held")
+        thread.join(10)
+
+    made._before = before
+    made.time(REQUEST)
+    assert made.time(REQUEST).cached
+    assert seen == ["free"]
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_locks_can_be_made_for_one_who_looks_elsewhere_and_can_make_none(tmp_path: Path) -> None:
+    folder = gpu_lock.lock_folder("g")
+    assert len(list(Path(folder).glob("mtmc-gpu-g*.lock"))) == 2
+    entered = threading.Event()
+
+    def enter() -> None:
+        with gpu_lock.shared("g", folder):
+            entered.set()
+
+    with gpu_lock.alone("g"):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(10)
+    thread.join(10)
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_a_stream_of_users_cannot_keep_the_timer_waiting() -> None:
+    stop = threading.Event()
+
+    def use() -> None:
+        while not stop.is_set():
+            with gpu_lock.shared("g"):
+                time.sleep(0.02)
+
+    users = [threading.Thread(target=use) for _ in range(4)]
+    for thread in users:
+        thread.start()
+    began = time.monotonic()
+    with gpu_lock.alone("g"):
+        waited = time.monotonic() - began
+    stop.set()
+    for thread in users:
+        thread.join(5)
+    assert waited < 2.0
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_the_lock_holds_between_processes_and_ends_with_them() -> None:
+    code = "from mtmc_lsp.process.gpu_lock import alone\nimport tempfile, sys, time\ntempfile.tempdir = sys.argv[1]\n"
+    code += "with alone('g'):\n    print('in', flush=True)\n    time.sleep(60)\n"
+    holder = subprocess.Popen([sys.executable, "-c", code, tempfile.gettempdir()], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"in\n"
+    entered = threading.Event()
+
+    def enter() -> None:
+        with gpu_lock.shared("g"):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert not entered.wait(0.2)
+    holder.kill()
+    holder.wait()
+    assert entered.wait(10)
+    thread.join(5)

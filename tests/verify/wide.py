@@ -1,0 +1,42 @@
+"""What verification says of plain functions: the user's, its oracle's and a candidate's results compared as workers do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mtmc_lsp.verify.worker import expectations as expecting
+from mtmc_lsp.verify.worker.compare import compare_case
+from mtmc_lsp.verify.worker.run_target import flatten
+
+Function = Callable[..., Any]
+
+
+def expected(function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What :func:`expecting.expected_of` says of a function of named tensors."""
+
+    def run_case(module: object, capture: object, tensors: dict[str, torch.Tensor], *rest: Any, **more: Any) -> Any:
+        with torch.no_grad():
+            results = flatten(function(**tensors))
+        return {"results": results, "after": {}, "facts": [{} for _ in results]}
+
+    monkeypatch.setattr(expecting, "run_case", run_case)
+    graph = SimpleNamespace(runs_tf32=False, allows_tf32=False, nodes=[])
+    capture: Any = SimpleNamespace(graph=graph, uses_random=False)
+    return expecting.expected_of(None, capture, dict(inputs), "cpu", {"kind": "values", "seed": 3, "first": False})
+
+
+def compared(
+    function: Function, candidate: Function, inputs: Mapping[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, list[str]]:
+    """What is wrong with a candidate for a function on these inputs, and on which results nothing can be said."""
+    want = expected(function, inputs, monkeypatch)
+    results = flatten(candidate(**{name: tensor.clone() for name, tensor in inputs.items()}))
+    seen = {"results": results, "facts": want["facts"], "after": {}}
+    found = compare_case(inputs, want, seen, "budget")
+    failed = [f"{check['name']}: {check['detail']}" for check in found["checks"] if check["status"] == "failed"]
+    return "; ".join(failed), found["silent"]
