@@ -158,8 +158,8 @@ def _on_gpu(evaluator: Any, reference: str, candidate: str) -> dict[str, Any]:
 def _on_cpu(evaluator: Any, reference: str, candidate: str) -> dict[str, Any]:
     import torch
 
-    from mtmc_lsp.verify.worker.interpreter_patches import mend_interpreter
-    from mtmc_lsp.verify.worker.interpreter_source import on_cpu
+    from mtmc_lsp.verify.worker.interpreter.patches import mend_interpreter
+    from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 
     mend_interpreter()
     torch.cuda.synchronize = lambda device=None: None

@@ -87,10 +87,8 @@ class Split:
         config = current_config(ir, region, plan)
         if int(config.get(name, 1)) > 1 or config.get("stream_k"):
             return
-        if region.kind is RegionKind.REDUCE:
-            changes = split_parts(ir, region, config)
-        else:
-            changes = split_product_parts(ir, region, config)
+        parts = split_parts if region.kind is RegionKind.REDUCE else split_product_parts
+        changes = parts(ir, region, config)
         if not changes:
             return
         device = situation.device

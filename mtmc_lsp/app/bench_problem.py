@@ -22,7 +22,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import VIEWS
 from mtmc_lsp.process.priority import keep_to
 from mtmc_lsp.process.worker_process import spent
-from mtmc_lsp.rewrites import program_of
+from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.search.greedy import Events
 from mtmc_lsp.search.store import Store
@@ -107,7 +107,7 @@ def _torch_calls(capture: Capture, result: RunResult) -> list[str]:
     """The operations that the last accepted version leaves to torch."""
     kept = [step.candidate for step in result.steps if step.status is StepStatus.ACCEPTED and step.candidate]
     schedule = from_json(Schedule, kept[-1].schedule) if kept else Schedule()
-    nodes = program_of(capture.graph, schedule).graph.nodes
+    nodes = ir_of(capture.graph, schedule).graph.nodes
     ops = [node.op for node in nodes if schedule.kernel_of(node.name) is None]
     return [op for op in ops if op.split(".")[1] not in VIEWS]
 

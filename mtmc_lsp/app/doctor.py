@@ -21,7 +21,7 @@ from mtmc_lsp.llm.endpoint.probe import abilities, look_at_endpoint
 from mtmc_lsp.process import sandbox
 from mtmc_lsp.search.store import Store
 
-PROBE = Path(__file__).with_name("probe_in_worker.py")
+PROBE = Path(__file__).parent / "worker" / "probe.py"
 PROBE_SECONDS = 180.0
 SHOWN_MODELS = 8
 INTERPRETED = "steps are verified by Triton's interpreter and compiled, never timed"

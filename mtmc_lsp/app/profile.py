@@ -164,7 +164,7 @@ def find_ncu() -> str:
 
 def _by_ncu(ncu: str, opened: OpenTarget, request: Mapping[str, object]) -> dict[str, dict[str, float]]:
     """What Nsight Compute counted for each kernel of one call."""
-    code = f"import sys; sys.path.append({str(ENTRY.parent.parent)!r})\n"
+    code = f"import sys; sys.path.append({str(ENTRY.parents[3])!r})\n"
     code += "from mtmc_lsp.timing.worker.profile_command import once; once(sys.argv[1])"
     with tempfile.TemporaryDirectory(prefix="mtmc-ncu-") as folder:
         path = Path(folder) / "request.json"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import mtmc_lsp.capture
+import mtmc_lsp.capture.recorder
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedTarget, keep_records, merged
 from mtmc_lsp.core.errors import Location, RequestError
@@ -19,7 +19,7 @@ from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.source.targets import find_target, find_targets
 
-HOOK = Path(mtmc_lsp.capture.__file__).parent / "hook"
+HOOK = Path(mtmc_lsp.capture.recorder.__file__).parent / "hook"
 SHELL_SIGNAL = 128
 """Added to a signal's number, as shells do, where the command was ended by one."""
 

@@ -1,0 +1,1 @@
+"""The built-in coder: graph and schedule to readable Triton source. Pure Python, no torch, no network."""

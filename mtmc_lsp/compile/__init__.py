@@ -1,0 +1,1 @@
+"""Cross-compilation of kernels and the report of registers, spills and shared memory."""

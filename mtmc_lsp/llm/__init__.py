@@ -1,0 +1,1 @@
+"""Language models as planner and coder, through any endpoint of the OpenAI chat-completions protocol."""

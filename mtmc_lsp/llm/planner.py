@@ -197,7 +197,7 @@ def device_text(device: Device) -> str:
         f"memory a block, {device.l2_bytes / 2**20:.0f} MiB L2, {device.bandwidth / 1e12:.2f} TB/s"
         + (f"; TFLOP/s: {peaks}" if peaks else "")
         + f"; one more kernel costs about {device.launch_us:g} us"
-        + ("" if device.has_gpu else "; from the data sheet, not measured")
+        + ("" if device.measured else "; from the data sheet, not measured")
     )
 
 

@@ -1,1 +1,1 @@
-"""Verification, timing, compile reports; the in_worker parts run under the user's interpreter."""
+"""Measurement of a candidate: compile, verify and time it in worker processes."""

@@ -19,19 +19,18 @@ from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.results import Check, CompileReport, Device, KernelReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.gpu_lock import alone, lock_folder, shared
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_process import Sandbox, Worker
 from mtmc_lsp.timing.devices import bound_us, cached_device, data_sheet, least_us, remember_device
-from mtmc_lsp.timing.timekeeper import Timekeeper, TimingCache, cache_folder
-from mtmc_lsp.verify.candidate_process import CandidateProcess
+from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
+from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
 from mtmc_lsp.verify.observations import to_find_launches
 from mtmc_lsp.verify.verification import Verification
 
-RUN_SECONDS = 120.0
 COMPILE_SECONDS = 180.0
-TIME_SECONDS = 300.0
 WAITING = 4
 """How many times as long a command may take that waits for the GPU itself."""
 WATCH_SECONDS = 1.0

@@ -12,11 +12,11 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import GpuInUse, MeasurementRejected, MtmcError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import Device, Timing, Verdict, VerdictStatus
-from mtmc_lsp.measure.local_measurer import RUN_SECONDS, TIME_SECONDS
+from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.gpu_lock import alone
 from mtmc_lsp.timing.devices import bound_us, cached_device, least_us, remember_device
-from mtmc_lsp.timing.timekeeper import Timekeeper, TimingCache, cache_folder
-from mtmc_lsp.verify.candidate_process import CandidateProcess
+from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
+from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
 from mtmc_lsp.verify.pair import Pair, PairVerdict
 
 

@@ -1,0 +1,1 @@
+"""Planners that need no language model: they choose the next macro action."""

@@ -1,0 +1,1 @@
+"""Worker processes: start, fork server, sandbox, priority, GPU lock."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from mtmc_lsp.process.priority import gives_way, usable_cores
 
-ENTRY = Path(__file__).resolve().parent.parent / "worker.py"
+ENTRY = Path(__file__).resolve().parent / "worker" / "main.py"
 START_SECONDS = 120.0
 """Most seconds for importing torch."""
 INTERPRET = "TRITON_INTERPRET"
@@ -51,7 +51,7 @@ class Launch:
     env: Mapping[str, str]
     """Variables to set beside the present ones."""
     options: Sequence[str]
-    """For ``worker.py``: its limits."""
+    """For ``worker/main.py``: its limits."""
 
 
 class Copy:
@@ -271,7 +271,7 @@ class ForkServer:
         self._seen = _at_start()
         try:
             self._process = subprocess.Popen(
-                [self.python, str(ENTRY), "--template", str(theirs.fileno()), *self._options],
+                [self.python, str(ENTRY), "--fork-server", str(theirs.fileno()), *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """Worker processes: user code and generated code run only there, under the user's own interpreter, with limits.
 
-The child runs ``mtmc_lsp/worker.py`` by its path. Requests are JSON lines on its standard input; answers come on a pipe of
-their own, because user code prints to standard output. Only the standard library is needed on either side.
+The child runs ``mtmc_lsp/process/worker/main.py`` by its path. Requests are JSON lines on its standard input; answers come
+on a separate pipe, because user code prints to standard output. Only the standard library is needed on either side.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Worker:
         """Run one command in the child.
 
         Args:
-            command: a name of the dispatch table in ``mtmc_lsp/worker.py``.
+            command: a name of the dispatch table in ``mtmc_lsp/process/worker/main.py``.
             request: JSON data.
             timeout_s: seconds after which the child is killed.
 

@@ -1,8 +1,9 @@
 """How a product's kernel runs when it is first written, and which other ways are worth trying.
 
 A configuration has ``block_m``, ``block_n``, ``block_k``, ``group_m``, ``warps``, ``stages``, ``precision``, ``once``
-(:mod:`mtmc_lsp.schedule.split_on_load`), and ``tma``: hardware moves tiles of the operands; of convolutions also ``taps``: a block of
-K is a block of channels at one place of the window. Also ``split_k`` (parts of K), ``stream_k`` (programs that share the
+(:mod:`mtmc_lsp.schedule.split_on_load`), and ``tma``: hardware moves tiles of the operands; of convolutions also ``taps``:
+a block of K is a block of channels at one place of the window. Also ``split_k`` (parts of K), ``stream_k`` (programs
+that share the
 blocks of K of the last wave of tiles: :mod:`mtmc_lsp.tuning.waves`) and ``persist`` (programs that do one tile after another).
 """
 

@@ -30,7 +30,7 @@ class KernelPlan:
     nodes: tuple[str, ...]
     """ATen nodes, in execution order."""
     config: Mapping[str, int | str | bool] = field(default_factory=dict)
-    """Choices by name, see :mod:`mtmc_lsp.schedule.tile_configs` and that of products: tiles, warps, stages, loop, precision, ..."""
+    """Choices by name, see :mod:`mtmc_lsp.schedule.tile_configs`: tiles, warps, stages, loop, precision, ..."""
     recomputed: tuple[str, ...] = ()
     """ATen nodes that this kernel computes for itself as well, without writing their values."""
 

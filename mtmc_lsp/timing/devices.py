@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import Graph, GraphInput, Ref, TensorType
@@ -14,7 +12,7 @@ from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, Environment
-from mtmc_lsp.timing.timekeeper import cache_folder
+from mtmc_lsp.process.cache_files import cache_file
 from mtmc_lsp.verify.cases import product_work
 
 TERA = 1e12
@@ -56,13 +54,6 @@ def data_sheet(archs: tuple[str, ...]) -> Device:
 
 
 # Measured ceilings, kept between runs ----------------------------------------------------------------------------
-
-
-def cache_file(environment: Environment, kind: str = "device") -> Path:
-    """Where something is kept that holds for this GPU with this driver and torch."""
-    parts = [environment.gpu, environment.driver, environment.torch]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    return cache_folder() / f"{kind}-{key}.json"
 
 
 def cached_device(environment: Environment) -> Device | None:

@@ -186,7 +186,7 @@ def _others(gpu: Gpu, since_us: int, notes: list[str]) -> tuple[list[str], list[
 
 def _is_ours(pid: int) -> bool:
     """Whether it is a worker of this tool, which waits while another one has the GPU."""
-    return pid == os.getpid() or any("/mtmc_lsp/" in p and p.endswith("worker.py") for p in _command(pid))
+    return pid == os.getpid() or any("/mtmc_lsp/" in p and p.endswith("/process/worker/main.py") for p in _command(pid))
 
 
 def _command(pid: int) -> list[str]:

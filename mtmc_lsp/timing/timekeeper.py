@@ -17,6 +17,8 @@ from mtmc_lsp.core.results import Timing
 from mtmc_lsp.process.gpu_lock import alone
 from mtmc_lsp.timing.gpu_watch import GRAVE, Gpu, open_gpu, watching
 
+TIME_SECONDS = 300.0
+"""Limit for timing one candidate, preparation of the baselines included."""
 VERSION = 1
 """Of how times are taken: what was measured by another version is measured again."""
 COOLING_SECONDS = 5.0
@@ -26,11 +28,6 @@ VOLATILE = ("seconds", "bound_us", "least_us")
 
 Ask = Callable[[str, Mapping[str, object]], dict[str, Any]]
 """Has the timing worker run a command."""
-
-
-def cache_folder() -> Path:
-    """Where what was measured on this machine is kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtmc"
 
 
 @dataclass(frozen=True)

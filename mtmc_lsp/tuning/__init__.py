@@ -1,0 +1,1 @@
+"""The cost model: predicted time of kernels, launches and whole schedules."""

@@ -1,0 +1,1 @@
+"""Verification: does a candidate compute what the user's code computes?"""

@@ -13,11 +13,13 @@ from typing import Any
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Environment
+from mtmc_lsp.process.cache_files import cache_file
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_process import RESULTS, Sandbox, Worker
-from mtmc_lsp.timing.devices import cache_file
 
+RUN_SECONDS = 120.0
+"""Limit for one case of one candidate."""
 INTERPRETER_MEMORY = 8 << 30
 """Bytes of data that a candidate under the interpreter may take: the cases are small."""
 START_SECONDS = 120.0

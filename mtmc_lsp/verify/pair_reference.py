@@ -18,10 +18,10 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.workload import Capture, WorkloadSource
-from mtmc_lsp.measure.local_measurer import RUN_SECONDS
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.gpu_lock import shared
 from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.verify.candidate_process import RUN_SECONDS
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.pair_sizes import Trial
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from runner import environment, mtmc, project
 
-from mtmc_lsp.verify.worker.interpreter_source import on_cpu
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mtmc_lsp.verify.worker.interpreter_source import on_cpu
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused, verified
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.core.errors import TargetUnsupported
-from mtmc_lsp.verify.worker.interpreter_source import on_cpu
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.harness import verified
 from tests.planning.situations import fused_as_far_as_it_goes, start
 

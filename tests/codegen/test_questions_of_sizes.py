@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtmc_lsp.verify.worker.interpreter_source import on_cpu
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused, verified
 from tests.codegen.test_guard import loaded

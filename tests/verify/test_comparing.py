@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmc_lsp.verify.worker.compare import FACTORS, Comparison, agreement
-from mtmc_lsp.verify.worker.compare_discrete import discrete_difference
-from mtmc_lsp.verify.worker.distances import sensitivity
+from mtmc_lsp.verify.worker.comparison.compare import FACTORS, Comparison, agreement
+from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
+from mtmc_lsp.verify.worker.comparison.distances import sensitivity
 
 
 def judged(mine, own, oracle, near=0.0, precision="budget"):

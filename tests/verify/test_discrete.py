@@ -6,7 +6,7 @@ import pytest
 import torch
 from wide import compared
 
-from mtmc_lsp.verify.worker.compare_discrete import discrete_difference
+from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
 
 NAN, INF = float("nan"), float("inf")
 

@@ -57,7 +57,7 @@ def outputs():
 
 
 before = outputs()
-from mtmc_lsp.verify.worker.interpreter_speedups import hasten_interpreter
+from mtmc_lsp.verify.worker.interpreter.speedups import hasten_interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
 one_by_one = ReduceOps.generic_reduce, ScanOps.generic_scan
 hasten_interpreter()

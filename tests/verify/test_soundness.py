@@ -11,7 +11,7 @@ import torch
 from wide import compared, expected
 
 from mtmc_lsp.process.worker.tensor_ipc import give, take
-from mtmc_lsp.verify.worker.ill_conditioned import OUTLIERS
+from mtmc_lsp.verify.worker.comparison.ill_conditioned import OUTLIERS
 
 Function = Callable[..., torch.Tensor]
 

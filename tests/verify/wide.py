@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mtmc_lsp.verify.worker import expectations as expecting
-from mtmc_lsp.verify.worker.compare import compare_case
+from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.run_target import flatten
 
 Function = Callable[..., Any]

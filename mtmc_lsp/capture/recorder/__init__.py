@@ -1,0 +1,1 @@
+"""The call recorder that ``mtmc record`` loads into the user's program. Standard library only."""

@@ -1,0 +1,1 @@
+"""Capture in the user's interpreter: load the file, run the target, export its graph."""

@@ -41,7 +41,8 @@ class Call:
     further: frozenset[str] = frozenset()
     """Those that take any number of arguments, as ``*args`` and ``**kwargs``, and take none."""
     kept: Mapping[str, Home] = field(default_factory=dict)
-    """Where the instance holds those of ``names`` that the function does not take: see :mod:`mtmc_lsp.capture.worker.module_state`."""
+    """Where the instance holds those of ``names`` that the function does not take: see
+    :mod:`mtmc_lsp.capture.worker.module_state`."""
     accesses: frozenset[str] = frozenset()
     """Python for these inside the target's body."""
 

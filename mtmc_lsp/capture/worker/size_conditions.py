@@ -24,7 +24,7 @@ from torch.fx.experimental.sym_node import SymNode
 
 from mtmc_lsp.core.sizes import renamed
 
-NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
+NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 PASSING = (torch.__file__, __file__)
 """Files through which a question goes on its way from who asks."""
 BETWEEN = {

@@ -1,0 +1,1 @@
+"""Parts that every kernel writer shares: expressions, index arithmetic, parameters, device functions."""

@@ -1,0 +1,1 @@
+"""Matrix-product kernels, convolutions as implicit GEMM included."""

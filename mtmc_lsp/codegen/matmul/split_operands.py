@@ -1,9 +1,9 @@
 """Operands of a float32 product as sums of two float16 halves, and the walk over them on tensor cores.
 
 Each row is scaled by a power of two and split, x = high + low, which keeps 22 of the 24 bits. The product is then
-low*high + high*low + high*high, summed in float32 (after Ootomo & Yokota, arXiv 2203.03341). The halves of a row lie side by
-side with K dense: [low | high] for the left operand, [high | low] for the right one. :mod:`mtmc_lsp.codegen.matmul.split_precision`
-sums them.
+low*high + high*low + high*high, summed in float32 (after Ootomo & Yokota, arXiv 2203.03341). The halves of a row are stored
+side by side with K dense: [low | high] for the left operand, [high | low] for the right one.
+:mod:`mtmc_lsp.codegen.matmul.split_precision` sums them.
 
 A row with an infinity gives NaN throughout, since infinity has no low half, and results within a few powers of two of float32's
 largest become infinite before they are scaled back.

@@ -1,0 +1,1 @@
+"""Everything around the kernels: launcher, guard, constants, torch calls, names."""

@@ -1,0 +1,1 @@
+"""Elementwise, reduction and scan kernels over a tile of rows and columns."""

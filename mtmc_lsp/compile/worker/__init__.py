@@ -1,0 +1,1 @@
+"""Compilation in the user's interpreter."""

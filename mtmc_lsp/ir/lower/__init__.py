@@ -188,16 +188,16 @@ def _base(op: str) -> str:
 def lower(graph: Graph) -> KernelIR:
     """The primitive form of ``graph``; an operation without a rule becomes ``OPAQUE``."""
     from mtmc_lsp.ir.lower import (  # noqa: F401 (they register)
-        convolutions,
+        convolution,
         losses,
+        matmul,
         normalisation,
         pointwise,
         pooling,
-        products,
         recurrent,
         reductions,
         resampling,
-        scattering,
+        scatter,
         views,
     )
 

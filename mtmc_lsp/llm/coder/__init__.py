@@ -1,0 +1,1 @@
+"""The coder that asks a language model for one step's edit."""

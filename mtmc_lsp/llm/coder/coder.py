@@ -23,7 +23,7 @@ from mtmc_lsp.llm.coder.hunks import BadAnswer, edited
 from mtmc_lsp.llm.coder.prompts import coding_messages, repair_message
 from mtmc_lsp.llm.open_regions import OPEN
 from mtmc_lsp.llm.prompting import recent
-from mtmc_lsp.rewrites import program_of
+from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import units
 from mtmc_lsp.schedule.schedule import Schedule
@@ -178,7 +178,7 @@ def sheet_of(capture: Capture, candidate: Candidate) -> Sheet:
     """
     code = candidate.code
     if code is None:
-        program = program_of(capture.graph, Schedule())
+        program = ir_of(capture.graph, Schedule())
         code, _ = render(capture, program, Schedule(), candidate.source)
     return taken_apart(code)
 
@@ -208,7 +208,7 @@ def _elsewhere(capture: Capture, candidate: Candidate, after: Schedule, sheet: S
         # It is about torch calls alone, none of which any kernel makes.
         return kernels
     names = [launch.kernel for launch in candidate.launches]
-    plans = [unit.plan for unit in units(program_of(capture.graph, before), before) if unit.plan is not None]
+    plans = [unit.plan for unit in units(ir_of(capture.graph, before), before) if unit.plan is not None]
     if len(names) != len(plans):
         # What a model wrote is in no schedule, and some parts are several kernels.
         return set()
@@ -219,7 +219,7 @@ def _moved_calls(capture: Capture, candidate: Candidate, action: MacroAction) ->
     """How many torch calls of the action's region a kernel is to take over."""
     schedule = from_json(Schedule, candidate.schedule)
     try:
-        program = program_of(capture.graph, schedule)
+        program = ir_of(capture.graph, schedule)
     except CannotRewrite as reason:
         raise CannotCode(str(reason)) from None
     free = {name for unit in units(program, schedule) if unit.plan is None for name in unit.nodes}

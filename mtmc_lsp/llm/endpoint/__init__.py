@@ -1,0 +1,1 @@
+"""Requests to an OpenAI-compatible endpoint: budget, ledger, retries, stored answers."""

@@ -48,7 +48,7 @@ LARGEST_FILE = 64 << 30
 
 
 def _register_package() -> None:
-    folder = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parents[2]
     spec = importlib.util.spec_from_file_location(
         "mtmc_lsp", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
@@ -132,7 +132,7 @@ def _answer(message: dict[str, Any]) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int)
-    parser.add_argument("--template", type=int)
+    parser.add_argument("--fork-server", type=int)
     parser.add_argument("--once", type=Path)
     parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--give-way", action="store_true")

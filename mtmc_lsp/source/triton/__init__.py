@@ -1,0 +1,1 @@
+"""Triton kernels in the user's file: launch sites, launch values, a glossary."""

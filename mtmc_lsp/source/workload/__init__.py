@@ -1,0 +1,1 @@
+"""Workloads in the source: directives, annotations, signatures."""

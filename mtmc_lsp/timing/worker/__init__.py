@@ -1,0 +1,1 @@
+"""Timing in the user's interpreter."""

@@ -116,7 +116,7 @@ def _measured_device() -> Device:
         l2_bytes=int(properties.L2_cache_size),
         bandwidth=2 * COPIED / (copy_us * 1e-6),
         flops=flops,
-        has_gpu=True,
+        measured=True,
         # Two transfers a clock, which is in kHz; the width is in bits. Older versions of torch know neither.
         peak_bandwidth=2e3
         * getattr(properties, "memory_clock_rate", 0)

@@ -123,7 +123,8 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
 def baseline(request: dict[str, Any]) -> dict[str, Any]:
     """Compile the user's own code, so that the first timing need not wait for it.
 
-    With ``given`` another process left the inputs there, by :mod:`mtmc_lsp.process.worker.tensor_ipc`. The GPU, ``gpu``, is held as far
+    With ``given`` another process left the inputs there, by
+    :mod:`mtmc_lsp.process.worker.tensor_ipc`. The GPU, ``gpu``, is held as far
     as something computes on it, by a lock among ``locks``: compiling takes a minute, in which others can verify and time.
     """
     capture = capture_of(request)

@@ -15,9 +15,9 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.errors import MeasurementRejected
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.timing.worker.clock import Run
-from mtmc_lsp.verify.worker.batched_reads import computable, numbers
-from mtmc_lsp.verify.worker.compare import FACTORS
-from mtmc_lsp.verify.worker.distances import Distances, finite, pieces
+from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
+from mtmc_lsp.verify.worker.comparison.compare import FACTORS
+from mtmc_lsp.verify.worker.comparison.distances import Distances, finite, pieces
 from mtmc_lsp.verify.worker.run_target import flatten
 
 CHANGE = 0.75

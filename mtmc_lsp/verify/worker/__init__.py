@@ -1,0 +1,1 @@
+"""Verification in the user's interpreter: inputs, oracle, comparison."""

@@ -14,12 +14,12 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process import sandbox
 from mtmc_lsp.process.worker.tensor_ipc import give, is_large, take, withdraw
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
-from mtmc_lsp.verify.worker.compare import compare_case
+from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.determinism import differing, not_explained
 from mtmc_lsp.verify.worker.expectations import expected_of, in_float64
 from mtmc_lsp.verify.worker.inputs import laid_out, make_inputs, other_layout, reusing
-from mtmc_lsp.verify.worker.interpreter_patches import mend_interpreter
-from mtmc_lsp.verify.worker.interpreter_speedups import hasten_interpreter
+from mtmc_lsp.verify.worker.interpreter.patches import mend_interpreter
+from mtmc_lsp.verify.worker.interpreter.speedups import hasten_interpreter
 from mtmc_lsp.verify.worker.reference_cache import in_memory, is_there, keep, kept, own_device
 from mtmc_lsp.verify.worker.run_target import (
     LaunchCount,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.worker.batched_reads import unlike
+from mtmc_lsp.verify.worker.comparison.batched_reads import unlike
 from mtmc_lsp.verify.worker.run_target import device_for, outcome, plain, run_again
 
 OWN_CALLS = 8

@@ -15,11 +15,11 @@ from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, VALUES
-from mtmc_lsp.verify.worker.batched_reads import computable, numbers
-from mtmc_lsp.verify.worker.compare import FACTORS, agreement
-from mtmc_lsp.verify.worker.distances import NOISE, sensitivity
+from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
+from mtmc_lsp.verify.worker.comparison.compare import FACTORS, agreement
+from mtmc_lsp.verify.worker.comparison.distances import NOISE, sensitivity
+from mtmc_lsp.verify.worker.comparison.ill_conditioned import IllConditioned
 from mtmc_lsp.verify.worker.float64_execution import Float64Mode
-from mtmc_lsp.verify.worker.ill_conditioned import IllConditioned
 from mtmc_lsp.verify.worker.inputs import laid_out
 from mtmc_lsp.verify.worker.oracle import IndexRecorder, NarrowProducts, SharedRandomMode, draw_seeds
 from mtmc_lsp.verify.worker.run_target import copies, outcome, run_case

@@ -13,7 +13,7 @@ from mtmc_lsp.capture.worker.calls import Call, build_call, random_values
 from mtmc_lsp.capture.worker.module_state import Home
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
-from mtmc_lsp.verify.worker.batched_reads import computable
+from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 from mtmc_lsp.verify.worker.instances import instance_of
 
 SCALES = {"large": 1e3, "tiny": 1e-3}

@@ -22,13 +22,13 @@ from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.process.worker.tensor_ipc import give, take
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
 from mtmc_lsp.verify.worker.commands import compared, said, unexplained
-from mtmc_lsp.verify.worker.compare import Comparison, compare_case
+from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
 from mtmc_lsp.verify.worker.determinism import differing
 from mtmc_lsp.verify.worker.inputs import EXACT, dotted, homes_of, place
 from mtmc_lsp.verify.worker.instances import instance_of
-from mtmc_lsp.verify.worker.interpreter_patches import mend_interpreter
-from mtmc_lsp.verify.worker.interpreter_source import on_cpu, without_bfloat16
-from mtmc_lsp.verify.worker.interpreter_speedups import hasten_interpreter
+from mtmc_lsp.verify.worker.interpreter.patches import mend_interpreter
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
+from mtmc_lsp.verify.worker.interpreter.speedups import hasten_interpreter
 from mtmc_lsp.verify.worker.reference_cache import is_there, kept, own_device
 from mtmc_lsp.verify.worker.run_target import (
     LaunchCount,

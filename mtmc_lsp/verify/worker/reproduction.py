@@ -13,9 +13,9 @@ from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.worker.tensor_ipc import take
 from mtmc_lsp.verify.cases import AUTOGRAD
-from mtmc_lsp.verify.worker import interpreter_patches as mending
-from mtmc_lsp.verify.worker.compare import FACTORS
-from mtmc_lsp.verify.worker.interpreter_source import BFLOAT16_TO_FLOAT32, GPU_TO_CPU
+from mtmc_lsp.verify.worker.comparison.compare import FACTORS
+from mtmc_lsp.verify.worker.interpreter import patches as mending
+from mtmc_lsp.verify.worker.interpreter.source import BFLOAT16_TO_FLOAT32, GPU_TO_CPU
 from mtmc_lsp.verify.worker.run_target import capture_of, copies, is_interpreted
 
 MOST_IN_TEXT = 4096

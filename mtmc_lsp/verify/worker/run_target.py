@@ -18,9 +18,9 @@ from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU
-from mtmc_lsp.verify.worker.batched_reads import unlike
+from mtmc_lsp.verify.worker.comparison.batched_reads import unlike
 from mtmc_lsp.verify.worker.inputs import laid_out, prepared_call
-from mtmc_lsp.verify.worker.interpreter_source import on_cpu, without_bfloat16
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 
 _modules: dict[tuple[str, str], Any] = {}
 _captures: dict[str, Capture] = {}

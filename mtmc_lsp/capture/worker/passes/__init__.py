@@ -1,0 +1,1 @@
+"""Graph passes that run between ``torch.export`` and the captured graph."""

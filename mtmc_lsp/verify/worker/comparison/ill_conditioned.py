@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON
-from mtmc_lsp.verify.worker.distances import PIECE, Distances, comparable, finite, pieces
+from mtmc_lsp.verify.worker.comparison.distances import PIECE, Distances, comparable, finite, pieces
 
 OUTLIERS = 0.01
 """The part of the elements that may be further off than their scatter: at edges which no draw happened to cross."""

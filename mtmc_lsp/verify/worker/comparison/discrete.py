@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.verify.worker.distances import NOISE
+from mtmc_lsp.verify.worker.comparison.distances import NOISE
 
 
 def discrete_difference(

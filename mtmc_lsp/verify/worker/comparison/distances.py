@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from mtmc_lsp.core.dtypes import TOLERANCE
-from mtmc_lsp.verify.worker.batched_reads import computable
+from mtmc_lsp.verify.worker.comparison.batched_reads import computable
 
 PIECE = 1 << 26
 """Elements that are compared at a time: their float64 copies take a few gigabytes at most."""

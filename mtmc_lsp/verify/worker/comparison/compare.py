@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
-from mtmc_lsp.verify.worker.batched_reads import computable, numbers
-from mtmc_lsp.verify.worker.compare_discrete import discrete_difference
-from mtmc_lsp.verify.worker.distances import LEAST, NOISE, Distances, comparable, pieces
-from mtmc_lsp.verify.worker.ill_conditioned import beside_own, singly, too_many
+from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
+from mtmc_lsp.verify.worker.comparison.discrete import discrete_difference
+from mtmc_lsp.verify.worker.comparison.distances import LEAST, NOISE, Distances, comparable, pieces
+from mtmc_lsp.verify.worker.comparison.ill_conditioned import beside_own, singly, too_many
 
 FACTORS = {"budget": 8.0, "strict": 2.0}
 """A candidate's error may be this many times the user's own code's error on the same inputs."""

@@ -1,0 +1,1 @@
+"""Comparison of results with the reference and the float64 oracle."""
