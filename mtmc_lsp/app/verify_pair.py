@@ -71,7 +71,7 @@ def verify_pair(
     if reproduction is None:
         stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
         reproduction = reference.root / ".mtmc" / "failures" / f"{stem}.py"
-    with ForkServer(python, likely_variables(), ahead=True) as fork_server:
+    with ForkServer(python, likely_variables(), preload=True) as fork_server:
         fork_server.start()
         capture = capture_target(reference, fork_server)
         for item in capture.workload.kept:

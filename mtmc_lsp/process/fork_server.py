@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mtmc_lsp.process.priority import gives_way, usable_cores
+from mtmc_lsp.process.priority import has_low_priority, usable_cores
 
 ENTRY = Path(__file__).resolve().parent / "worker" / "main.py"
 START_SECONDS = 120.0
@@ -29,7 +29,7 @@ INTERPRET = "TRITON_INTERPRET"
 INTERPRETS = {INTERPRET: "1"}
 """The variable by which triton, when it is imported, becomes its interpreter."""
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-LENT = "MTMC_TEMPLATE"
+LENT = "MTMC_FORK_SERVER"
 """The variable that tells a process of a template which the one that started it lends."""
 AT_START = ("PYTHON", "LD_", "TORCH", "PYTORCH", "TRITON", "OMP_", "KMP_", "MKL_", "OPENBLAS", "GOMP_")
 """Variables by whose beginnings an interpreter and its libraries look when they start, not later."""
@@ -54,7 +54,7 @@ class Launch:
     """For ``worker/main.py``: its limits."""
 
 
-class Copy:
+class ForkedWorker:
     """A copy of a template, with what is asked of a child process."""
 
     def __init__(self, pid: int) -> None:
@@ -110,16 +110,16 @@ def _at_start() -> dict[str, str]:
 class ForkServer:
     """The waiting process, started when first copied. May be shared by threads."""
 
-    def __init__(self, python: str, env: Mapping[str, str] | None = None, *, ahead: bool = False) -> None:
+    def __init__(self, python: str, env: Mapping[str, str] | None = None, *, preload: bool = False) -> None:
         """Describe it; nothing is started yet.
 
         Args:
             python: the user's interpreter.
             env: variables that its imports depend on, such as ``TRITON_INTERPRET``.
-            ahead: whether it also imports what capturing needs, and, while nothing is asked of it, what compiling needs.
+            preload: whether it also imports what capturing needs, and, while nothing is asked of it, what compiling needs.
         """
         self.python = python
-        self._options = ("--ahead",) if ahead else ()
+        self._options = ("--preload",) if preload else ()
         self.env: Mapping[str, str] = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._borrowed = False
@@ -129,7 +129,7 @@ class ForkServer:
         self._asking = threading.Lock()
         self._answered = threading.Condition()
         self._answers: list[dict[str, Any]] = []
-        self._copies: dict[int, Copy] = {}
+        self._copies: dict[int, ForkedWorker] = {}
 
     def __enter__(self) -> ForkServer:
         return self
@@ -144,7 +144,7 @@ class ForkServer:
         with self._asking:
             self._started()
 
-    def fits(self, launch: Launch) -> bool:
+    def can_fork(self, launch: Launch) -> bool:
         """Whether a copy would be what a process started for ``launch`` would be.
 
         One that compiles kernels is what it would be too: it imports triton anew, without the interpreter.
@@ -154,7 +154,7 @@ class ForkServer:
         missing = {name: value for name, value in self.env.items() if launch.env.get(name) != value}
         return not missing or (missing == INTERPRETS and not {**os.environ, **launch.env}.get(INTERPRET))
 
-    def copy(self, launch: Launch, files: Sequence[int]) -> Copy:
+    def fork(self, launch: Launch, files: Sequence[int]) -> ForkedWorker:
         """Start a copy.
 
         Args:
@@ -167,9 +167,9 @@ class ForkServer:
         with self._asking:
             line = self._started()
             options = [*launch.options]
-            if self._borrowed and gives_way():
+            if self._borrowed and has_low_priority():
                 # Whoever lends it may not.
-                options.append("--give-way")
+                options.append("--low-priority")
             environment = {**os.environ, **launch.env}
             message = {"cwd": launch.cwd, "env": environment, "options": options, "cores": usable_cores()}
             data = json.dumps(message).encode()
@@ -182,7 +182,7 @@ class ForkServer:
             pid = int(self._answer()["pid"])
             with self._answered:
                 # It may have ended before its number came here.
-                return self._copies.setdefault(pid, Copy(pid))
+                return self._copies.setdefault(pid, ForkedWorker(pid))
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
@@ -313,7 +313,7 @@ class ForkServer:
                     message = json.loads(data)
                     if "ended" in message:
                         pid = int(message["ended"])
-                        self._copies.setdefault(pid, Copy(pid)).end(int(message["code"]))
+                        self._copies.setdefault(pid, ForkedWorker(pid)).end(int(message["code"]))
                     else:
                         self._answers.append(message)
                         self._answered.notify_all()

@@ -50,7 +50,7 @@ def keep_to(cores: Sequence[int]) -> None:
             os.sched_setaffinity(0, cores)
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Have this process, its session and what they start take only what others leave of the cores, as far as that can be said."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
@@ -58,6 +58,6 @@ def give_way() -> None:
         file.write(str(NICENESS))
 
 
-def gives_way() -> bool:
+def has_low_priority() -> bool:
     """Whether this process, or the one that started it, was told to."""
     return os.getpriority(os.PRIO_PROCESS, 0) >= NICENESS

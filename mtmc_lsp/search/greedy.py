@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
-from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.protocols import CannotCode, Coder, FarVerifier, Measurer, Planner, Repairer, Sampler, State, Watcher
 from mtmc_lsp.core.results import CheckStatus, CompileReport, Speed, Timing, VerdictStatus, Work
@@ -386,7 +386,7 @@ def _failure(error: MtmcError) -> str:
             is no model to ask. What was done so far is stored, and can be resumed.
     """
     if isinstance(error, (RequestError, ModelNotUsable)) or (
-        isinstance(error, WorkerFailed) and error.kind == "cancelled"
+        isinstance(error, WorkerFailed) and error.kind is FailureKind.CANCELLED
     ):
         raise error
     return error.message

@@ -126,7 +126,7 @@ def environment() -> dict[str, str]:
 @cache
 def fork_server() -> ForkServer:
     """What workers of all commands of this test process become copies of; started when first lent, ended with the process."""
-    one = ForkServer(sys.executable, likely_variables(), ahead=True)
+    one = ForkServer(sys.executable, likely_variables(), preload=True)
     atexit.register(one.close)
     return one
 

@@ -18,11 +18,11 @@ from mtmc_lsp.process.worker_process import Worker
 
 SAID = """
 import os
-from mtmc_lsp.process.priority import give_way, gives_way
-before = gives_way()
-give_way()
-give_way()
-print(before, gives_way(), os.getpriority(os.PRIO_PROCESS, 0))
+from mtmc_lsp.process.priority import has_low_priority, lower_priority
+before = has_low_priority()
+lower_priority()
+lower_priority()
+print(before, has_low_priority(), os.getpriority(os.PRIO_PROCESS, 0))
 """
 
 
@@ -33,10 +33,10 @@ def test_giving_way_twice_is_giving_way_once() -> None:
 
 
 @pytest.mark.skipif(not Path(SHARE_OF_SESSION).exists(), reason="this kernel does not share out by session")
-def test_a_worker_that_gives_way_says_so_of_its_session(tmp_path: Path) -> None:
-    with Worker(sys.executable, cwd=str(tmp_path), gives_way=True) as worker:
+def test_a_low_priority_worker_lowers_the_priority_of_its_session(tmp_path: Path) -> None:
+    with Worker(sys.executable, cwd=str(tmp_path), low_priority=True) as worker:
         with pytest.raises(MtmcError):
-            worker.call("no.such.command", {}, 30)
+            worker.call_untyped("no.such.command", {}, 30)
         assert worker._process is not None
         process = worker._process.pid
         assert Path(f"/proc/{process}/autogroup").read_text().split()[-1] == str(NICENESS)
@@ -57,22 +57,22 @@ def test_jobs_share_the_cores_evenly(jobs: int, count: int) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not say where a process may run")
 def test_what_a_process_starts_keeps_to_its_cores() -> None:
-    """A copy of a template too, which was started before."""
+    """A forked worker too, whose fork server started before."""
     text = """
 import os, sys, time
 from mtmc_lsp.process.priority import keep_to, usable_cores
-from mtmc_lsp.process.fork_server import Launch, Template
-with Template(sys.executable) as template:
-    template.start()
+from mtmc_lsp.process.fork_server import ForkServer, Launch
+with ForkServer(sys.executable) as server:
+    server.start()
     one = usable_cores()[-1:]
     keep_to(one)
     read, write = os.pipe()
     requests, asking = os.pipe()
-    copy = template.copy(Launch(sys.executable, os.getcwd(), {}, ()), (requests, write, write))
+    worker = server.fork(Launch(sys.executable, os.getcwd(), {}, ()), (requests, write, write))
     until = time.monotonic() + 30
-    while one != sorted(os.sched_getaffinity(copy.pid)) and time.monotonic() < until:
+    while one != sorted(os.sched_getaffinity(worker.pid)) and time.monotonic() < until:
         time.sleep(0.01)
-    print(one == sorted(os.sched_getaffinity(copy.pid)))
+    print(one == sorted(os.sched_getaffinity(worker.pid)))
 """
     assert subprocess.check_output([sys.executable, "-c", text], text=True).split() == ["True"]
 

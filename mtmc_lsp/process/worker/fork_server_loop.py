@@ -22,7 +22,7 @@ from mtmc_lsp.process.priority import keep_to
 
 MESSAGE = 1 << 17
 SET_CHILD_SUBREAPER = 36
-AHEAD = (
+PRELOADED_MODULES = (
     "torch._higher_order_ops.triton_kernel_wrap",
     "torch._dynamo",
     "torch.export._trace",
@@ -32,19 +32,21 @@ AHEAD = (
 )
 """What a captured function, the operator around a kernel and the handing over of tensors need: seconds of importing, not needed
 for torch itself."""
-AHEAD_TO_COMPILE = ("torch._inductor.compile_fx", "triton.compiler")
+COMPILER_MODULES = ("torch._inductor.compile_fx", "triton.compiler")
 """What a GPU's baselines and kernels need."""
 
 
-def serve_copies(number: int, *, ahead: bool = False, commands: Sequence[str] = ()) -> tuple[Sequence[str], int]:
+def serve_forks(
+    number: int, *, preload: bool = False, command_modules: Sequence[str] = ()
+) -> tuple[Sequence[str], int]:
     """Make copies until the other side is gone; returns in each copy, never in the template itself.
 
     The other side may lend it to further ones; each of them can end its own copies alone.
 
     Args:
         number: the descriptor that requests come on.
-        ahead: whether copies also have what capturing needs, and, as far as nobody asks for a copy meanwhile, compiling.
-        commands: modules of commands that copies will be asked for; they are imported ahead too.
+        preload: whether copies also have what capturing needs, and, as far as nobody asks for a copy meanwhile, compiling.
+        command_modules: modules of commands that copies will be asked for; they are imported ahead too.
 
     Returns:
         The copy's options, and the descriptor of its answers.
@@ -55,8 +57,8 @@ def serve_copies(number: int, *, ahead: bool = False, commands: Sequence[str] = 
     # What is imported stays: copies neither look through it for garbage nor, by that, make pages of it their own.
     gc.disable()
     _import()
-    for name in (*AHEAD, *commands) if ahead else ():
-        _import_ahead(name)
+    for name in (*PRELOADED_MODULES, *command_modules) if preload else ():
+        _preload(name)
     woken, waker = os.pipe()
     for end in (woken, waker):
         os.set_blocking(end, False)
@@ -65,12 +67,12 @@ def serve_copies(number: int, *, ahead: bool = False, commands: Sequence[str] = 
     # Whoever asks for copies, with those that were made for it.
     lines: dict[socket.socket, set[int]] = {line: set()}
     # Compilers are of no use to the interpreter.
-    later = list(AHEAD_TO_COMPILE if ahead and not _interprets() else ())
+    later = list(COMPILER_MODULES if preload and not _interprets() else ())
     while True:
         sources: list[Any] = [*lines, woken]
         ready, _, _ = select.select(sources, [], [], 0.0 if later else None)
         if not ready:
-            _import_ahead(later.pop(0))
+            _preload(later.pop(0))
             continue
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -136,7 +138,7 @@ def _forget_interpreter() -> None:
             del sys.modules[name]
 
 
-def _import_ahead(name: str) -> None:
+def _preload(name: str) -> None:
     """Import without asking CUDA anything, which no copy could ask again; what cannot be is left to the copies.
 
     With a GPU, imports that ask whether there is one and whether kernels can be compiled are told that it is so.
