@@ -29,7 +29,7 @@ from mtmc_lsp import __version__
 from mtmc_lsp.app.bench_problem import ProblemRequest, failed
 from mtmc_lsp.app.export import REFERENCE
 from mtmc_lsp.app.interpreter import versions
-from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, RequestError
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, Location, MtmcError, RequestError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
@@ -394,15 +394,10 @@ class Bench:
 
 
 def lacked_memory(record: Mapping[str, Any]) -> bool:
-    """Whether a problem, or a step of it, did not fit into the GPU's memory."""
-    steps = record.get("steps") or ()
-    error = record.get("error") or {}
-    short = any(step["status"] == "failed" and _names_memory(step["reason"]) for step in steps)
-    return short or error.get("code") == OutOfMemory.code
-
-
-def _names_memory(reason: str) -> bool:
-    return "out of memory" in reason or "fit in memory" in reason
+    """Whether a problem or one of its steps ran out of memory."""
+    kinds = [step.get("failure") for step in record.get("steps") or ()]
+    kinds.append((record.get("error") or {}).get("kind"))
+    return any(kind is not None and FailureKind(kind).is_out_of_memory for kind in kinds)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

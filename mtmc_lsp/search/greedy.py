@@ -201,7 +201,7 @@ class GreedySearch:
         except CannotCode as reason:
             return Step(index, action, StepStatus.FAILED, f"cannot be written: {reason}")
         except MtmcError as error:
-            return Step(index, action, StepStatus.FAILED, _failure(error))
+            return Step(index, action, StepStatus.FAILED, _failure(error), failure=error.kind)
         candidates = [candidate for candidate in candidates if candidate.source != self._best.source]
         if not candidates:
             return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is the best")
@@ -271,13 +271,13 @@ class GreedySearch:
             verdict = self._measurer.verify(candidate)
             step = replace(step, verdict=verdict)
             if not verdict.is_correct:
-                return replace(step, reason=verdict.reason)
+                return replace(step, reason=verdict.reason, failure=verdict.failure)
             if not self._has_gpu:
                 return self._judge_unmeasured(step, report)
             self._events.on_stage("timing")
             timing = self._measurer.time(candidate, self._best)
         except MtmcError as error:
-            return replace(step, reason=_failure(error))
+            return replace(step, reason=_failure(error), failure=error.kind)
         if timing is None:
             return replace(step, reason="it could not be timed")
         whole = {node.name for node in self._capture.graph.nodes} <= set(step.action.region)

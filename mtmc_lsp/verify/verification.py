@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -245,10 +245,11 @@ class Verification:
                     if error.kind in (FailureKind.TIMEOUT, FailureKind.DEADLINE)
                     else VerdictStatus.CRASHED
                 )
-                return self._verdict(status, checks, worst, f"{error.message} (on {case.label})")
+                verdict = self._verdict(status, checks, worst, f"{error.message} (on {case.label})")
+                return replace(verdict, failure=error.kind)
             if seen["status"] != "ran":
                 status, reason = VerdictStatus(seen["status"]), f"{seen['reason']} (on {case.label})"
-                return self._verdict(status, checks, worst, reason)
+                return replace(self._verdict(status, checks, worst, reason), failure=FailureKind(seen["failure"]))
             if prepared.number == 0 and not seen["launches"]:
                 reason = f"no Triton kernel was launched (on {case.label})"
                 return self._verdict(VerdictStatus.RUNTIME_ERROR, checks, worst, reason)
