@@ -35,7 +35,7 @@ from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.priority import cores_of, usable_cores
+from mtmc_lsp.process.priority import cores_for_job, usable_cores
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.directive import parse_directive
 
@@ -289,7 +289,7 @@ class Bench:
         cores = usable_cores()
         for job in range(self._jobs):
             device = devices[job % len(devices)] if devices else ""
-            self._places.put(_Place(device, tuple(cores_of(job, self._jobs, cores))))
+            self._places.put(_Place(device, tuple(cores_for_job(job, self._jobs, cores))))
         self._running: set[subprocess.Popen[bytes]] = set()
 
     def run(
@@ -354,7 +354,7 @@ class Bench:
         if self._fork_server is None:
             yield {}, ()
             return
-        with self._fork_server.lent() as offer:
+        with self._fork_server.lend() as offer:
             yield offer
 
     def _answer(self, problem: Problem, place: _Place) -> dict[str, Any]:

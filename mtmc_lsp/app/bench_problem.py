@@ -20,7 +20,7 @@ from mtmc_lsp.core.run import KEPT, RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import VIEWS
-from mtmc_lsp.process.priority import keep_to
+from mtmc_lsp.process.priority import limit_to_cores
 from mtmc_lsp.process.worker_process import command_seconds
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.schedule import Schedule
@@ -129,7 +129,7 @@ def _status(error: MtmcError) -> str:
 def main() -> None:
     """Solve the problem and write the answer."""
     request = from_json(ProblemRequest, json.load(sys.stdin))
-    keep_to(request.cores)
+    limit_to_cores(request.cores)
     try:
         answer = solve(request)
     except MtmcError as error:

@@ -133,7 +133,7 @@ def fork_server() -> ForkServer:
 
 def mtmc(folder: Path, *arguments: str, **variables: str) -> Answer:
     """Run ``mtmc`` in a folder."""
-    with fork_server().lent() as (offer, lines):
+    with fork_server().lend() as (offer, lines):
         done = subprocess.run(
             [*COMMAND, *arguments],
             cwd=folder,
