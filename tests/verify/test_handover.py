@@ -163,8 +163,18 @@ def offered(shape: list[int], stride: list[int]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("shape", "stride", "driver", "said"),
     [
-        ([1 << 20], [1], PretendedDriver(4 << 20, before=4), "4194304 bytes exceeds the shared allocation of 4194300 bytes"),
-        ([4, 4], [1 << 20, 1], PretendedDriver(3 << 22), "12582928 bytes exceeds the shared allocation of 12582912 bytes"),
+        (
+            [1 << 20],
+            [1],
+            PretendedDriver(4 << 20, before=4),
+            "4194304 bytes exceeds the shared allocation of 4194300 bytes",
+        ),
+        (
+            [4, 4],
+            [1 << 20, 1],
+            PretendedDriver(3 << 22),
+            "12582928 bytes exceeds the shared allocation of 12582912 bytes",
+        ),
         ([2], [1 << 62], PretendedDriver(1 << 30), "exceeds the shared allocation"),
         ([8], [1], PretendedDriver(64, fails=1), r"is unknown \(CUDA error 1\)"),
         ([8], [-1], PretendedDriver(64), "invalid shape"),
