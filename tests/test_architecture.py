@@ -74,7 +74,7 @@ HEAVY = {"torch", "triton", "numpy"}
 PROTOCOL = {"pygls", "lsprotocol"}
 THERE = HEAVY | set(sys.stdlib_module_names) | {"__future__", "mtmc_lsp", "sympy"}
 """What workers may import; torch itself needs sympy."""
-SCRIPTS = {"worker.py", "app/worker/probe.py"}
+SCRIPTS = {"launch.py", "worker.py", "app/worker/probe.py"}
 """Run by their path, never imported."""
 MODULES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py"))
 
