@@ -196,6 +196,8 @@ def optimize(
         opened, record = _opened_run(spec, resume, open_spec)
         wanted = Backends.of(opened.request.settings)
         makers = consented(opened, wanted, explicit="llm" in (planner, coder), may_ask=not as_json)
+    if apply and (replay or "::" not in spec):
+        session.check_inside(opened, Path.cwd())
     with session.open_store(opened.request.path) as store, session.warmed(opened) as fork_server:
         with out.status("capturing the target") as status:
             capture = session.capture_target(opened, fork_server)

@@ -14,6 +14,7 @@ from mtmc_lsp.app.interpreter import LEAST, find_python, install_command, is_rec
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.chat import ModelFailed, ModelNotUsable
 from mtmc_lsp.core.errors import EnvironmentNotAble
+from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.settings import LlmSettings, read_settings
 from mtmc_lsp.llm.endpoint.client import model_name
 from mtmc_lsp.llm.endpoint.endpoint import host_of
@@ -158,7 +159,7 @@ def _driver() -> str:
 
 
 def _store(here: Path) -> Finding:
-    folder = project_root(here) / ".mtmc"
+    folder = project_root(here) / FOLDER
     try:
         Store(folder).close()
     except EnvironmentNotAble as error:

@@ -17,6 +17,7 @@ from mtmc_lsp.capture.recorded_calls import RECORDS
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
+from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
@@ -129,7 +130,7 @@ def capture_target(
     path = str(opened.request.path)
     plain = opened.plain
     target = find_target(plain, path, opened.target.qualname)
-    workload = find_workload(path, plain, target, opened.root / ".mtmc" / RECORDS)
+    workload = find_workload(path, plain, target, opened.root / FOLDER / RECORDS)
     env = fork_server.env if fork_server is not None else {}
     with Worker(opened.request.python, cwd=str(opened.root), env=env, fork_server=fork_server) as worker:
         return run_capture(workload, plain, worker, min(seconds, CAPTURE_SECONDS))
@@ -239,7 +240,7 @@ def first_messages(opened: OpenTarget, capture: Capture, makers: Backends) -> li
 
 def open_store(path: Path) -> Store:
     """The store of the project that ``path`` belongs to."""
-    return Store(project_root(path) / ".mtmc")
+    return Store(project_root(path) / FOLDER)
 
 
 def unfinished(store: Store, *, run: str = "", opened: OpenTarget | None = None) -> RunRecord:
@@ -386,9 +387,28 @@ def _check_resumed(opened: OpenTarget, capture: Capture, record: RunRecord) -> N
         )
 
 
+def check_inside(opened: OpenTarget, folder: Path) -> None:
+    """Refuse to write a file that a stored run names and the user does not: a cloned project's store can name any.
+
+    Args:
+        opened: the file of the run.
+        folder: where the command runs.
+
+    Raises:
+        RequestError: the file is outside the project that ``folder`` belongs to.
+    """
+    path = opened.request.path
+    if project_root(folder.resolve() / "any.py") not in path.parents:
+        raise RequestError(
+            "the run's file is outside this project, so --apply does not write it",
+            where=Location(str(path)),
+            remedy="Name it yourself: mtmc optimize FILE::NAME --apply.",
+        )
+
+
 def apply(opened: OpenTarget, result: RunResult) -> Path | None:
     """Write the accepted steps into the file; returns where the old text is kept, None where nothing is written."""
     if result.status not in KEPT:
         return None
-    backups = opened.root / ".mtmc" / "backups"
+    backups = opened.root / FOLDER / "backups"
     return write_if_unchanged(opened.request.path, opened.source_hash, result.final.source.encode(), backups)

@@ -164,13 +164,11 @@ def find_ncu() -> str:
 
 def _by_ncu(ncu: str, opened: OpenTarget, request: Mapping[str, object]) -> dict[str, dict[str, float]]:
     """What Nsight Compute counted for each kernel of one call."""
-    code = f"import sys; sys.path.append({str(ENTRY.parents[3])!r})\n"
-    code += "from mtmc_lsp.timing.worker.profile_command import once; once(sys.argv[1])"
     with tempfile.TemporaryDirectory(prefix="mtmc-ncu-") as folder:
         path = Path(folder) / "request.json"
         path.write_text(json.dumps(request), encoding="utf-8")
         command = [ncu, "--csv", "--print-units", "base", "--profile-from-start", "off"]
-        command += ["--metrics", ",".join(NCU_METRICS), opened.request.python, "-c", code, str(path)]
+        command += ["--metrics", ",".join(NCU_METRICS), opened.request.python, str(ENTRY), "--profile", str(path)]
         try:
             done = subprocess.run(command, cwd=opened.root, capture_output=True, text=True, timeout=WORKER_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:

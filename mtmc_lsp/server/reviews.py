@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
@@ -189,12 +188,8 @@ def steps_from_json(data: Iterable[dict[str, Any]]) -> list[Step]:
     return [from_json(Step, item) for item in data]
 
 
-def stored_reviews(path: str) -> list[Review]:
-    """The newest run of each target of a file, from the project's store; none where there is no store or it is damaged."""
-    folder = project_root(Path(path)) / ".mtmc"
-    # Opening a store makes it, and nobody asked for one in a project that is only looked at.
-    if not (folder / "store.db").exists():
-        return []
+def stored_reviews(path: str, folder: Path) -> list[Review]:
+    """The newest run of each target of a file, from the store in ``folder``; none where it is damaged."""
     found: list[Review] = []
     try:
         with Store(folder) as store:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -19,8 +20,10 @@ from pygls.uris import to_fs_path
 from mtmc_lsp import __version__
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.json_codec import from_json
+from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult, Step
+from mtmc_lsp.search.store import STORE
 from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.model_consent import ModelConsent
@@ -219,7 +222,7 @@ class Server(LanguageServer):
         if document.is_python and document.path:
             done = self._loading[document.path] = asyncio.Event()
             try:
-                self.reviews.put_all(await asyncio.to_thread(stored_reviews, document.path))
+                self.reviews.put_all(await asyncio.to_thread(self._stored, document.path))
             finally:
                 done.set()
             self.refresh(document.uri)
@@ -261,14 +264,47 @@ class Server(LanguageServer):
             self.background(self._reload(job))
 
     async def _reload(self, job: Job) -> None:
-        for review in await asyncio.to_thread(stored_reviews, job.path):
+        for review in await asyncio.to_thread(self._stored, job.path):
             if review.qualname == job.target:
                 self.reviews.put(review)
         self.refresh(job.uri)
 
+    def _stored(self, path: str) -> list[Review]:
+        folder = self.store_folder(path)
+        return stored_reviews(path, folder) if folder is not None else []
+
     def root_of(self, path: str) -> Path:
-        """The project that a file belongs to."""
-        return project_root(Path(path))
+        """The project that a file belongs to, where a link leads to it: where its code runs and its store is."""
+        return project_root(Path(os.path.realpath(path)))
+
+    def trusts(self, path: str) -> bool:
+        """Whether the code of a file's project may be run, and its store opened."""
+        return self.trust.has(self.root_of(path), is_linked=self._is_linked(path))
+
+    async def ensure_trust(self, path: str) -> bool:
+        """The same, where the user is asked; what the project's store holds is read once they agree."""
+        root = self.root_of(path)
+        if self.trusts(path):
+            return True
+        if not await self.trust.ensure(self, root, is_linked=self._is_linked(path)):
+            return False
+        for document in list(self.documents.values()):
+            if document.path and self.root_of(document.path) == root:
+                await self.load_reviews(document)
+        return True
+
+    def _is_linked(self, path: str) -> bool:
+        """Whether a link inside the project leads out of it."""
+        opened = os.path.realpath(project_root(Path(path)))
+        return Path(opened) not in Path(os.path.realpath(path)).parents
+
+    def store_folder(self, path: str) -> Path | None:
+        """The folder of the store of a file's project; ``None`` where there is none, or the project is not trusted."""
+        if not path or not self.trusts(path):
+            return None
+        folder = self.root_of(path) / FOLDER
+        # Opening a store creates it, and a project that is only looked at stays as it is.
+        return folder if (folder / STORE).exists() else None
 
     def is_going_on(self, review: Review) -> bool:
         """Whether a job is at work on the run's target."""

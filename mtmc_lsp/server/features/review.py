@@ -197,6 +197,9 @@ async def _may_replace(ls: Server, qualname: str) -> bool:
 async def _undo_last(ls: Server, document: Document, standing: Standing, step: Step) -> bool:
     """The last step needs no search: the version before it was verified already."""
     review = standing.review
+    # The file may have moved into another project since the run.
+    if not await ls.ensure_trust(review.path):
+        return False
     if standing.kept == len(review.accepted):
         before = review.accepted[-2] if len(review.accepted) > 1 else None
         if before is not None and before.is_base:
