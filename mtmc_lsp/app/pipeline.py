@@ -301,7 +301,7 @@ def optimize(
         ModelNotUsable: a model is to be asked, and there is none; the run can be resumed.
     """
     if resumed is not None:
-        _check_resumed(opened, capture, resumed)
+        _check_resumed(opened, capture, resumed, store.steps(resumed.id))
         run_id, done = resumed.id, store.steps(resumed.id)
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
@@ -371,11 +371,16 @@ def open_replay(store: Store, run: str, python: str = "") -> Replay:
     return Replay(opened, setup.makers, ReplayedModel(run, exchanges, opened.root), setup.revision)
 
 
-def _check_resumed(opened: OpenTarget, capture: Capture, record: RunRecord) -> None:
+def _check_resumed(opened: OpenTarget, capture: Capture, record: RunRecord, steps: Sequence[Step]) -> None:
     where = Location(str(opened.request.path))
     remedy = "Start a new run without --resume."
     if record.source_hash != opened.source_hash:
         raise FileChanged(f"the file changed since run {record.id} began", where=where, remedy=remedy)
+    recorded = next((step.candidate.dependencies for step in steps if step.candidate is not None), None)
+    if recorded is not None and recorded != capture.graph.dependencies:
+        changed = sorted({item.name for item in {*recorded} ^ {*capture.graph.dependencies}})
+        message = f"{', '.join(changed)} changed since run {record.id} began"
+        raise FileChanged(message, where=where, remedy=remedy)
     if record.environment != capture.environment:
         then, now = record.environment, capture.environment
         raise RequestError(

@@ -91,6 +91,8 @@ async def did_open(ls: Server, params: lsp.DidOpenTextDocumentParams) -> None:
 def did_close(ls: Server, params: lsp.DidCloseTextDocumentParams) -> None:
     """Take away what was shown of it. A run of it goes on: it is stored."""
     ls.refresh(params.text_document.uri)
+    # Edits that were not saved are gone.
+    ls.refresh_dependents(to_fs_path(params.text_document.uri) or "")
 
 
 def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
@@ -104,6 +106,8 @@ def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
 async def did_change_watched_files(ls: Server, params: lsp.DidChangeWatchedFilesParams) -> None:
     """Something outside the editor wrote a file: a store may hold news of a file that is open."""
     changed = [Path(to_fs_path(change.uri) or "") for change in params.changes]
+    for path in changed:
+        ls.refresh_dependents(str(path))
     folders = {path.parent.parent for path in changed if path.name.startswith("store.db")}
     for document in list(ls.documents.values()):
         root = ls.root_of(document.path) if document.path else None
