@@ -7,6 +7,7 @@ from enum import Enum
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelUse
+from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.results import BaselineTime, CompileReport, Device, Ratio, Timing, Verdict, Work
 from mtmc_lsp.core.workload import Environment, Target, Workload
 
@@ -67,6 +68,8 @@ class Candidate:
     """Empty where the coder does not know them: the compiler then finds them by calling the launcher without data."""
     author: Author = Author.BUILTIN
     """Who wrote its last step."""
+    dependencies: tuple[Dependency, ...] = ()
+    """What it depends on beside the target's own text."""
 
 
 class StepStatus(Enum):
