@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mtmc_lsp.verify.worker.interpreter_source import on_cpu
 from runner import environment, mtmc, project
+
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu
 
 CFG = """\
 SCALE = 2.0
