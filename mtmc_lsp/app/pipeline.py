@@ -16,9 +16,9 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.capture.recorded_calls import RECORDS
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.core.protocols import State
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
 from mtmc_lsp.core.settings import Settings, read_settings
 from mtmc_lsp.core.workload import Capture, Target
@@ -172,7 +172,7 @@ def open_measurer(
 
 def plan(
     opened: OpenTarget, capture: Capture, fork_server: ForkServer | None = None
-) -> tuple[list[MacroAction], Device]:
+) -> tuple[list[MacroAction], DeviceModel]:
     """The first step's choices, best first, and the device they are estimated for; nothing is written.
 
     Args:

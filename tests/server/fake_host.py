@@ -21,9 +21,10 @@ from mtmc_lsp.app.pipeline import OpenTarget, Request
 from mtmc_lsp.app.search_components import SearchComponents
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.results import Check, CheckStatus, Device, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, GeneratedCode, RunResult, Step
 from mtmc_lsp.core.settings import Settings, changed
 from mtmc_lsp.core.workload import Capture
@@ -124,7 +125,7 @@ class FakeEngine:
         graph = replace(made.graph, dependencies=known)
         return replace(made, workload=replace(made.workload, target=opened.target), graph=graph)
 
-    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], Device]:
+    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], DeviceModel]:
         return self._actions(opened), FakeMeasurer().device()
 
     def optimize(
