@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mtmc_lsp.core.json_codec import Repeated
-from mtmc_lsp.core.results import Device, Timing
-from mtmc_lsp.core.workload import Capture, Target
+from mtmc_lsp.core.results import Timing
+from mtmc_lsp.core.workload import Capture, Environment, Target
+from mtmc_lsp.device.calibration import Calibration
 from mtmc_lsp.process.protocol import NoAnswer, Request
 
 SAMPLING_SECONDS = 2.0
@@ -104,11 +105,19 @@ class RankRequest(Request[RankAnswer]):
 
 
 @dataclass(frozen=True)
-class DeviceRequest(Request[Device]):
+class CalibrationRequest(Request[Calibration]):
     """Measure the ceilings of the GPU."""
 
-    command: ClassVar[str] = "timing.device"
-    answer: ClassVar[type] = Device
+    command: ClassVar[str] = "timing.calibration"
+    answer: ClassVar[type] = Calibration
+
+
+@dataclass(frozen=True)
+class EnvironmentRequest(Request[Environment]):
+    """Read the versions of the interpreter and its libraries, and the GPU."""
+
+    command: ClassVar[str] = "timing.environment"
+    answer: ClassVar[type] = Environment
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,13 @@ COMMANDS = {
         "mtmc_lsp.timing.worker.timing_commands:compile_baselines",
     ),
     "timing.rank": ("mtmc_lsp.timing.messages:RankRequest", "mtmc_lsp.timing.worker.ranking_commands:rank"),
-    "timing.device": (
-        "mtmc_lsp.timing.messages:DeviceRequest",
-        "mtmc_lsp.timing.worker.ranking_commands:measure_device",
+    "timing.calibration": (
+        "mtmc_lsp.timing.messages:CalibrationRequest",
+        "mtmc_lsp.timing.worker.calibration_commands:measure_device",
+    ),
+    "timing.environment": (
+        "mtmc_lsp.timing.messages:EnvironmentRequest",
+        "mtmc_lsp.timing.worker.calibration_commands:read_environment",
     ),
     "timing.profile": ("mtmc_lsp.timing.messages:ProfileRequest", "mtmc_lsp.timing.worker.profile_command:profile"),
     "process.start": ("mtmc_lsp.process.messages:StartRequest", "mtmc_lsp.process.worker.start:start"),
@@ -167,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--answers", type=int)
     parser.add_argument("--fork-server", type=int)
     parser.add_argument("--once", type=Path)
+    parser.add_argument("--profile", type=Path)
     parser.add_argument("--preload", action="store_true")
     parser.add_argument("--low-priority", action="store_true")
     parser.add_argument("--memory", type=int)
@@ -186,6 +191,9 @@ def main() -> None:
     _register_package()
     if options.once is not None:
         sys.exit(_run_once(options))
+    if options.profile is not None:
+        _attribute("mtmc_lsp.timing.worker.profile_command:once")(str(options.profile))
+        return
     _set_priority(lower=options.low_priority)
     if options.fork_server is None:
         _serve(options, options.answers)
