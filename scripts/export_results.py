@@ -30,7 +30,7 @@ from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import SCHEMA, Final, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.process.priority import cores_of, keep_to, usable_cores
+from mtmc_lsp.process.priority import cores_for_job, limit_to_cores, usable_cores
 
 
 def main() -> int:
@@ -96,7 +96,7 @@ def file_name(row: dict[str, Any]) -> str:
 def settle(places: SimpleQueue[int], jobs: int) -> None:
     """Take one of the places: a share of the cores, and one of the GPUs."""
     number = places.get()
-    keep_to(cores_of(number, jobs, usable_cores()))
+    limit_to_cores(cores_for_job(number, jobs, usable_cores()))
     gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]

@@ -176,7 +176,7 @@ def main() -> int:
     kernels = [kernel for kernel in KERNELS if not options.only or kernel.name in options.only]
     certified = 0
     with (
-        ForkServer(sys.executable, likely_variables(), ahead=True) as fork_server,
+        ForkServer(sys.executable, likely_variables(), preload=True) as fork_server,
         tempfile.TemporaryDirectory() as folder,
     ):
         (Path(folder) / "pyproject.toml").write_text("[project]\nname = 'public'\n", encoding="utf-8")

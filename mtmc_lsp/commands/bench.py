@@ -109,7 +109,7 @@ def _run(
     plan = Plan(settings, interpreter, seconds, describe_environment(interpreter))
     jobs = jobs or min(MOST_JOBS, max(1, len(usable_cores()) // 4)) * max(1, len(devices))
     old = 0
-    with ForkServer(interpreter, likely_variables(), ahead=True) as fork_server:
+    with ForkServer(interpreter, likely_variables(), preload=True) as fork_server:
         bench = Bench(plan, out, jobs=jobs, devices=devices, fork_server=fork_server)
         for number, (problem, record, known) in enumerate(bench.run(problems, fresh=fresh), 1):
             old += known

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from mtmc_lsp.core.errors import FailureKind
+
 
 class CheckStatus(Enum):
     """Outcome of one check."""
@@ -59,6 +61,8 @@ class Verdict:
     """One sentence, where the status is not ``correct``."""
     notes: tuple[str, ...] = ()
     """What was reduced or left out: ``shapes reduced to s0=8 for the interpreter``."""
+    failure: FailureKind | None = None
+    """The kind of failure if the candidate raised an exception or its process failed."""
 
     @property
     def is_correct(self) -> bool:

@@ -9,6 +9,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelUse
 from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.errors import FailureKind
 from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Timing, Verdict, Work
 from mtmc_lsp.core.workload import Environment, Target, Workload
 
@@ -102,6 +103,8 @@ class Step:
     report: CompileReport | None = None
     work: Work | None = None
     """Of the candidate; ``None`` where the cost model does not know its kernels."""
+    failure: FailureKind | None = None
+    """The kind of failure if coding, compiling, verifying or timing raised an error."""
 
     @property
     def is_base(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
-from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.protocols import CannotCode, Coder, FarVerifier, Measurer, Planner, Repairer, Sampler, State, Watcher
 from mtmc_lsp.core.results import CheckStatus, CompileReport, Speed, Timing, VerdictStatus, Work
@@ -201,7 +201,7 @@ class GreedySearch:
         except CannotCode as reason:
             return Step(index, action, StepStatus.FAILED, f"cannot be written: {reason}")
         except MtmcError as error:
-            return Step(index, action, StepStatus.FAILED, _failure(error))
+            return Step(index, action, StepStatus.FAILED, _failure(error), failure=error.kind)
         candidates = [candidate for candidate in candidates if candidate.source != self._best.source]
         if not candidates:
             return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is the best")
@@ -276,13 +276,13 @@ class GreedySearch:
             verdict = self._measurer.verify(candidate)
             step = replace(step, verdict=verdict)
             if not verdict.is_correct:
-                return replace(step, reason=verdict.reason)
+                return replace(step, reason=verdict.reason, failure=verdict.failure)
             if not self._has_gpu:
                 return self._judge_unmeasured(step, report)
             self._events.on_stage("timing")
             timing = self._measurer.time(candidate, self._best)
         except MtmcError as error:
-            return replace(step, reason=_failure(error))
+            return replace(step, reason=_failure(error), failure=error.kind)
         if timing is None:
             return replace(step, reason="it could not be timed")
         whole = {node.name for node in self._capture.graph.nodes} <= set(step.action.region)
@@ -391,7 +391,7 @@ def _failure(error: MtmcError) -> str:
             is no model to ask. What was done so far is stored, and can be resumed.
     """
     if isinstance(error, (RequestError, ModelNotUsable)) or (
-        isinstance(error, WorkerFailed) and error.kind == "cancelled"
+        isinstance(error, WorkerFailed) and error.kind is FailureKind.CANCELLED
     ):
         raise error
     return error.message

@@ -11,6 +11,7 @@ import torch
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.errors import TargetRaises
 from mtmc_lsp.core.json_codec import from_json, to_json
@@ -86,16 +87,16 @@ class Checker:
         sizes = dict(capture.graph.sizes)
         common = self._common(capture, Case(sizes, "given", 0))
         give(dict(inputs), common["inputs"], in_memory=False)
-        seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)
+        seen = self._runner.call_untyped("measure.candidate", {**common, "source": candidate.source}, SECONDS)
         assert seen["status"] == "ran", seen["reason"]
         assert seen["launches"], NOT_LAUNCHED
-        self._runner.take(RESULTS, Path(common["results"]))
+        self._runner.copy_file(RESULTS, Path(common["results"]))
         results: list[torch.Tensor] = take(common["results"], "cpu")["results"]
         return results
 
     def _referenced(self, capture: Capture, case: Case) -> dict[str, Any]:
         common = self._common(capture, case)
-        self._own.call("measure.reference", common, SECONDS)
+        self._own.call_untyped("measure.reference", common, SECONDS)
         return common
 
     def _common(self, capture: Capture, case: Case) -> dict[str, Any]:
@@ -118,26 +119,26 @@ class Checker:
 
     def reports(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[KernelReport]:
         """What the compiler makes of the candidate's kernels."""
-        request = {
-            "path": capture.workload.target.path,
-            "name": capture.module_name,
-            "source": candidate.source,
-            "launches": to_json(candidate.launches),
-            "archs": list(archs),
-            "seconds": SECONDS,
-        }
-        kernels = self._compiler.call("measure.compile", request, 2 * SECONDS)["kernels"]
+        request = CompileRequest(
+            path=capture.workload.target.path,
+            name=capture.module_name,
+            source=candidate.source,
+            launches=candidate.launches,
+            archs=tuple(archs),
+            seconds=SECONDS,
+        )
+        kernels = self._compiler.call(request, 2 * SECONDS).kernels
         assert len(kernels) == len(candidate.launches) * len(archs)
-        return [from_json(KernelReport, kernel) for kernel in kernels]
+        return list(kernels)
 
     def _wrong(self, common: Mapping[str, Any], candidate: Candidate) -> str:
-        seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)
+        seen = self._runner.call_untyped("measure.candidate", {**common, "source": candidate.source}, SECONDS)
         if seen["status"] != "ran":
             return str(seen["reason"])
         if not seen["launches"]:
             return NOT_LAUNCHED
-        self._runner.take(RESULTS, Path(common["results"]))
-        compared = self._own.call("measure.compare", {**common, "differing": seen["differing"]}, SECONDS)
+        self._runner.copy_file(RESULTS, Path(common["results"]))
+        compared = self._own.call_untyped("measure.compare", {**common, "differing": seen["differing"]}, SECONDS)
         failed = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
         return "; ".join(failed)
 

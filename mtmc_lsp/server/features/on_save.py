@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.compile.occupancy import SHARED_LIMIT
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.settings import read_settings
@@ -111,25 +111,24 @@ class CompileChecks:
         if not missing:
             return
         worker = await asyncio.to_thread(self._started, document.path, python)
-        request = {
-            "path": document.path,
-            "name": f"{Path(document.path).stem}__saved",
-            "source": kernels,
-            "launches": to_json(missing),
-            "archs": list(archs),
-            "seconds": COMPILE_SECONDS,
-        }
+        request = CompileRequest(
+            path=document.path,
+            name=f"{Path(document.path).stem}__saved",
+            source=kernels,
+            launches=tuple(missing),
+            archs=tuple(archs),
+            seconds=COMPILE_SECONDS,
+        )
         try:
-            answer = await asyncio.to_thread(worker.call, "measure.compile", request, 2 * COMPILE_SECONDS)
+            report = await asyncio.to_thread(worker.call, request, 2 * COMPILE_SECONDS)
         finally:
             self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, worker.kill)
         jobs = [(launch, arch) for launch in missing for arch in archs]
-        reports = [from_json(KernelReport, item) for item in answer["kernels"]]
         if len(self._known) > MOST_REPORTS:
             self._known.clear()
         # Kernels that cannot be imported have one report, of that.
-        if len(reports) == len(jobs):
-            self._known |= {(kernels, repr(job), arch): r for (job, arch), r in zip(jobs, reports, strict=True)}
+        if len(report.kernels) == len(jobs):
+            self._known |= {(kernels, repr(job), arch): r for (job, arch), r in zip(jobs, report.kernels, strict=True)}
 
     def _started(self, path: str, python: str | None) -> Worker:
         from mtmc_lsp.app.interpreter import checked_python, find_python
@@ -142,7 +141,7 @@ class CompileChecks:
         if self._worker is None or self._made_for != wanted:
             if self._worker is not None:
                 self._worker.close()
-            self._worker = Worker(checked_python(python), cwd=str(wanted[1]), gives_way=True)
+            self._worker = Worker(checked_python(python), cwd=str(wanted[1]), low_priority=True)
             self._made_for = wanted
         return self._worker
 
