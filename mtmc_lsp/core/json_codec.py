@@ -1,4 +1,7 @@
-"""Dataclasses to plain JSON data and back, by their type hints."""
+"""Dataclasses to plain JSON data and back, by their type hints.
+
+A dataclass of a union may set the class variable ``json_tag``: it is written as ``"kind"``, and decides which class is read.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+TAG = "kind"
+"""The key of a tagged dataclass's tag."""
 
 
 def to_json(value: Any) -> Any:
@@ -21,7 +26,8 @@ def to_json(value: Any) -> Any:
     if own is not None:
         return own()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        tag = {TAG: value.json_tag} if hasattr(value, "json_tag") else {}
+        return tag | {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -66,6 +72,8 @@ def _decode(kind: Any, data: Any, path: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(typing.cast(type, kind), data, path)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        if data not in (values := [member.value for member in kind]):
+            raise TypeError(f"{path}: {data!r} is none of {', '.join(map(repr, values))}")
         return kind(data)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
@@ -77,6 +85,9 @@ def _decode(kind: Any, data: Any, path: str) -> Any:
 def _decode_union(kinds: tuple[Any, ...], data: Any, path: str) -> Any:
     if data is None and type(None) in kinds:
         return None
+    tagged = {kind.json_tag: kind for kind in kinds if hasattr(kind, "json_tag")}
+    if tagged and isinstance(data, dict) and data.get(TAG) in tagged:
+        return _decode(tagged[data[TAG]], data, path)
     for kind in kinds:
         if kind is type(None) or (kind is int and isinstance(data, bool)):
             continue
@@ -90,9 +101,17 @@ def _decode_union(kinds: tuple[Any, ...], data: Any, path: str) -> Any:
 def _decode_dataclass(kind: type, data: Any, path: str) -> Any:
     if not isinstance(data, dict):
         raise TypeError(f"{path}: expected an object for {kind.__name__}, got {data!r}")
+    if hasattr(kind, "json_tag"):
+        if data.get(TAG, kind.json_tag) != kind.json_tag:
+            raise TypeError(f"{path}: expected {kind.json_tag!r}, got {data[TAG]!r}")
+        data = {name: value for name, value in data.items() if name != TAG}
     hints = typing.get_type_hints(kind)
     names = {field.name for field in dataclasses.fields(kind) if field.init}
     unknown = set(data) - {field.name for field in dataclasses.fields(kind)}
     if unknown:
         raise TypeError(f"{path}: unknown field {sorted(unknown)[0]!r} for {kind.__name__}")
-    return kind(**{name: _decode(hints[name], data[name], f"{path}.{name}") for name in names if name in data})
+    values = {name: _decode(hints[name], data[name], f"{path}.{name}") for name in names if name in data}
+    try:
+        return kind(**values)
+    except ValueError as reason:
+        raise TypeError(f"{path}: {reason}") from None

@@ -37,7 +37,7 @@ from mtmc_lsp.rewrites.convolution_layout import (
     channels_last,
     convolution,
     numbers,
-    on_half_operands,
+    on_fp16_operands,
 )
 from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, dense, numbers_of
 
@@ -76,7 +76,7 @@ class _Form:
 
 
 @dataclass(frozen=True)
-class _InWindowOrder(Convolution):
+class _Im2winConvolution(Convolution):
     """One whose input is written in the order of its windows, and whose weights follow it."""
 
     form: _Form
@@ -184,7 +184,7 @@ def _form(node: Node, weight: TensorType) -> _Form | None:
     return _Form(taps, steps, before, after, dilations)
 
 
-def _in_window_order(graph: Graph, node: Node) -> _InWindowOrder | None:
+def _im2win_of(graph: Graph, node: Node) -> _Im2winConvolution | None:
     own = convolution(graph, node)
     form = _form(node, own.kinds[1]) if own is not None and not own.transposed else None
     if own is None or form is None or prod(form.taps) == 1:
@@ -192,12 +192,12 @@ def _in_window_order(graph: Graph, node: Node) -> _InWindowOrder | None:
     if prod(form.taps[:-1]) == 1 and own.kinds[0].is_channels_last:
         # A single row of dense channels is what it would become.
         return None
-    return _InWindowOrder(own.chain, own.node, own.x, own.weight, own.kinds, form)
+    return _Im2winConvolution(own.chain, own.node, own.x, own.weight, own.kinds, form)
 
 
-def in_window_order(graph: Graph, node: Node) -> Edit | None:
+def with_im2win(graph: Graph, node: Node) -> Edit | None:
     """A convolution in half precision with its input in the order of its windows."""
-    own = _in_window_order(graph, node)
+    own = _im2win_of(graph, node)
     if own is None or not all(is_half(kind.dtype) and kind.dtype == node.type.dtype for kind in own.kinds):
         return None
     x, weight = own.packed(own.x, 0, half=False), own.packed(own.weight, 1, half=False)
@@ -205,26 +205,26 @@ def in_window_order(graph: Graph, node: Node) -> Edit | None:
     return own.finished(own.unpacked(result, half=False), WHY, "with its input in the order of its windows")
 
 
-def half_in_window_order(graph: Graph, node: Node) -> Edit | None:
+def with_fp16_im2win(graph: Graph, node: Node) -> Edit | None:
     """One on scaled float16 operands, where the user's own code runs TF32, in the order of its windows."""
-    own = _in_window_order(graph, node)
+    own = _im2win_of(graph, node)
     if own is None or any(kind.dtype != "float32" for kind in own.kinds):
         return None
-    return on_half_operands(
+    return on_fp16_operands(
         own, f"{WHY}; {HALF_WHY}", "on scaled float16 operands, its input in the order of its windows"
     )
 
 
 RULES = (
     AlgebraRule(
-        "window-order",
-        in_window_order,
+        "im2win",
+        with_im2win,
         "Each number of a window meets the weight that it met before, in one dense run; what is added to it is 0 times 0.",
     ),
     AlgebraRule(
-        "half-windows",
-        half_in_window_order,
-        "As window-order, on operands scaled by powers of two, which is exact; float16 rounds what is scaled to as many bits as "
+        "im2win-fp16",
+        with_fp16_im2win,
+        "As im2win, on operands scaled by powers of two, which is exact; float16 rounds what is scaled to as many bits as "
         "TF32 does.",
         changes_rounding=True,
     ),

@@ -1,6 +1,6 @@
 """Matrix-product kernels: elementwise work on the operands as they are read and on the result before it is written.
 
-Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32``, and those of
+Precision modes of a float32 product (``config.precision``): ``ieee``, ``tf32``, and those of
 :mod:`mtmc_lsp.codegen.matmul.split_precision`.
 """
 
@@ -36,12 +36,11 @@ from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, PrimOp, is_of_halves
 from mtmc_lsp.ir.regions import Region
-from mtmc_lsp.schedule.matmul_configs import PROMOTED, SPLIT_BEFORE
-from mtmc_lsp.schedule.split_on_load import BOTH, LEAST_SPLIT_ROWS, ONCE
+from mtmc_lsp.schedule.configs import PRE_SPLIT_MODES, MatmulConfig, PrecisionMode, SplitOnLoad
+from mtmc_lsp.schedule.split_on_load import LEAST_SPLIT_ROWS
 
-Config = Mapping[str, "int | str | bool"]
 Finish = Callable[
-    [ProductAxes, Mapping[str, TensorType], Config, "list[Halves] | None", str, str],
+    [ProductAxes, Mapping[str, TensorType], MatmulConfig, "list[Halves] | None", str, str],
     list[Kernel],
 ]
 """Renders a product whose operands are prepared."""
@@ -51,7 +50,7 @@ def write_product_kernels(
     ir: KernelIR,
     region: Region,
     buffers: Mapping[str, TensorType],
-    config: Config,
+    config: MatmulConfig,
     name: str,
     docstring: str,
     finished: Finish,
@@ -65,14 +64,17 @@ def write_product_kernels(
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(ir, region)
-    if config.get("precision") == PROMOTED and ONCE not in config and not is_of_halves(axes.prim):
-        raise CannotCode(f"{PROMOTED} is for operands that are split as they are read, or given as halves")
-    if config.get("precision") not in SPLIT_BEFORE:
+    promoted = config.precision is PrecisionMode.FP16X3_PROMOTED
+    if promoted and config.split_on_load is None and not is_of_halves(axes.prim):
+        raise CannotCode(
+            f"{config.precision.value} is for operands that are split on load, or are float16 pairs already"
+        )
+    if config.precision not in PRE_SPLIT_MODES:
         return finished(axes, buffers, config, None, name, docstring)
     names = [operand_name(ir, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
-    halves = [Halves.of(axes, side, names[side], int(config["block_k"])) for side in (0, 1)]
+    halves = [Halves.of(axes, side, names[side], config.block_k) for side in (0, 1)]
     split = write_both_splits(axes, buffers, halves, f"{name}_split")
     return split + finished(axes, buffers, config, halves, name, docstring)
 
@@ -80,7 +82,7 @@ def write_product_kernels(
 def whole_product(
     axes: ProductAxes,
     buffers: Mapping[str, TensorType],
-    config: Config,
+    config: MatmulConfig,
     halves: list[Halves] | None,
     name: str,
     docstring: str,
@@ -109,7 +111,7 @@ class ProductWriter:
         self,
         axes: ProductAxes,
         buffers: Mapping[str, TensorType],
-        config: Config,
+        config: MatmulConfig,
         halves: list[Halves] | None,
     ) -> None:
         self.axes = axes
@@ -137,7 +139,7 @@ class ProductWriter:
         self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in halves or []]
 
     def _tiles(self) -> dict[int, Described]:
-        if not self.config.get("tma") or self.halves is not None or self.many or self.axes.taps:
+        if not self.config.tma or self.halves is not None or self.many or self.axes.taps:
             return {}
         found = {side: described(self.axes, self.buffers, side) for side in range(len(self.axes.prim.inputs))}
         return {side: operand for side, operand in found.items() if operand is not None}
@@ -161,7 +163,7 @@ class ProductWriter:
         dynamic: dict[str, str] = {}
         if self.halves:
             sizes["k_pad"] = self.halves[0].k_pad
-            if self.config["precision"] in SPLIT_BEFORE:
+            if self.config.precision in PRE_SPLIT_MODES:
                 dynamic = told_by_call(self.axes, self.halves[0], self.config)
         if self.axes.batch:
             sizes["n_batch"] = self.axes.n_batch
@@ -173,8 +175,8 @@ class ProductWriter:
             self.lines,
             grid=self._grid(blocks),
             grid_sizes=sizes,
-            num_warps=int(self.config["warps"]),
-            num_stages=int(self.config["stages"]),
+            num_warps=self.config.warps,
+            num_stages=self.config.stages,
             dynamic=dynamic,
             limits=self._limits(),
             scratch_read=self._scratch_read(),
@@ -186,7 +188,7 @@ class ProductWriter:
         """Write all statements."""
         self._program_order()
         self._product()
-        if self.config.get("persist"):
+        if self.config.persist:
             self.lines = one_tile_after_another(self.lines)
 
     def _product(self) -> None:
@@ -201,15 +203,18 @@ class ProductWriter:
     def _grid(self, blocks: Mapping[str, int]) -> tuple[str, ...]:
         """Tiles and batch, and what a subclass has behind them."""
         tiles = f"{blocks_text('n_m', blocks['BLOCK_M'])} * ({blocks_text('n_n', blocks['BLOCK_N'])})"
-        if self.config.get("persist"):
-            tiles = f"min({self.config['persist']}, {tiles})"
+        if self.config.persist:
+            tiles = f"min({self.config.persist}, {tiles})"
         return (tiles, *(["n_batch"] if self.axes.batch else []), *self._more_grid())
 
     def _blocks(self) -> dict[str, int]:
-        blocks = {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
-        if self.halves is None or self.config.get("precision") not in SPLIT_BEFORE:
+        config = self.config
+        blocks = {
+            "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
+        }  # fmt: skip
+        if self.halves is None or config.precision not in PRE_SPLIT_MODES:
             return blocks
-        return {**blocks, **piece_blocks(self.halves[0], self.config)}
+        return {**blocks, **piece_blocks(self.halves[0], config)}
 
     def _more_grid(self) -> tuple[str, ...]:
         """Grid dimensions behind those of tiles and batch."""
@@ -287,7 +292,13 @@ class ProductWriter:
 
     def _sticks_out(self, name: str) -> bool:
         """Whether rows (or columns) of some tile are not there."""
-        return mask_needed(self.axes.sizes[name.upper()], int(self.config[f"block_{name}"]))
+        tall, wide = self._tile
+        return mask_needed(self.axes.sizes[name.upper()], tall if name == "m" else wide)
+
+    @property
+    def _tile(self) -> tuple[int, int]:
+        """Rows and columns of the tiles that the result consists of."""
+        return self.config.block_m, self.config.block_n
 
     def _mask(self, name: str, *, rows: bool) -> list[Mask]:
         return [Mask(f"{name}_mask", rows, not rows)] if self._sticks_out(name) else []
@@ -295,12 +306,12 @@ class ProductWriter:
     def _loop(self) -> None:
         """One block of K after the other, operands read (and computed) in place."""
         operand = self.axes.ir.prims[self.axes.prim.inputs[0]]
-        taps = self.axes.taps if self.config.get("taps") else ()
+        taps = self.axes.taps if self.config.kernel_positions else ()
         axes = self.axes.k[len(taps) :]
         depth = product([axis.size for axis in axes])
         k_size = self.parameters.size(depth).text
         body: list[str] = []
-        masked = mask_needed(depth, int(self.config["block_k"]))
+        masked = mask_needed(depth, self.config.block_k)
         k_row, k_column = "k[None, :]", "k[:, None]"
         inside_a, inside_b = (f"({at} < {k_size})" if masked else "" for at in (k_row, k_column))
         masks_a, masks_b = self._mask("m", rows=True), self._mask("n", rows=False)
@@ -318,14 +329,14 @@ class ProductWriter:
         a, b = operands[:2]
         if is_of_halves(self.axes.prim):
             dots = promoted_sum((operands[2], a), (operands[3], b))
-        elif self.config.get(ONCE) == BOTH:
+        elif self.config.split_on_load is SplitOnLoad.BOTH:
             dots = split_as_read(self.parameters.names, a, b)
         elif is_half(operand.dtype) or operand.dtype == "float64":
             dots = [f"acc = tl.dot({a}, {b}, acc)"]
-        elif self.config["precision"] == "tf32":
+        elif self.config.precision is PrecisionMode.TF32:
             dots = [f'acc = tl.dot(_tf32({a}), _tf32({b}), acc, input_precision="tf32")']
         else:
-            dots = [f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config["precision"]}")']
+            dots = [f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config.precision.value}")']
         if taps:
             n_taps = self.parameters.size(product([axis.size for axis in taps])).text
             self.lines += [
