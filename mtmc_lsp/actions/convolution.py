@@ -145,7 +145,7 @@ class Im2win(Algebra):
         """Few channels, for many are walked a block at a time; rounded only where TF32 is the user's own and has not failed."""
         ir = situation.ir
         own = ir.product_of_node(node.name)
-        if own is None or not ProductDims.of(own).taps:
+        if own is None or not ProductDims.of(own).kernel_positions:
             return False
         few = ProductSizes.of(ir.prims, own).channels.value(ir.graph.sizes) < LEAST_CHANNELS
         return few and (

@@ -22,7 +22,7 @@ from mtmc_lsp.actions.base import (
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.ir.primitives import KernelIR, is_of_halves
+from mtmc_lsp.ir.primitives import KernelIR, has_split_operands
 from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, KernelConfig, MatmulConfig, TileConfig
 from mtmc_lsp.schedule.launch_units import Unit, launches
@@ -110,7 +110,7 @@ def _alone(ir: KernelIR, region: Region, config: KernelConfig) -> str:
         return "a split kernel is several launches"
     if isinstance(config, MatmulConfig) and config.precision in SPLIT_PRECISION_MODES:
         own = product_in(ir, region)
-        return "" if is_of_halves(own) else "a product of split operands is several launches"
+        return "" if has_split_operands(own) else "a product of split operands is several launches"
     return ""
 
 

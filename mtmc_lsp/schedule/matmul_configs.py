@@ -11,7 +11,7 @@ from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.ir.dense_windows import are_dense_runs
-from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, is_of_halves
+from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.configs import (
@@ -64,7 +64,7 @@ def product_config(ir: KernelIR, region: Region, precision: PrecisionMode | None
     prim = product_in(ir, region)
     operand = ir.prims[prim.inputs[0]].dtype
     half = ITEMSIZE[compute_dtype(operand)] != ITEMSIZE[operand]
-    graph, taps = ir.graph, ProductDims.of(prim).taps
+    graph, kernel_positions = ir.graph, ProductDims.of(prim).kernel_positions
     if precision in SPLIT_PRECISION_MODES and not can_split(ir, prim):
         precision = PrecisionMode.IEEE
     mode = precision if precision and operand == "float32" else user_mode(graph, prim)
@@ -72,16 +72,16 @@ def product_config(ir: KernelIR, region: Region, precision: PrecisionMode | None
     sized = ProductSizes.of(ir.prims, prim)
     m, n, batch = (size.value(ir.graph.sizes) for size in (sized.m, sized.n, sized.batch))
     channels = sized.channels.value(graph.sizes)
-    walks_taps = bool(taps) and channels >= LEAST_CHANNELS and not are_dense_runs(ir, prim)
+    loops_over_positions = bool(kernel_positions) and channels >= LEAST_CHANNELS and not are_dense_runs(ir, prim)
     if mode in SPLIT_PRECISION_MODES and (both := both_sides_config(ir, prim)) is not None:
         return both
-    if is_of_halves(prim):
+    if has_split_operands(prim):
         mode = PrecisionMode.FP16X3_PROMOTED
     elif mode is PrecisionMode.FP16X3_PROMOTED:
         mode = PrecisionMode.FP16X3
     side = side_to_split_on_load(ir, prim) if mode in SPLIT_PRECISION_MODES else None
     if side is not None:
-        on_load = window_config(m, n, batch) if taps else one_side_config(m, n, batch, side)
+        on_load = window_config(m, n, batch) if kernel_positions else one_side_config(m, n, batch, side)
         if product_parts(ir, region, on_load) == 1:
             return on_load
     if half or mode in SPLIT_PRECISION_MODES:
@@ -90,14 +90,14 @@ def product_config(ir: KernelIR, region: Region, precision: PrecisionMode | None
         # terms), and the larger tile 2429 us of 2639 (256 terms).
         one_sum = mode not in SPLIT_PRECISION_MODES or (is_one_piece(ir, prim, mode) and terms >= LEAST_DEPTH_MOVED)
         most = CORE_TILES[0][0] * CORE_TILES[0][1] if one_sum else PROMOTED_ELEMENTS
-        gathered = is_of_halves(prim) and taps and not walks_taps
+        gathered = has_split_operands(prim) and kernel_positions and not loops_over_positions
         # Addresses that mix places and channels take many registers, for both halves.
         block_m, block_n, block_k, warps = _tensor_core_tile(m, n, batch, most // 2 if gathered else most)
         if gathered:
             block_k, warps = 32, 8 if block_m * block_n > 64 * 64 else 4
-        elif taps:
+        elif kernel_positions:
             # Beyond the channels of one place of the window, or its last place, there would be nothing to multiply.
-            depth = channels if walks_taps else sized.k.value(graph.sizes)
+            depth = channels if loops_over_positions else sized.k.value(graph.sizes)
             block_k = min(block_k, max(16, next_power_of_two(depth)))
             # Two programs to a multiprocessor: one writes its tile while the other multiplies. On an H200 1601 us, and 1985 in
             # eight warps (64 to 128 channels, 3 x 3, 4.2 million places).
@@ -109,7 +109,7 @@ def product_config(ir: KernelIR, region: Region, precision: PrecisionMode | None
     if mode in PRE_SPLIT_MODES:
         # The longer of the two walks has 2 * K / 64 blocks.
         stages = min(5, max(3, terms // 32))
-    config = MatmulConfig(block_m, block_n, block_k, 8, warps, stages, mode, kernel_positions=walks_taps)
+    config = MatmulConfig(block_m, block_n, block_k, 8, warps, stages, mode, kernel_positions=loops_over_positions)
     return replace(config, split_k=product_parts(ir, region, config))
 
 
@@ -139,7 +139,7 @@ def can_split(ir: KernelIR, prim: Prim) -> bool:
     Of windows, halves would be many times the input: there it is split as it is read, or the input itself before, by a rewrite.
     """
     few = ProductSizes.of(ir.prims, prim).m.value(ir.graph.sizes) < LEAST_SPLIT_ROWS
-    return not few and (not ProductDims.of(prim).taps or side_to_split_on_load(ir, prim) is not None)
+    return not few and (not ProductDims.of(prim).kernel_positions or side_to_split_on_load(ir, prim) is not None)
 
 
 def _tensor_core_tile(m: int, n: int, batch: int, most: int) -> tuple[int, int, int, int]:

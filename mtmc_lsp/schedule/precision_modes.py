@@ -17,7 +17,7 @@ from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.ir.accumulated_products import summed_products
 from mtmc_lsp.ir.lower import GraphBox
-from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductSizes, is_of_halves
+from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.schedule.configs import PRE_SPLIT_MODES, SPLIT_PRECISION_MODES, PrecisionMode, precision_of
 from mtmc_lsp.schedule.matmul_configs import can_split, user_mode
 from mtmc_lsp.schedule.recurrent_configs import MODES as RECURRENT_MODES
@@ -96,7 +96,7 @@ class Precisions:
         # Split on load, an operand has a scale for each block of K, and fp32 units add the blocks up.
         on_load = both_sides_config(self.ir, prim) is not None or side_to_split_on_load(self.ir, prim) is not None
         split: tuple[PrecisionMode, ...] = PRE_SPLIT_MODES
-        if on_load or is_of_halves(prim):
+        if on_load or has_split_operands(prim):
             split = (PrecisionMode.FP16X3_PROMOTED,)
         elif self._is_summed(prim):
             split = (PrecisionMode.FP16X3_SHORT,)

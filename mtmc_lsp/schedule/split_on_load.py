@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import AxisTable
-from mtmc_lsp.ir.primitives import IN_PLACE, KernelIR, Prim, ProductDims, ProductSizes, is_of_halves
+from mtmc_lsp.ir.primitives import IN_PLACE, KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, SplitOnLoad
 
 LEAST_CHANNELS = 16
@@ -62,11 +62,11 @@ STRIDED_ROWS = 16
 
 def side_to_split_on_load(ir: KernelIR, prim: Prim) -> int | None:
     """The side of a float32 product whose operand is best split on load (0 left, 1 right); None where neither is."""
-    if is_of_halves(prim):
+    if has_split_operands(prim):
         return None
     sized, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
     m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
-    if ProductDims.of(prim).taps:
+    if ProductDims.of(prim).kernel_positions:
         if sized.channels.value(sizes) >= LEAST_CHANNELS or ir.prims[prim.inputs[0]].dtype != "float32":
             return None
         tile = window_config(m, n, batch)
@@ -136,7 +136,7 @@ def both_sides_config(ir: KernelIR, prim: Prim) -> MatmulConfig | None:
     One of few tiles with a long sum, or one of many results that are short sums. ``None`` for others, and where an operand is no
     tensor in memory.
     """
-    if is_of_halves(prim) or ProductDims.of(prim).taps or ir.prims[prim.inputs[0]].dtype != "float32":
+    if has_split_operands(prim) or ProductDims.of(prim).kernel_positions or ir.prims[prim.inputs[0]].dtype != "float32":
         return None
     sized, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
     m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
@@ -196,7 +196,7 @@ def is_dense_along_sum(ir: KernelIR, prim: Prim, side: int) -> bool:
 def lies_in_units(ir: KernelIR, prim: Prim, side: int) -> bool:
     """Whether an operand lies in memory as it is, dense along one axis, and all its other steps are whole units of hardware's."""
     stored = _stored(ir, prim.inputs[side])[-1]
-    if ProductDims.of(prim).taps or stored not in ir.value_of:
+    if ProductDims.of(prim).kernel_positions or stored not in ir.value_of:
         return False
     kind = ir.graph.type_of(ir.value_of[stored])
     sizes = ir.graph.sizes

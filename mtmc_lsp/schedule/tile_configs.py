@@ -200,7 +200,7 @@ def variants(ir: KernelIR, region: Region, config: KernelConfig) -> list[KernelC
     if isinstance(config, MatmulConfig):
         own = product_in(ir, region)
         short = is_one_piece(ir, own, config.precision)
-        found = product_variants(config, of_windows=bool(ProductDims.of(own).taps), short=short)
+        found = product_variants(config, of_windows=bool(ProductDims.of(own).kernel_positions), short=short)
     elif isinstance(config, AttentionConfig):
         found = attention_variants(ir, region)
     elif isinstance(config, RecurrentConfig):

@@ -13,7 +13,7 @@ from mtmc_lsp.ir.attention_mask import limits_in
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.dense_windows import are_dense_runs
 from mtmc_lsp.ir.memory_order import across, dense_axes, windows_along_columns
-from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductDims, ProductSizes, is_of_halves
+from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in
 from mtmc_lsp.schedule.configs import (
@@ -208,7 +208,7 @@ def _library_share(ir: KernelIR, node: Node) -> float:
         return LIBRARY_SHARE
     sized = ProductSizes.of(ir.prims, own)
     channels = sized.channels.value(graph.sizes)
-    if channels >= LEAST_CHANNELS or not ProductDims.of(own).taps:
+    if channels >= LEAST_CHANNELS or not ProductDims.of(own).kernel_positions:
         return LIBRARY_SHARE
     if node.type.dtype != "float32" or graph.convolution_mode(node.name) != "ieee":
         return LIBRARY_SHARE * channels / LIBRARY_BLOCK
@@ -310,7 +310,7 @@ def _split_pass(ir: KernelIR, region: Region, config: MatmulConfig, device: Devi
     It reads four bytes and writes four, and has a program for each few rows. Without such a kernel there are no bytes.
     """
     prim = product_in(ir, region)
-    if config.precision not in SPLIT_PRECISION_MODES or is_of_halves(prim):
+    if config.precision not in SPLIT_PRECISION_MODES or has_split_operands(prim):
         return 0.0, 1.0
     own, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
     moved, programs = 0.0, 0

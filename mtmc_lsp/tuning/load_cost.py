@@ -14,7 +14,7 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.results import Device
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.memory_order import dense_axes
-from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, is_of_halves
+from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig
 
@@ -30,8 +30,8 @@ TOGETHER = 4
 def loads_apart_us(ir: KernelIR, region: Region, config: MatmulConfig, device: Device) -> float:
     """The time of all loads of single elements that a product's kernel makes for its operands."""
     prim = product_in(ir, region)
-    of_windows = config.split_on_load is not None and bool(ProductDims.of(prim).taps)
-    if config.precision in SPLIT_PRECISION_MODES and not is_of_halves(prim) and not of_windows:
+    of_windows = config.split_on_load is not None and bool(ProductDims.of(prim).kernel_positions)
+    if config.precision in SPLIT_PRECISION_MODES and not has_split_operands(prim) and not of_windows:
         # A kernel before has written the operands as this one reads them.
         return 0.0
     sizes, own = ir.graph.sizes, ProductSizes.of(ir.prims, prim)
@@ -70,7 +70,7 @@ def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str,
     name, kind = found
     dense = {axis for dim, axis in dense_axes(region, name, kind).items() if kind.shape[dim].value(sizes) > 1}
     left = prim.inputs[0]
-    first = dims.batch + dims.rows + (dims.taps if config.kernel_positions else 0)
+    first = dims.batch + dims.rows + (dims.kernel_positions if config.kernel_positions else 0)
     deep = _axes(region, left, first, dims.batch + dims.rows + dims.summed)
     rows = (dims.batch, dims.batch + dims.rows) if side == 0 else (dims.batch + dims.rows, len(prim.shape))
     along = _axes(region, prim.name, *rows)

@@ -166,22 +166,22 @@ def convolutions(draw: st.DrawFn) -> Graph:
     def each(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw(st.lists(st.integers(low, high), min_size=spatial, max_size=spatial)))
 
-    taps, steps, margins = each(1, 5), each(1, 4), each(0, 2)
+    kernel_sizes, steps, margins = each(1, 5), each(1, 4), each(0, 2)
     dilations = (*each(1, 3)[:-1], 1)
-    taps = (*taps[:-1], max(taps[-1], 2))
+    kernel_sizes = (*kernel_sizes[:-1], max(kernel_sizes[-1], 2))
     batch, channels, outputs = draw(st.integers(1, 2)), draw(st.integers(1, 5)), draw(st.integers(2, 4))
     # Of one place it is not to be seen in which order the channels of it lie.
     places = (*each(1, 3)[:-1], 2)
-    own = zip(places, steps, dilations, taps, margins, each(0, 3), strict=True)
+    own = zip(places, steps, dilations, kernel_sizes, margins, each(0, 3), strict=True)
     lengths = tuple(max(2, (p - 1) * s + d * (t - 1) + 1 - 2 * m + min(more, s - 1)) for p, s, d, t, m, more in own)
     placed = tuple(
         (n + 2 * m - d * (t - 1) - 1) // s + 1
-        for n, m, d, t, s in zip(lengths, margins, dilations, taps, steps, strict=True)
+        for n, m, d, t, s in zip(lengths, margins, dilations, kernel_sizes, steps, strict=True)
     )
-    shapes = [(batch, channels, *lengths), (outputs, channels, *taps), (batch, outputs, *placed)]
+    shapes = [(batch, channels, *lengths), (outputs, channels, *kernel_sizes), (batch, outputs, *placed)]
     sized = [tuple(Size.of(size) for size in shape) for shape in shapes]
     # With channels densest, windows of a single row are runs already.
-    packed = channels > 1 and any(tap > 1 for tap in taps[:-1]) and draw(st.booleans())
+    packed = channels > 1 and any(tap > 1 for tap in kernel_sizes[:-1]) and draw(st.booleans())
     x, w, y = (
         channels_last(shape, "float16") if packed and i != 1 else dense(shape, "float16")
         for i, shape in enumerate(sized)

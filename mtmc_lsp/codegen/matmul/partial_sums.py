@@ -8,7 +8,7 @@ from dataclasses import replace
 from mtmc_lsp.codegen.kernel.kernel import Scratch
 from mtmc_lsp.codegen.matmul.matmul_kernel import ProductWriter
 from mtmc_lsp.codegen.matmul.operands import ProductAxes
-from mtmc_lsp.codegen.matmul.split_operands import Halves
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.schedule.configs import MatmulConfig
 
@@ -30,12 +30,12 @@ class PartsWriter(ProductWriter):
         axes: ProductAxes,
         buffers: Mapping[str, TensorType],
         config: MatmulConfig,
-        halves: list[Halves] | None,
+        split_operands: list[SplitOperand] | None,
         parts: Scratch,
     ) -> None:
         """Take the configuration of the product; the kernel that adds the parts has smaller tiles (:func:`combining`)."""
         self.product_config = config
-        super().__init__(axes, buffers, self._own_config(config), halves)
+        super().__init__(axes, buffers, self._own_config(config), split_operands)
         self.parts = parts
         self.pointer = self.parameters.names.unique("product_parts_ptr")
 
@@ -56,7 +56,7 @@ class AddsParts(PartsWriter):
     def _own_config(self, config: MatmulConfig) -> MatmulConfig:
         return combining(config)
 
-    def _loop_over_halves(self) -> None:
+    def _loop_over_split_operands(self) -> None:
         self._loop()
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:

@@ -12,7 +12,7 @@ from mtmc_lsp.codegen.kernel.snippets import UNARY
 from mtmc_lsp.codegen.matmul.k_loops import WalkOfPart
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, int32_limit, widened
 from mtmc_lsp.codegen.matmul.partial_sums import AddsParts, PartsWriter, WritesParts
-from mtmc_lsp.codegen.matmul.split_operands import Halves
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size, product
@@ -23,7 +23,7 @@ def write_split_product(
     axes: ProductAxes,
     buffers: Mapping[str, TensorType],
     config: MatmulConfig,
-    halves: list[Halves] | None,
+    split_operands: list[SplitOperand] | None,
     name: str,
     docstring: str,
 ) -> list[Kernel]:
@@ -35,8 +35,8 @@ def write_split_product(
     size = axes.n_batch * axes.sizes["M"] * axes.sizes["N"]
     sums = Scratch("product_parts", (Size.of(config.split_k), size), compute_dtype(axes.prim.dtype))
     what = "Each part of each tile of the product; K is too long for one program per tile."
-    first = _PartWriter(axes, buffers, config, halves, sums)
-    last = _CombineWriter(axes, buffers, config, halves, sums)
+    first = _PartWriter(axes, buffers, config, split_operands, sums)
+    last = _CombineWriter(axes, buffers, config, split_operands, sums)
     return [first.kernel(f"{name}_parts", what), last.kernel(name, docstring)]
 
 
@@ -48,10 +48,10 @@ class _SplitWriter(PartsWriter):
         axes: ProductAxes,
         buffers: Mapping[str, TensorType],
         config: MatmulConfig,
-        halves: list[Halves] | None,
+        split_operands: list[SplitOperand] | None,
         parts: Scratch,
     ) -> None:
-        super().__init__(axes, buffers, config, halves, parts)
+        super().__init__(axes, buffers, config, split_operands, parts)
         self.all_sums = product(parts.shape)
         self.wide_sums = axes.are_wide([self.all_sums])
         """Whether offsets into the sums take 64 bits."""

@@ -12,7 +12,7 @@ from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.matmul.matmul_kernel import ProductWriter, operand_name
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, mask_needed, operand_accesses
-from mtmc_lsp.codegen.matmul.split_operands import Halves, name_sizes, write_split
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, name_sizes, write_split
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
@@ -42,13 +42,15 @@ def write_product_split_on_load(
     """
     axes = ProductAxes(ir, region)
     side = 1 if config.split_on_load is SplitOnLoad.LEFT else 0
-    few = Halves.of(axes, side, operand_name(ir, region, axes.prim.inputs[side]) or "ab"[side], config.block_k)
+    few = SplitOperand.of(axes, side, operand_name(ir, region, axes.prim.inputs[side]) or "ab"[side], config.block_k)
     split = write_split(axes, buffers, few, f"{name}_split_{few.name}")
     return [split, _OnceWriter(axes, buffers, config, few).kernel(name, docstring)]
 
 
 class _OnceWriter(ProductWriter):
-    def __init__(self, axes: ProductAxes, buffers: Mapping[str, TensorType], config: MatmulConfig, few: Halves) -> None:
+    def __init__(
+        self, axes: ProductAxes, buffers: Mapping[str, TensorType], config: MatmulConfig, few: SplitOperand
+    ) -> None:
         super().__init__(axes, buffers, config, [few])
         self.few = few
         self.is_turned = few.side == 0
@@ -56,7 +58,7 @@ class _OnceWriter(ProductWriter):
         if self.is_turned:
             self._sum_shape = "[BLOCK_N, BLOCK_M]"
 
-    def _loop_over_halves(self) -> None:
+    def _loop_over_split_operands(self) -> None:
         few, axes = self.few, self.axes
         name_sizes(self.parameters, "MN"[few.side], few)
         k, pad = (self.parameters.size(size).text for size in (few.k, few.k_pad))

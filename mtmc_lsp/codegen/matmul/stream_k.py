@@ -23,7 +23,7 @@ from mtmc_lsp.codegen.matmul.descriptors import MAKE
 from mtmc_lsp.codegen.matmul.k_loops import WalkOfRun
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, tile_of_program, widened
 from mtmc_lsp.codegen.matmul.partial_sums import AddsParts, PartsWriter, WritesParts
-from mtmc_lsp.codegen.matmul.split_operands import Halves, name_sizes
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, name_sizes
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
@@ -40,7 +40,7 @@ def write_stream_product(
     axes: ProductAxes,
     buffers: Mapping[str, TensorType],
     config: MatmulConfig,
-    halves: list[Halves] | None,
+    split_operands: list[SplitOperand] | None,
     name: str,
     docstring: str,
 ) -> list[Kernel]:
@@ -55,8 +55,8 @@ def write_stream_product(
     shape = (Size.of(2 * config.stream_k), Size.of(config.elements))
     parts = Scratch("product_parts", shape, compute_dtype(axes.prim.dtype))
     what = "The tiles of whole waves; of each tile that is left, the parts that programs with equal shares of K have."
-    first = _RunWriter(axes, buffers, config, halves, parts)
-    last = _FinishWriter(axes, buffers, config, halves, parts)
+    first = _RunWriter(axes, buffers, config, split_operands, parts)
+    last = _FinishWriter(axes, buffers, config, split_operands, parts)
     return [first.kernel(f"{name}_runs", what), last.kernel(name, docstring)]
 
 
@@ -72,7 +72,7 @@ class _StreamWriter(PartsWriter):
 
     def _dealt_out(self, tall: str, wide: str) -> list[str]:
         """Statements that count tiles and blocks of K."""
-        for size_name, half in zip("MN", self.halves or [], strict=False):
+        for size_name, half in zip("MN", self.split_operands or [], strict=False):
             name_sizes(self.parameters, size_name, half)
         batch = f" * {self.parameters.size(self.axes.n_batch).at(PRODUCT)}" if self.axes.batch else ""
         return [
@@ -87,14 +87,15 @@ class _StreamWriter(PartsWriter):
 
     def _blocks_of_tile(self) -> str:
         """The number of blocks of K of each tile."""
-        if self.halves is not None:
-            return f"{self.parameters.size(self.halves[0].k_pad).text} // BLOCK_K"
-        taps = self.axes.taps if self.config.kernel_positions else ()
+        if self.split_operands is not None:
+            return f"{self.parameters.size(self.split_operands[0].k_pad).text} // BLOCK_K"
+        kernel_positions = self.axes.kernel_positions if self.config.kernel_positions else ()
         count, depth = (
-            self.parameters.size(product([axis.size for axis in axes])) for axes in (taps, self.axes.k[len(taps) :])
+            self.parameters.size(product([axis.size for axis in axes]))
+            for axes in (kernel_positions, self.axes.k[len(kernel_positions) :])
         )
         blocks = f"tl.cdiv({depth.text}, BLOCK_K)"
-        return f"{count.at(PRODUCT)} * {blocks}" if taps else blocks
+        return f"{count.at(PRODUCT)} * {blocks}" if kernel_positions else blocks
 
     def _place_of_tile(self, tall: str, wide: str) -> list[str]:
         """Statements that say where the ``tile``-th tile is."""
