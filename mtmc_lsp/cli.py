@@ -15,6 +15,7 @@ import typer
 
 from mtmc_lsp import __version__
 from mtmc_lsp.commands.bench import bench
+from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent, consented
 from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.report import report
@@ -196,6 +197,8 @@ def optimize(
         opened, record = _opened_run(spec, resume, open_spec)
         wanted = Backends.of(opened.request.settings)
         makers = consented(opened, wanted, explicit="llm" in (planner, coder), may_ask=not as_json)
+    if apply and (replay or "::" not in spec):
+        session.check_inside(opened, Path.cwd())
     with session.open_store(opened.request.path) as store, session.warmed(opened) as fork_server:
         with out.status("capturing the target") as status:
             capture = session.capture_target(opened, fork_server)
@@ -461,4 +464,5 @@ def lsp(
 
 
 app.command()(bench)
+app.command()(calibrate)
 app.command()(profile)

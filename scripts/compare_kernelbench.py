@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.process.isolation import own_command
+
 TRIALS = 5
 SEED = 42
 SECONDS = 1800
@@ -98,7 +100,7 @@ def verdicts(results: Path) -> dict[str, dict[str, str]]:
 
 def ours(reference: Path, candidate: Path) -> dict[str, str]:
     """The status and the reason that ``mtmc verify`` gives."""
-    command = [sys.executable, "-m", "mtmc_lsp", "verify", str(reference), str(candidate), "--json"]
+    command = [*own_command("mtmc_lsp"), "verify", str(reference), str(candidate), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     document = json.loads(done.stdout)
     if "verdict" not in document:

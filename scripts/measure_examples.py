@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.process.isolation import own_command
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = {
     "rmsnorm_residual": "rmsnorm_residual",
@@ -30,7 +32,7 @@ EXAMPLES = {
 
 def optimise(name: str, budget: float) -> dict[str, Any]:
     """Run the command line on one example; gives its JSON document."""
-    command = [sys.executable, "-c", "from mtmc_lsp.cli import main; main()", "optimize"]
+    command = [*own_command("mtmc_lsp"), "optimize"]
     command += [
         f"{ROOT / 'examples' / name}.py::{EXAMPLES[name]}",
         "--json",

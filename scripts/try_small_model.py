@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.process.isolation import own_command
 from mtmc_lsp.search.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,7 +129,7 @@ def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 def mtmc(place: Path, environ: dict[str, str], *arguments: str) -> dict[str, Any]:
     """The document of one run of ``mtmc optimize``."""
-    command = [sys.executable, "-m", "mtmc_lsp", "optimize", *arguments, "--json"]
+    command = [*own_command("mtmc_lsp"), "optimize", *arguments, "--json"]
     done = subprocess.run(command, cwd=place, env=environ, stdout=subprocess.PIPE, text=True, check=False)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -180,7 +181,7 @@ def main() -> None:
         # The consent that is given below is for this trial alone.
         environ["XDG_STATE_HOME"] = str(folder / "state")
         environ.pop("OPENAI_API_KEY", None)
-        subprocess.run([sys.executable, "-m", "mtmc_lsp", "doctor"], cwd=folder, env=environ, check=False)
+        subprocess.run([*own_command("mtmc_lsp"), "doctor"], cwd=folder, env=environ, check=False)
         for example in EXAMPLES if options.example is None else options.example:
             file, _, name = example.partition("::")
             about = (folder / Path(file).stem, (ROOT / file).read_text(), name)
@@ -191,7 +192,7 @@ def main() -> None:
             # Only what is given on the command line as llm is consent to ask; auto needs it for its project.
             place = folder / "in_part"
             place.mkdir(exist_ok=True)
-            consent = [sys.executable, "-m", "mtmc_lsp", "consent", "--give"]
+            consent = [*own_command("mtmc_lsp"), "consent", "--give"]
             subprocess.run(consent, cwd=place, env=environ, check=True, stdout=subprocess.DEVNULL)
             found.append(told(place, optimise(place, IN_PART, "in_part", environ, options.seconds, "--coder", "auto")))
     # The server is gone by now, so nothing can be asked.

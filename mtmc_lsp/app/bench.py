@@ -16,7 +16,6 @@ import queue
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,11 +34,13 @@ from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.isolation import own_command
 from mtmc_lsp.process.priority import cores_of, usable_cores
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.directive import parse_directive
 
-COMMAND = (sys.executable, "-m", "mtmc_lsp.app.bench_problem")
+COMMAND = own_command("mtmc_lsp.app.bench_problem")
 END_SECONDS = 10.0
 """How long a problem may take to end by itself once its time is up."""
 STOP_SECONDS = 5.0
@@ -283,7 +284,7 @@ class Bench:
         """
         self._fork_server = fork_server
         self._plan, self._out, self._jobs, self._command = plan, out, max(1, jobs), command
-        self._store = out.resolve().parent / ".mtmc"
+        self._store = out.resolve().parent / FOLDER
         self._has_devices = bool(devices)
         self._places: queue.SimpleQueue[_Place] = queue.SimpleQueue()
         cores = usable_cores()

@@ -1,6 +1,6 @@
 """One problem of ``mtmc bench``, in a process of its own: whatever it does to that process, the other problems go on.
 
-Run as ``python -m mtmc_lsp.app.bench_problem ANSWER`` with a :class:`ProblemRequest` as JSON on standard input.
+Its argument is the file for the answer; a :class:`ProblemRequest` comes as JSON on standard input.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from mtmc_lsp.llm.endpoint.client import model_name
 from mtmc_lsp.llm.endpoint.endpoint import host_of
 from mtmc_lsp.llm.endpoint.probe import abilities, look_at_endpoint
 from mtmc_lsp.process import sandbox
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import Store
 
 PROBE = Path(__file__).parent / "worker" / "probe.py"
@@ -158,7 +159,7 @@ def _driver() -> str:
 
 
 def _store(here: Path) -> Finding:
-    folder = project_root(here) / ".mtmc"
+    folder = project_root(here) / FOLDER
     try:
         Store(folder).close()
     except EnvironmentNotAble as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.process.isolation import LEAVE_WORKING_FOLDER
 
 LEAST = {"torch": (2, 11), "triton": (3, 6)}
 """The oldest versions that are supported."""
@@ -65,7 +66,7 @@ def find_python(path: Path, settings: Settings) -> str:
 def _last_line(python: str, script: str) -> str:
     """What a script says last under ``python``, in a process of its own; a failing one raises as ``subprocess.run`` does."""
     done = subprocess.run(
-        [python, "-c", script],
+        [python, "-c", f"{LEAVE_WORKING_FOLDER}{script}"],
         capture_output=True,
         text=True,
         timeout=PROBE_SECONDS,

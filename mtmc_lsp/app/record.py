@@ -16,6 +16,7 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedTarget, keep_records, merged
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.workload import TargetKind
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.source.targets import find_target, find_targets
 
@@ -60,7 +61,7 @@ def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, q
     targets = _known(merged(notes))
     for place in {project_root(Path(target.path)) for target in targets}:
         # Opening the store makes the folder, which keeps itself out of version control.
-        with Store(place / ".mtmc") as store:
+        with Store(place / FOLDER) as store:
             own = [target for target in targets if project_root(Path(target.path)) == place]
             keep_records(store.folder / RECORDS, own)
     return Recording(tuple(command), code, tuple(targets), bool(files))

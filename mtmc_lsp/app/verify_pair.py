@@ -10,6 +10,7 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, Location, TargetUnsupported
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.measure.pair_timing import with_timing
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.process.project_files import FOLDER, check_file
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.pair import Pair, PairVerdict, PairVerifier
 from mtmc_lsp.verify.pair_reference import Reference
@@ -70,7 +71,9 @@ def verify_pair(
     program = find_sanitizer() if sanitize else ""
     if reproduction is None:
         stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
-        reproduction = reference.root / ".mtmc" / "failures" / f"{stem}.py"
+        reproduction = reference.root / FOLDER / "failures" / f"{stem}.py"
+    # Before minutes of checks, whose result could not be written.
+    check_file(reproduction)
     with ForkServer(python, likely_variables(), ahead=True) as fork_server:
         fork_server.start()
         capture = capture_target(reference, fork_server)

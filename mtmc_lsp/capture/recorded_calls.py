@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.process.project_files import read_bytes, replace_bytes
 
 RECORDS = "records.jsonl"
 """The file in the project's ``.mtmc``; one :class:`RecordedTarget` a line."""
@@ -176,11 +176,10 @@ def read_records(file: Path) -> list[RecordedTarget]:
 
     Raises:
         RequestError: the file is not as we write it.
+        UnsafeFile: it is a link, a pipe or a device.
     """
-    if not file.exists():
-        return []
     found = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate((read_bytes(file) or b"").splitlines(), 1):
         try:
             found.append(from_json(RecordedTarget, json.loads(line)))
         except (ValueError, TypeError, KeyError) as error:
@@ -197,9 +196,7 @@ def keep_records(file: Path, found: Iterable[RecordedTarget]) -> None:
     new = {(target.path, target.qualname): target for target in found}
     kept = {(target.path, target.qualname): target for target in read_records(file)}
     text = "".join(json.dumps(to_json(target)) + "\n" for target in {**kept, **new}.values())
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, file)
+    replace_bytes(file, text.encode())
 
 
 def recorded(target: Target, file: Path) -> RecordedTarget | None:

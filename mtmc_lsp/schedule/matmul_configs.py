@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.core.graph import Graph
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.ir.dense_windows import are_dense_runs
 from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.regions import Region, product_in
@@ -150,7 +150,7 @@ def _tensor_core_tile(m: int, n: int, batch: int, most: int) -> tuple[int, int, 
     return tall, wide, 64, 8 if tall * wide >= 128 * 128 else 4
 
 
-def with_tiles_moved(ir: KernelIR, region: Region, config: MatmulConfig, device: Device) -> MatmulConfig:
+def with_tiles_moved(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> MatmulConfig:
     """A product's configuration, with tiles of its operands moved by hardware (TMA) where the device has that.
 
     A program makes the descriptors that this takes, which takes as long as a few blocks of K: where there are many tiles of split
@@ -179,7 +179,7 @@ def with_tiles_moved(ir: KernelIR, region: Region, config: MatmulConfig, device:
     return replace(config, tma=True, persist=persist)
 
 
-def _with_sums_apart(config: MatmulConfig, m: int, n: int, k: int, batch: int, device: Device) -> MatmulConfig:
+def _with_sums_apart(config: MatmulConfig, m: int, n: int, k: int, batch: int, device: DeviceModel) -> MatmulConfig:
     """A product's configuration, with the larger tile whose sums are set apart, where that still keeps the device busy.
 
     On an H200 the product of 2048 cubed took 77 us of 89 so, and that of 4096 cubed 577 us of 680. Without descriptors, addresses

@@ -18,8 +18,11 @@ from mtmc_lsp.core.errors import EnvironmentNotAble, Location
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
 from mtmc_lsp.core.workload import Environment
+from mtmc_lsp.process.project_files import check_database, make_folder, read_bytes, replace_bytes
 
 T = TypeVar("T")
+STORE = "store.db"
+"""The file in the project's ``.mtmc``."""
 VERSION = 1
 """Of the tables and of the documents in them."""
 LOCK_SECONDS = 30.0
@@ -61,15 +64,17 @@ class Store:
         """Open (or make) the store in ``folder``, which keeps itself out of version control.
 
         Raises:
+            UnsafeFile: the folder or a file in it is a link, a pipe or a device.
             EnvironmentNotAble: it cannot be written, is no store, or is of another version.
         """
         self.folder = folder
-        self._file = folder / "store.db"
+        self._file = folder / STORE
         with self._understood():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             ignore = folder / ".gitignore"
-            if not ignore.exists():
-                ignore.write_text("*\n")
+            if read_bytes(ignore) is None:
+                replace_bytes(ignore, b"*\n")
+            check_database(self._file)
             self._db = sqlite3.connect(self._file, isolation_level=None, timeout=LOCK_SECONDS)
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=normal")

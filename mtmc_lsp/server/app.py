@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError
+from mtmc_lsp.process.isolation import drop_relative_entries, leave_working_folder, own_command
 from mtmc_lsp.server.handshake import greet
 
 if TYPE_CHECKING:
     from mtmc_lsp.server.server import Server
 
-HOST_COMMAND = (sys.executable, "-m", "mtmc_lsp.server.host")
+HOST_COMMAND = own_command("mtmc_lsp.server.host")
 
 
 def make_server(host_command: Sequence[str] = HOST_COMMAND) -> Server:
@@ -57,6 +58,8 @@ def serve(*, tcp: str | None = None, log_file: str | None = None, host_command: 
         RequestError: the address cannot be read.
         EnvironmentNotAble: the address cannot be served on, or the log cannot be written.
     """
+    leave_working_folder()
+    drop_relative_entries()
     # Standard output is the protocol's; without a file only errors are said, on standard error.
     level = logging.INFO if log_file else logging.CRITICAL
     try:

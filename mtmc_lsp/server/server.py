@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult, Step
+from mtmc_lsp.process.project_files import FOLDER
+from mtmc_lsp.search.store import STORE
 from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
 from mtmc_lsp.server.model_consent import ModelConsent
@@ -31,6 +34,7 @@ from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, step
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.source.compose import BEGIN, END
+from mtmc_lsp.source.dependencies import Definitions, read_definitions
 from mtmc_lsp.source.lint import Context, Finding, check, context_of
 from mtmc_lsp.source.outline import Outline, Outliner
 
@@ -126,7 +130,9 @@ class Server(LanguageServer):
         """Whether the client's settings are those that were last asked for."""
         self.trust = Trust(whole_workspace=False)
         self.model_consent = ModelConsent()
-        self.reviews = Reviews()
+        self.reviews = Reviews(find=self._definitions)
+        self._on_disk: dict[str, tuple[int, Definitions | None]] = {}
+        """Definitions of files that are not open, with the time of their last change in nanoseconds."""
         self._loading: dict[str, asyncio.Event] = {}
         self.jobs = Jobs(host_command, self._on_job)
         self.reporter = Reporter(self)
@@ -184,6 +190,27 @@ class Server(LanguageServer):
         found = [self.reviews.standing(review, document.outline) for review in self.reviews.of(document.path)]
         return [standing for standing in found if standing is not None]
 
+    def _definitions(self, path: str) -> Definitions | None:
+        """What a file defines: as the editor holds it, else as it is on disk."""
+        for document in self.documents.values():
+            if document.path == path and document.is_python:
+                return self.reviews.defined(path, document.outline)
+        try:
+            changed = Path(path).stat().st_mtime_ns
+        except OSError:
+            return None
+        known = self._on_disk.get(path)
+        if known is None or known[0] != changed:
+            known = self._on_disk[path] = (changed, read_definitions(path))
+        return known[1]
+
+    def refresh_dependents(self, path: str) -> None:
+        """A file changed: have the client ask anew for open files whose runs depend on it."""
+        for document in self.documents.values():
+            reviews = self.reviews.of(document.path) if document.path != path else []
+            if any(item.path == path for review in reviews for item in review.dependencies):
+                self.refresh(document.uri)
+
     async def configured(self) -> None:
         """Wait for the client's settings; one that never answers gets the defaults."""
         with contextlib.suppress(asyncio.TimeoutError):
@@ -219,7 +246,7 @@ class Server(LanguageServer):
         if document.is_python and document.path:
             done = self._loading[document.path] = asyncio.Event()
             try:
-                self.reviews.put_all(await asyncio.to_thread(stored_reviews, document.path))
+                self.reviews.put_all(await asyncio.to_thread(self._stored, document.path))
             finally:
                 done.set()
             self.refresh(document.uri)
@@ -261,14 +288,47 @@ class Server(LanguageServer):
             self.background(self._reload(job))
 
     async def _reload(self, job: Job) -> None:
-        for review in await asyncio.to_thread(stored_reviews, job.path):
+        for review in await asyncio.to_thread(self._stored, job.path):
             if review.qualname == job.target:
                 self.reviews.put(review)
         self.refresh(job.uri)
 
+    def _stored(self, path: str) -> list[Review]:
+        folder = self.store_folder(path)
+        return stored_reviews(path, folder) if folder is not None else []
+
     def root_of(self, path: str) -> Path:
-        """The project that a file belongs to."""
-        return project_root(Path(path))
+        """The project that a file belongs to, where a link leads to it: where its code runs and its store is."""
+        return project_root(Path(os.path.realpath(path)))
+
+    def trusts(self, path: str) -> bool:
+        """Whether the code of a file's project may be run, and its store opened."""
+        return self.trust.has(self.root_of(path), is_linked=self._is_linked(path))
+
+    async def ensure_trust(self, path: str) -> bool:
+        """The same, where the user is asked; what the project's store holds is read once they agree."""
+        root = self.root_of(path)
+        if self.trusts(path):
+            return True
+        if not await self.trust.ensure(self, root, is_linked=self._is_linked(path)):
+            return False
+        for document in list(self.documents.values()):
+            if document.path and self.root_of(document.path) == root:
+                await self.load_reviews(document)
+        return True
+
+    def _is_linked(self, path: str) -> bool:
+        """Whether a link inside the project leads out of it."""
+        opened = os.path.realpath(project_root(Path(path)))
+        return Path(opened) not in Path(os.path.realpath(path)).parents
+
+    def store_folder(self, path: str) -> Path | None:
+        """The folder of the store of a file's project; ``None`` where there is none, or the project is not trusted."""
+        if not path or not self.trusts(path):
+            return None
+        folder = self.root_of(path) / FOLDER
+        # Opening a store creates it, and a project that is only looked at stays as it is.
+        return folder if (folder / STORE).exists() else None
 
     def is_going_on(self, review: Review) -> bool:
         """Whether a job is at work on the run's target."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
-from mtmc_lsp.core.folder_decisions import Remembered, state_folder
+from mtmc_lsp.app.folder_decisions import Remembered, state_folder
 
 TRUST, REFUSE = "Trust this folder", "Cancel"
 
@@ -20,13 +20,13 @@ class Trust:
         self._all = whole_workspace
         self._file = Remembered((folder or state_folder()) / "trusted.json")
 
-    def has(self, root: Path) -> bool:
-        """Whether a project's code may be run."""
-        return self._all or str(root) in self._file.words()
+    def has(self, root: Path, *, is_linked: bool = False) -> bool:
+        """Whether a project's code may be run; ``is_linked`` where a link leads to it from another, which alone was opened."""
+        return (self._all and not is_linked) or str(root) in self._file.words()
 
-    async def ensure(self, server: LanguageServer, root: Path) -> bool:
+    async def ensure(self, server: LanguageServer, root: Path, *, is_linked: bool = False) -> bool:
         """Ask the user once for this folder, unless they or the client already said yes."""
-        if self.has(root):
+        if self.has(root, is_linked=is_linked):
             return True
         answer = await server.window_show_message_request_async(
             lsp.ShowMessageRequestParams(

@@ -34,7 +34,7 @@ def programs_using(path: Path, root: Path) -> list[str]:
 
 
 def _files(path: Path, root: Path) -> Iterator[Path]:
-    found = [path] if root in path.parents else []
+    found = [path] if root in path.parents and path.is_file() else []
     for folder in [root / name for name in FOLDERS]:
         if folder.is_dir():
             found += sorted(item for item in folder.glob("*.py") if item.is_file())

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
+from mtmc_lsp.process.project_files import make_folder, replace_bytes
 
 UNFINISHED = ".mtmc-new"
 """Ending of a file's new text until it takes the file's place."""
@@ -31,7 +32,7 @@ def _lines(text: str) -> list[str]:
 def write_if_unchanged(path: Path, expected_sha256: str, new_bytes: bytes, backup_folder: Path) -> Path:
     """Replace a file in one step, unless it changed on disk since it was read; the old bytes are kept first.
 
-    A link is followed, and the file keeps its mode.
+    The file is the one that the user named: a link to it is followed, and it keeps its mode.
 
     Returns:
         Where the old bytes are kept.
@@ -39,6 +40,7 @@ def write_if_unchanged(path: Path, expected_sha256: str, new_bytes: bytes, backu
     Raises:
         FileChanged: the file is gone or no longer has that hash; nothing is written.
         RequestError: the file or its folder cannot be written.
+        UnsafeFile: the folder for backups is a link, or is reached through one.
     """
     real = Path(os.path.realpath(path))
     try:
@@ -55,9 +57,9 @@ def write_if_unchanged(path: Path, expected_sha256: str, new_bytes: bytes, backu
             remedy="Run the command again on the file as it is now.",
         )
     try:
-        backup_folder.mkdir(parents=True, exist_ok=True)
+        make_folder(backup_folder)
         backup = backup_folder / f"{real.name}.{digest[:12]}"
-        backup.write_bytes(current)
+        replace_bytes(backup, current)
         _replace(real, new_bytes)
     except OSError as error:
         raise RequestError(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.ir.primitives import KernelIR, ProductSizes
 from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.configs import MatmulConfig
@@ -55,7 +55,7 @@ class Waves:
         shared, run = self.shared(programs), self.run(programs)
         return -(-shared * self.steps // run) + (shared - 1 if self.steps % run else 0)
 
-    def busy(self, config: MatmulConfig, device: Device) -> float:
+    def busy(self, config: MatmulConfig, device: DeviceModel) -> float:
         """Share of the device that works, on average, until the last program is done."""
         at_once = device.sm_count
         programs = config.stream_k
@@ -76,7 +76,7 @@ def parts_bytes(ir: KernelIR, region: Region, config: MatmulConfig) -> float:
     return 2.0 * waves.parts(programs) * waves.elements * itemsize
 
 
-def stream_programs(ir: KernelIR, region: Region, config: MatmulConfig, device: Device) -> list[int]:
+def stream_programs(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> list[int]:
     """Numbers of programs among which stream-K may be worth trying; none where tiles are many or K is short."""
     if config.is_split or config.splits_one_operand_on_load:
         return []

@@ -15,9 +15,11 @@ from lsprotocol import types as lsp
 from pygls.uris import from_fs_path
 from pytest_lsp import LanguageClient, make_test_lsp_client
 
+from mtmc_lsp.process.isolation import own_command
+
 HERE = Path(__file__).resolve().parent
 FAKE = [sys.executable, str(HERE / "fake_server.py")]
-REAL = [sys.executable, "-m", "mtmc_lsp.server.app"]
+REAL = [*own_command("mtmc_lsp.server.app")]
 
 
 def capabilities(**changes: Any) -> lsp.ClientCapabilities:
@@ -227,15 +229,22 @@ def offset(text: str, at: lsp.Position) -> int:
 
 @asynccontextmanager
 async def editor(
-    root: Path, command: list[str] = FAKE, *, options: Any = None, client_capabilities: Any = None, settings: Any = None
+    root: Path,
+    command: list[str] = FAKE,
+    *,
+    options: Any = None,
+    client_capabilities: Any = None,
+    settings: Any = None,
+    cwd: Path | None = None,
+    variables: dict[str, str] | None = None,
 ) -> AsyncIterator[Editor]:
-    """An editor with a server, ended with it."""
+    """An editor with a server, ended with it; the server runs in ``cwd`` with further environment ``variables``."""
     (root / "pyproject.toml").touch()
     client = make_test_lsp_client()
-    environment = {**os.environ, "XDG_STATE_HOME": str(root.parent / f"{root.name}-state")}
+    environment = {**os.environ, "XDG_STATE_HOME": str(root.parent / f"{root.name}-state"), **(variables or {})}
     made = Editor(client, root)
     client.set_configuration(settings or {}, section="mtmc")
-    await client.start_io(*command, env=environment)
+    await client.start_io(*command, env=environment, cwd=cwd)
     try:
         await client.initialize_session(
             lsp.InitializeParams(

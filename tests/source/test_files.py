@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.core.errors import FileChanged, RequestError
+from mtmc_lsp.process.project_files import UnsafeFile
 from mtmc_lsp.source.compose import unified_diff, write_if_unchanged
 
 
@@ -108,3 +109,15 @@ def test_a_backup_folder_that_cannot_be_made_stops_the_write(tmp_path: Path) -> 
     with pytest.raises(RequestError, match="cannot be written"):
         write_if_unchanged(path, sha("old"), b"new", tmp_path / "backups")
     assert path.read_text() == "old"
+
+
+def test_no_backup_is_written_through_a_link_out_of_the_project(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "project" / "m.py", tmp_path / "elsewhere"
+    (tmp_path / "project" / ".mtmc").mkdir(parents=True)
+    elsewhere.mkdir()
+    path.write_text("old")
+    (tmp_path / "project" / ".mtmc" / "backups").symlink_to(elsewhere)
+    with pytest.raises(UnsafeFile, match="is a symbolic link"):
+        write_if_unchanged(path, sha("old"), b"new", tmp_path / "project" / ".mtmc" / "backups")
+    assert path.read_text() == "old"
+    assert list(elsewhere.iterdir()) == []

@@ -2,7 +2,7 @@
 
 import { execFile } from "node:child_process";
 import * as vscode from "vscode";
-import { candidates, installCommand, PROBE, readProbe, type Candidate, type Probe, type Probed } from "./core/interpreters";
+import { candidates, installCommand, ISOLATED, PROBE, readProbe, type Candidate, type Probe, type Probed } from "./core/interpreters";
 
 const PROBE_MS = 20_000;
 const PYTHON_EXTENSION = "ms-python.python";
@@ -38,8 +38,13 @@ export async function onPythonChange(listener: () => void): Promise<vscode.Dispo
   return api?.environments.onDidChangeActiveEnvironmentPath(listener) ?? new vscode.Disposable(() => undefined);
 }
 
+/** An interpreter that can run the server, and the file of the server's package that starts it. */
+export interface Ready extends Candidate {
+  readonly launcher: string;
+}
+
 /** The first interpreter that can run the server, and what every one before it said. */
-export async function findServer(cwd: string): Promise<{ ready: Candidate | undefined; probed: Probed[] }> {
+export async function findServer(cwd: string): Promise<{ ready: Ready | undefined; probed: Probed[] }> {
   const settings = vscode.workspace.getConfiguration("mtmc");
   const folders = (vscode.workspace.workspaceFolders ?? []).map((folder) => folder.uri.fsPath);
   const all = candidates({
@@ -54,15 +59,14 @@ export async function findServer(cwd: string): Promise<{ ready: Candidate | unde
   for (const candidate of all) {
     const answer = await probe(candidate.path, cwd);
     probed.push({ candidate, probe: answer });
-    if (answer.kind === "ready") return { ready: candidate, probed };
+    if (answer.kind === "ready") return { ready: { ...candidate, launcher: answer.launcher }, probed };
   }
   return { ready: undefined, probed };
 }
 
 function probe(path: string, cwd: string): Promise<Probe> {
-  // Not in the workspace: with -c, Python imports from the folder that it runs in.
   return new Promise((resolve) => {
-    execFile(path, ["-c", PROBE], { cwd, timeout: PROBE_MS }, (error, stdout) => {
+    execFile(path, [ISOLATED, "-c", PROBE], { cwd, timeout: PROBE_MS }, (error, stdout) => {
       resolve(error === null ? readProbe(stdout) : { kind: "broken", reason: error.message.split("\n")[0] ?? "" });
     });
   });

@@ -4,10 +4,10 @@ import { mkdirSync } from "node:fs";
 import * as vscode from "vscode";
 import type { ErrorHandler, ExecuteCommandSignature, LanguageClient, LanguageClientOptions, ServerOptions } from "vscode-languageclient/node";
 import { has } from "./core/fields";
-import { failure, installTarget, type Candidate } from "./core/interpreters";
+import { failure, installTarget, ISOLATED, SERVER_MODULE } from "./core/interpreters";
 import { readGpu, readHistory, readJob, readReviews, type Argument, type JobState, type PastRun, type Review } from "./core/model";
 import { readPage, type ReportPage, type Shown } from "./core/panel";
-import { chosenPython, findServer, install, installSpec } from "./python";
+import { chosenPython, findServer, install, installSpec, type Ready } from "./python";
 import { tracing } from "./tracing";
 
 /** Commands that run code of the workspace. */
@@ -32,7 +32,7 @@ export class Server implements vscode.Disposable {
   private readonly traced = tracing(this.log);
   private client: LanguageClient | undefined;
   private current: ServerState = "stopped";
-  private interpreter: Candidate | undefined;
+  private interpreter: Ready | undefined;
   private starting: Promise<void> | undefined;
   private readonly stateChanged = new vscode.EventEmitter<ServerState>();
   private readonly jobChanged = new vscode.EventEmitter<JobState>();
@@ -45,7 +45,7 @@ export class Server implements vscode.Disposable {
   readonly onEnd = this.ended.event;
 
   /**
-   * @param folder where the server's process runs: outside the workspace, whose files Python would import.
+   * @param folder where the server's process runs: outside the workspace, whose files pip would import.
    * @param handler what is done with each of our commands.
    */
   constructor(
@@ -98,7 +98,7 @@ export class Server implements vscode.Disposable {
       void this.offer(failure(probed, installSpec()), installTarget(probed)?.path);
       return;
     }
-    this.client = this.makeClient(await import("vscode-languageclient/node"), ready.path);
+    this.client = this.makeClient(await import("vscode-languageclient/node"), ready);
     try {
       await this.client.start();
     } catch (error) {
@@ -108,7 +108,7 @@ export class Server implements vscode.Disposable {
     }
   }
 
-  private makeClient(protocol: Protocol, python: string): LanguageClient {
+  private makeClient(protocol: Protocol, { path, launcher }: Ready): LanguageClient {
     let hasRun = false;
     const options: LanguageClientOptions = {
       documentSelector: [{ scheme: "file", language: "python" }],
@@ -133,7 +133,7 @@ export class Server implements vscode.Disposable {
         },
       },
     };
-    const run = { command: python, args: ["-m", "mtmc_lsp.server.app"], options: { cwd: this.folder } };
+    const run = { command: path, args: [ISOLATED, launcher, SERVER_MODULE], options: { cwd: this.folder } };
     const client = quiet(protocol, { run, debug: run }, options);
     client.onDidChangeState(({ newState }) => {
       const { State } = protocol;

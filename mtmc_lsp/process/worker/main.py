@@ -36,7 +36,8 @@ COMMANDS = {
     "measure.time": "mtmc_lsp.timing.worker.timing_commands:time_candidate",
     "measure.baseline": "mtmc_lsp.timing.worker.timing_commands:baseline",
     "measure.quick": "mtmc_lsp.timing.worker.ranking_commands:quick",
-    "measure.device": "mtmc_lsp.timing.worker.ranking_commands:device",
+    "measure.device": "mtmc_lsp.timing.worker.calibration_commands:device",
+    "measure.environment": "mtmc_lsp.timing.worker.calibration_commands:machine",
     "measure.profile": "mtmc_lsp.timing.worker.profile_command:profile",
     "measure.start": "mtmc_lsp.verify.worker.commands:start",
 }
@@ -134,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--answers", type=int)
     parser.add_argument("--fork-server", type=int)
     parser.add_argument("--once", type=Path)
+    parser.add_argument("--profile", type=Path)
     parser.add_argument("--ahead", action="store_true")
     parser.add_argument("--give-way", action="store_true")
     parser.add_argument("--memory", type=int)
@@ -153,6 +155,9 @@ def main() -> None:
     _register_package()
     if options.once is not None:
         sys.exit(_run_once(options))
+    if options.profile is not None:
+        _imported("mtmc_lsp.timing.worker.profile_command").once(str(options.profile))
+        return
     _give_way(asked=options.give_way)
     if options.fork_server is None:
         _serve(options, options.answers)

@@ -101,7 +101,7 @@ async def start(
         text = f"{document.uri} is not on disk yet; save it first."
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, text))
         return None
-    if not await ls.trust.ensure(ls, ls.root_of(document.path)):
+    if not await ls.ensure_trust(document.path):
         return None
     root, of_run = ls.root_of(document.path), (await ls.settings_of(document.uri)).of_run()
     consented = kind in ASKING and await ls.model_consent.ensure(ls, root, Path(document.path), of_run)

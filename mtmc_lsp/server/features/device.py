@@ -30,7 +30,7 @@ async def device(ls: Server, params: Any) -> dict[str, str] | None:
     if path is None or not Path(path).exists():
         return None
     file = Path(path) / "any.py" if Path(path).is_dir() else Path(path)
-    if not ls.trust.has(ls.root_of(str(file))):
+    if not ls.trusts(str(file)):
         return None
     python = (await ls.settings_of(file.as_uri())).python
     gpu = await asyncio.to_thread(_gpu, python, file)

@@ -57,7 +57,7 @@ class CompileChecks:
 
     def saved(self, document: Document) -> None:
         """Look at a file that was saved, in the background."""
-        if document.outline.kernels and self._server.trust.has(self._server.root_of(document.path)):
+        if document.outline.kernels and self._server.trusts(document.path):
             self._server.background(self._check(document))
 
     def close(self) -> None:

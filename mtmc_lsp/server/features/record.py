@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
 from lsprotocol import types as lsp
 
+from mtmc_lsp.process.isolation import own_command
 from mtmc_lsp.server.features.code_actions import directive_edit
 from mtmc_lsp.server.features.commands import TITLES, place, start
 from mtmc_lsp.server.jobs import Job, JobState
@@ -16,7 +16,7 @@ from mtmc_lsp.server.progress import answer_calls, recorded_words
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.source.entry_points import programs_using
 
-RECORDER = (sys.executable, "-m", "mtmc_lsp.server.recorder")
+RECORDER = own_command("mtmc_lsp.server.recorder")
 MOST_PROGRAMS = 4
 """Offered to choose from: clients show them as buttons."""
 ADD, OPTIMIZE, DONE = "Add it as a directive", "Optimize now", "Done"
@@ -45,7 +45,7 @@ async def record(ls: Server, *arguments: Any) -> dict[str, Any] | None:
 async def _chosen(ls: Server, path: str, name: str) -> str:
     """The program that the user chooses of those that use the file; empty where there is none, or none is wanted."""
     root = ls.root_of(path)
-    programs = (await asyncio.to_thread(programs_using, Path(path), root))[:MOST_PROGRAMS]
+    programs = (await asyncio.to_thread(programs_using, Path(path).resolve(), root))[:MOST_PROGRAMS]
     if not programs:
         text = (
             f"No program in {root} is known to call {name}. Set mtmc.recordCommand to the one that does, as in "

@@ -6,7 +6,6 @@ The page is the one that ``mtmc report --html`` writes, with its charts not yet 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtmc_lsp.core.errors import MtmcError
@@ -61,8 +60,8 @@ def _newest(ls: Server, document: Document, standing: Standing) -> Page:
 
 
 def _stored(ls: Server, document: Document, run: str) -> StoredRun | None:
-    folder = ls.root_of(document.path) / ".mtmc"
-    if not (folder / "store.db").exists():
+    folder = ls.store_folder(document.path)
+    if folder is None:
         return None
     try:
         with Store(folder) as store:
@@ -85,12 +84,13 @@ async def history(ls: Server, params: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for document in documents:
         if document is not None and document.path:
-            found += await asyncio.to_thread(_older, document, ls.root_of(document.path) / ".mtmc")
+            found += await asyncio.to_thread(_older, ls, document)
     return found
 
 
-def _older(document: Document, folder: Path) -> list[dict[str, Any]]:
-    if not (folder / "store.db").exists():
+def _older(ls: Server, document: Document) -> list[dict[str, Any]]:
+    folder = ls.store_folder(document.path)
+    if folder is None:
         return []
     try:
         with Store(folder) as store:

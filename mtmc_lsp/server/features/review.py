@@ -140,9 +140,10 @@ def _nothing(ls: Server, what: str) -> bool:
 
 
 def _stale(ls: Server, standing: Standing) -> bool:
-    text = (
-        f"{standing.review.qualname} was changed since it was measured, so its steps no longer fit; optimise it again."
-    )
+    if standing.is_changed:
+        text = f"{standing.why_stale}, so its steps no longer fit; optimise it again."
+    else:
+        text = f"{standing.why_stale}. The steps of {standing.review.qualname} no longer fit; optimise it again."
     ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, text))
     return False
 
@@ -197,6 +198,9 @@ async def _may_replace(ls: Server, qualname: str) -> bool:
 async def _undo_last(ls: Server, document: Document, standing: Standing, step: Step) -> bool:
     """The last step needs no search: the version before it was verified already."""
     review = standing.review
+    # The file may have moved into another project since the run.
+    if not await ls.ensure_trust(review.path):
+        return False
     if standing.kept == len(review.accepted):
         before = review.accepted[-2] if len(review.accepted) > 1 else None
         if before is not None and before.is_base:

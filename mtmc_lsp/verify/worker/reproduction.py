@@ -11,6 +11,7 @@ import torch
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Target
+from mtmc_lsp.process.project_files import make_folder, writing
 from mtmc_lsp.process.worker.tensor_ipc import take
 from mtmc_lsp.verify.cases import AUTOGRAD
 from mtmc_lsp.verify.worker.comparison.compare import FACTORS
@@ -28,10 +29,11 @@ def reproduce(request: dict[str, Any]) -> dict[str, Any]:
     capture, target = capture_of(request), from_json(Target, request["target"])
     inputs = copies(take(request["inputs"], "cpu"))
     path = Path(request["path"])
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     data = path.with_suffix(".pt")
     if sum(tensor.numel() for tensor in inputs.values()) > MOST_IN_TEXT:
-        torch.save(inputs, data)
+        with writing(data) as stream:
+            torch.save(inputs, stream)
         tensors = f"torch.load(pathlib.Path(__file__).with_name({data.name!r}), weights_only=True)"
     else:
         data.unlink(missing_ok=True)
@@ -72,7 +74,8 @@ def reproduce(request: dict[str, Any]) -> dict[str, Any]:
     text = TEMPLATE.read_text(encoding="utf-8")
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
-    path.write_text(text, encoding="utf-8")
+    with writing(path) as stream:
+        stream.write(text.encode())
     return {"path": str(path)}
 
 

@@ -9,7 +9,7 @@ export interface Candidate {
 
 /** What an interpreter said of itself. */
 export type Probe =
-  | { readonly kind: "ready"; readonly python: string; readonly server: string; readonly path: string }
+  | { readonly kind: "ready"; readonly python: string; readonly server: string; readonly path: string; readonly launcher: string }
   | { readonly kind: "missing"; readonly python: string; readonly path: string }
   | { readonly kind: "old"; readonly python: string }
   | { readonly kind: "broken"; readonly reason: string };
@@ -20,12 +20,22 @@ export interface Probed {
   readonly probe: Probe;
 }
 
-/** The program an interpreter is asked by; it prints one line of JSON. */
+/** Without imports from the working folder and from PYTHONPATH, which may name the workspace. */
+export const ISOLATED = "-I";
+
+/** The module that is the server, for the launcher that {@link PROBE} finds. */
+export const SERVER_MODULE = "mtmc_lsp.server.app";
+
+/** The program an interpreter is asked by, run with {@link ISOLATED}; it prints one line of JSON. */
 export const PROBE = [
-  "import importlib.util, json, sys",
-  "found = importlib.util.find_spec('mtmc_lsp') is not None and importlib.util.find_spec('pygls') is not None",
+  "import importlib.util, json, os, site, sys",
+  // The option also leaves out packages that pip installed for the user alone.
+  "if sys.prefix == sys.base_prefix: site.addsitedir(site.getusersitepackages())",
+  "spec = importlib.util.find_spec('mtmc_lsp')",
+  "launcher = os.path.join(os.path.dirname(spec.origin or ''), 'launch.py') if spec is not None else ''",
+  "found = os.path.isfile(launcher) and importlib.util.find_spec('pygls') is not None",
   "version = __import__('mtmc_lsp').__version__ if found and sys.version_info >= (3, 10) else None",
-  "print(json.dumps({'python': list(sys.version_info[:3]), 'server': version, 'path': sys.executable}))",
+  "print(json.dumps({'python': list(sys.version_info[:3]), 'server': version, 'path': sys.executable, 'launcher': launcher}))",
 ].join("\n");
 
 const LEAST_MINOR = 10;
@@ -79,7 +89,8 @@ export function readProbe(output: string): Probe {
   if (numbers[0] !== 3 || (numbers[1] ?? 0) < LEAST_MINOR) return { kind: "old", python };
   const server = "server" in said ? said.server : null;
   const path = "path" in said && typeof said.path === "string" ? said.path : "";
-  return typeof server === "string" ? { kind: "ready", python, server, path } : { kind: "missing", python, path };
+  const launcher = "launcher" in said && typeof said.launcher === "string" ? said.launcher : "";
+  return typeof server === "string" && launcher !== "" ? { kind: "ready", python, server, path, launcher } : { kind: "missing", python, path };
 }
 
 /** The interpreter to install into: the first that is new enough. */

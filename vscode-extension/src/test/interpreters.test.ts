@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { test } from "node:test";
-import { candidates, failure, installCommand, installTarget, PROBE, readProbe, type Probed, type Sources } from "../core/interpreters";
+import { candidates, failure, installCommand, installTarget, ISOLATED, PROBE, readProbe, type Probed, type Sources } from "../core/interpreters";
 
 const SOURCES: Sources = { serverPython: "", python: "", extension: undefined, folders: ["/work"], trusted: true, windows: false };
 
@@ -26,7 +26,13 @@ test("on Windows the environment has other names", () => {
 });
 
 test("a probe is read whatever was printed before it", () => {
-  assert.deepEqual(readProbe('hello\n{"python": [3, 11, 2], "server": "0.1.0", "path": "/p"}\n'), { kind: "ready", python: "3.11.2", server: "0.1.0", path: "/p" });
+  assert.deepEqual(readProbe('hello\n{"python": [3, 11, 2], "server": "0.1.0", "path": "/p", "launcher": "/l"}\n'), {
+    kind: "ready",
+    python: "3.11.2",
+    server: "0.1.0",
+    path: "/p",
+    launcher: "/l",
+  });
   assert.deepEqual(readProbe('{"python": [3, 10, 0], "server": null}'), { kind: "missing", python: "3.10.0", path: "" });
   assert.deepEqual(readProbe('{"python": [3, 9, 1], "server": null}'), { kind: "old", python: "3.9.1" });
   assert.equal(readProbe("Segmentation fault").kind, "broken");
@@ -34,7 +40,7 @@ test("a probe is read whatever was printed before it", () => {
 });
 
 test("Python itself understands the probe", () => {
-  assert.notEqual(readProbe(execFileSync("python3", ["-c", PROBE], { encoding: "utf8" })).kind, "broken");
+  assert.notEqual(readProbe(execFileSync("python3", [ISOLATED, "-c", PROBE], { encoding: "utf8" })).kind, "broken");
 });
 
 test("the message says what is wrong, where, and what to do", () => {
