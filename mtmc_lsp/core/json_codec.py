@@ -1,4 +1,7 @@
-"""Dataclasses to plain JSON data and back, by their type hints."""
+"""Dataclasses to plain JSON data and back, by their type hints.
+
+A dataclass of a union may set the class variable ``json_tag``: it is written as ``"kind"``, and decides which class is read.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
+TAG = "kind"
+"""The key of a tagged dataclass's tag."""
 
 _REPEATED = "repeated"
 Repeated = Annotated[T, _REPEATED]
@@ -34,7 +39,8 @@ def to_json(value: Any) -> Any:
     if own is not None:
         return own()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        tag = {TAG: value.json_tag} if hasattr(value, "json_tag") else {}
+        return tag | {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -120,7 +126,8 @@ def _decode_enum(kind: type[enum.Enum], data: Any, path: str) -> enum.Enum:
     try:
         return kind(data)
     except ValueError:
-        raise TypeError(f"{path}: {data!r} is no {kind.__name__}") from None
+        values = ", ".join(repr(member.value) for member in kind)
+        raise TypeError(f"{path}: {data!r} is none of {values}") from None
 
 
 @functools.cache
@@ -131,6 +138,9 @@ def _hints(kind: type) -> dict[str, Any]:
 def _decode_union(kinds: tuple[Any, ...], data: Any, path: str) -> Any:
     if data is None and type(None) in kinds:
         return None
+    tagged = {kind.json_tag: kind for kind in kinds if hasattr(kind, "json_tag")}
+    if tagged and isinstance(data, dict) and data.get(TAG) in tagged:
+        return _decode(tagged[data[TAG]], data, path)
     for kind in kinds:
         if kind is type(None) or (kind is int and isinstance(data, bool)):
             continue
@@ -144,6 +154,10 @@ def _decode_union(kinds: tuple[Any, ...], data: Any, path: str) -> Any:
 def _decode_dataclass(kind: type, data: Any, path: str) -> Any:
     if not isinstance(data, dict):
         raise TypeError(f"{path}: expected an object for {kind.__name__}, got {data!r}")
+    if hasattr(kind, "json_tag"):
+        if data.get(TAG, kind.json_tag) != kind.json_tag:
+            raise TypeError(f"{path}: expected {kind.json_tag!r}, got {data[TAG]!r}")
+        data = {name: value for name, value in data.items() if name != TAG}
     hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in data:
@@ -155,7 +169,10 @@ def _decode_dataclass(kind: type, data: Any, path: str) -> Any:
             values[name] = _decode(hints[name], data[name], f"{path}.{name}")
         elif field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise TypeError(f"{path}: missing field {name!r} for {kind.__name__}")
-    return kind(**values)
+    try:
+        return kind(**values)
+    except ValueError as reason:
+        raise TypeError(f"{path}: {reason}") from None
 
 
 def _decode_repeated(kind: Any, data: Any, path: str) -> Any:

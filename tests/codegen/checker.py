@@ -22,9 +22,10 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import lower
-from mtmc_lsp.ir.regions import CannotFuse, analyse
+from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind, analyse
 from mtmc_lsp.process.worker.tensor_ipc import give, take
 from mtmc_lsp.process.worker_process import RESULTS, Worker
+from mtmc_lsp.schedule.configs import KernelConfig
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.cases import Case
@@ -149,14 +150,17 @@ def start(capture: Capture) -> Candidate:
 
 
 def with_kernel(
-    capture: Capture, candidate: Candidate, nodes: Iterable[str], config: Mapping[str, object] | None = None
+    capture: Capture,
+    candidate: Candidate,
+    nodes: Iterable[str],
+    config: KernelConfig | Mapping[str, object] | None = None,
 ) -> Candidate:
     """The candidate with one more kernel.
 
     Raises:
         CannotCode: these nodes are none.
     """
-    action = MacroAction(ActionKind.FUSE, tuple(nodes), (0, 0), {"config": dict(config or {})})
+    action = MacroAction(ActionKind.FUSE, tuple(nodes), (0, 0), {"config": to_json(config or {})})
     return BuiltinCoder().write(capture, candidate, action)
 
 
@@ -172,26 +176,30 @@ def planned(capture: Capture) -> Candidate:
 def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
     """Everything in as few kernels as legality allows: each node joins the last kernel that takes it, whatever the gain."""
     ir = lower(capture.graph)
-    kernels: list[tuple[str, ...]] = []
+    kernels: list[Region] = []
     for node in capture.graph.nodes:
         for i in reversed(range(len(kernels))):
             try:
-                kernels[i] = analyse(ir, (*kernels[i], node.name)).nodes
+                kernels[i] = analyse(ir, (*kernels[i].nodes, node.name))
                 break
             except CannotFuse:
                 continue
         else:
             try:
-                kernels.append(analyse(ir, (node.name,)).nodes)
+                kernels.append(analyse(ir, (node.name,)))
             except CannotFuse:
                 continue
     candidate = start(capture)
-    for nodes in kernels:
-        candidate = _tried(capture, candidate, nodes, config)
+    for region in kernels:
+        # Only reductions have parts.
+        own = {name: value for name, value in config.items() if name != "split" or region.kind is RegionKind.REDUCE}
+        candidate = _tried(capture, candidate, region.nodes, own)
     return candidate
 
 
-def _tried(capture: Capture, candidate: Candidate, nodes: Iterable[str], config: Mapping[str, object]) -> Candidate:
+def _tried(
+    capture: Capture, candidate: Candidate, nodes: Iterable[str], config: KernelConfig | Mapping[str, object]
+) -> Candidate:
     try:
         return with_kernel(capture, candidate, nodes, config)
     except CannotCode:

@@ -28,8 +28,8 @@ from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
+from mtmc_lsp.schedule.configs import AttentionConfig
 
-Config = Mapping[str, "int | str | bool"]
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
 """Head sizes above this do not fit in registers."""
@@ -44,7 +44,7 @@ def write_attention_kernel(
     ir: KernelIR,
     region: Region,
     buffers: Mapping[str, TensorType],
-    config: Config,
+    config: AttentionConfig,
     name: str,
     docstring: str,
 ) -> Kernel:
@@ -61,7 +61,12 @@ def write_attention_kernel(
 
 class _AttentionWriter:
     def __init__(
-        self, ir: KernelIR, region: Region, buffers: Mapping[str, TensorType], config: Config, form: AttentionForm
+        self,
+        ir: KernelIR,
+        region: Region,
+        buffers: Mapping[str, TensorType],
+        config: AttentionConfig,
+        form: AttentionForm,
     ) -> None:
         self.ir = ir
         self.buffers = buffers
@@ -98,7 +103,7 @@ class _AttentionWriter:
 
     def kernel(self, name: str, docstring: str) -> Kernel:
         """The finished kernel."""
-        block_m, block_n = int(self.config["block_m"]), int(self.config["block_n"])
+        block_m, block_n = self.config.block_m, self.config.block_n
         blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
         head_block, width_block = (max(16, next_power_of_two(n)) for n in (self.head, self.width))
         blocks["HEAD"] = head_block
@@ -169,8 +174,8 @@ class _AttentionWriter:
             self.lines,
             grid=tuple(grid),
             grid_sizes=sizes,
-            num_warps=int(self.config["warps"]),
-            num_stages=int(self.config["stages"]),
+            num_warps=self.config.warps,
+            num_stages=self.config.stages,
             dynamic=dynamic,
             limits=tuple(dict.fromkeys(self.limits)),
         )
