@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.core.isolation import isolated_command
 
 TRIALS = 5
 SEED = 42
@@ -100,7 +100,7 @@ def verdicts(results: Path) -> dict[str, dict[str, str]]:
 
 def ours(reference: Path, candidate: Path) -> dict[str, str]:
     """The status and the reason that ``mtmc verify`` gives."""
-    command = [*own_command("mtmc_lsp"), "verify", str(reference), str(candidate), "--json"]
+    command = [*isolated_command("mtmc_lsp"), "verify", str(reference), str(candidate), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     document = json.loads(done.stdout)
     if "verdict" not in document:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.core.isolation import isolated_command
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = {
@@ -32,7 +32,7 @@ EXAMPLES = {
 
 def optimise(name: str, budget: float) -> dict[str, Any]:
     """Run the command line on one example; gives its JSON document."""
-    command = [*own_command("mtmc_lsp"), "optimize"]
+    command = [*isolated_command("mtmc_lsp"), "optimize"]
     command += [
         f"{ROOT / 'examples' / name}.py::{EXAMPLES[name]}",
         "--json",

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.core.isolation import isolated_command
 from mtmc_lsp.search.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -129,7 +129,7 @@ def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 def mtmc(place: Path, environ: dict[str, str], *arguments: str) -> dict[str, Any]:
     """The document of one run of ``mtmc optimize``."""
-    command = [*own_command("mtmc_lsp"), "optimize", *arguments, "--json"]
+    command = [*isolated_command("mtmc_lsp"), "optimize", *arguments, "--json"]
     done = subprocess.run(command, cwd=place, env=environ, stdout=subprocess.PIPE, text=True, check=False)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -155,7 +155,7 @@ def told(place: Path, document: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         for item in store.exchanges(document.get("id", "")):
             tokens = f"{'' if item.counted else 'about '}{item.prompt_tokens} + {item.answer_tokens} tokens"
             said = item.error or " ".join(item.answer.split())[:100]
-            print(f"  {item.purpose}: {tokens}{', cut' if item.is_cut else ''}, {item.seconds:.1f} s: {said}")
+            print(f"  {item.purpose}: {tokens}{', cut' if item.is_truncated else ''}, {item.seconds:.1f} s: {said}")
     sys.stdout.flush()
     return place, document
 
@@ -181,7 +181,7 @@ def main() -> None:
         # The consent that is given below is for this trial alone.
         environ["XDG_STATE_HOME"] = str(folder / "state")
         environ.pop("OPENAI_API_KEY", None)
-        subprocess.run([*own_command("mtmc_lsp"), "doctor"], cwd=folder, env=environ, check=False)
+        subprocess.run([*isolated_command("mtmc_lsp"), "doctor"], cwd=folder, env=environ, check=False)
         for example in EXAMPLES if options.example is None else options.example:
             file, _, name = example.partition("::")
             about = (folder / Path(file).stem, (ROOT / file).read_text(), name)
@@ -192,7 +192,7 @@ def main() -> None:
             # Only what is given on the command line as llm is consent to ask; auto needs it for its project.
             place = folder / "in_part"
             place.mkdir(exist_ok=True)
-            consent = [*own_command("mtmc_lsp"), "consent", "--give"]
+            consent = [*isolated_command("mtmc_lsp"), "consent", "--give"]
             subprocess.run(consent, cwd=place, env=environ, check=True, stdout=subprocess.DEVNULL)
             found.append(told(place, optimise(place, IN_PART, "in_part", environ, options.seconds, "--coder", "auto")))
     # The server is gone by now, so nothing can be asked.

@@ -29,7 +29,7 @@ from mtmc_lsp.app.bench_problem import ProblemRequest, failed
 from mtmc_lsp.app.export import REFERENCE
 from mtmc_lsp.app.interpreter import versions
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, RequestError
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.core.isolation import isolated_command
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.run import SCHEMA
@@ -40,7 +40,7 @@ from mtmc_lsp.process.priority import cores_of, usable_cores
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.directive import parse_directive
 
-COMMAND = own_command("mtmc_lsp.app.bench_problem")
+COMMAND = isolated_command("mtmc_lsp.app.bench_problem")
 END_SECONDS = 10.0
 """How long a problem may take to end by itself once its time is up."""
 STOP_SECONDS = 5.0

@@ -1,4 +1,4 @@
-"""Dataclasses to plain JSON data and back, by their type hints."""
+"""Convert dataclasses to JSON data and back, based on their type hints."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 def to_json(value: Any) -> Any:
-    """``value`` as JSON data: dataclasses become dicts, tuples lists, enums their values.
+    """Convert ``value`` to JSON data: dataclasses become dicts, tuples become lists, enums become their values.
 
-    A class may define ``to_json`` (and the classmethod ``from_json``) to choose its own form.
+    A class may define ``to_json`` (and the classmethod ``from_json``) for a custom encoding.
     """
-    own = getattr(value, "to_json", None)
-    if own is not None:
-        return own()
+    encode = getattr(value, "to_json", None)
+    if encode is not None:
+        return encode()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
@@ -30,14 +30,14 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"{type(value).__name__} is not JSON data")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
 def from_json(kind: type[T], data: Any) -> T:
-    """The value of type ``kind`` whose ``to_json`` gave ``data``.
+    """Decode JSON data into a value of type ``kind``; the inverse of :func:`to_json`.
 
     Raises:
-        TypeError: ``data`` does not fit ``kind``; the message names the field.
+        TypeError: ``data`` does not match ``kind``; the message names the field.
     """
     return typing.cast(T, _decode(kind, data, kind.__name__))
 
@@ -60,9 +60,9 @@ def _decode(kind: Any, data: Any, path: str) -> Any:
     if origin in (dict, Mapping):
         value_kind = typing.get_args(kind)[1]
         return {key: _decode(value_kind, item, f"{path}.{key}") for key, item in data.items()}
-    own = getattr(kind, "from_json", None)
-    if own is not None:
-        return own(data)
+    decode = getattr(kind, "from_json", None)
+    if decode is not None:
+        return decode(data)
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(typing.cast(type, kind), data, path)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

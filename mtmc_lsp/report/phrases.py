@@ -20,7 +20,7 @@ def verdict_line(verdict: Verdict) -> str:
 
 def report_lines(report: CompileReport) -> list[str]:
     """What the compiler made of each kernel; only what is known for its architecture."""
-    return [f"{kernel.kernel} on {kernel.arch}: {kernel.facts}" for kernel in report.kernels if not kernel.error]
+    return [f"{kernel.kernel} on {kernel.arch}: {kernel.summary}" for kernel in report.kernels if not kernel.error]
 
 
 def ratio_text(ratio: Ratio | None) -> str:

@@ -171,7 +171,7 @@ class RunPage:
                 _tokens(e.prompt_tokens, e),
                 _tokens(e.answer_tokens, e),
                 f"{e.seconds:.1f} s",
-                e.error or ("the answer was cut short" if e.is_cut else ""),
+                e.error or ("the answer was cut short" if e.is_truncated else ""),
             )
             for number, e in enumerate(self.exchanges, 1)
         ]

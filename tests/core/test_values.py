@@ -91,14 +91,14 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path, table: str, word: str)
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("base_url = 'http://evil'", "no setting 'base_url' in [tool.mtmc.llm]"),
-        ("budget_tokens = 0", "llm.budget_tokens: 0 is nothing to work with"),
-        ("budget_money = 1", "set these"),
-        ("repairs = -1", "llm.repairs: -1 makes no sense"),
+        ("base_url = 'http://evil'", "unknown setting 'base_url' in [tool.mtmc.llm]"),
+        ("budget_tokens = 0", "llm.budget_tokens: must be above 0, not 0"),
+        ("budget_money = 1", "set llm.price_prompt"),
+        ("repairs = -1", "llm.repairs: must not be below 0"),
         ("model = 3", "model in [tool.mtmc.llm] cannot be 3"),
     ],
 )
-def test_a_setting_of_the_model_that_cannot_be_is_said(tmp_path, setting: str, message: str) -> None:
+def test_an_invalid_model_setting_is_reported_with_its_line(tmp_path, setting: str, message: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.mtmc]\nmax_steps = 3\n\n[tool.mtmc.llm]\n{setting}\n")
     with pytest.raises(RequestError) as error:
         read_settings(tmp_path)
