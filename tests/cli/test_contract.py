@@ -67,7 +67,7 @@ def test_without_json_a_mistake_is_told_on_standard_error_only(tmp_path: Path) -
     answer = mtmc(tmp_path, "optimize", "model.py::broken")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err == (
-        f"error: {file}:{line_of('    return x +')}: broken does not parse\n  Mend the syntax error first.\n"
+        f"error: {file}:{line_of('    return x +')}: broken does not parse\n  Correct the syntax error first.\n"
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.source.chunks import Change, Chunks, chunks_of, spliced
+from mtmc_lsp.source.chunks import Change, Chunks, chunks_of, splice
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import parse
 
@@ -54,7 +54,7 @@ def test_an_edit_gives_the_chunks_of_the_whole_file(data: st.DataObject, start: 
 
 def check(chunks: Chunks, text: bytes, change: Change) -> Chunks:
     """The chunks after a change, which are those of the whole file if they claim to be."""
-    found, whole = spliced(chunks, text, change), chunks_of(text, parse(text))
+    found, whole = splice(chunks, text, change), chunks_of(text, parse(text))
     if found is None:
         return whole
     assert not found.chunks.is_certain or found.chunks == whole
@@ -77,7 +77,7 @@ def test_typing_in_a_real_file_never_needs_all_of_it(path: Path) -> None:
         for new in (b"  # x", b"\n# x"):
             edited = text[:at] + new + text[at:]
             if not parse(edited).has_error:
-                found = spliced(chunks, edited, Change(at, at, at + len(new)))
+                found = splice(chunks, edited, Change(at, at, at + len(new)))
                 assert found is not None
                 assert found.chunks == chunks_of(edited, parse(edited))
 
@@ -92,7 +92,7 @@ def test_two_changes_are_one(data: st.DataObject, first: bytes) -> None:
         changes.append(Change(begin, end, begin + len(new)))
     whole = changes[0]
     for change in changes[1:]:
-        whole = whole.then(change)
+        whole = whole.followed_by(change)
     assert texts[0][: whole.start] == texts[-1][: whole.start]
     assert texts[0][whole.old_end :] == texts[-1][whole.new_end :]
 
@@ -111,4 +111,8 @@ def test_an_edited_outline_is_that_of_the_whole_file(data: st.DataObject, start:
         if outliner.is_certain:
             fresh = Outliner("/m.py").outline(text, parse(text))
             assert (ours.targets, ours.kernels, ours.names) == (fresh.targets, fresh.kernels, fresh.names)
-            assert (ours.launched, ours.called, ours.minds_layout) == (fresh.launched, fresh.called, fresh.minds_layout)
+            assert (ours.launched, ours.called, ours.mentions_layout) == (
+                fresh.launched,
+                fresh.called,
+                fresh.mentions_layout,
+            )

@@ -148,7 +148,7 @@ def test_imports_below_the_target_do_not_count() -> None:
 )
 def test_a_name_that_means_something_else_is_refused_with_its_line(binding: str, line: int) -> None:
     text = f"import torch\n{binding}\ndef f(x):\n    return x\n".encode()
-    with pytest.raises(RequestError, match="'tl' means something else") as caught:
+    with pytest.raises(RequestError, match="'tl' is used for something else") as caught:
         compose(text, find_target(text, "m.py", "f"), CODE)
     assert caught.value.where is not None
     assert (caught.value.where.path, caught.value.where.line) == ("m.py", line)

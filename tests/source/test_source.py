@@ -218,7 +218,7 @@ def test_a_body_on_the_header_line_is_given_lines_of_its_own_and_gets_its_line_b
 
 def test_a_name_that_means_something_else_is_refused() -> None:
     text = b"def tl(x):\n    return x\n\ndef f(x):\n    return x\n"
-    with pytest.raises(RequestError, match="'tl' means something else"):
+    with pytest.raises(RequestError, match="'tl' is used for something else"):
         compose(text, find_target(text, "m.py", "f"), CODE)
 
 
