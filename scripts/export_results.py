@@ -4,9 +4,9 @@
 
 PROBLEMS is the folder that was passed to `mtmc bench`, and RESULTS its output. The results contain the action of each step, and
 the coder generates the same code for it on a machine with the same kind of GPU. OUT receives NAME.py and NAME_new.py for each
-problem with an accepted version, as `scripts/compare_kernelbench.py` expects. Autotuned choices are exported as
-before autotuning, because results do not contain which choice was fastest. Problems in FILE, an output of that script, are skipped. The
-exit code is 1 if a problem could not be exported.
+problem with an accepted version, as `scripts/compare_kernelbench.py` expects. Autotuned choices are exported as before
+autotuning, because results do not contain which choice was fastest. Problems in FILE, an output of that script, are skipped.
+The exit code is 1 if a problem could not be exported.
 """
 
 from __future__ import annotations
