@@ -191,7 +191,7 @@ def test_persistent_kernels_and_converted_program_ids_do_not_overflow() -> None:
 def test_all_products_of_one_program_id_are_reported_together() -> None:
     body = "row = tl.program_id(0)\nx = tl.load(x_ptr + row * n)\ntl.store(y_ptr + row * m, x)"
     ((_, finding),) = findings(kernel(body))
-    assert finding.message.startswith("`row * n` and 1 more are worked out in 32 bits")
+    assert finding.message.startswith("`row * n` and 1 more are computed in 32 bits")
 
 
 def test_a_missing_key_and_a_tuned_key_are_reported() -> None:

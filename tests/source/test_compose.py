@@ -152,7 +152,7 @@ def test_a_name_conflict_is_refused_with_its_line(binding: str, line: int) -> No
         compose(text, find_target(text, "m.py", "f"), CODE)
     assert caught.value.where is not None
     assert (caught.value.where.path, caught.value.where.line) == ("m.py", line)
-    assert "another name" in caught.value.remedy
+    assert "Rename it" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_target_that_cannot_hold_the_dispatch_is_refused_with_its_line(text: s
 
 def test_composing_twice_raises_an_error() -> None:
     text = composed("def f(x):\n    return x\n").encode()
-    with pytest.raises(ValueError, match="generated code already"):
+    with pytest.raises(ValueError, match="already has generated code"):
         compose(text, find_target(text, "m.py", "f"), CODE)
 
 

@@ -167,7 +167,7 @@ def test_constructor_and_forward_of_a_base_class_in_the_file_are_used() -> None:
 
 def test_a_class_without_forward_in_the_file_is_refused_with_its_line() -> None:
     text = b"# mtmc: x=f32[4]\nclass Sub(lib.Module):\n    pass\n"
-    with pytest.raises(TargetUnsupported, match="no forward in this file") as caught:
+    with pytest.raises(TargetUnsupported, match="does not define forward in this file") as caught:
         parse_directive(text, find_target(text, "m.py", "Sub"), "m.py")
     assert str(caught.value).startswith("m.py:2: ")
 
@@ -181,7 +181,7 @@ def test_an_annotation_completes_a_directive() -> None:
 @pytest.mark.parametrize(
     ("directive", "message", "remedy"),
     [
-        ("x=f33[4]", "no dtype 'f33'", "bf16"),
+        ("x=f33[4]", "unknown dtype 'f33'", "bf16"),
         ("x=f32[B]", "size 'B' has no value", "Add B=64"),
         ("x", "cannot read 'x'", "# mtmc: x=f32[64,1024]"),
         ("x=", "cannot read 'x='", "# mtmc: x=f32[64,1024]"),
@@ -189,12 +189,12 @@ def test_an_annotation_completes_a_directive() -> None:
         ("x=f32[4 w=f32[4]", "'x=f32[4' is not closed", "missing ]"),
         ("x=f32[4] mode='sum", "is not closed", "missing '"),
         ("x=f32[4]junk", "cannot read the tensor x=f32[4]junk", "{1,64}"),
-        ("x=f32[4,%]", "cannot read the sizes [4,%]", "between commas"),
-        ("x=f32[4,]", "cannot read the sizes [4,]", "between commas"),
-        ("x=f32[4.5]", "cannot read the sizes [4.5]", "between commas"),
+        ("x=f32[4,%]", "cannot read the sizes [4,%]", "separated by commas"),
+        ("x=f32[4,]", "cannot read the sizes [4,]", "separated by commas"),
+        ("x=f32[4.5]", "cannot read the sizes [4.5]", "separated by commas"),
         ("x=f32[4,8]{1}", "2 sizes and 1 strides", "one stride per size"),
         ("x=f32[4]{-1}", "negative", "Change it"),
-        ("x=f32[4]{0}", "makes its elements one", "broadcast"),
+        ("x=f32[4]{0}", "makes its elements share memory", "broadcast"),
         ("x=f32[4-8]", "negative", "Change it"),
         ("x=f32[B//(B-B)] B=2", "divides by zero", "Change a size"),
         ("x=i64[4]@5..1", "is empty", "Swap"),
@@ -204,12 +204,12 @@ def test_an_annotation_completes_a_directive() -> None:
         ("x=f32[4] esp=1.5", "no parameter 'esp'", "x, w, eps"),
         ("w=f32[4]", "parameter 'x' has no value", "Add x=f32"),
         ("x=f32[4] x=f32[8]", "'x' is set twice", "Remove one"),
-        ("x=f32[4] device=tpu", "device is cuda or cpu", "device=cpu"),
-        ("x=f32[4] grad=w", "w is no tensor", "It can be x"),
-        ("x=i64[4] grad=x", "has no gradient", "It can be none"),
+        ("x=f32[4] device=tpu", "device must be cuda or cpu", "device=cpu"),
+        ("x=f32[4] grad=w", "w is not a tensor argument", "Possible arguments: x"),
+        ("x=i64[4] grad=x", "has no gradient", "Possible arguments: none"),
         ("x=f32[4] mode=sum", "cannot read the value 'sum'", "mode='sum'"),
         ("x=f32[4] mode={1:2}", "mode cannot be {1:2}", "a list"),
-        ("x=f32[4] init: dim=4", "f is a function", "Leave out `init:`"),
+        ("x=f32[4] init: dim=4", "f is a function", "Remove `init:`"),
     ],
 )
 def test_an_invalid_directive_is_reported_with_file_line_and_remedy(directive: str, message: str, remedy: str) -> None:

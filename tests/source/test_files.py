@@ -81,7 +81,7 @@ def test_a_file_that_changed_since_it_was_read_is_not_overwritten(tmp_path: Path
 
 
 def test_a_deleted_file_is_not_created_again(tmp_path: Path) -> None:
-    with pytest.raises(FileChanged, match="is gone"):
+    with pytest.raises(FileChanged, match="was deleted"):
         write_if_unchanged(tmp_path / "m.py", sha("old"), b"new", tmp_path / "backups")
     assert list(tmp_path.iterdir()) == []
 

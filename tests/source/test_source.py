@@ -96,13 +96,13 @@ def test_a_target_with_a_syntax_error_is_reported_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("directive", "words"),
     [
-        ("x=f33[4]", "no dtype 'f33'"),
+        ("x=f33[4]", "unknown dtype 'f33'"),
         ("x=f32[B]", "size 'B' has no value"),
         ("x", "cannot read 'x'"),
         ("x=f32[4] z=f32[4]", "no parameter 'z'"),
         ("x=f32[4,%]", "cannot read the sizes"),
         ("y=f32[4]", "no parameter 'y'"),
-        ("x=f32[4] device=tpu", "device is cuda or cpu"),
+        ("x=f32[4] device=tpu", "device must be cuda or cpu"),
         ("x=f32[4] mode=sum", "cannot read the value 'sum'"),
     ],
 )
