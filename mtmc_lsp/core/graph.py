@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Union
 
+from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.sizes import Size, product
 
 
@@ -270,6 +271,8 @@ class Graph:
     """Python values built into the graph, by access expression: ``{"eps": 1e-6, "self.training": False}``.
     The graph is valid only for these values. Each is an int, float, bool, str, None or a list of these. Empty ``*args`` and
     ``**kwargs`` are stored as an empty dictionary."""
+    dependencies: tuple[Dependency, ...] = ()
+    """Other inputs of the graph: globals, helper functions, class attributes, environment variables."""
     modules: tuple[UsedModule, ...] = ()
     """Containers come before their contents."""
     same: tuple[tuple[str, str], ...] = ()

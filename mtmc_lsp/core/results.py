@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -195,27 +195,6 @@ class CompileReport:
     def ok(self) -> bool:
         """Whether every kernel compiled for every architecture."""
         return all(not kernel.error for kernel in self.kernels)
-
-
-@dataclass(frozen=True)
-class Device:
-    """Performance limits for the roofline: measured if there is a GPU, else from the data sheet."""
-
-    name: str
-    arch: str
-    sm_count: int
-    shared_bytes: int
-    """Maximum shared memory per block."""
-    l2_bytes: int
-    bandwidth: float
-    """Memory bandwidth in bytes per second, read plus write, measured with a large copy."""
-    flops: dict[str, float] = field(default_factory=dict)
-    """Peak FLOP per second: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp16x3``."""
-    launch_us: float = 4.0
-    """Device-side cost of one additional kernel launch."""
-    measured: bool = False
-    peak_bandwidth: float = 0.0
-    """Theoretical bandwidth from memory clock and bus width, bytes per second; 0 if unknown."""
 
 
 @dataclass(frozen=True)

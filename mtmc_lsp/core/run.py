@@ -7,7 +7,9 @@ from enum import Enum
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelUse
-from mtmc_lsp.core.results import BaselineTime, CompileReport, Device, Ratio, Timing, Verdict, Work
+from mtmc_lsp.core.dependencies import Dependency
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Timing, Verdict, Work
 from mtmc_lsp.core.workload import Environment, Target, Workload
 
 SCHEMA = 1
@@ -67,6 +69,8 @@ class Candidate:
     """Empty if the coder does not know them. The compiler then finds them by calling the launcher without data."""
     author: Author = Author.BUILTIN
     """Author of the last step."""
+    dependencies: tuple[Dependency, ...] = ()
+    """Dependencies of the target other than its source."""
 
 
 class StepStatus(Enum):
@@ -162,7 +166,7 @@ class RunResult:
     """SHA-256 of the file content that was read."""
     model_use: ModelUse | None = None
     """Use of the language model, if any."""
-    device: Device | None = None
+    device: DeviceModel | None = None
     """Performance limits used for planning."""
     work: Work | None = None
     """Work of the user's code."""

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.profile import Profile
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.report.charts import Point, amount, roofline
 from mtmc_lsp.report.page import Page, escape, figure, table
@@ -21,7 +21,7 @@ MIN_SHARE = 0.01
 ROOFLINE = "roofline"
 
 
-def show_profile(out: Console, name: str, capture: Capture, profile: Profile, device: Device) -> None:
+def show_profile(out: Console, name: str, capture: Capture, profile: Profile, device: DeviceModel) -> None:
     """Show the summary, the operators and the kernels."""
     out.print(Text(f"{name}  {_where(capture)}", style="bold"))
     for line in summary_lines(profile, device):
@@ -40,12 +40,12 @@ def _where(capture: Capture) -> str:
     return f"{env.gpu or 'CPU'}, torch {env.torch}, triton {env.triton}"
 
 
-def summary_lines(profile: Profile, device: Device) -> list[str]:
+def summary_lines(profile: Profile, device: DeviceModel) -> list[str]:
     """Summary of one call."""
     work = f"at least {amount(profile.work.bytes, 'B')} and {amount(profile.work.flops, 'FLOP')} per call"
     if profile.device == "cpu":
         return [f"{profile.wall_us:.1f} us per call on the CPU, median of at least {profile.calls} calls", work]
-    ceilings = "measured" if device.measured else "data sheet"
+    ceilings = "measured" if device.is_calibrated else "data sheet"
     part = f", {profile.roofline:.0%} of the roofline ({ceilings})" if profile.roofline is not None else ""
     return [
         f"{profile.wall_us:.1f} us per call by the host clock; the GPU is busy for {profile.gpu_us:.1f} us{part}",
@@ -113,7 +113,7 @@ def _print(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         out.print(Text(f" and {len(rows) - MAX_ROWS} more, see --json", style="dim"))
 
 
-def profile_page(name: str, capture: Capture, profile: Profile, device: Device) -> Page:
+def profile_page(name: str, capture: Capture, profile: Profile, device: DeviceModel) -> Page:
     """The profile as a page, with the call and its operators in a roofline plot."""
     lines = [*summary_lines(profile, device), *profile.notes]
     sections = [f"<h1>{escape(name)}</h1>", f"<p>{escape(_where(capture))}</p>"]
@@ -121,7 +121,7 @@ def profile_page(name: str, capture: Capture, profile: Profile, device: Device) 
     charts = {}
     points = _points(profile)
     if points:
-        caption = f"Bytes and operations are computed from the graph; the ceilings are those of {device.name}"
+        caption = f"Bytes and operations are computed from the graph; the ceilings are those of {device.title}"
         if profile.device == "cpu":
             caption += "; nothing was timed on a GPU, so the points are estimates at the bound"
         sections += ["<h2>Roofline</h2>", figure(ROOFLINE, caption)]

@@ -104,13 +104,20 @@ def _offers(ls: Server, document: Document, found: OutlineEntry) -> list[_Offer]
     no_kernel = "" if has_kernel else "There is no generated kernel in it yet; optimise it first, and keep a step."
     directive = "It has one already." if found.has_directive else ""
     return [
-        _Offer("optimize", "Optimize to Triton kernel", why_not or no_launcher),
+        _Offer("optimize", _optimize_title(ls, document, found), why_not or no_launcher),
         _Offer("plan", "Show the plan first", why_not or no_launcher),
         _Offer("measure", "Measure this function", why_not or no_launcher),
         _Offer("verify", "Verify against reference", why_not or no_kernel),
         _Offer("addWorkload", "Add a workload directive", _broken(found) or no_launcher or directive),
         _Offer("record", "Record inputs from a command", why_not or no_launcher),
     ]
+
+
+def _optimize_title(ls: Server, document: Document, found: OutlineEntry) -> str:
+    standing = ls.standing(document, found.target.qualname)
+    if standing is not None and standing.changes:
+        return f"Optimize again: {standing.changes[0]}"
+    return "Optimize to Triton kernel"
 
 
 def _why_not(ls: Server, document: Document, found: OutlineEntry) -> str:
@@ -133,7 +140,10 @@ def _review_offers(ls: Server, document: Document, found: OutlineEntry) -> list[
     if standing is None:
         return []
     offers = []
-    stale = "The function was changed since it was measured; optimise it again." if standing.is_stale else ""
+    stale = ""
+    if standing.is_stale:
+        what = "The function was changed since it was measured" if standing.is_changed else standing.why_stale
+        stale = f"{what}; optimise it again."
     going_on = _unless_over(ls, document, found)
     if standing.pending:
         step = standing.pending[0]
