@@ -34,13 +34,13 @@ from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 from mtmc_lsp.process.priority import cores_for_job, usable_cores
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.directive import parse_directive
 
-COMMAND = own_command("mtmc_lsp.app.bench_problem")
+COMMAND = isolated_command("mtmc_lsp.app.bench_problem")
 END_SECONDS = 10.0
 """How long a problem may take to end by itself once its time is up."""
 STOP_SECONDS = 5.0

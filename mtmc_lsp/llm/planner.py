@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import State
@@ -84,9 +84,9 @@ class LlmPlanner:
             try:
                 return read_choice(reply.text, count, least)
             except ValueError as error:
-                wrong = f"{error} {shortfall(reply)}".strip()
+                wrong = f"{error} {truncation_notice(reply)}".strip()
             told = Message("user", f"{wrong} Answer again.")
-            messages = [*messages, Message("assistant", clipped(reply.text)), told]
+            messages = [*messages, Message("assistant", truncate_answer(reply.text)), told]
         raise ModelFailed(wrong.rstrip("."))
 
 

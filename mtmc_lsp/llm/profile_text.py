@@ -49,7 +49,7 @@ def profile_text(state: State) -> str:
         lines += ["Kernels and torch calls of a call, estimated:", *_estimates(ir, todo, state.device)]
     if kept and kept[-1].report is not None:
         lines.append("Kernels as the compiler sees them:")
-        lines += [f"- {kernel.kernel} on {kernel.arch}: {kernel.facts}" for kernel in kept[-1].report.kernels]
+        lines += [f"- {kernel.kernel} on {kernel.arch}: {kernel.summary}" for kernel in kept[-1].report.kernels]
     return "\n".join(lines)
 
 

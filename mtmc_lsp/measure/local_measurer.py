@@ -253,10 +253,10 @@ class LocalMeasurer:
             if self.has_gpu:
                 self._background.submit(self._runner.warm_up)
 
-    def verify_far(self, candidate: Candidate) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
         """Run a version that was verified once more, where offsets of elements pass 2^31 and the GPU has the memory."""
         if not self.has_gpu:
-            return self._verification.verify_far(candidate, self._runner.free_bytes)
+            return self._verification.verify_int32_offsets(candidate, self._runner.free_bytes)
         self._wait_for_baseline()
         try:
             # It takes most of the memory that is free: others would find none.
@@ -265,7 +265,7 @@ class LocalMeasurer:
                 # Free memory is what is free now; what is timed holds some.
                 self._runner.next()
                 self._runner.start()
-                return self._verification.verify_far(candidate, self._runner.free_bytes)
+                return self._verification.verify_int32_offsets(candidate, self._runner.free_bytes)
         finally:
             self._is_alone = False
             self._runner.next()

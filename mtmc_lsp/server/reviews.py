@@ -21,8 +21,8 @@ from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitions_of, read_definitions
-from mtmc_lsp.source.outline import Outline, Outlined
-from mtmc_lsp.source.target_text import block_start, generated_block, own_text
+from mtmc_lsp.source.outline import Outline, OutlineEntry
+from mtmc_lsp.source.target_text import block_start, generated_block, target_source
 
 MOST_CHANGES = 3
 """Changed dependencies that a message lists."""
@@ -84,7 +84,7 @@ class Standing:
     """How a run stands against the text as it is now."""
 
     review: Review
-    place: Outlined
+    place: OutlineEntry
     """The target, where it stands now."""
     kept: int
     """How many of the accepted steps the file holds."""
@@ -201,7 +201,7 @@ class Reviews:
         if key not in self._texts:
             if len(self._texts) > 200:
                 self._texts.clear()
-            self._texts[key] = (own_text(part, qualname), generated_block(part, qualname))
+            self._texts[key] = (target_source(part, qualname), generated_block(part, qualname))
         return self._texts[key]
 
 
@@ -229,7 +229,7 @@ def make_review(
         source = result.final.source.encode("utf-8", "surrogatepass")
     status = result.status if result is not None else RunStatus.RUNNING
     environment = result.environment if result is not None else environment
-    own = own_text(source, qualname) if source is not None else None
+    own = target_source(source, qualname) if source is not None else None
     return Review(run, path, qualname, status, environment, started, tuple(steps), result, own)
 
 

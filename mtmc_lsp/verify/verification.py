@@ -271,7 +271,7 @@ class Verification:
             return self._verdict(VerdictStatus.UNCERTIFIABLE, checks, worst, reason, fallbacks)
         return self._verdict(VerdictStatus.CORRECT, checks, worst, "", fallbacks)
 
-    def verify_far(self, candidate: Candidate, free_bytes: float) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate, free_bytes: float) -> Check:
         """Whether a version also holds where offsets of elements pass 2^31: one call, on a GPU that has the memory.
 
         Args:

@@ -66,7 +66,7 @@ class FarSeeing(FakeMeasurer):
         super().__init__(has_gpu=has_gpu)
         self.far, self.looked = far, []
 
-    def verify_far(self, candidate: Candidate) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
         steps = candidate.id.count("/")
         self.looked.append(steps)
         return Check("offsets beyond 2^31", self.far.get(steps, CheckStatus.PASSED), "s0=2^31", "values: all wrong")

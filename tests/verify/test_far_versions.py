@@ -52,7 +52,7 @@ def looked(judge: Any, told: Told, folder: Path, *, free_bytes: float = PLENTY, 
         judge.capture(REFERENCE, "rms"), one, one, one,
         own=None, seed=3, precision="budget", has_gpu=has_gpu, secret=folder, inputs=folder, seconds=5.0,
     )  # fmt: skip
-    return verification.verify_far(Candidate("c", None, None, "text", None, None), free_bytes)
+    return verification.verify_int32_offsets(Candidate("c", None, None, "text", None, None), free_bytes)
 
 
 def test_a_version_is_called_once_with_more_elements_than_32_bits_count(judge: Any, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_kernel_with_offsets_of_32_bits_is_right_on_the_workload_and_wrong_bey
         for offset, status in ((NEAR, CheckStatus.FAILED), (WIDE, CheckStatus.PASSED)):
             candidate = Candidate(offset, None, None, DOUBLED.replace("OFFSET", offset), None, None)
             assert measurer.verify(candidate).is_correct
-            check = measurer.verify_far(candidate)
+            check = measurer.verify_int32_offsets(candidate)
             if check.status is CheckStatus.SKIPPED:
                 pytest.skip(check.detail)
             assert check.status is status, check

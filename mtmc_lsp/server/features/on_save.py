@@ -19,7 +19,7 @@ from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.settings import read_settings
 from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.source.lint import without_ignored
+from mtmc_lsp.source.lint import remove_ignored
 from mtmc_lsp.source.lint.finding import Finding, Severity
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class CompileChecks:
     async def _check(self, document: Document) -> None:
         # Only here, as in what starts the worker: the server has little time to start.
         from mtmc_lsp.source.triton.launch_sites import launch_forms
-        from mtmc_lsp.source.triton.standalone_kernels import kernels_alone
+        from mtmc_lsp.source.triton.standalone_kernels import standalone_kernels
 
         text = document.text.data
         own = await self._server.settings_of(document.uri)
@@ -78,7 +78,7 @@ class CompileChecks:
         try:
             settings = read_settings(Path(document.path).parent)
             archs = [arch for arch in own.archs or settings.archs if arch in SHARED_LIMIT]
-            kernels = kernels_alone(document.outline)
+            kernels = standalone_kernels(document.outline)
             async with self._lock:
                 if forms and document.text.data is text:
                     await self._compile(document, kernels, forms, archs, own.python)
@@ -92,7 +92,7 @@ class CompileChecks:
             places.setdefault((form.start, form.end), []).append((form, reports))
         found = [item for at_place in places.values() if (item := of_place(at_place)) is not None]
         if document.text.data is text:
-            document.on_save = (text, without_ignored(text, found))
+            document.on_save = (text, remove_ignored(text, found))
             self._server.refresh(document.uri)
 
     async def _compile(
