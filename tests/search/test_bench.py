@@ -10,18 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.app import bench as benches
-from mtmc_lsp.app.bench import (
-    Bench,
-    Plan,
-    Problem,
-    Shard,
-    append_result,
-    chosen,
-    find_problems,
-    parse_shard,
-    read_results,
-)
+from mtmc_lsp.app.bench import runner as benches
+from mtmc_lsp.app.bench.runner import Bench, Plan, append_result, read_results
+from mtmc_lsp.app.bench.suite import Problem, Shard, choose, find_problems, parse_shard
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.settings import Settings
 
@@ -103,7 +94,7 @@ def test_a_filter_a_shard_and_a_limit_choose(folder: Path) -> None:
     problems = find_problems(folder)
 
     def names(pattern: str = "", limit: int | None = None, shard: Shard = WHOLE) -> list[str]:
-        return [p.name.partition("/")[2] for p in chosen(problems, pattern, limit, shard)]
+        return [p.name.partition("/")[2] for p in choose(problems, pattern, limit, shard)]
 
     assert names("level2/*") == ["1_c", "die", "hang"]
     assert names("_a") == ["2_a"]
@@ -191,5 +182,5 @@ def test_a_line_that_was_cut_off_is_left_out_and_the_next_is_whole(tmp_path: Pat
 def test_a_file_that_is_no_list_of_results_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text('{"something": "else"}\n')
-    with pytest.raises(RequestError, match="no result"):
+    with pytest.raises(RequestError, match="not a result"):
         read_results(path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mtmc_lsp.app.bench_summary import summarise, why_nothing
+from mtmc_lsp.app.bench.summary import summarise, why_nothing
 
 
 def ratio(value: float) -> dict[str, float]:
