@@ -13,6 +13,7 @@ import pytest
 from mtmc_lsp.app.bench import runner as benches
 from mtmc_lsp.app.bench.runner import Bench, Plan, append_result, read_results
 from mtmc_lsp.app.bench.suite import Problem, Shard, choose, find_problems, parse_shard
+from mtmc_lsp.app.provenance import Build
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.settings import Settings
 
@@ -135,6 +136,29 @@ def test_a_result_is_made_once_and_again_when_what_it_depends_on_changes(folder:
     problems[0].path.write_text(PROBLEM + "# another text\n")
     assert [known for _, known in sorted(run(folder, problems).values(), key=lambda item: item[1])] == [False, False]
     assert len(read_results(folder / "results.jsonl")) == 2, "the newest of each problem"
+
+
+def test_a_result_names_the_build_that_made_it_and_is_made_again_by_another_build(folder: Path, monkeypatch) -> None:
+    problems = find_problems(folder / "level1")
+    monkeypatch.setattr(benches, "current_build", lambda: Build("1.2.3", "abc-dirty"))
+    for record, _ in run(folder, problems).values():
+        assert (record["version"], record["commit"]) == ("1.2.3", "abc-dirty")
+    monkeypatch.setattr(benches, "current_build", lambda: Build("1.2.3", "def"))
+    assert not any(known for _, known in run(folder, problems).values())
+
+
+PATHS = """
+error = {'message': f"{request['path']}:3 fails in /usr/lib/python3/torch/nn.py", 'path': request['path']}
+pathlib.Path(sys.argv[1]).write_text(json.dumps({'status': 'refused', 'error': error, 'source': '/a/b'}))
+"""
+
+
+def test_a_result_contains_no_absolute_path(folder: Path) -> None:
+    bench = Bench(PLAN, folder / "results.jsonl", command=(sys.executable, "-c", ANSWER + PATHS))
+    [(_, record, _)] = bench.run(choose(find_problems(folder), "2_a", None, WHOLE))
+    assert record["error"] == {"message": "level1/2_a.py:3 fails in nn.py", "path": "level1/2_a.py"}
+    assert record["source"] == "/a/b", "code is not changed"
+    assert str(folder) not in (folder / "results.jsonl").read_text()
 
 
 def test_each_problem_runs_on_one_gpu_of_those_that_are_there(folder: Path) -> None:
