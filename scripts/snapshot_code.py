@@ -111,7 +111,7 @@ def capture_all(out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     todo = targets()
     failed: dict[str, str] = {}
-    fork_server = ForkServer(sys.executable, likely_variables(), ahead=True)
+    fork_server = ForkServer(sys.executable, likely_variables(), preload=True)
     with fork_server, ThreadPoolExecutor(PROCESSES) as pool:
 
         def one(name: str) -> None:

@@ -29,16 +29,17 @@ from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.capture.recorded_calls import RECORDS
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.profile import Profile
-from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.protocols import Coder, Planner, State
-from mtmc_lsp.core.results import Device, Timing, Verdict
+from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch, watched
@@ -122,11 +123,11 @@ class Pipeline:
             self._events.on_captured(self._capture)
         return self._capture
 
-    def device(self) -> Device:
+    def device(self) -> DeviceModel:
         """Capture -> the limits of the device that is measured on; without a GPU, that of a data sheet."""
         return self.measurer().device()
 
-    def plan(self) -> tuple[list[MacroAction], Device]:
+    def plan(self) -> tuple[list[MacroAction], DeviceModel]:
         """Capture -> the possible first actions, the best first, and the device they are estimated for.
 
         Nothing is written.
@@ -156,8 +157,8 @@ class Pipeline:
         if self._options.revision is not None:
             return self._revise(self._options.revision)
         if resumed is not None:
-            check_resumable(self.target, capture, resumed)
             run_id, steps = resumed.id, store.steps(resumed.id)
+            check_resumable(self.target, capture, resumed, steps)
         else:
             run_id, steps = self._begin_run(), []
         if self._options.needs_sandbox:
@@ -181,7 +182,7 @@ class Pipeline:
         self._events.on_stage("timing")
         return measurer.time(self._file_as_candidate(), None)
 
-    def profile(self, ncu: str = "") -> tuple[Profile, Device]:
+    def profile(self, ncu: str = "") -> tuple[Profile, DeviceModel]:
         """Capture -> where the time of a call of the file as it is goes, and the device's limits.
 
         Args:
@@ -229,7 +230,7 @@ class Pipeline:
 
     def _start_fork_server(self) -> ForkServer | None:
         # It imports what workers need while the file is read and the workload is built.
-        fork_server = ForkServer(self.target.python, likely_variables(), ahead=True)
+        fork_server = ForkServer(self.target.python, likely_variables(), preload=True)
         fork_server.start()
         return fork_server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,10 @@ from mtmc_lsp.app.run_recorder import Revision, RunConfig
 from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
-from mtmc_lsp.core.project_files import FOLDER
-from mtmc_lsp.core.run import RunStatus
+from mtmc_lsp.core.run import RunStatus, Step
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import RunRecord, Store
 
 
@@ -57,17 +58,22 @@ def find_unfinished(store: Store, *, run: str = "", target: OpenTarget | None = 
     return record
 
 
-def check_resumable(target: OpenTarget, capture: Capture, record: RunRecord) -> None:
+def check_resumable(target: OpenTarget, capture: Capture, record: RunRecord, steps: Sequence[Step]) -> None:
     """Refuse to resume a run whose earlier steps may not hold any more.
 
     Raises:
-        FileChanged: the file changed since the run began.
+        FileChanged: the file, or something that the target reads, changed since the run began.
         RequestError: the run began on another machine or with other versions.
     """
     where = Location(str(target.path))
     remedy = "Start a new run without --resume."
     if record.source_hash != target.source_hash:
         raise FileChanged(f"the file changed since run {record.id} began", where=where, remedy=remedy)
+    recorded = next((step.candidate.dependencies for step in steps if step.candidate is not None), None)
+    if recorded is not None and recorded != capture.graph.dependencies:
+        changed = sorted({item.name for item in {*recorded} ^ {*capture.graph.dependencies}})
+        message = f"{', '.join(changed)} changed since run {record.id} began"
+        raise FileChanged(message, where=where, remedy=remedy)
     if record.environment != capture.environment:
         then, now = record.environment, capture.environment
         raise RequestError(

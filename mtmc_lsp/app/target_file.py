@@ -9,10 +9,10 @@ from pathlib import Path
 from mtmc_lsp.app.interpreter import checked_python, find_python
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.run import KEPT, RunResult
 from mtmc_lsp.core.settings import Settings, read_settings
 from mtmc_lsp.core.workload import Target
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
 from mtmc_lsp.source.targets import find_target
 

@@ -8,6 +8,7 @@ import typer
 
 from mtmc_lsp import __version__
 from mtmc_lsp.commands.bench import bench
+from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent
 from mtmc_lsp.commands.doctor import doctor
 from mtmc_lsp.commands.export import export
@@ -43,5 +44,5 @@ def _global_options(
 
 
 # In the order of `mtmc --help`.
-for _command in (report, consent, optimize, plan, record, runs, export, verify, doctor, lsp, bench, profile):
+for _command in (report, consent, optimize, plan, record, runs, export, verify, doctor, lsp, bench, profile, calibrate):
     app.command()(_command)

@@ -113,7 +113,7 @@ def _solve(problems: Sequence[Problem], out: Path, plan: Plan, jobs: int | None,
     devices = visible_devices()
     jobs = jobs or min(MAX_JOBS, max(1, len(usable_cores()) // CORES_PER_JOB)) * max(1, len(devices))
     reused = 0
-    with ForkServer(plan.python, likely_variables(), ahead=True) as fork_server:
+    with ForkServer(plan.python, likely_variables(), preload=True) as fork_server:
         bench = Bench(plan, out, jobs=jobs, devices=devices, fork_server=fork_server)
         for number, (problem, record, is_reused) in enumerate(bench.run(problems, fresh=fresh), 1):
             reused += is_reused

@@ -23,9 +23,9 @@ def consent(
     as_json: AsJson = False,
 ) -> int:
     """Show or change whether a language model may be sent this project's code; --planner llm and --coder llm need no consent."""
+    from mtmc_lsp.app.folder_decisions import Consent, consent_question
     from mtmc_lsp.capture.module_paths import project_root
     from mtmc_lsp.core.chat import ModelNotUsable
-    from mtmc_lsp.core.folder_decisions import Consent, consent_question
     from mtmc_lsp.core.settings import read_settings
     from mtmc_lsp.llm.endpoint.client import model_name
     from mtmc_lsp.llm.endpoint.endpoint import host_of
@@ -39,7 +39,7 @@ def consent(
     if give and not host:
         raise ModelNotUsable("no endpoint for a model is set", remedy="Set OPENAI_BASE_URL (or OPENAI_API_KEY) first.")
     if give:
-        decisions.give(project, host)
+        decisions.grant(project, host)
     hosts = decisions.hosts(project)
     if as_json:
         print(document(project=str(project), hosts=hosts, endpoint=host or None))
@@ -65,7 +65,7 @@ def limit_to_consent(target: OpenTarget, backends: Backends, *, explicit: bool, 
         may_ask: whether the user can be asked now.
     """
     from mtmc_lsp.app.backends import BUILTIN
-    from mtmc_lsp.core.folder_decisions import Consent, consent_question
+    from mtmc_lsp.app.folder_decisions import Consent, consent_question
     from mtmc_lsp.llm.endpoint.client import model_name
     from mtmc_lsp.llm.endpoint.endpoint import host_of
 
@@ -80,7 +80,7 @@ def limit_to_consent(target: OpenTarget, backends: Backends, *, explicit: bool, 
     if decisions.has(target.project, host):
         return backends
     if may_ask and sys.stdin.isatty() and typer.confirm(consent_question(target.project, host, model), err=True):
-        decisions.give(target.project, host)
+        decisions.grant(target.project, host)
         return backends
     print(
         f"no language model takes part: you have not agreed to it for {target.project}; see `mtmc consent`",

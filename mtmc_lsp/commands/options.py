@@ -45,10 +45,10 @@ def read_project_settings(
     folder: Path, arch: str | None = None, budget: float | None = None, **changes: object
 ) -> Settings:
     """The settings of the project of ``folder``, with the changes of the command line; None changes nothing."""
-    from mtmc_lsp.core.settings import changed, read_settings
+    from mtmc_lsp.core.settings import override_settings, read_settings
 
     archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
-    return changed(read_settings(folder), archs=archs, budget_seconds=budget, **changes)
+    return override_settings(read_settings(folder), archs=archs, budget_seconds=budget, **changes)
 
 
 def open_spec(

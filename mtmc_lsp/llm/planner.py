@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import State
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Candidate, Step
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.profile_text import profile_text
@@ -84,9 +84,9 @@ class LlmPlanner:
             try:
                 return read_choice(reply.text, count, least)
             except ValueError as error:
-                wrong = f"{error} {shortfall(reply)}".strip()
+                wrong = f"{error} {truncation_notice(reply)}".strip()
             told = Message("user", f"{wrong} Answer again.")
-            messages = [*messages, Message("assistant", clipped(reply.text)), told]
+            messages = [*messages, Message("assistant", truncate_answer(reply.text)), told]
         raise ModelFailed(wrong.rstrip("."))
 
 
@@ -189,7 +189,7 @@ def _shape(shape: Sequence[object]) -> str:
     return ", ".join(str(size) for size in shape)
 
 
-def device_text(device: Device) -> str:
+def device_text(device: DeviceModel) -> str:
     """What a kernel can count on."""
     peaks = ", ".join(f"{name} {rate / 1e12:.0f}" for name, rate in device.flops.items())
     return (
@@ -197,7 +197,7 @@ def device_text(device: Device) -> str:
         f"memory a block, {device.l2_bytes / 2**20:.0f} MiB L2, {device.bandwidth / 1e12:.2f} TB/s"
         + (f"; TFLOP/s: {peaks}" if peaks else "")
         + f"; one more kernel costs about {device.launch_us:g} us"
-        + ("" if device.measured else "; from the data sheet, not measured")
+        + ("" if device.is_calibrated else "; from the data sheet, not measured")
     )
 
 

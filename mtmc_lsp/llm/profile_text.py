@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mtmc_lsp.actions.base import operation_names
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.protocols import CannotCode, State
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.primitives import KernelIR
@@ -19,7 +19,6 @@ from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import Unit, units
 from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import Cost, kernel_cost, torch_cost
 
 MOST_UNITS = 40
@@ -50,7 +49,7 @@ def profile_text(state: State) -> str:
         lines += ["Kernels and torch calls of a call, estimated:", *_estimates(ir, todo, state.device)]
     if kept and kept[-1].report is not None:
         lines.append("Kernels as the compiler sees them:")
-        lines += [f"- {kernel.kernel} on {kernel.arch}: {kernel.facts}" for kernel in kept[-1].report.kernels]
+        lines += [f"- {kernel.kernel} on {kernel.arch}: {kernel.summary}" for kernel in kept[-1].report.kernels]
     return "\n".join(lines)
 
 
@@ -80,7 +79,7 @@ def _least_us(state: State, todo: Sequence[tuple[Unit, Cost]]) -> dict[str, floa
     }
 
 
-def _floor(capture: Capture, graph: Graph, device: Device) -> str:
+def _floor(capture: Capture, graph: Graph, device: DeviceModel) -> str:
     memory = capture.bytes / device.bandwidth * 1e6
     rate = max(device.flops.values(), default=0.0)
     compute = capture.flops / rate * 1e6 if rate else 0.0
@@ -104,19 +103,19 @@ def _has_gpu(step: Step) -> Iterator[str]:
     yield f"Measured: this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline; {others}."
 
 
-def _estimates(ir: KernelIR, todo: Sequence[tuple[Unit, Cost]], device: Device) -> list[str]:
+def _estimates(ir: KernelIR, todo: Sequence[tuple[Unit, Cost]], device: DeviceModel) -> list[str]:
     found = sorted((pair for pair in todo if pair[1].us), key=lambda pair: -pair[1].us)
     lines = [_line(ir, unit, cost, device) for unit, cost in found[:MOST_UNITS]]
     return lines + ([f"- and {len(found) - MOST_UNITS} more"] if len(found) > MOST_UNITS else [])
 
 
-def _cost(ir: KernelIR, unit: Unit, device: Device) -> Cost:
+def _cost(ir: KernelIR, unit: Unit, device: DeviceModel) -> Cost:
     if unit.plan is None or unit.region is None:
         return torch_cost(ir, ir.graph.node(unit.nodes[0]), device)
-    return kernel_cost(ir, unit.region, unit.plan.config or default_config(ir, unit.region), device)
+    return kernel_cost(ir, unit.region, unit.plan.config, device)
 
 
-def _line(ir: KernelIR, unit: Unit, cost: Cost, device: Device) -> str:
+def _line(ir: KernelIR, unit: Unit, cost: Cost, device: DeviceModel) -> str:
     what = "kernel" if unit.plan is not None else "torch call"
     working = [name for name in unit.nodes if ir.graph.node(name).op.split(".")[1] not in VIEWS]
     moving = cost.bytes / device.bandwidth * 1e6

@@ -13,9 +13,17 @@ from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
-from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.protocols import CannotCode, FarVerifier, Measurer, Repairer, Sampler, State, Watcher
+from mtmc_lsp.core.protocols import (
+    CannotCode,
+    KernelProfiler,
+    LargeTensorVerifier,
+    Measurer,
+    Repairer,
+    Sampler,
+    State,
+)
 from mtmc_lsp.core.results import CheckStatus, CompileReport, Speed, Timing, VerdictStatus, Work
 from mtmc_lsp.core.run import (
     SCHEMA,
@@ -105,8 +113,8 @@ class GreedySearch:
             self._events.on_step(step)
         if self._has_gpu:
             self._drop_bases()
-        if self._has_gpu and isinstance(self._measurer, FarVerifier):
-            self._verify_far(self._measurer)
+        if self._has_gpu and isinstance(self._measurer, LargeTensorVerifier):
+            self._verify_int32_offsets(self._measurer)
         return self._result(run_id, source_hash, time.monotonic() - began)
 
     def _drop_bases(self) -> None:
@@ -127,7 +135,7 @@ class GreedySearch:
         for step in steps:
             self._take(step)
 
-    def _verify_far(self, measurer: FarVerifier) -> None:
+    def _verify_int32_offsets(self, measurer: LargeTensorVerifier) -> None:
         """Verify the last accepted version beyond 2^31 elements; while it is incorrect there, its last step is withdrawn."""
         while accepted := [step for step in self._steps if step.status is StepStatus.ACCEPTED]:
             last = accepted[-1]
@@ -135,7 +143,7 @@ class GreedySearch:
                 return
             self._events.on_stage("verifying beyond 2^31 elements")
             try:
-                check = measurer.verify_far(last.candidate)
+                check = measurer.verify_int32_offsets(last.candidate)
             except MtmcError as error:
                 _failure_reason(error)
                 return
@@ -187,7 +195,7 @@ class GreedySearch:
         except CannotCode as reason:
             return Step(index, action, StepStatus.FAILED, self._coding_failure(action, reason))
         except MtmcError as error:
-            return Step(index, action, StepStatus.FAILED, _failure_reason(error))
+            return Step(index, action, StepStatus.FAILED, _failure_reason(error), failure=error.kind)
         candidates = [candidate for candidate in candidates if candidate.source != self._best.source]
         if not candidates:
             return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is already the best")
@@ -198,6 +206,7 @@ class GreedySearch:
                 candidate = self._coder.repair(self._capture, self._best, step.candidate, step.reason)
             except CannotCode as reason:
                 return replace(step, reason=str(reason))
+            candidate = replace(candidate, dependencies=self._capture.graph.dependencies)
             step = self._judged(index, action, candidate)
         return step
 
@@ -224,6 +233,10 @@ class GreedySearch:
         return estimated_work(self._capture.graph, candidate.schedule, self._measurer.device())
 
     def _write(self, action: MacroAction) -> list[Candidate]:
+        dependencies = self._capture.graph.dependencies
+        return [replace(candidate, dependencies=dependencies) for candidate in self._written(action)]
+
+    def _written(self, action: MacroAction) -> list[Candidate]:
         variants = action.params.get("variants")
         if isinstance(variants, (list, tuple)):
             return [self._fastest(action, variants)]
@@ -266,13 +279,13 @@ class GreedySearch:
             verdict = self._measurer.verify(candidate)
             step = replace(step, verdict=verdict)
             if not verdict.is_correct:
-                return replace(step, reason=verdict.reason)
+                return replace(step, reason=verdict.reason, failure=verdict.failure)
             if not self._has_gpu:
                 return self._judge_unmeasured(step, report)
             self._events.on_stage("timing")
             timing = self._measurer.time(candidate, self._best)
         except MtmcError as error:
-            return replace(step, reason=_failure_reason(error))
+            return replace(step, reason=_failure_reason(error), failure=error.kind)
         if timing is None:
             return replace(step, reason="no time was measured on the GPU; `mtmc doctor` checks that it is usable")
         whole = {node.name for node in self._capture.graph.nodes} <= set(step.action.region)
@@ -357,7 +370,7 @@ class GreedySearch:
 
 def watched(measurer: Measurer, candidate: Candidate) -> tuple[KernelTime, ...]:
     """The kernels of a version and their times on the GPU; none if they cannot be profiled, then planners use estimates."""
-    if not isinstance(measurer, Watcher):
+    if not isinstance(measurer, KernelProfiler):
         return ()
     try:
         return measurer.kernel_times(candidate)
@@ -384,7 +397,7 @@ def _failure_reason(error: MtmcError) -> str:
             model can be asked. The steps so far are stored, and the run can be resumed.
     """
     if isinstance(error, (RequestError, ModelNotUsable)) or (
-        isinstance(error, WorkerFailed) and error.kind == "cancelled"
+        isinstance(error, WorkerFailed) and error.kind is FailureKind.CANCELLED
     ):
         raise error
     where = f" ({error.where})" if error.where else ""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from mtmc_lsp.process.fork_server import sees_gpu
-from mtmc_lsp.process.priority import give_way
+from mtmc_lsp.process.priority import lower_priority
 
 
 def begin(before_end: Callable[[], None] | None = None) -> tuple[dict[str, Any], TextIO]:
@@ -29,7 +29,7 @@ def begin(before_end: Callable[[], None] | None = None) -> tuple[dict[str, Any],
     """
     # Without a GPU nothing is timed, and verification uses every core; the editor goes first.
     if not sees_gpu():
-        give_way()
+        lower_priority()
     # Standard output is for events only; what libraries and the user's code print goes to standard error.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -15,7 +15,7 @@ from mtmc_lsp.app.stored_runs import find_unfinished, open_store
 from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.settings import changed, read_settings
+from mtmc_lsp.core.settings import override_settings, read_settings
 from mtmc_lsp.search.components import Events
 from mtmc_lsp.server.child import begin, report
 
@@ -58,7 +58,9 @@ class Job:
         settings, path = dict(request["settings"]), Path(request["path"])
         archs = settings.pop("archs", None)
         python = settings.pop("python", None) or ""
-        project_settings = changed(read_settings(path.parent), archs=tuple(archs) if archs else None, **settings)
+        project_settings = override_settings(
+            read_settings(path.parent), archs=tuple(archs) if archs else None, **settings
+        )
         return open_target(parse_request(f"{path}::{request['target']}", project_settings, python), text_of(request))
 
     def _options(self, target: OpenTarget) -> RunOptions:

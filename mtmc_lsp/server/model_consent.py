@@ -9,9 +9,9 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
+from mtmc_lsp.app.folder_decisions import Consent, consent_question
 from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.folder_decisions import Consent, consent_question
-from mtmc_lsp.core.settings import Settings, changed, read_settings
+from mtmc_lsp.core.settings import Settings, override_settings, read_settings
 
 ALLOW, REFUSE = "Allow", "Not now"
 OURS = ("planner", "coder", "llm")
@@ -37,7 +37,9 @@ class ModelConsent:
             client: the client's settings of a run.
         """
         try:
-            settings = changed(read_settings(path.parent), **{name: v for name, v in client.items() if name in OURS})
+            settings = override_settings(
+                read_settings(path.parent), **{name: v for name, v in client.items() if name in OURS}
+            )
         except RequestError:
             # The run says what is wrong with them.
             return False
@@ -58,7 +60,7 @@ class ModelConsent:
         self._asked.add((root, host))
         agreed = await _asked(server, consent_question(root, host, model))
         if agreed:
-            self._kept.give(root, host)
+            self._kept.grant(root, host)
         return agreed
 
 

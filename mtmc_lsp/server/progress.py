@@ -130,7 +130,7 @@ def _answer_words(answer: dict[str, Any]) -> str:
     if kind == "plan":
         actions = answer["actions"]
         if not actions:
-            return "nothing is predicted to be worth trying"
+            return "no action is predicted to be worth trying"
         lines = [
             f"{n}. {a['text']} (about {a['expected']['saved_us']:.0f} us saved, an estimate)"
             for n, a in enumerate(actions, 1)
@@ -160,7 +160,7 @@ def recorded_words(answer: dict[str, Any]) -> str:
         return f"the program did not call it with a tensor{why}{ended}"
     target = from_json(RecordedTarget, answer["calls"])
     times = "once" if target.count == 1 else f"{target.count} times"
-    kinds = "" if target.count == 1 else f", in {len(target.calls)} ways" if len(target.calls) > 1 else ", all alike"
+    kinds = "" if target.count == 1 else f", in {len(target.calls)} ways" if len(target.calls) > 1 else ", all the same"
     first = target.calls[0]
     return f"called {times}{kinds}: {first.unusable or first.directive}{ended}"
 

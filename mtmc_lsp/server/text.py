@@ -67,7 +67,7 @@ class Text:
     def take_change(self) -> Change | None:
         """What changed since this was last asked; ``None`` where there is nothing of what was, or where nothing changed."""
         changes, self._changes = self._changes, []
-        return reduce(Change.then, changes) if changes else None
+        return reduce(Change.followed_by, changes) if changes else None
 
     @property
     def root(self) -> Node:

@@ -7,7 +7,7 @@ from pathlib import Path
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
-from mtmc_lsp.core.folder_decisions import Remembered, state_folder
+from mtmc_lsp.app.folder_decisions import StoredStrings, state_folder
 
 TRUST, REFUSE = "Trust this folder", "Cancel"
 
@@ -18,11 +18,11 @@ class Trust:
     def __init__(self, *, whole_workspace: bool, folder: Path | None = None) -> None:
         """Start from what is stored; ``whole_workspace`` is the client's word for all that it opens."""
         self._all = whole_workspace
-        self._file = Remembered((folder or state_folder()) / "trusted.json")
+        self._file = StoredStrings((folder or state_folder()) / "trusted.json")
 
     def has(self, root: Path, *, is_linked: bool = False) -> bool:
         """Whether a project's code may be run; ``is_linked`` where a link leads to it from another, which alone was opened."""
-        return (self._all and not is_linked) or str(root) in self._file.words()
+        return (self._all and not is_linked) or str(root) in self._file.load()
 
     async def ensure(self, server: LanguageServer, root: Path, *, is_linked: bool = False) -> bool:
         """Ask the user once for this folder, unless they or the client already said yes."""
@@ -42,4 +42,4 @@ class Trust:
 
     def remember(self, root: Path) -> None:
         """Store that a folder is trusted."""
-        self._file.put(self._file.words() | {str(root)})
+        self._file.save(self._file.load() | {str(root)})

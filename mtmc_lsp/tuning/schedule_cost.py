@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.results import Device, Work
+from mtmc_lsp.core.results import Work
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import CannotFuse, RegionKind
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import Unit, launches
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import ZERO, Cost, kernel_cost, programs_of, torch_cost
 
 
-def schedule_cost(ir: KernelIR, schedule: Schedule, device: Device) -> Cost:
+def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost:
     """The cost of all units, one after the other.
 
     Raises:
@@ -30,7 +30,7 @@ def schedule_cost(ir: KernelIR, schedule: Schedule, device: Device) -> Cost:
     return total
 
 
-def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: Device) -> Cost:
+def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Cost:
     """The cost of a torch call, or of the kernels of one launch.
 
     Those run at the same time: for as long as the longest alone, or as all of their work takes a device that is full of it.
@@ -40,10 +40,9 @@ def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: Device) -> Cost:
     for unit in launch:
         if unit.plan is None or unit.region is None:
             return torch_cost(ir, ir.graph.node(unit.nodes[0]), device)
-        config = unit.plan.config or default_config(ir, unit.region)
-        costs.append(kernel_cost(ir, unit.region, config, device))
+        costs.append(kernel_cost(ir, unit.region, unit.plan.config, device))
         full = device.sm_count if unit.region.kind is RegionKind.MATMUL else 2.0 * device.sm_count
-        busy.append(min(1.0, programs_of(ir, unit.region, config) / full))
+        busy.append(min(1.0, programs_of(ir, unit.region, unit.plan.config) / full))
     if len(costs) == 1:
         return costs[0]
     own = [cost.us - device.launch_us for cost in costs]
@@ -51,7 +50,7 @@ def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: Device) -> Cost:
     return Cost(sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs), us)
 
 
-def estimated_work(graph: Graph, schedule: object, device: Device) -> Work | None:
+def estimated_work(graph: Graph, schedule: object, device: DeviceModel) -> Work | None:
     """What a version does per call, from its schedule as JSON data; None where the model does not know its kernels."""
     try:
         known = from_json(Schedule, schedule)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
-from mtmc_lsp.core.errors import MtmcError, TargetRaises, WorkerFailed
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.errors import FailureKind, MtmcError, TargetRaises, WorkerFailed
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import (
     BaselineTime,
     CompileReport,
-    Device,
     KernelReport,
     Ratio,
     Speed,
@@ -23,6 +23,7 @@ from mtmc_lsp.core.results import (
 )
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
+from mtmc_lsp.device.choice import model_of_arch
 from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch
 
@@ -95,8 +96,8 @@ class FakeMeasurer:
         self.calls = {"verify": 0, "compile": 0, "time": 0, "quick": 0}
         self._broken = broken
 
-    def device(self) -> Device:
-        return Device("Fake GPU", "sm_90", 1, 1, 1, 1.0)
+    def device(self) -> DeviceModel:
+        return replace(model_of_arch("sm_90"), name="Fake GPU")
 
     def compile(self, candidate: Candidate) -> CompileReport:
         self.calls["compile"] += 1
@@ -108,7 +109,7 @@ class FakeMeasurer:
         if self._broken is not None:
             raise self._broken
         if _outcome(candidate) == "crash":
-            raise WorkerFailed("the process ended with signal SIGSEGV", kind="crashed")
+            raise WorkerFailed("the process ended with signal SIGSEGV", kind=FailureKind.CRASHED)
         if _outcome(candidate) == "wrong":
             return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
         return Verdict(VerdictStatus.CORRECT, (), "gpu", 1e-7, 1e-7)
@@ -116,7 +117,7 @@ class FakeMeasurer:
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         self.calls["time"] += 1
         if _outcome(candidate) == "hang":
-            raise WorkerFailed("measure.time took longer than 300 s", kind="timeout")
+            raise WorkerFailed("timing.time took longer than 300 s", kind=FailureKind.TIMEOUT)
         if not self.has_gpu:
             return None
         us = _us(candidate)

@@ -19,14 +19,17 @@ from fakes import FakeMeasurer, FakePlanner, action, capture
 from mtmc_lsp.app.pipeline import Pipeline
 from mtmc_lsp.app.target_file import OpenTarget, Request, open_target
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.dependencies import Dependency, DependencyKind
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import CannotCode, Coder, Planner
-from mtmc_lsp.core.results import Check, CheckStatus, Device, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, GeneratedCode, Step
-from mtmc_lsp.core.settings import Settings, changed
+from mtmc_lsp.core.settings import Settings, override_settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.server.host import Job, serve, text_of
 from mtmc_lsp.source.compose import compose
+from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_target
 
 GAIN = {"better": 0.8, "far": 0.8, "same": 1.0, "slower": 1.5}
@@ -78,7 +81,7 @@ class SleepingMeasurer(FakeMeasurer):
 class FarSeeingMeasurer(SleepingMeasurer):
     """Finds what is wrong beyond 2^31 elements alone: ``far``."""
 
-    def verify_far(self, candidate: Candidate) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
         is_wrong = isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "far"
         status = CheckStatus.FAILED if is_wrong else CheckStatus.PASSED
         return Check("offsets beyond 2^31", status, "s0=2^31", "values: all wrong" if is_wrong else "")
@@ -87,6 +90,15 @@ class FarSeeingMeasurer(SleepingMeasurer):
 def timed(candidate: Candidate) -> Candidate:
     """The candidate as it is, or for the text in the editor one that takes 50 us."""
     return replace(candidate, schedule=candidate.schedule or {"us": 50.0, "outcome": "better"})
+
+
+def _dependency(word: str, path: str) -> Dependency:
+    """``K=3`` is a value of the file, ``cfg.SCALE=2.0`` one of the file beside it, ``helper`` a function."""
+    name, _, value = word.partition("=")
+    module, _, qualname = name.rpartition(".")
+    file = str(Path(path).parent / f"{module}.py") if module else path
+    kind = DependencyKind.VALUE if value else DependencyKind.CODE
+    return Dependency(name, kind, value=value, path=file, qualname=qualname)
 
 
 class FakePipeline(Pipeline):
@@ -98,8 +110,14 @@ class FakePipeline(Pipeline):
     def _run_capture(self) -> Capture:
         if "broken" in self._outcomes:
             raise RequestError("the target raises ValueError", remedy="Correct it.")
-        made = capture(str(self.target.path))
-        return replace(made, workload=replace(made.workload, target=self.target.definition))
+        target, path = self.target, str(self.target.path)
+        made = capture(path)
+        # A worker finds what the target reads by running the file; here the file says it: ``# reads f: K=3 helper cfg.SCALE=2.0``.
+        reads = re.search(rf"# reads {re.escape(target.qualname)}: ([^\r\n]*)", target.text.decode())
+        recorded = [_dependency(word, path) for word in (reads[1].split() if reads else [])]
+        known = with_definitions(recorded, target.definition, target.plain, [str(target.project)])
+        graph = replace(made.graph, dependencies=known)
+        return replace(made, workload=replace(made.workload, target=target.definition), graph=graph)
 
     def _open_measurer(self, capture: Capture) -> FakeMeasurer:
         return FarSeeingMeasurer() if "far" in self._outcomes else SleepingMeasurer()
@@ -107,7 +125,7 @@ class FakePipeline(Pipeline):
     def _open_backends(self, model: object, steps: Sequence[Step]) -> tuple[Planner, Coder]:
         return FakePlanner(self._actions), ComposingCoder()
 
-    def plan(self) -> tuple[list[MacroAction], Device]:
+    def plan(self) -> tuple[list[MacroAction], DeviceModel]:
         self.capture()
         return self._actions, FakeMeasurer().device()
 
@@ -129,7 +147,7 @@ class FakeJob(Job):
         settings = {"budget_seconds": 60.0, "max_steps": 20, **request["settings"]}
         settings.pop("python", None)
         archs = settings.pop("archs", None)
-        chosen = changed(Settings(), archs=tuple(archs) if archs else None, **settings)
+        chosen = override_settings(Settings(), archs=tuple(archs) if archs else None, **settings)
         return open_target(Request(Path(request["path"]), request["target"], chosen, sys.executable), text_of(request))
 
 

@@ -12,7 +12,7 @@ from editor import FAKE, Editor, capabilities, editor
 from lsprotocol import types as lsp
 from pytest_lsp import make_test_lsp_client
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 
 pytestmark = pytest.mark.asyncio
 
@@ -189,7 +189,7 @@ async def test_what_is_put_into_a_string_piece_by_piece_is_no_code_any_more(ide:
     ],
 )
 async def test_a_wrong_command_line_is_one_clear_message(arguments: list[str], code: int, said: str) -> None:
-    for command in ([*own_command("mtmc_lsp.server.app")], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
+    for command in ([*isolated_command("mtmc_lsp.server.app")], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
         process = await asyncio.create_subprocess_exec(
             *command, *arguments, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
         )

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.capture.module_paths import module_name
-from mtmc_lsp.capture.worker.calls import Call, build_call, user_error
+from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_error
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
+from mtmc_lsp.capture.worker.dependencies import Recorder, dependencies
 from mtmc_lsp.capture.worker.eager_run import buffers, flat_function, run_eagerly, traced
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
@@ -43,30 +45,22 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
-from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
 """Above this many input elements the CPU does not run the target in capture: verification runs it, on reduced sizes."""
 
 
-def capture(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"workload": ..., "variables": {line: name}, "source": text}`` to a :class:`Capture`.
-
-    The text is the file's without what an earlier run put in.
-    """
-    workload = from_json(Workload, request["workload"])
-    variables = {int(line): name for line, name in request["variables"].items()}
-    module = _load(workload.target, request.get("source"))
-    text = (request.get("source") or Path(workload.target.path).read_text("utf-8")).splitlines()
+def capture(request: CaptureRequest) -> Capture:
+    """Capture a target; once more for each set of tensors that it turns out to keep between calls."""
+    workload = request.workload
+    module = _load(workload.target, request.source)
+    text = (request.source or Path(workload.target.path).read_text("utf-8")).splitlines()
     while True:
         try:
-            result = _captured(module, workload, variables, text)
+            return _captured(module, workload, request.variables, text)
         except KeepsTensors as found:
             workload = replace(workload, kept=(*workload.kept, *found.kept))
-        else:
-            data: dict[str, Any] = to_json(result)
-            return data
 
 
 def _captured(module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]) -> Capture:
@@ -76,14 +70,16 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
         KeepsTensors: the target keeps more than the workload says.
     """
     device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
-    call = _build(module, workload, device)
+    constructing, calling = Recorder(), Recorder()
+    call = _build(module, workload, device, constructing)
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     returned: list[Layout] = []
     named = partial(class_name, file=module)
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
-        returned = run_eagerly(module, call, inputs, workload.target)
+        with calling:
+            returned = run_eagerly(module, call, inputs, workload.target)
     before = held_tensors(call.instance)
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = flat_function(call, inputs)
@@ -101,7 +97,8 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
             *rolled_within(graph),
         )
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *asked))))
-        flops, given_back = traced(call, inputs, workload.target, named)
+        with calling:
+            flops, given_back = traced(call, inputs, workload.target, named)
     watched.refuse_writes(workload.target, {item.access for item in workload.kept})
     refuse_random(graph, workload.target)
     refuse_unseen_changes(graph, workload.target)
@@ -119,6 +116,7 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
     modules = used_modules(call.instance, module, watched.called, read)
     used = {*(item.access for item in modules), *tensors}
     graph = replace(graph, modules=modules, same=shared_parts(call.instance, used))
+    graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance))
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
         graph=graph,
@@ -142,9 +140,13 @@ def _load(target: Target, source: str | None) -> Any:
         raise user_error(error, target, "when its file is imported") from error
 
 
-def _build(module: Any, workload: Workload, device: str) -> Call:
+def _build(module: Any, workload: Workload, device: str, constructing: Recorder) -> Call:
+    def construct(*given: Any) -> torch.nn.Module:
+        with constructing:
+            return constructed(*given)
+
     try:
-        return build_call(module, workload, device, workload.sizes, stand_in=True)
+        return build_call(module, workload, device, workload.sizes, stand_in=True, construct=construct)
     except TypeError as error:
         raise RequestError(
             f"the workload does not fit {workload.target.qualname}: {error}",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
 from mtmc_lsp.codegen.coder import BuiltinCoder, render
 from mtmc_lsp.core.action import REMARK, MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Author, Candidate
@@ -131,12 +131,12 @@ class LlmCoder:
             made: dict[str, Candidate] = {}
             bad: list[tuple[list[Message], str, str]] = []
             for reply in replies:
-                said = [*talk, Message("assistant", clipped(reply.text))]
+                said = [*talk, Message("assistant", truncate_answer(reply.text))]
                 try:
                     version = self._read(capture, candidate, action, reply.text, said)
                     made.setdefault(_form(version), version)
                 except BadAnswer as wrong:
-                    bad.append((said, f"{wrong} {shortfall(reply)}".strip(), wrong.hint))
+                    bad.append((said, f"{wrong} {truncation_notice(reply)}".strip(), wrong.hint))
             for form in made:
                 self._seen[form] = "It was tried already."
             if made:

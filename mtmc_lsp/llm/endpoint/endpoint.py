@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mtmc_lsp.core.chat import Message, ModelFailed, ModelNotUsable
-from mtmc_lsp.core.repetition import loop_in
+from mtmc_lsp.core.repetition import repetition_start
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.llm.redaction import redacted
 
@@ -26,9 +26,9 @@ LONGEST_TOKEN = 16
 """Characters per token above which an answer has passed the limit that the endpoint was told."""
 STRUCTURED, OBJECT, TOOL, PLAIN = "json_schema", "json_object", "tool", "plain"
 """How a choice is asked for: some servers take a schema only with their older name for JSON answers."""
-CIRCLES = "circles"
+REPEATING = "circles"
 """Why we ended an answer ourselves."""
-CUT_SHORT = ("length", CIRCLES, "")
+CUT_SHORT = ("length", REPEATING, "")
 """Why an answer ended that did not come to its own end."""
 LOOK_EVERY = 32
 """Pieces of an answer after which it is looked at."""
@@ -130,7 +130,7 @@ class Endpoint:
                 # It does not stream, and answered in one piece that is no stream's.
                 self._streams = False
                 continue
-            if form != PLAIN and not _is_object(answer.whole) and answer.finish not in ("length", CIRCLES):
+            if form != PLAIN and not _is_object(answer.whole) and answer.finish not in ("length", REPEATING):
                 # It took the schema and did not keep to it; the next question asks otherwise.
                 self._drop(form)
             return
@@ -198,9 +198,9 @@ class Endpoint:
                 for call in choice.delta.tool_calls or ():
                     answer.arguments += (call.function.arguments or "") if call.function else ""
                 answer.finish = choice.finish_reason or answer.finish
-            if answer.pieces % LOOK_EVERY == 0 and loop_in(answer.arguments or answer.text) is not None:
+            if answer.pieces % LOOK_EVERY == 0 and repetition_start(answer.arguments or answer.text) is not None:
                 # What follows would cost and say nothing; leaving the stream tells the server to stop.
-                answer.finish = CIRCLES
+                answer.finish = REPEATING
                 return
             # A piece holds a token at least; the first and the last may hold none.
             if answer.length > LONGEST_TOKEN * most_tokens or answer.pieces > most_tokens + 8:

@@ -57,7 +57,7 @@ class Ledger(ABC):
         sent = tuple(Message(item.role, redacted(item.content, self._project)) for item in messages)
         number = max((item.question for item in self.exchanges), default=0) + 1
         answers = self._answers(Question(purpose, sent, schema, samples, number))
-        replies = [Reply(item.answer, item.is_cut) for item, error in answers if error is None]
+        replies = [Reply(item.answer, item.is_truncated) for item, error in answers if error is None]
         if not replies:
             raise next(error for _, error in answers if error is not None)
         return replies

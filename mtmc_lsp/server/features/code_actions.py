@@ -17,7 +17,7 @@ from mtmc_lsp.server.edits import edits_of
 from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.source.outline import Outlined
+from mtmc_lsp.source.outline import OutlineEntry
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.suggestion import suggest_directive
@@ -96,7 +96,7 @@ def _kind(offer: _Offer) -> str:
     return f"{REVIEW_KIND if is_review else KIND}.{offer.name}"
 
 
-def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
+def _offers(ls: Server, document: Document, found: OutlineEntry) -> list[_Offer]:
     why_not = _why_not(ls, document, found)
     has_kernel = b"# mtmc: begin " + found.target.qualname.encode() in document.text.data
     is_kernel = found.target.kind is TargetKind.KERNEL
@@ -104,7 +104,7 @@ def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
     no_kernel = "" if has_kernel else "There is no generated kernel in it yet; optimise it first, and keep a step."
     directive = "It has one already." if found.has_directive else ""
     return [
-        _Offer("optimize", "Optimize to Triton kernel", why_not or no_launcher),
+        _Offer("optimize", _optimize_title(ls, document, found), why_not or no_launcher),
         _Offer("plan", "Show the plan first", why_not or no_launcher),
         _Offer("measure", "Measure this function", why_not or no_launcher),
         _Offer("verify", "Verify against reference", why_not or no_kernel),
@@ -113,7 +113,14 @@ def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
     ]
 
 
-def _why_not(ls: Server, document: Document, found: Outlined) -> str:
+def _optimize_title(ls: Server, document: Document, found: OutlineEntry) -> str:
+    standing = ls.standing(document, found.target.qualname)
+    if standing is not None and standing.changes:
+        return f"Optimize again: {standing.changes[0]}"
+    return "Optimize to Triton kernel"
+
+
+def _why_not(ls: Server, document: Document, found: OutlineEntry) -> str:
     """Why the target cannot be optimised now, with the remedy; empty where it can."""
     if reason := _broken(found):
         return reason
@@ -123,17 +130,20 @@ def _why_not(ls: Server, document: Document, found: Outlined) -> str:
     return f"It is being worked on: {job.title}. Wait, or cancel that." if job is not None else ""
 
 
-def _broken(found: Outlined) -> str:
+def _broken(found: OutlineEntry) -> str:
     return f"{found.target.qualname} has a syntax error; mend it first." if found.is_broken else ""
 
 
-def _review_offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
+def _review_offers(ls: Server, document: Document, found: OutlineEntry) -> list[_Offer]:
     """The code lenses' commands, for clients that show no lenses."""
     standing = ls.standing(document, found.target.qualname)
     if standing is None:
         return []
     offers = []
-    stale = "The function was changed since it was measured; optimise it again." if standing.is_stale else ""
+    stale = ""
+    if standing.is_stale:
+        what = "The function was changed since it was measured" if standing.is_changed else standing.why_stale
+        stale = f"{what}; optimise it again."
     going_on = _unless_over(ls, document, found)
     if standing.pending:
         step = standing.pending[0]
@@ -157,12 +167,12 @@ def _review_offers(ls: Server, document: Document, found: Outlined) -> list[_Off
     return offers
 
 
-def _unless_over(ls: Server, document: Document, found: Outlined) -> str:
+def _unless_over(ls: Server, document: Document, found: OutlineEntry) -> str:
     is_going_on = ls.jobs.of(document.path, found.target.qualname) is not None
     return "The run still goes on; wait for its end, or cancel it." if is_going_on else ""
 
 
-def _action(ls: Server, document: Document, found: Outlined, offer: _Offer) -> lsp.CodeAction:
+def _action(ls: Server, document: Document, found: OutlineEntry, offer: _Offer) -> lsp.CodeAction:
     action = lsp.CodeAction(
         title=offer.title,
         kind=_kind(offer),
@@ -199,7 +209,7 @@ def resolve(ls: Server, action: lsp.CodeAction) -> lsp.CodeAction:
     return action
 
 
-def _enough(text: bytes, found: Outlined) -> bytes:
+def _enough(text: bytes, found: OutlineEntry) -> bytes:
     """The part of a file that says what a target takes: its own statement, unless a constructor is inherited."""
     part = found.chunk.text
     is_whole = found.target.kind is TargetKind.FUNCTION or b"def __init__" in part
@@ -207,7 +217,7 @@ def _enough(text: bytes, found: Outlined) -> bytes:
     return part if known else text
 
 
-def proposed_directive(document: Document, found: Outlined) -> str:
+def proposed_directive(document: Document, found: OutlineEntry) -> str:
     """The directive that a target could have, filled in as far as its code tells: one line."""
     return suggest_directive(_enough(document.text.data, found), found.target)
 

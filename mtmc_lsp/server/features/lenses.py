@@ -57,7 +57,8 @@ def _argument(document: Document, name: str, step: int | None) -> dict[str, obje
 def _of_standing(standing: Standing, *, is_going_on: bool) -> list[tuple[str, str, int | None]]:
     review = standing.review
     if standing.is_stale:
-        return [] if is_going_on else [("changed since it was measured · Optimize again", "optimize", None)]
+        what = "changed since it was measured" if standing.is_changed else standing.changes[0]
+        return [] if is_going_on else [(f"{what} · Optimize again", "optimize", None)]
     titles: list[tuple[str, str, int | None]] = []
     if standing.pending:
         step = standing.pending[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from lsprotocol import types as lsp
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 from mtmc_lsp.server.features.code_actions import directive_edit
 from mtmc_lsp.server.features.commands import TITLES, place, start
 from mtmc_lsp.server.jobs import Job, JobState
@@ -16,7 +16,7 @@ from mtmc_lsp.server.progress import answer_calls, recorded_words
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.source.entry_points import programs_using
 
-RECORDER = own_command("mtmc_lsp.server.recorder")
+RECORDER = isolated_command("mtmc_lsp.server.recorder")
 MOST_PROGRAMS = 4
 """Offered to choose from: clients show them as buttons."""
 ADD, OPTIMIZE, DONE = "Add it as a directive", "Optimize now", "Done"

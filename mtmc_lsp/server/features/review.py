@@ -140,9 +140,10 @@ def _nothing(ls: Server, what: str) -> bool:
 
 
 def _stale(ls: Server, standing: Standing) -> bool:
-    text = (
-        f"{standing.review.qualname} was changed since it was measured, so its steps no longer fit; optimise it again."
-    )
+    if standing.is_changed:
+        text = f"{standing.why_stale}, so its steps no longer fit; optimise it again."
+    else:
+        text = f"{standing.why_stale}. The steps of {standing.review.qualname} no longer fit; optimise it again."
     ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, text))
     return False
 
