@@ -12,7 +12,7 @@ from mtmc_lsp.app.record import record
 from mtmc_lsp.core.errors import MtmcError, RequestError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.server.child import begin, tell
+from mtmc_lsp.server.child import begin, report
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     try:
         _record(request, out)
     except MtmcError as error:
-        tell(out, "error", error=error.to_json())
+        report(out, "error", error=error.to_json())
 
 
 def _record(request: dict[str, Any], out: TextIO) -> None:
@@ -39,10 +39,10 @@ def _record(request: dict[str, Any], out: TextIO) -> None:
     folder = os.path.dirname(python)
     if folder:
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
-    tell(out, "stage", text=f"running {request['command']}")
+    report(out, "stage", text=f"running {request['command']}")
     found = record(command, Path(request["folder"]), [f"{path}::{request['target']}"], quiet=True)
     calls = to_json(found.targets[0]) if found.targets else None
-    tell(out, "recorded", calls=calls, exit_code=found.exit_code, python_seen=found.python_seen)
+    report(out, "recorded", calls=calls, exit_code=found.exit_code, python_seen=found.python_seen)
 
 
 if __name__ == "__main__":

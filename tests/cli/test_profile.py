@@ -85,17 +85,12 @@ def on_gpu(captured: Callable[[str, str], Capture], monkeypatch: pytest.MonkeyPa
             return self
 
         def __exit__(self, *error: object) -> None: ...
-        def close(self) -> None: ...
-        def device(self) -> object:
-            return device
-
         def call(self, command: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
             return SEEN
 
     monkeypatch.setattr(profiling, "Worker", Seeing)
-    monkeypatch.setattr(profiling, "open_measurer", Seeing)
-    opened = SimpleNamespace(request=SimpleNamespace(python="python"), root=Path.cwd(), text=MODEL.encode())
-    return capture, device, profiling.profile(opened, capture)[0]
+    target = SimpleNamespace(python="python", project=Path.cwd(), text=MODEL.encode())
+    return capture, device, profiling.profile_calls(target, capture, device)
 
 
 def test_on_a_gpu_operators_are_ordered_by_their_kernels_and_held_against_the_roofline(on_gpu) -> None:

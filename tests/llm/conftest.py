@@ -40,12 +40,12 @@ def run(captured):
     capture = captured(SOURCE, "ranks")
 
     def go(
-        endpoint: Endpoint, makers: Backends = WRITES, measurer: Agreeing | None = None, steps: int = 1, **llm: Any
+        endpoint: Endpoint, backends: Backends = WRITES, measurer: Agreeing | None = None, steps: int = 1, **llm: Any
     ) -> RunResult:
         settings = quick_settings(**llm)
         with endpoint.serving() as environ:
             model = OpenAIModel(settings.llm, environ=environ)
-            parts = {"makers": makers, "measurer": measurer, "steps": steps, "settings": settings}
+            parts = {"backends": backends, "measurer": measurer, "steps": steps, "settings": settings}
             return searched(capture, SOURCE, model, **parts)
 
     return go

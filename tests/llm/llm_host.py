@@ -8,9 +8,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from searching import Agreeing
 
-from mtmc_lsp.app import pipeline as session
-from mtmc_lsp.server.host import SearchEngine, serve
+from mtmc_lsp.app.pipeline import Pipeline
+from mtmc_lsp.server.host import Job, serve
+
+
+class UnmeasuredPipeline(Pipeline):
+    """Finds every candidate correct without running it."""
+
+    def _open_measurer(self, capture: object) -> Agreeing:
+        return Agreeing()
+
 
 if __name__ == "__main__":
-    session.open_measurer = lambda *_, **__: Agreeing()
-    serve(SearchEngine())
+    serve(Job(UnmeasuredPipeline))

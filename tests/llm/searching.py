@@ -12,7 +12,8 @@ from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.settings import LlmSettings, Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import model_of_arch
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
+from mtmc_lsp.search.greedy import GreedySearch
 
 WRITES = Backends(coder="llm")
 H200 = model_of_arch("sm_90")
@@ -60,18 +61,15 @@ def searched(
     source: str,
     model: LedgerModel | None,
     *,
-    makers: Backends = WRITES,
+    backends: Backends = WRITES,
     measurer: Agreeing | None = None,
     steps: int = 1,
     settings: Settings | None = None,
     done: tuple[Step, ...] = (),
 ) -> RunResult:
     """One run."""
-    planner, coder = makers.open(settings or quick_settings(), model)
-    events = Events(lambda index, action: None, lambda text: None, lambda step: None)
-    limits = Limits(60.0, steps)
-    search = GreedySearch(
-        capture, source, planner, coder, measurer or Agreeing(), has_gpu=False, limits=limits, events=events
-    )
+    planner, coder = backends.open(settings or quick_settings(), model)
+    components = SearchComponents(planner, coder, measurer or Agreeing(), False, Limits(60.0, steps))
+    search = GreedySearch(capture, source, components, Events())
     result = search.run("run", "hash", done)
     return replace(result, model_use=model.use()) if model is not None else result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from targets import TARGETS, Target
 from test_model_targets import before
 from typer.testing import CliRunner
 
-from mtmc_lsp.app import pipeline as session
+from mtmc_lsp.app.pipeline import Pipeline
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.cli import app
 from mtmc_lsp.core.workload import Capture
@@ -24,13 +23,14 @@ from mtmc_lsp.core.workload import Capture
 def by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter_worker):
     """Runs ``mtmc optimize`` in this process; captures share a worker, and every measurement agrees."""
 
-    def captured(opened: session.OpenTarget, *_: object, **__: object) -> Capture:
-        workload = find_workload(str(opened.request.path), opened.plain, opened.target)
-        return run_capture(workload, opened.plain, interpreter_worker, 120)
+    def captured(pipeline: Pipeline) -> Capture:
+        target = pipeline.target
+        workload = find_workload(str(target.path), target.plain, target.definition)
+        return run_capture(workload, target.plain, interpreter_worker, 120)
 
-    monkeypatch.setattr(session, "capture_target", captured)
-    monkeypatch.setattr(session, "open_measurer", lambda *_, **__: Agreeing())
-    monkeypatch.setattr(session, "warmed", lambda opened: contextlib.nullcontext())
+    monkeypatch.setattr(Pipeline, "_run_capture", captured)
+    monkeypatch.setattr(Pipeline, "_open_measurer", lambda *_: Agreeing())
+    monkeypatch.setattr(Pipeline, "_start_fork_server", lambda _: None)
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'user'\n[tool.mtmc.llm]\nretries = 0\n")
 
     def run(*arguments: str) -> dict[str, Any]:

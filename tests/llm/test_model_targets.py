@@ -56,11 +56,11 @@ def staged_answer(request: dict[str, Any]) -> str:
 
 
 def asked(
-    endpoint: Endpoint, capture: Capture, source: str, makers: Backends, **more: Any
+    endpoint: Endpoint, capture: Capture, source: str, backends: Backends, **more: Any
 ) -> tuple[RunResult, OpenAIModel]:
     with endpoint.serving() as environ:
         model = OpenAIModel(quick_settings().llm, environ=environ)
-        return searched(capture, source, model, makers=makers, **more), model
+        return searched(capture, source, model, backends=backends, **more), model
 
 
 def before(capture: Capture, source: str) -> str:
@@ -72,7 +72,7 @@ def before(capture: Capture, source: str) -> str:
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_a_good_answer_gives_what_the_edit_by_hand_gives_byte_for_byte(captured, target: Target) -> None:
     capture = captured(target.source, target.name)
-    alone = searched(capture, target.source, None, makers=Backends())
+    alone = searched(capture, target.source, None, backends=Backends())
     left = [step.candidate.code.block for step in alone.steps if step.candidate is not None]
     assert all(target.operation in block for block in left), "the built-in coder leaves it to torch"
     result, _ = asked(Endpoint(target.answer), capture, target.source, Backends(coder="llm"))
@@ -88,7 +88,7 @@ def staged(captured) -> tuple[Capture, RunResult, OpenAIModel]:
 
 def test_automatic_mode_asks_for_nothing_that_the_built_in_coder_writes(captured, staged) -> None:
     capture, result, model = staged
-    alone = searched(capture, STAGED, None, makers=Backends(), steps=6)
+    alone = searched(capture, STAGED, None, backends=Backends(), steps=6)
     first = [step for step in result.steps if step.candidate.author is Author.BUILTIN]
     assert [step.candidate.source for step in first] == [step.candidate.source for step in alone.steps]
     last = result.steps[-1]
@@ -155,7 +155,7 @@ def test_automatic_mode_without_an_endpoint_keeps_what_the_built_in_coder_wrote(
     gone = OpenAIModel(
         quick_settings().llm, environ={"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "MTMC_LLM_MODEL": "m"}
     )
-    result = searched(capture, STAGED, gone, makers=AUTO, steps=6)
+    result = searched(capture, STAGED, gone, backends=AUTO, steps=6)
     assert result.steps[0].status is StepStatus.ACCEPTED
     assert "127.0.0.1:9/v1 cannot be reached" in result.steps[-1].reason
     assert "sharp_kernel" in result.final.source
@@ -164,7 +164,7 @@ def test_automatic_mode_without_an_endpoint_keeps_what_the_built_in_coder_wrote(
 def test_a_run_is_replayed_from_its_stored_answers_alone(staged) -> None:
     capture, result, model = staged
     replayed = ReplayedModel("first", model.exchanges)
-    again = searched(capture, STAGED, replayed, makers=AUTO, steps=6)
+    again = searched(capture, STAGED, replayed, backends=AUTO, steps=6)
     assert [(s.status, s.reason, s.diff) for s in again.steps] == [(s.status, s.reason, s.diff) for s in result.steps]
     assert again.final == result.final
     assert (again.model_use.replay_of, again.model_use.requests) == ("first", 0)

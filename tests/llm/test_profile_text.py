@@ -23,7 +23,8 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.profile_text import profile_text
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
+from mtmc_lsp.search.greedy import GreedySearch
 from mtmc_lsp.timing.messages import ProfileRequest
 
 PRODUCT = """\
@@ -113,9 +114,8 @@ def test_a_version_is_watched_once_and_only_for_a_planner_that_reads_it(captured
     def run(makers: Backends, model: Model | None) -> Watching:
         measurer = Watching(fails=fails)
         planner, coder = makers.open(quick_settings(), model)
-        events = Events(lambda index, action: None, lambda text: None, lambda step: None)
-        limits = Limits(60.0, 3)
-        search = GreedySearch(capture, STAGED, planner, coder, measurer, has_gpu=True, limits=limits, events=events)
+        components = SearchComponents(planner, coder, measurer, True, Limits(60.0, 3))
+        search = GreedySearch(capture, STAGED, components, Events())
         search.run("run", "hash")
         return measurer
 

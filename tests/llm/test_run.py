@@ -15,8 +15,8 @@ from answers import KERNEL, SOURCE, body, good, sheet
 from endpoint import Endpoint
 
 from mtmc_lsp.app.backends import BUILTIN, Backends
-from mtmc_lsp.app.pipeline import OpenTarget, Request
-from mtmc_lsp.commands.consent import consented
+from mtmc_lsp.app.target_file import OpenTarget, Request
+from mtmc_lsp.commands.consent import limit_to_consent
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Target, TargetKind
 
@@ -65,9 +65,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
         return f'{{"action": {number[1] if number else 0}, "reason": "sorting stays in registers"}}'
 
     endpoint = Endpoint(answer)
-    makers = ("--coder", "llm", "--planner", "llm")
-    refused = optimised(folder, endpoint, *makers, OPENAI_API_KEY="bad")
-    return Whole(folder, refused, optimised(folder, endpoint, *makers, "--resume", "--apply"), endpoint)
+    backends = ("--coder", "llm", "--planner", "llm")
+    refused = optimised(folder, endpoint, *backends, OPENAI_API_KEY="bad")
+    return Whole(folder, refused, optimised(folder, endpoint, *backends, "--resume", "--apply"), endpoint)
 
 
 def test_a_key_that_is_refused_leaves_a_run_to_resume(whole: Whole) -> None:
@@ -174,17 +174,17 @@ def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, mon
         monkeypatch.setenv(name, value)
     target = Target(str(folder / "model.py"), "ranks", TargetKind.FUNCTION, 5, 7)
     opened = OpenTarget(Request(folder / "model.py", "ranks", Settings(), sys.executable), b"", target)
-    for makers in (Backends("llm"), Backends(coder="llm"), Backends(coder="auto")):
-        assert consented(opened, makers, explicit=False, may_ask=True) == BUILTIN
+    for backends in (Backends("llm"), Backends(coder="llm"), Backends(coder="auto")):
+        assert limit_to_consent(opened, backends, explicit=False, may_ask=True) == BUILTIN
         assert "you have not agreed to it" in capsys.readouterr().err
-        assert consented(opened, makers, explicit=True, may_ask=True) == makers
+        assert limit_to_consent(opened, backends, explicit=True, may_ask=True) == backends
     asked = mtmc(folder, "consent", **host)
     assert "nothing of" in asked.out
     assert "at model.example:8000 be asked" in asked.out
     assert mtmc(folder, "consent", "--give", "--json", **host).document["hosts"] == ["model.example:8000"]
-    assert consented(opened, Backends(coder="auto"), explicit=False, may_ask=False) == Backends(coder="auto")
+    assert limit_to_consent(opened, Backends(coder="auto"), explicit=False, may_ask=False) == Backends(coder="auto")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")
-    assert consented(opened, Backends(coder="auto"), explicit=False, may_ask=False) == BUILTIN, (
+    assert limit_to_consent(opened, Backends(coder="auto"), explicit=False, may_ask=False) == BUILTIN, (
         "another host is asked anew"
     )
     assert mtmc(folder, "consent", "--withdraw", "--json", **host).document["hosts"] == []

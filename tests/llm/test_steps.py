@@ -218,6 +218,6 @@ def test_an_illegal_choice_is_told_so_once_and_then_the_first_action_is_taken(ru
 
 def test_a_key_that_is_refused_ends_the_run_with_an_error(run) -> None:
     endpoint = Endpoint(Fault(401, "no such key"))
-    for makers in (Backends(planner="llm"), Backends(coder="llm")):
+    for backends in (Backends(planner="llm"), Backends(coder="llm")):
         with pytest.raises(ModelNotUsable, match="refuses the key"):
-            run(endpoint, makers)
+            run(endpoint, backends)

@@ -109,7 +109,7 @@ async def test_one_target_is_worked_on_once_at_a_time(ide: Editor) -> None:
 async def test_what_is_wrong_with_the_users_code_is_said(ide: Editor) -> None:
     uri = ide.open(MODEL)
     end = await ide.optimized(uri, "h")
-    assert end == "h: the target raises ValueError. Mend it."
+    assert end == "h: the target raises ValueError. Correct it."
     await ide.until(lambda: [m.type for m in ide.client.messages] == [lsp.MessageType.Error])
 
 
@@ -206,7 +206,7 @@ async def test_a_client_that_tells_results_itself_is_given_the_words_and_shown_f
         last = await ide.until(lambda: next((s for s in ide.states if s.state == "done"), None))
         assert last.result == end == "f: improved: 1.56x (1.55 to 1.57) over eager, the best baseline, on Fake GPU"
         assert {s.result for s in ide.states if s.state != "done"} == {""}
-        assert [m.message for m in ide.client.messages] == ["h: the target raises ValueError. Mend it."]
+        assert [m.message for m in ide.client.messages] == ["h: the target raises ValueError. Correct it."]
 
 
 async def test_a_client_that_vanishes_takes_its_run_with_it(tmp_path: Path) -> None:

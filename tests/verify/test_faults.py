@@ -16,7 +16,8 @@ from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
+from mtmc_lsp.search.greedy import GreedySearch
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 
 RUN_SECONDS = 20.0
@@ -83,15 +84,14 @@ def measurer(capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
 def test_every_fault_is_a_failed_step_of_a_search_and_an_honest_step_after_it_is_kept(
     measurer: LocalMeasurer, capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtmc_lsp.search.greedy.ENOUGH_FAILURES", len(FAULTS) + 1)
+    monkeypatch.setattr("mtmc_lsp.search.greedy.MAX_FAILURES", len(FAULTS) + 1)
     candidates = {name: RMS.candidate((END, lines + END)) for name, (lines, _) in FAULTS.items()}
     script = Script({**candidates, "honest": RMS.candidate()})
     steps: list[Step] = []
-    events = Events(lambda *_: None, lambda _: None, steps.append)
+    events = Events(on_step=steps.append)
     limits = Limits(seconds=600.0, steps=len(FAULTS) + 1)
-    search = GreedySearch(
-        capture_of(RMS), RMS.text, script, script, measurer, has_gpu=False, limits=limits, events=events
-    )
+    components = SearchComponents(script, script, measurer, False, limits)
+    search = GreedySearch(capture_of(RMS), RMS.text, components, events)
     search.run("run", "hash")
     assert [step.status for step in steps] == [StepStatus.FAILED] * len(FAULTS) + [StepStatus.ACCEPTED]
     for (name, (_, said)), step in zip(FAULTS.items(), steps[:-1], strict=True):

@@ -7,7 +7,8 @@ language server, nor an editor.
 import sys
 from pathlib import Path
 
-from mtmc_lsp.app.pipeline import capture_target, open_target, parse_request
+from mtmc_lsp.app.pipeline import Pipeline
+from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Step, StepStatus
@@ -21,7 +22,8 @@ def main() -> None:
     path, target, *numbers = sys.argv[1:]
     wanted = {int(number) for number in numbers}
     opened = open_target(parse_request(f"{path}::{target}", Settings(archs=("sm_90",)), sys.executable))
-    capture = capture_target(opened)
+    with Pipeline(opened) as pipeline:
+        capture = pipeline.capture()
     coder, planner, device = BuiltinCoder(), RooflinePlanner(), planning_model(("sm_90",))
     best = kept = coder.start(capture, Path(path).read_text())
     history: list[Step] = []

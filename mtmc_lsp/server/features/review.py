@@ -210,11 +210,11 @@ async def _undo_last(ls: Server, document: Document, standing: Standing, step: S
 
     def note() -> None:
         # Only here: what a search needs takes a while to import, and the server has little time to be ready.
-        from mtmc_lsp.app.pipeline import open_store
-        from mtmc_lsp.app.review import without_last
+        from mtmc_lsp.app.review import undo_last
+        from mtmc_lsp.app.stored_runs import open_store
 
         with open_store(Path(review.path)) as store:
-            without_last(store, review.run, step.index)
+            undo_last(store, review.run, step.index)
 
     await asyncio.to_thread(note)
     await ls.load_reviews(document)
