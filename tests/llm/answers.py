@@ -36,7 +36,7 @@ LAUNCH = """\
 def sheet(request: dict[str, Any]) -> str:
     """The text that the model was given to edit."""
     first = str(request["messages"][1]["content"])
-    return first[first.index("# The text to edit") :].partition("\n")[2]
+    return first[first.index("# Text to edit") :].partition("\n")[2]
 
 
 def hunk(search: str, replace: str) -> str:

@@ -15,7 +15,7 @@ from mtmc_lsp.core.chat import CIRCLES, BudgetSpent, Message, ModelFailed, Model
 from mtmc_lsp.core.repetition import loop_in
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
-from mtmc_lsp.llm.endpoint.probe import Abilities, abilities, look_at_endpoint
+from mtmc_lsp.llm.endpoint.probe import Abilities, list_models, probe_abilities
 from mtmc_lsp.llm.planner import answer_schema
 
 MANY = " ".join(str(number) for number in range(400))
@@ -76,7 +76,7 @@ def test_a_server_that_knows_json_schemas_by_another_name_alone_is_asked_by_that
         asked = model(environ)
         for _ in range(2):
             assert asked.ask("plan", HELLO, schema=answer_schema(3))[0].text == '{"number": 7}'
-        assert abilities("tiny", QUICK, environ).structured == ""
+        assert probe_abilities("tiny", QUICK, environ).structured == ""
     assert [request["response_format"]["type"] for request in endpoint.requests[:2]] == ["json_schema", "json_object"]
 
 
@@ -109,14 +109,14 @@ def piece(text: str) -> bytes:
 @pytest.mark.parametrize(
     ("fault", "settings", "message"),
     [
-        (Fault(429, "slow down"), {}, "still asked to wait after 1 tries: slow down"),
+        (Fault(429, "slow down"), {}, "still rate limited after 1 attempts: slow down"),
         (Fault(503, "down for repairs"), {}, "failed with status 503: down for repairs"),
-        (Fault(400, "context length exceeded"), {}, "refuses the request: context length exceeded"),
-        (Fault(wait=5.0), {"timeout_seconds": 1.5}, "gave no answer within 1.5 s"),
-        (Fault(chunks=(piece('[{"ind') + b"\n\n",)), {}, "broke off"),
-        (Fault(chunks=(b'data: {"error": {"message": "out of memory"}}\n\n',)), {}, "broke off: out of memory"),
-        (Fault(endless="word " * 50), {"answer_tokens": 100}, "did not end at 100 tokens"),
-        (Fault(endless=MANY), {"timeout_seconds": 1.5, **UNLIMITED}, "had not ended after 1.5 s"),
+        (Fault(400, "context length exceeded"), {}, "rejects the request: context length exceeded"),
+        (Fault(wait=5.0), {"timeout_seconds": 1.5}, "did not answer within 1.5 s"),
+        (Fault(chunks=(piece('[{"ind') + b"\n\n",)), {}, "was interrupted"),
+        (Fault(chunks=(b'data: {"error": {"message": "out of memory"}}\n\n',)), {}, "was interrupted: out of memory"),
+        (Fault(endless="word " * 50), {"answer_tokens": 100}, "did not end at its limit of 100 tokens"),
+        (Fault(endless=MANY), {"timeout_seconds": 1.5, **UNLIMITED}, "was not complete after 1.5 s"),
     ],
 )
 def test_a_request_that_fails_says_how_and_another_may_succeed(fault, settings, message) -> None:
@@ -132,22 +132,22 @@ def test_a_request_that_fails_says_how_and_another_may_succeed(fault, settings, 
 def test_a_key_that_is_refused_is_said_and_never_repeated() -> None:
     with Endpoint("x").serving() as environ:
         key = "sk-wrong-0123456789abcdef"
-        with pytest.raises(ModelNotUsable, match="refuses the key") as failure:
+        with pytest.raises(ModelNotUsable, match="rejects the API key") as failure:
             model({**environ, "OPENAI_API_KEY": key}).ask("code", HELLO)
     assert "OPENAI_API_KEY" in failure.value.remedy
     assert key not in str(failure.value)
 
 
 def test_a_model_that_is_not_there_is_named() -> None:
-    with Endpoint("x").serving() as environ, pytest.raises(ModelNotUsable, match="knows no model 'huge'"):
+    with Endpoint("x").serving() as environ, pytest.raises(ModelNotUsable, match="has no model 'huge'"):
         model({**environ, "MTMC_LLM_MODEL": "huge"}).ask("code", HELLO)
 
 
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({}, "no model is named"),
-        ({"MTMC_LLM_MODEL": "m"}, "no endpoint"),
+        ({}, "no model is configured"),
+        ({"MTMC_LLM_MODEL": "m"}, "no model endpoint"),
         ({"MTMC_LLM_MODEL": "m", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}, "127.0.0.1:9/v1 cannot be reached"),
     ],
 )
@@ -160,23 +160,23 @@ def test_an_endpoint_that_is_not_there_is_an_environment_to_mend(environ, messag
 
 def test_doctor_sees_which_models_there_are() -> None:
     with Endpoint("x").serving() as environ:
-        assert look_at_endpoint(QUICK, environ) == ["tiny"]
-        with pytest.raises(ModelNotUsable, match="refuses the key"):
-            look_at_endpoint(QUICK, {**environ, "OPENAI_API_KEY": "bad"})
+        assert list_models(QUICK, environ) == ["tiny"]
+        with pytest.raises(ModelNotUsable, match="rejects the API key"):
+            list_models(QUICK, {**environ, "OPENAI_API_KEY": "bad"})
 
 
 def test_doctor_finds_how_a_model_can_be_held_to_an_answer() -> None:
     seven = '{"number": 7}'
     with Endpoint(seven).serving() as environ:
-        assert abilities("tiny", QUICK, environ) == Abilities("", "", counts=True)
+        assert probe_abilities("tiny", QUICK, environ) == Abilities("", "", counts=True)
     with Endpoint(seven, refuses=("tools",)).serving() as environ:
-        found = abilities("tiny", QUICK, environ)
+        found = probe_abilities("tiny", QUICK, environ)
         assert (found.structured, "Unrecognized request argument" in found.tools) == ("", True)
     with Endpoint("Seven, of course!", counts=False).serving() as environ:
-        found = abilities("tiny", QUICK, environ)
+        found = probe_abilities("tiny", QUICK, environ)
         assert found == Abilities("it answers 'Seven, of course!'", "it answers 'Seven, of course!'", counts=False)
-    with Endpoint(seven).serving() as environ, pytest.raises(ModelNotUsable, match="knows no model 'huge'"):
-        abilities("huge", QUICK, environ)
+    with Endpoint(seven).serving() as environ, pytest.raises(ModelNotUsable, match="has no model 'huge'"):
+        probe_abilities("huge", QUICK, environ)
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_seconds_are_a_budget_too_and_end_an_answer_that_is_on_its_way() -> None
     endpoint = Endpoint(Fault(wait=1.5), "x")
     with endpoint.serving() as environ:
         asked = model(environ, budget_seconds=0.4)
-        with pytest.raises(ModelFailed, match=r"budget_seconds = 0\.4 ended while the answer came"):
+        with pytest.raises(ModelFailed, match=r"budget_seconds = 0\.4 ended before the answer was complete"):
             asked.ask("code", HELLO)
-        with pytest.raises(BudgetSpent, match=r"of 0\.4 s were spent waiting"):
+        with pytest.raises(BudgetSpent, match=r"of 0\.4 s were spent waiting for answers"):
             asked.ask("code", HELLO)
     assert [item.failure for item in asked.exchanges] == ["model-failed", "model-budget"]
     assert asked.use().requests == 1

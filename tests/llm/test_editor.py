@@ -102,8 +102,8 @@ async def test_a_models_step_is_kept_hovered_and_tried_again_with_a_remark(place
             job = await ide.command("tryAnother", ide.uri(), TOP.name, step=1, remark=remark)
             await ide.until(lambda: ide._end_of(job["job"]), 200)
             prompt = endpoint.prompt(3)
-            assert f"# What the user asks of this step\n{remark}" in prompt
-            assert f"# The edit that the user had and did not want\n<<<<<<< SEARCH\n=======\n{TOP.kernel}" in prompt
+            assert f"# The user's request for this step\n{remark}" in prompt
+            assert f"# The earlier edit that the user rejected\n<<<<<<< SEARCH\n=======\n{TOP.kernel}" in prompt
             assert f"you asked for another: {remark}" in await hover(ide, "def top(x)")
             assert len(ide.questions) == 1
         with Store(place / ".mtmc") as store:

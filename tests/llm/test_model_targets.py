@@ -17,8 +17,8 @@ from mtmc_lsp.core.action import REMARK
 from mtmc_lsp.core.chat import BudgetSpent
 from mtmc_lsp.core.run import Author, Candidate, RunResult, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.llm.coder.coder import sheet_of
-from mtmc_lsp.llm.coder.stored_edits import edits_of
+from mtmc_lsp.llm.coder.coder import editable_code_of
+from mtmc_lsp.llm.coder.stored_edits import recorded_edits
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
 from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
 from mtmc_lsp.source.compose import compose
@@ -66,7 +66,7 @@ def asked(
 def before(capture: Capture, source: str) -> str:
     """The file with a launcher that makes every torch call itself."""
     root = BuiltinCoder().start(capture, source)
-    return compose(source.encode(), capture.workload.target, sheet_of(capture, root).code).decode()
+    return compose(source.encode(), capture.workload.target, editable_code_of(capture, root).code).decode()
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
@@ -123,8 +123,11 @@ def whole_text(request: dict[str, Any], *changes: tuple[str, str]) -> str:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("sharp_kernel_body", "* 3.0", "* 4.0"), "sharp_kernel is changed, and this step is not about it"),
-        (("sharp_kernel_name", "sharp_kernel", "other_kernel"), "sharp_kernel is gone; this step is not about it"),
+        (("sharp_kernel_body", "* 3.0", "* 4.0"), "sharp_kernel was changed, but this step does not concern it"),
+        (
+            ("sharp_kernel_name", "sharp_kernel", "other_kernel"),
+            "sharp_kernel is missing; this step does not concern it",
+        ),
     ],
     ids=lambda change: change[0] if isinstance(change, tuple) else "",
 )
@@ -168,14 +171,14 @@ def test_a_run_is_replayed_from_its_stored_answers_alone(staged) -> None:
     assert [(s.status, s.reason, s.diff) for s in again.steps] == [(s.status, s.reason, s.diff) for s in result.steps]
     assert again.final == result.final
     assert (again.model_use.replay_of, again.model_use.requests) == ("first", 0)
-    with pytest.raises(BudgetSpent, match="run first, which is replayed, asked nothing more"):
+    with pytest.raises(BudgetSpent, match="run first, which is replayed, contains no further questions"):
         replayed.ask("code", [])
 
 
 def test_a_step_behind_one_that_is_undone_is_written_again_without_asking(staged) -> None:
     capture, result, _ = staged
     root = BuiltinCoder().start(capture, STAGED)
-    edits = edits_of(capture, root, result.steps)
+    edits = recorded_edits(capture, root, result.steps)
     step = result.steps[-1]
     _, coder = AUTO.open(quick_settings(), None, capture, result.steps)
     parent = next(s.candidate for s in result.steps if s.candidate.id == step.candidate.parent)
@@ -196,7 +199,7 @@ def test_a_remark_is_told_with_the_version_that_was_not_wanted(staged) -> None:
         model = OpenAIModel(quick_settings().llm, environ=environ)
         _, coder = AUTO.open(quick_settings(), model, capture, result.steps)
         coder.write(capture, parent, wish)
-    assert "# What the user asks of this step\nmake it readable" in endpoint.prompt()
+    assert "# The user's request for this step\nmake it readable" in endpoint.prompt()
     assert hunk("", SORTED) in endpoint.prompt()
 
 
@@ -225,7 +228,7 @@ def test_the_planner_is_told_the_device_and_where_the_time_goes(captured) -> Non
     endpoint = Endpoint(answer)
     asked(endpoint, capture, STAGED, Backends("llm", "auto"), steps=2)
     first, second = (endpoint.prompt(number) for number in (0, 1))
-    assert "132 multiprocessors, 227 KiB shared memory a block, 60 MiB L2, 4.28 TB/s; TFLOP/s: fp32 51" in first
+    assert "132 multiprocessors, 227 KiB shared memory per block, 60 MiB L2, 4.28 TB/s; TFLOP/s: fp32 51" in first
     assert "no version is faster than 0.0006 us (memory)" in first
     assert "- torch call of relu: estimated 4.0 us, 0.00256 MB, bound by launch" in first
     assert "- kernel of relu, mul and add: estimated 4.0 us" in second

@@ -76,8 +76,8 @@ def test_a_step_that_showed_full_float32_counts_for_the_estimates_too(captured) 
     action = MacroAction(ActionKind.FUSE, ("mm",), (6, 6))
     history = (Step(1, action, StepStatus.FAILED, verdict.reason, verdict=verdict),)
     before, after = (profile_text(State(capture, root, steps, H200, True)) for steps in ((), history))
-    assert "own float32 products run in tf32" in before
-    assert "own float32 products run in ieee" in after
+    assert "runs float32 matmuls in tf32" in before
+    assert "runs float32 matmuls in ieee" in after
 
 
 class Watching(Agreeing):

@@ -133,7 +133,7 @@ def instead(old: str, new: str):
 
 STORED = "tl.cumsum(s, 0) * 2, mask"
 MENDED = [
-    ("holds no code", lambda request: "def f(): pass"),
+    ("contains no code", lambda request: "def f(): pass"),
     (
         "There is no line 'return nothing'",
         lambda request: good(request).replace(body(sheet(request)), "    return nothing\n"),

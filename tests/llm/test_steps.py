@@ -37,7 +37,7 @@ STORE = "    tl.store("
 OUT = "    out = torch.empty_like(x)\n"
 FAILURES = {
     "empty answer": ("", "The answer is empty"),
-    "prose only": ("I am sorry, but I cannot do that.", "holds no code"),
+    "prose only": ("I am sorry, but I cannot do that.", "contains no code"),
     "huge answer": (" ".join(str(number) for number in range(20_000)), "far more than one step needs"),
     "code of something else": ("```python\ndef other(): pass\n```", "does not define ranks_launch"),
     "wrong context": (
@@ -45,9 +45,9 @@ FAILURES = {
         "no line 'return sorted(x)'",
     ),
     "edit of the user's function": (hunk("def ranks(x):\n", "def ranks(x, y):\n"), "SEARCH lines are not in the text"),
-    "unfinished hunk": (lambda r: good(r)[: -len(">>>>>>> REPLACE\n")], "A hunk is not finished"),
-    "hunk without middle": ("<<<<<<< SEARCH\na\n>>>>>>> REPLACE\n", "A hunk is not finished"),
-    "block without end": (lambda r: good_whole(r).removesuffix("```"), "The block of code has no end"),
+    "unfinished hunk": (lambda r: good(r)[: -len(">>>>>>> REPLACE\n")], "A hunk is incomplete"),
+    "hunk without middle": ("<<<<<<< SEARCH\na\n>>>>>>> REPLACE\n", "A hunk is incomplete"),
+    "block without end": (lambda r: good_whole(r).removesuffix("```"), "The code block is not closed"),
     "goes in circles": (hunk("", "a = 1\n" * 20_000), "said the same again and again"),
     "two answers": (lambda r: good_whole(r) + "\nor\n" + good_whole(r), "two versions"),
     "does not parse": (changed(STORE, "    tl.store(("), "does not parse"),
@@ -58,34 +58,37 @@ FAILURES = {
     ),
     "parameter added": (
         lambda r: good_whole(r).replace("ranks_launch(x)", "ranks_launch(x, cache={})"),
-        "takes nothing beside",
+        "has no parameters other than",
     ),
     "hidden fallback": (
         changed(OUT, "    try:\n        out = torch.empty_like(x)\n    except Exception:\n        pass\n"),
         "try/except",
     ),
     "torch computes something else": (changed(OUT, "    out = torch.exp(x)\n"), "torch is only for allocation"),
-    "torch computes": (changed(OUT, "    out = torch.cumsum(x, -1)\n"), "still makes torch calls of the region"),
-    "a method computes": (changed(OUT, "    out = x.sort().values\n"), "no allocation, size or view"),
+    "torch computes": (changed(OUT, "    out = torch.cumsum(x, -1)\n"), "still contains torch calls of the region"),
+    "a method computes": (changed(OUT, "    out = x.sort().values\n"), "not an allocation, size or view"),
     "operator computes": (
         changed(OUT, OUT + "    return torch.ops.aten.mul.Tensor(out, 2)\n"),
-        "still makes torch calls of the region",
+        "still contains torch calls of the region",
     ),
     "torch calls stay": (
         lambda r: good(r).replace(LAUNCH, LAUNCH.replace("    return out\n", body(sheet(r)))),
-        "still makes",
+        "still contains",
     ),
     "global cache": (changed("@triton.jit\ndef ranks", "CACHE = {}\n\n\n@triton.jit\ndef ranks"), "only functions"),
-    "global state": (changed(OUT, "    global seen\n" + OUT), "kept between calls"),
+    "global state": (changed(OUT, "    global seen\n" + OUT), "state may be kept between calls"),
     "import": (changed("@triton.jit\ndef ranks", "import os\n\n\n@triton.jit\ndef ranks"), "only functions"),
-    "import inside": (changed(OUT, "    import os\n" + OUT), "imports are made for you"),
+    "import inside": (changed(OUT, "    import os\n" + OUT), "imports are added automatically"),
     "reads a file": (changed(OUT, "    open('/etc/passwd')\n" + OUT), "open may not be called"),
     "private names": (changed(OUT, "    x.__class__\n" + OUT), "no private names"),
     "loads code": (changed(OUT, "    torch.load('w')\n" + OUT), "torch is only for allocation"),
-    "unknown name": (changed("n_cols, BLOCK=tr", "n_columns, BLOCK=tr"), "n_columns is defined nowhere"),
-    "unknown kernel": (changed("    ranks_kernel[", "    rank_kernel["), "rank_kernel is defined nowhere"),
+    "unknown name": (changed("n_cols, BLOCK=tr", "n_columns, BLOCK=tr"), "n_columns is not defined"),
+    "unknown kernel": (changed("    ranks_kernel[", "    rank_kernel["), "rank_kernel is not defined"),
     "defined twice": (lambda r: good(r).replace(KERNEL, f"{KERNEL}\n\n{KERNEL}"), "defined twice"),
-    "autotune": (changed("@triton.jit\n", "@triton.autotune([], key=[])\n@triton.jit\n"), "@triton.jit, nothing else"),
+    "autotune": (
+        changed("@triton.jit\n", "@triton.autotune([], key=[])\n@triton.jit\n"),
+        "only @triton.jit, nothing else",
+    ),
     "missing mask": (changed(', mask=mask, other=float("inf")', ""), "unmasked-access"),
     "a block that is no power of two": (changed("tl.arange(0, BLOCK)", "tl.arange(0, 48)"), "arange-bound"),
     "guard rewritten": (
@@ -211,7 +214,7 @@ def test_an_illegal_choice_is_told_so_once_and_then_the_first_action_is_taken(ru
     result = run(endpoint, Backends(planner="llm"))
     assert len(endpoint.requests) == 2
     assert "Answer again" in str(endpoint.requests[1]["messages"][-1]["content"])
-    assert "No choice of the model" in result.steps[0].action.rationale
+    assert "the model gave no usable choice" in result.steps[0].action.rationale
     mended = Endpoint(illegal, '{"action": 1, "reason": "now legal"}')
     assert "now legal" in run(mended, Backends(planner="llm")).steps[0].action.rationale
 
@@ -219,5 +222,5 @@ def test_an_illegal_choice_is_told_so_once_and_then_the_first_action_is_taken(ru
 def test_a_key_that_is_refused_ends_the_run_with_an_error(run) -> None:
     endpoint = Endpoint(Fault(401, "no such key"))
     for makers in (Backends(planner="llm"), Backends(coder="llm")):
-        with pytest.raises(ModelNotUsable, match="refuses the key"):
+        with pytest.raises(ModelNotUsable, match="rejects the API key"):
             run(endpoint, makers)
