@@ -12,7 +12,7 @@ from searching import Agreeing
 from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.run import StepStatus
-from mtmc_lsp.llm.coder.hunks import FORM
+from mtmc_lsp.llm.coder.hunks import HUNK_FORMAT
 
 
 @pytest.mark.parametrize("answer", [good, good_whole, good_diff])
@@ -110,7 +110,7 @@ def test_a_bad_answer_is_refused_unrun_with_its_reason_and_mended(run, name: str
     assert len(measurer.seen) == 1, "what breaks a rule is never run"
     told = str(endpoint.requests[1]["messages"][-1]["content"])
     assert reason in told
-    assert (FORM in told) == (name in SHAPELESS), "a model that wrote no hunk is shown one"
+    assert (HUNK_FORMAT in told) == (name in SHAPELESS), "a model that wrote no hunk is shown one"
 
 
 def test_what_a_measurement_finds_goes_back_to_the_model(run) -> None:

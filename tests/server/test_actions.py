@@ -43,7 +43,7 @@ async def test_a_function_is_offered_everything_that_makes_sense(ide: Editor) ->
     actions = await ide.actions(uri, "torch.relu")
     assert [a for a in actions if actions[a].disabled is None] == ["optimize", "plan", "measure", "record"]
     assert actions["optimize"].title == "Optimize to Triton kernel"
-    assert actions["addWorkload"].disabled.reason == "It has one already."
+    assert actions["addWorkload"].disabled.reason == "It already has a workload directive."
     assert "no generated kernel" in actions["verify"].disabled.reason
 
 
@@ -68,7 +68,7 @@ async def test_a_kernel_and_a_broken_function_say_what_to_do(ide: Editor) -> Non
     uri = ide.open(MODEL)
     assert "launches it" in (await ide.actions(uri, "def kernel"))["optimize"].disabled.reason
     broken = (await ide.actions(uri, "def broken"))["optimize"]
-    assert broken.disabled.reason == "broken has a syntax error; mend it first."
+    assert broken.disabled.reason == "broken has a syntax error. Fix it first."
     # The rest of a broken file is as usable as ever.
     assert (await ide.actions(uri, "torch.relu"))["optimize"].disabled is None
 

@@ -137,7 +137,7 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open)
     @rule(name=st.sampled_from(["keep", "keepAll", "undo", "undoAll", "tryAnother", "diff", "resume"]))
     def decides(self, name: str) -> None:
-        self.ide.answers = ["Replace it"]
+        self.ide.answers = ["Replace"]
         before = self.ide.texts[self.uri].encode()
         self.command(name, target="f")
         after = self.ide.texts[self.uri].encode()

@@ -68,7 +68,7 @@ async def _killed_and_gone_on_with(root: Path, reports: int, delay: float, keeps
         assert len(steps) >= told, "no step that the client was told of is lost"
         assert len(known[0]["kept"] if known else []) == kept
         lenses = await ide.lenses(uri)
-        if "Go on with the run" in lenses:
+        if "Resume the run" in lenses:
             job = await ide.command("resume", uri, "f")
             assert "improved" in await ide.finished(job["job"])
         elif not known:

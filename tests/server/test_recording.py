@@ -29,7 +29,7 @@ if __name__ == "__main__":
 async def test_a_program_is_chosen_run_and_its_calls_become_the_directive(ide: Editor) -> None:
     (ide.root / "train.py").write_text(TRAIN)
     uri = ide.open(MODEL)
-    ide.answers = ["python train.py", "Add it as a directive"]
+    ide.answers = ["python train.py", "Add as directive"]
     job = await ide.command("record", uri, "f")
     assert await ide.finished(job["job"]) == "f: called 3 times, all alike: # mtmc: x=f32[4,6] scale=2.0"
     await ide.until(lambda: ide.texts[uri] != MODEL)

@@ -184,7 +184,7 @@ async def test_a_kernel_edited_by_hand_is_replaced_only_when_the_user_says_so(id
     uri = await pending(ide)
     await ide.command("keep", uri, "f")
     ide.replace(uri, "    pass  # action 1", "    pass  # mine")
-    ide.answers = ["Leave it", "Replace it"]
+    ide.answers = ["Cancel", "Replace"]
     assert await ide.command("keepAll", uri, "f") is False
     assert "# mine" in ide.texts[uri]
     assert await ide.command("keepAll", uri, "f") is True
@@ -220,7 +220,7 @@ async def test_a_step_can_be_kept_while_the_search_goes_on(ide: Editor) -> None:
         return await ide.lenses(uri)
 
     assert (await lenses())[0].startswith("✓ 1 step kept")
-    while "Go on with the run" not in (found := await lenses()):
+    while "Resume the run" not in (found := await lenses()):
         assert "Cancel" not in found
 
 
@@ -238,7 +238,7 @@ async def test_a_restart_brings_pending_steps_back_and_a_run_can_go_on(tmp_path:
         await ide.until(lambda: "lens" in ide.refreshed)
         lenses = await ide.lenses(uri)
         assert lenses[0].startswith("▶ step 1 of 1 · action 1 · 1.25x")
-        assert lenses[-1] == "Go on with the run"
+        assert lenses[-1] == "Resume the run"
         await ide.command("keep", uri, "f")
         kept = ide.texts[uri]
         job = (await ide.command("resume", uri, "f"))["job"]

@@ -40,7 +40,7 @@ async def test_the_changes_of_a_pending_step_are_what_keep_does(tmp_path: Path) 
         await ide.optimized(uri, "f")
         (review,) = await reviews(ide, uri=uri)
         assert (review.target, review.line, review.kept, review.pending) == ("f", 4, [], [1, 3])
-        assert (review.stale, review.edited, review.goingOn) == (False, False, False)
+        assert (review.stale, review.edited, review.isActive) == (False, False, False)
         assert review.run.steps[0].outcome and review.run.steps[1].outcome == ""
         ide.apply(uri, edits(review))
         drawn = ide.texts[uri]

@@ -199,7 +199,7 @@ async def test_a_step_that_is_withdrawn_is_no_longer_offered_while_the_run_goes_
 
 
 async def test_a_client_that_tells_results_itself_is_given_the_words_and_shown_failures_alone(tmp_path: Path) -> None:
-    async with editor(tmp_path, options={"trusted": True, "runState": True, "tellsResults": True}) as ide:
+    async with editor(tmp_path, options={"trusted": True, "runState": True, "showsResults": True}) as ide:
         uri = ide.open(MODEL)
         await ide.optimized(uri, "h")
         end = await ide.optimized(uri, "f")

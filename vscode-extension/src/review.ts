@@ -110,7 +110,7 @@ export class ReviewDrawer implements vscode.Disposable {
     const shown = `${review.run.run}#${step.index}#${title(review)}`;
     this.controller ??= vscode.comments.createCommentController("mtmc", "MTMC review");
     const thread = known?.thread ?? this.controller.createCommentThread(vscode.Uri.parse(review.uri), range, []);
-    const context = review.goingOn ? "pending-going" : "pending";
+    const context = review.isActive ? "pending-going" : "pending";
     // Whatever is set is drawn anew, buttons too, which a press may be on its way to.
     if (thread.contextValue !== context) thread.contextValue = context;
     if (thread.range.start.line !== line) thread.range = range;

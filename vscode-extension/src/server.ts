@@ -114,7 +114,7 @@ export class Server implements vscode.Disposable {
       documentSelector: [{ scheme: "file", language: "python" }],
       outputChannel: this.log,
       traceOutputChannel: this.traced.channel,
-      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true, tellsResults: true },
+      initializationOptions: { trusted: vscode.workspace.isTrusted, runState: true, diffView: true, offersWorkload: true, showsResults: true },
       errorHandler: this.errorHandler(protocol, () => hasRun),
       // Whoever started it says that it failed.
       initializationFailedHandler: () => false,

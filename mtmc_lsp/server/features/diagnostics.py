@@ -34,7 +34,7 @@ def register(server: Server) -> None:
     options = lsp.DiagnosticOptions(inter_file_dependencies=False, workspace_diagnostics=False, identifier=SOURCE)
     server.feature(lsp.TEXT_DOCUMENT_DIAGNOSTIC, options)(pull)
     server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)(did_change)
-    server.refreshers.append(lambda uris: refresh(server, uris))
+    server.refresh_listeners.append(lambda uris: refresh(server, uris))
 
 
 def pull(ls: Server, params: lsp.DocumentDiagnosticParams) -> lsp.DocumentDiagnosticReport:
@@ -54,9 +54,9 @@ def did_change(ls: Server, params: lsp.DidChangeTextDocumentParams) -> None:
         _push_soon(ls, uri)
     document = ls.document(uri)
     if document is not None:
-        if document.settling is not None:
-            document.settling.cancel()
-        document.settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, _settle, ls, document)
+        if document.settle_timer is not None:
+            document.settle_timer.cancel()
+        document.settle_timer = asyncio.get_running_loop().call_later(SETTLE_SECONDS, _settle, ls, document)
 
 
 def _settle(ls: Server, document: Document) -> None:

@@ -1,4 +1,4 @@
-"""Hover: everything that is known of a target and its kernels, and short explanations of Triton's words."""
+"""Hover: run results of a target and its kernels, and short explanations of Triton functions."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def register(server: Server) -> None:
 
 
 def hover(ls: Server, params: lsp.HoverParams) -> lsp.Hover | None:
-    """What is known of the place."""
+    """The hover text at a position."""
     document = ls.document(params.text_document.uri)
     if document is None:
         return None
     line, text = params.position.line, document.text
     word, start, end = _word(document, params.position)
-    described = _of_word(document, line, word)
-    if described is not None:
-        return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, described), text.range(start, end))
-    qualname = _meant(document, line)
+    explanation = _explanation(document, line, word)
+    if explanation is not None:
+        return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, explanation), text.range(start, end))
+    qualname = _target_at_line(document, line)
     standing = ls.standing(document, qualname) if qualname is not None else None
     if standing is None:
         return None
@@ -42,20 +42,20 @@ def hover(ls: Server, params: lsp.HoverParams) -> lsp.Hover | None:
 
 
 def _word(document: Document, position: lsp.Position) -> tuple[str, int, int]:
-    """The dotted name at a position, and where it is."""
-    at = document.text.offset(position)
+    """The dotted name at a position, and its start and end offset."""
+    offset = document.text.offset(position)
     data = document.text.data
-    line_begin = at - len(data[data.rfind(b"\n", 0, at) + 1 : at])
-    for found in WORD.finditer(document.text.line(position.line)):
-        if line_begin + found.start() <= at <= line_begin + found.end():
-            return found[0].decode("utf-8", "replace"), line_begin + found.start(), line_begin + found.end()
-    return "", at, at
+    line_start = offset - len(data[data.rfind(b"\n", 0, offset) + 1 : offset])
+    for match in WORD.finditer(document.text.line(position.line)):
+        if line_start + match.start() <= offset <= line_start + match.end():
+            return match[0].decode("utf-8", "replace"), line_start + match.start(), line_start + match.end()
+    return "", offset, offset
 
 
-def _of_word(document: Document, line: int, word: str) -> str | None:
-    head, _, name = word.rpartition(".")
+def _explanation(document: Document, line: int, word: str) -> str | None:
+    qualifier, _, name = word.rpartition(".")
     imports = document.outline.names.imports
-    module = imports.get(head.split(".")[0], "") + head[len(head.split(".")[0]) :]
+    module = imports.get(qualifier.split(".")[0], "") + qualifier[len(qualifier.split(".")[0]) :]
     is_language = module in ("triton.language", "triton.language.math")
     if name in TRITON and (is_language or (word == "triton.cdiv" and module == "triton")):
         return f"**`{word}`** (Triton)\n\n{TRITON[name]}"
@@ -65,29 +65,29 @@ def _of_word(document: Document, line: int, word: str) -> str | None:
     return None
 
 
-def _meant(document: Document, line: int) -> str | None:
-    """The target that a line is about: its ``def`` or decorators, its dispatch line, or its generated block."""
+def _target_at_line(document: Document, line: int) -> str | None:
+    """The target of a line: a line of its ``def`` statement or decorators, its dispatch line, or its generated block."""
     block = document.block_at(line)
     if block is not None:
         return block
-    found = document.outline.target_at(line)
-    if found is None:
+    outlined = document.outline.target_at(line)
+    if outlined is None:
         return None
-    is_head = found.first_line - 1 <= line <= found.target.start_line - 1
-    return found.target.qualname if is_head or DISPATCH.encode() in document.text.line(line) else None
+    is_header = outlined.first_line - 1 <= line <= outlined.target.start_line - 1
+    return outlined.target.qualname if is_header or DISPATCH.encode() in document.text.line(line) else None
 
 
 # The table -----------------------------------------------------------------------------------------------------------
 
 
 def run_table(standing: Standing) -> str:
-    """A run in Markdown."""
+    """A run as Markdown."""
     review = standing.review
     parts = [f"**{review.qualname}** · run `{review.run}`"]
     if review.result is not None:
         parts.append(headline(review.result))
     if standing.is_stale:
-        parts.append("_The function was changed since; all of this holds for its old text._")
+        parts.append("_The function changed since this run; all results refer to the old code._")
     parts.append(_steps(standing))
     shown = standing.shown
     if shown is not None:
@@ -117,7 +117,7 @@ def _steps(standing: Standing) -> str:
 
 
 def _baselines(steps: tuple[Step, ...]) -> list[BaselineTime]:
-    """The last times of the baselines."""
+    """The most recent times of the baselines."""
     timing = next((step.timing for step in reversed(steps) if step.timing is not None), None)
     return [b for b in timing.baselines if b.name != "previous" and b.speedup] if timing is not None else []
 

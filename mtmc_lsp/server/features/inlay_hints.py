@@ -1,4 +1,4 @@
-"""Inlay hints: the measured time at the end of the ``def`` line; off unless the client's settings ask for it."""
+"""Inlay hints: the measured time at the end of the ``def`` line; off by default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def register(server: Server) -> None:
 
 
 def inlay_hints(ls: Server, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
-    """A hint for each target in the range that has kept, timed steps and is as it was measured."""
+    """A hint for each target in the range with kept, timed steps, if its code is unchanged since the measurement."""
     document = ls.document(params.text_document.uri)
     if document is None or not ls.settings.inlay_hints:
         return []
@@ -26,8 +26,8 @@ def inlay_hints(ls: Server, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
         if timing is None or standing.is_stale or not params.range.start.line <= line <= params.range.end.line:
             continue
         end = document.text.line_range(line).end
-        against = timing.against(timing.best)
-        label = f"{timing.median_us:.1f} us" + (f" ({against.ratio:.2f}x)" if against is not None else "")
-        tooltip = f"measured; {ratio_text(against)} over {timing.best}, {timing.roofline:.0%} of the roofline"
+        ratio = timing.against(timing.best)
+        label = f"{timing.median_us:.1f} us" + (f" ({ratio.ratio:.2f}x)" if ratio is not None else "")
+        tooltip = f"measured; {ratio_text(ratio)} over {timing.best}, {timing.roofline:.0%} of the roofline"
         hints.append(lsp.InlayHint(end, label, padding_left=True, tooltip=tooltip))
     return hints

@@ -1,4 +1,4 @@
-"""Code lenses above a target: the step to decide on, and what can be done with it."""
+"""Code lenses above a target: the next step to review, and its actions."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def register(server: Server) -> None:
 
 
 def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
-    """The lenses of a file; only targets with a run have any."""
+    """The lenses of a file, for targets with a job or a run."""
     document = ls.document(params.text_document.uri)
     if document is None:
         return []
-    found: list[lsp.CodeLens] = []
-    jobs = {job.target: job for job in reversed(ls.jobs.present) if job.path == document.path}
+    lenses: list[lsp.CodeLens] = []
+    jobs = {job.target: job for job in reversed(ls.jobs.active) if job.path == document.path}
     standings = {standing.review.qualname: standing for standing in ls.standings(document)}
     for target in document.outline.targets:
         name = target.target.qualname
         job, standing = jobs.get(name), standings.get(name)
         if job is not None or standing is not None:
-            found += _of_target(document, target.first_line - 1, name, job, standing)
-    return found
+            lenses += _target_lenses(document, target.first_line - 1, name, job, standing)
+    return lenses
 
 
-def _of_target(
+def _target_lenses(
     document: Document, line: int, name: str, job: Job | None, standing: Standing | None
 ) -> list[lsp.CodeLens]:
     titles: list[tuple[str, str, int | None]] = []
@@ -42,10 +42,12 @@ def _of_target(
         titles.append((f"⟳ {stage}", "jobs", None))
         titles.append(("Cancel", "cancel", None))
     if standing is not None:
-        titles += _of_standing(standing, is_going_on=job is not None)
-    where = document.text.line_range(line)
+        titles += _review_titles(standing, is_active=job is not None)
+    lens_range = document.text.line_range(line)
     return [
-        lsp.CodeLens(where, command=lsp.Command(title, f"mtmc.{command}", arguments=[_argument(document, name, step)]))
+        lsp.CodeLens(
+            lens_range, command=lsp.Command(title, f"mtmc.{command}", arguments=[_argument(document, name, step)])
+        )
         for title, command, step in titles
     ]
 
@@ -54,26 +56,26 @@ def _argument(document: Document, name: str, step: int | None) -> dict[str, obje
     return {"uri": document.uri, "target": name, **({"step": step} if step is not None else {})}
 
 
-def _of_standing(standing: Standing, *, is_going_on: bool) -> list[tuple[str, str, int | None]]:
+def _review_titles(standing: Standing, *, is_active: bool) -> list[tuple[str, str, int | None]]:
     review = standing.review
     if standing.is_stale:
-        return [] if is_going_on else [("changed since it was measured · Optimize again", "optimize", None)]
+        return [] if is_active else [("changed since it was measured · Optimize again", "optimize", None)]
     titles: list[tuple[str, str, int | None]] = []
     if standing.pending:
         step = standing.pending[0]
         number = step.index
         titles += [(step_title(standing, step), "diff", number), ("Diff", "diff", number), ("Keep", "keep", number)]
-        if not is_going_on:
+        if not is_active:
             titles += [("Undo", "undo", number), ("Try another", "tryAnother", number)]
         titles.append(("Keep all", "keepAll", None))
     elif standing.kept:
         step = standing.kept_steps[-1]
-        many = "1 step" if standing.kept == 1 else f"{standing.kept} steps"
-        titles += [(f"✓ {many} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
-        if not is_going_on:
+        count_text = "1 step" if standing.kept == 1 else f"{standing.kept} steps"
+        titles += [(f"✓ {count_text} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
+        if not is_active:
             titles += [("Undo", "undo", step.index), ("Undo all", "undoAll", None)]
-    if review.status is RunStatus.RUNNING and not is_going_on:
-        titles.append(("Go on with the run", "resume", None))
+    if review.status is RunStatus.RUNNING and not is_active:
+        titles.append(("Resume the run", "resume", None))
     return titles
 
 
@@ -84,9 +86,9 @@ def step_title(standing: Standing, step: Step) -> str:
 
 
 def outcome(step: Step) -> str:
-    """How fast a step's version is, and whether it is right."""
+    """Speed and verification status of a step."""
     timing = step.timing
-    against = timing.against(timing.best) if timing is not None else None
-    speed = f"{ratio_text(against)} over {timing.best}" if timing is not None and against is not None else "not timed"
+    ratio = timing.against(timing.best) if timing is not None else None
+    speed = f"{ratio_text(ratio)} over {timing.best}" if timing is not None and ratio is not None else "not timed"
     verified = "verified" if step.verdict is not None and step.verdict.is_correct else "not verified"
     return f"{speed} · {verified}"

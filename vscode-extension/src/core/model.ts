@@ -90,7 +90,7 @@ export interface Review {
   readonly pending: readonly number[];
   readonly stale: boolean;
   readonly edited: boolean;
-  readonly goingOn: boolean;
+  readonly isActive: boolean;
   /** What keeping the next pending step would change. */
   readonly changes: readonly Change[];
   readonly run: Run;
@@ -150,7 +150,7 @@ function isStep(value: unknown): value is Step {
 function isReview(value: unknown): value is Review {
   return (
     has(value, { uri: "string", version: "number", target: "string", line: "number", kept: "array", pending: "array" }) &&
-    has(value, { stale: "boolean", edited: "boolean", goingOn: "boolean", changes: "array", run: "object" }) &&
+    has(value, { stale: "boolean", edited: "boolean", isActive: "boolean", changes: "array", run: "object" }) &&
     has(value["run"], { run: "string", status: "string", model: "string", steps: "array" }) &&
     (value["run"]["steps"] as unknown[]).every(isStep)
   );

@@ -131,7 +131,7 @@ function base(of: Argument, context: string): Pick<Row, "id" | "label" | "argume
 function runRow(review: Review, job: JobState | undefined, plan: Plan | undefined): Row {
   const { run } = review;
   const state = job !== undefined ? progress(job) : standing(review);
-  const resumable = run.status === "running" && job === undefined && !review.goingOn;
+  const resumable = run.status === "running" && job === undefined && !review.isActive;
   const context = [
     job !== undefined ? "run-going" : resumable ? "run-resumable" : "run",
     ...(review.pending.length > 0 && !review.stale ? ["pending"] : []),
@@ -175,7 +175,7 @@ function stepRow(review: Review, step: Step): Row {
   const argument = { uri: review.uri, target: review.target, step: step.index };
   const isKept = review.kept.includes(step.index);
   const isPending = review.pending.includes(step.index);
-  const going = review.goingOn ? "-going" : "";
+  const going = review.isActive ? "-going" : "";
   const { what, where } = parted(step.action.text);
   const at = isPending
     ? { icon: "circle-filled", colour: "charts.yellow", word: "pending" }

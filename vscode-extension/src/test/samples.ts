@@ -26,7 +26,7 @@ export function review(changes: Partial<Review> = {}): Review {
     pending: [3],
     stale: false,
     edited: false,
-    goingOn: false,
+    isActive: false,
     changes: [],
     run: {
       run: "r1",

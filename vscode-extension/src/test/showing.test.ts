@@ -79,7 +79,7 @@ test("of a changed function nothing is offered", () => {
 
 test("a run that goes on can be cancelled, one that ended early can be gone on with", () => {
   const running = { ...review().run, status: "running" as const };
-  assert.equal(rows([review({ goingOn: true, run: running })], [job()], [])[0]?.context, "run-going-pending-kept");
+  assert.equal(rows([review({ isActive: true, run: running })], [job()], [])[0]?.context, "run-going-pending-kept");
   assert.equal(rows([review({ run: running })], [], [])[0]?.context, "run-resumable-pending-kept");
   assert.deepEqual(rows([], [job()], []).map((row) => row.description), ["model.py · step 2: fuse all: verifying"]);
 });
