@@ -135,8 +135,7 @@ def _answer_text(answer: dict[str, Any]) -> str:
         if not actions:
             return "no action is predicted to save time"
         lines = [
-            f"{n}. {a['text']} (about {a['expected']['saved_us']:.0f} us saved, an estimate)"
-            for n, a in enumerate(actions, 1)
+            f"{n}. {a['text']} (estimated saving {a['expected']['saved_us']:.0f} us)" for n, a in enumerate(actions, 1)
         ]
         return "\n".join([f"the plan for {answer['device']['name']}:", *lines])
     if kind == "verified":

@@ -140,7 +140,7 @@ async def test_a_plan_shows_what_could_come_first(ide: Editor) -> None:
     uri = ide.open(MODEL)
     job = await ide.command("plan", uri, "f")
     end = await ide.finished(job["job"])
-    assert end.splitlines()[:2] == ["f: the plan for Fake GPU:", "1. action 1 (about 10 us saved, an estimate)"]
+    assert end.splitlines()[:2] == ["f: the plan for Fake GPU:", "1. action 1 (estimated saving 10 us)"]
 
 
 async def test_measuring_gives_the_times(ide: Editor) -> None:

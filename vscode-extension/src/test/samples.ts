@@ -1,4 +1,4 @@
-/** A run as the server tells it, to be changed by tests. */
+/** Sample answers of the server for tests. */
 
 import type { JobState, Review, Step } from "../core/model";
 
