@@ -1,4 +1,4 @@
-"""The search over a real capture with a model; only measuring is faked."""
+"""Runs the search with a real capture and a model. Only the measurer is fake."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ WRITES = Backends(coder="llm")
 H200 = Device("NVIDIA H200", "sm_90", 132, 232448, 62914560, 4.28e12, {"fp32": 5.1e13})
 
 
-class Agreeing:
-    """Finds every candidate correct, but for those that hold one of the given texts."""
+class AgreeingMeasurer:
+    """Measurer that accepts every candidate except those whose source contains a text of ``wrong``."""
 
     has_gpu = False
 
@@ -25,7 +25,7 @@ class Agreeing:
         self.wrong = wrong
         self.seen: list[str] = []
         self.spills: dict[str, int] = {}
-        """Bytes that candidates with a text spill."""
+        """Spilled bytes of candidates that contain a text."""
 
     def device(self) -> Device:
         return H200
@@ -45,31 +45,31 @@ class Agreeing:
         return None
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""
 
 
 def quick_settings(**llm: Any) -> Settings:
-    """No second tries of a request, and short waits."""
+    """Settings without retries and with short timeouts."""
     return Settings(llm=replace(LlmSettings(retries=0, timeout_seconds=10.0), **llm))
 
 
-def searched(
+def run_search(
     capture: Capture,
     source: str,
     model: LedgerModel | None,
     *,
-    makers: Backends = WRITES,
-    measurer: Agreeing | None = None,
+    backends: Backends = WRITES,
+    measurer: AgreeingMeasurer | None = None,
     steps: int = 1,
     settings: Settings | None = None,
     done: tuple[Step, ...] = (),
 ) -> RunResult:
-    """One run."""
-    planner, coder = makers.open(settings or quick_settings(), model)
+    """Run one search."""
+    planner, coder = backends.open(settings or quick_settings(), model)
     events = Events(lambda index, action: None, lambda text: None, lambda step: None)
     limits = Limits(60.0, steps)
     search = GreedySearch(
-        capture, source, planner, coder, measurer or Agreeing(), has_gpu=False, limits=limits, events=events
+        capture, source, planner, coder, measurer or AgreeingMeasurer(), has_gpu=False, limits=limits, events=events
     )
     result = search.run("run", "hash", done)
     return replace(result, model_use=model.use()) if model is not None else result

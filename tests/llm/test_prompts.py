@@ -1,4 +1,4 @@
-"""What models are told: notes that are right, prompts that fit, and what stays the same first."""
+"""Prompts: valid notes, prompts that fit the limit, and a shared prefix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_kind_of_action_has_a_note_with_a_worked_example_and_its_source(ki
     assert "\nExample: " in notes["kind"][0]
 
 
-def test_each_architecture_has_a_note_and_is_told_once() -> None:
+def test_each_architecture_has_a_note_that_is_included_once() -> None:
     archs = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "gfx942", "gfx1100")
     heads = [note.partition("\n")[0].split()[1] for note in knowledge(ActionKind.TILE, archs)["arch"]]
     assert heads == ["Turing", "Ampere", "Hopper", "Blackwell", "CDNA", "RDNA"]
@@ -53,13 +53,13 @@ def test_each_architecture_has_a_note_and_is_told_once() -> None:
         ("relu", ""),
     ],
 )
-def test_operations_have_notes_of_their_own(operation: str, head: str) -> None:
+def test_operations_have_notes(operation: str, head: str) -> None:
     notes = knowledge(ActionKind.FUSE, operations=(operation, operation))["operations"]
     assert [note.partition("\n")[0].removeprefix("## ") for note in notes] == [head] * bool(head)
 
 
 @pytest.mark.parametrize("note", sorted(KNOWLEDGE.glob("*.md")), ids=lambda path: path.stem)
-def test_what_a_note_names_is_there_and_allowed(note: Path) -> None:
+def test_functions_in_a_note_exist_and_are_allowed(note: Path) -> None:
     text = note.read_text()
     assert text.count("\nSource") == 1
     for name in re.findall(r"\btl\.((?:\w+\.)*\w+)", text.replace("There is no `tl.tanh`", "")):
@@ -71,26 +71,31 @@ def test_what_a_note_names_is_there_and_allowed(note: Path) -> None:
         assert name in ALLOCATION, name
 
 
-def test_a_prompt_leaves_out_what_matters_least_until_it_fits(captured) -> None:
+def test_a_prompt_omits_the_least_important_parts_until_it_fits(captured) -> None:
     capture = captured(SOURCE, "ranks")
     root = BuiltinCoder().start(capture, SOURCE)
-    sheet, action = editable_code_of(capture, root), MacroAction(ActionKind.FUSE, ("cumsum",), (0, 0), text="fuse it")
+    editable, action = (
+        editable_code_of(capture, root),
+        MacroAction(ActionKind.FUSE, ("cumsum",), (0, 0), text="fuse it"),
+    )
 
-    def told(most: int) -> str:
-        return coding_messages(capture, root, action, sheet, max_tokens=most, archs=("sm_90",))[1].content
+    def prompt(max_tokens: int) -> str:
+        return coding_messages(capture, root, action, editable, max_tokens=max_tokens, archs=("sm_90",))[1].content
 
-    whole = estimated_tokens([Message("user", told(10**6))])
-    assert OMITTED not in told(10**6)
+    full_tokens = estimated_tokens([Message("user", prompt(10**6))])
+    assert OMITTED not in prompt(10**6)
     notes = ("## General rules for kernels", "## Fuse", "## Scans", "## Hopper")
-    left = [tuple(note for note in notes if note in told(most)) for most in range(whole + 800, 0, -20)]
-    assert list(dict.fromkeys(left)) == [notes, notes[:3], notes[:2], notes[:1], ()]
-    least = told(1)
-    assert "## " not in least
-    assert sheet.text in least
-    assert "def ranks(x):" in least
+    included_notes = [
+        tuple(note for note in notes if note in prompt(max_tokens)) for max_tokens in range(full_tokens + 800, 0, -20)
+    ]
+    assert list(dict.fromkeys(included_notes)) == [notes, notes[:3], notes[:2], notes[:1], ()]
+    shortest = prompt(1)
+    assert "## " not in shortest
+    assert editable.text in shortest
+    assert "def ranks(x):" in shortest
 
 
-def test_questions_of_a_run_begin_alike_so_that_a_server_need_not_read_it_again(captured) -> None:
+def test_questions_of_a_run_share_a_prefix_for_caching(captured) -> None:
     capture = captured(SOURCE, "ranks")
     root = BuiltinCoder().start(capture, SOURCE)
     first, second = (
@@ -105,7 +110,7 @@ def test_questions_of_a_run_begin_alike_so_that_a_server_need_not_read_it_again(
     assert kernels < shared
 
 
-def test_a_long_talk_forgets_its_oldest_tries() -> None:
+def test_a_long_conversation_drops_its_oldest_attempts() -> None:
     talk = [Message("user", f"{number} {'x' * 300}") for number in range(8)]
     assert trim_conversation(talk, 10**6) == talk
     assert [item.content[0] for item in trim_conversation(talk, 450)] == ["0", "1", "6", "7"]

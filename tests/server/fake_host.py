@@ -1,6 +1,6 @@
-"""A host whose searches are decided by the user's file: ``# fake f: better wrong sleep far`` above everything else.
+"""A host whose search results are scripted in the user's file: ``# fake f: better wrong sleep far`` at the top.
 
-Planner and measurer are fakes; the store, the greedy search, the composition of files and the protocol are the real ones.
+Planner and measurer are fake. The store, the greedy search, the composition of files and the protocol are real.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GAIN = {"better": 0.8, "far": 0.8, "same": 1.0, "slower": 1.5}
 
 
 class ComposingCoder:
-    """Each action adds a line to the kernel's body, so that neighbouring versions are neighbouring sources."""
+    """Coder that adds one line to the kernel body for each action."""
 
     def start(self, capture: Capture, source: str) -> Candidate:
         return Candidate("root", None, None, source, None, {"us": 100.0, "outcome": "root", "lines": [], "own": source})
@@ -64,12 +64,12 @@ class ComposingCoder:
 
 
 class SleepingMeasurer(FakeMeasurer):
-    """Takes its time where the outcome is ``sleep``."""
+    """Sleeps if the outcome is ``sleep``."""
 
     def verify(self, candidate: Candidate) -> Verdict:
         if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "sleep":
             time.sleep(60)
-        # What the editor holds of a file that says so is wrong.
+        # The text in the editor is incorrect if it contains this word.
         if candidate.id == "present" and "incorrect" in candidate.source:
             return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
         return super().verify(timed(candidate))
@@ -79,7 +79,7 @@ class SleepingMeasurer(FakeMeasurer):
 
 
 class FarSeeingMeasurer(SleepingMeasurer):
-    """Finds what is wrong beyond 2^31 elements alone: ``far``."""
+    """Rejects the outcome ``far`` in the test with more than 2^31 elements."""
 
     def verify_far(self, candidate: Candidate) -> Check:
         is_wrong = isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "far"
@@ -88,12 +88,12 @@ class FarSeeingMeasurer(SleepingMeasurer):
 
 
 def timed(candidate: Candidate) -> Candidate:
-    """The candidate as it is, or for the text in the editor one that takes 50 us."""
+    """The candidate; for the text in the editor, one that takes 50 us."""
     return replace(candidate, schedule=candidate.schedule or {"us": 50.0, "outcome": "better"})
 
 
 class FakeEngine:
-    """See the module."""
+    """Engine with scripted results; see the module docstring."""
 
     def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> OpenTarget:
         settings.pop("python", None)
@@ -102,10 +102,10 @@ class FakeEngine:
         return session.open_target(Request(path, qualname, chosen, sys.executable), text)
 
     def capture(self, opened: OpenTarget) -> Capture:
-        if "broken" in self._said(opened):
-            raise RequestError("the target raises ValueError", remedy="Mend it.")
-        made = capture(str(opened.request.path))
-        return replace(made, workload=replace(made.workload, target=opened.target))
+        if "broken" in self._outcomes(opened):
+            raise RequestError("the target raises ValueError", remedy="Fix it.")
+        captured = capture(str(opened.request.path))
+        return replace(captured, workload=replace(captured.workload, target=opened.target))
 
     def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], Device]:
         return self._actions(opened), FakeMeasurer().device()
@@ -146,20 +146,20 @@ class FakeEngine:
     def tools(
         self, opened: OpenTarget, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False
     ) -> SearchComponents:
-        measurer = FarSeeingMeasurer() if "far" in self._said(opened) else SleepingMeasurer()
+        measurer = FarSeeingMeasurer() if "far" in self._outcomes(opened) else SleepingMeasurer()
         return SearchComponents(FakePlanner(self._actions(opened)), ComposingCoder(), measurer, True, Limits(60.0, 20))
 
     def end(self) -> None:
-        """It has no process."""
+        """There is no process to end."""
 
     @staticmethod
-    def _said(opened: OpenTarget) -> Sequence[str]:
+    def _outcomes(opened: OpenTarget) -> Sequence[str]:
         name = re.escape(opened.target.qualname)
-        found = re.search(rf"# fake {name}: ([^\r\n]*)", opened.text.decode("utf-8", "replace"))
-        return found[1].split() if found else ["better", "better", "better"]
+        match = re.search(rf"# fake {name}: ([^\r\n]*)", opened.text.decode("utf-8", "replace"))
+        return match[1].split() if match else ["better", "better", "better"]
 
     def _actions(self, opened: OpenTarget) -> list[MacroAction]:
-        return [action(number, outcome) for number, outcome in enumerate(self._said(opened), 1)]
+        return [action(number, outcome) for number, outcome in enumerate(self._outcomes(opened), 1)]
 
 
 if __name__ == "__main__":
