@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.process.isolation import own_command
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES = 10_000

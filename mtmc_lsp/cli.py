@@ -15,6 +15,7 @@ import typer
 
 from mtmc_lsp import __version__
 from mtmc_lsp.commands.bench import bench
+from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.commands.consent import consent, consented
 from mtmc_lsp.commands.profile import profile
 from mtmc_lsp.commands.report import report
@@ -463,4 +464,5 @@ def lsp(
 
 
 app.command()(bench)
+app.command()(calibrate)
 app.command()(profile)

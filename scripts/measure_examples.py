@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.process.isolation import own_command
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = {

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.process.isolation import own_command
 from mtmc_lsp.search.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,9 +9,10 @@ from functools import cached_property, partial
 from typing import Protocol
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.results import Device, Timing
+from mtmc_lsp.core.results import Timing
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.primitives import KernelIR
@@ -38,7 +39,7 @@ class Situation:
     graph: Graph
     """As captured."""
     schedule: Schedule
-    device: Device
+    device: DeviceModel
     has_gpu: bool = False
     """Whether steps are timed: only then are actions proposed that no model can judge."""
     strict: bool = False

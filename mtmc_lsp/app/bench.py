@@ -29,14 +29,14 @@ from mtmc_lsp.app.bench_problem import ProblemRequest, failed
 from mtmc_lsp.app.export import REFERENCE
 from mtmc_lsp.app.interpreter import versions
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, RequestError
-from mtmc_lsp.core.isolation import own_command
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.isolation import own_command
 from mtmc_lsp.process.priority import cores_of, usable_cores
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.directive import parse_directive
 

@@ -14,12 +14,12 @@ from mtmc_lsp.app.interpreter import LEAST, find_python, install_command, is_rec
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.chat import ModelFailed, ModelNotUsable
 from mtmc_lsp.core.errors import EnvironmentNotAble
-from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.settings import LlmSettings, read_settings
 from mtmc_lsp.llm.endpoint.client import model_name
 from mtmc_lsp.llm.endpoint.endpoint import host_of
 from mtmc_lsp.llm.endpoint.probe import list_models, probe_abilities
 from mtmc_lsp.process import sandbox
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import Store
 
 PROBE = Path(__file__).parent / "worker" / "probe.py"

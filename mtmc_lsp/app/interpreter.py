@@ -11,8 +11,8 @@ from pathlib import Path
 
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.errors import EnvironmentNotAble
-from mtmc_lsp.core.isolation import LEAVE_WORKING_FOLDER
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.process.isolation import LEAVE_WORKING_FOLDER
 
 LEAST = {"torch": (2, 11), "triton": (3, 6)}
 """The oldest versions that are supported."""

@@ -16,10 +16,9 @@ from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.capture.recorded_calls import RECORDS
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
-from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.protocols import State
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
 from mtmc_lsp.core.settings import Settings, read_settings
 from mtmc_lsp.core.workload import Capture, Target
@@ -28,6 +27,7 @@ from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits, watched
 from mtmc_lsp.search.store import RunRecord, Store
@@ -172,7 +172,7 @@ def open_measurer(
 
 def plan(
     opened: OpenTarget, capture: Capture, fork_server: ForkServer | None = None
-) -> tuple[list[MacroAction], Device]:
+) -> tuple[list[MacroAction], DeviceModel]:
     """The first step's choices, best first, and the device they are estimated for; nothing is written.
 
     Args:
@@ -302,7 +302,7 @@ def optimize(
         ModelNotUsable: a model is to be asked, and there is none; the run can be resumed.
     """
     if resumed is not None:
-        _check_resumed(opened, capture, resumed)
+        _check_resumed(opened, capture, resumed, store.steps(resumed.id))
         run_id, done = resumed.id, store.steps(resumed.id)
     else:
         path, qualname = str(opened.request.path), opened.target.qualname
@@ -372,11 +372,16 @@ def open_replay(store: Store, run: str, python: str = "") -> Replay:
     return Replay(opened, setup.makers, ReplayedModel(run, exchanges, opened.root), setup.revision)
 
 
-def _check_resumed(opened: OpenTarget, capture: Capture, record: RunRecord) -> None:
+def _check_resumed(opened: OpenTarget, capture: Capture, record: RunRecord, steps: Sequence[Step]) -> None:
     where = Location(str(opened.request.path))
     remedy = "Start a new run without --resume."
     if record.source_hash != opened.source_hash:
         raise FileChanged(f"the file changed since run {record.id} began", where=where, remedy=remedy)
+    recorded = next((step.candidate.dependencies for step in steps if step.candidate is not None), None)
+    if recorded is not None and recorded != capture.graph.dependencies:
+        changed = sorted({item.name for item in {*recorded} ^ {*capture.graph.dependencies}})
+        message = f"{', '.join(changed)} changed since run {record.id} began"
+        raise FileChanged(message, where=where, remedy=remedy)
     if record.environment != capture.environment:
         then, now = record.environment, capture.environment
         raise RequestError(

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.app.pipeline import OpenTarget, open_measurer
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.graph import Node
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.profile import KernelTime, OperatorTime, Profile
-from mtmc_lsp.core.results import Device, Work
+from mtmc_lsp.core.results import Work
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.process.fork_server import ENTRY
 from mtmc_lsp.process.worker_process import Worker
-from mtmc_lsp.timing.devices import bound_us
+from mtmc_lsp.timing.bounds import bound_us
 from mtmc_lsp.tuning.cost import torch_cost
 from mtmc_lsp.verify.cases import product_work
 
@@ -42,7 +43,7 @@ NCU_METRICS = {
 }
 
 
-def profile(opened: OpenTarget, capture: Capture, *, ncu: str = "") -> tuple[Profile, Device]:
+def profile(opened: OpenTarget, capture: Capture, *, ncu: str = "") -> tuple[Profile, DeviceModel]:
     """Where the time of a call goes, by torch's profiler; and the ceilings that it is held against.
 
     Args:
@@ -107,7 +108,7 @@ def _sizes(capture: Capture) -> tuple[dict[str, int], list[str]]:
     return sizes, [f"sizes reduced to {shown} for the CPU; bytes and operations are those of the workload's own sizes"]
 
 
-def _operators(seen: Mapping[str, Any], capture: Capture, device: Device) -> tuple[OperatorTime, ...]:
+def _operators(seen: Mapping[str, Any], capture: Capture, device: DeviceModel) -> tuple[OperatorTime, ...]:
     """Operators, and where these launched nothing, the kernels; what takes no time is left out."""
     nodes: dict[str, list[Node]] = {}
     for node in capture.graph.nodes:
@@ -130,7 +131,7 @@ def _operators(seen: Mapping[str, Any], capture: Capture, device: Device) -> tup
     return tuple(sorted((row for row in result if row.gpu_us or row.cpu_us), key=key))
 
 
-def _work(capture: Capture, nodes: Sequence[Node], device: Device) -> tuple[Work, float]:
+def _work(capture: Capture, nodes: Sequence[Node], device: DeviceModel) -> tuple[Work, float]:
     """What the operators must do, and the least time for it."""
     program = lower(capture.graph)
     costs = [torch_cost(program, node, device) for node in nodes]

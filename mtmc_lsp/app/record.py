@@ -15,8 +15,8 @@ import mtmc_lsp.capture.recorder
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedTarget, keep_records, merged
 from mtmc_lsp.core.errors import Location, RequestError
-from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.workload import TargetKind
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.source.targets import find_target, find_targets
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from mtmc_lsp.app.pipeline import OpenTarget, capture_target, open_target, parse_request
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, TargetUnsupported
-from mtmc_lsp.core.project_files import FOLDER, check_file
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.measure.pair_timing import with_timing
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.process.project_files import FOLDER, check_file
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.pair import Pair, PairVerdict, PairVerifier
 from mtmc_lsp.verify.pair_reference import Reference

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from mtmc_lsp.capture.module_paths import package_of, project_root
 from mtmc_lsp.capture.recorded_calls import recorded, recorded_workload
 from mtmc_lsp.core.errors import Location, NoWorkload, TargetUnsupported
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.workload import Capture, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.assigned_names import assigned_names
+from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.directive import parse_directive, suggest_directive, workload_from_annotations
 
@@ -60,4 +63,8 @@ def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: fl
         "variables": {str(line): name for line, name in variables.items()},
         "source": source.decode(),
     }
-    return from_json(Capture, worker.call("capture.capture", request, timeout_s))
+    capture = from_json(Capture, worker.call("capture.capture", request, timeout_s))
+    path = Path(target.path)
+    roots = (str(project_root(path)), str(package_of(path)[1]))
+    known = with_definitions(capture.graph.dependencies, target, source, roots)
+    return replace(capture, graph=replace(capture.graph, dependencies=known))

@@ -12,9 +12,9 @@ from typing import Any
 from mtmc_lsp.core.dtypes import SHORT, is_float
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.json_codec import from_json, to_json
-from mtmc_lsp.core.project_files import read_bytes, replace_bytes
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.process.project_files import read_bytes, replace_bytes
 
 RECORDS = "records.jsonl"
 """The file in the project's ``.mtmc``; one :class:`RecordedTarget` a line."""

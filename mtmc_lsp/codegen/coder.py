@@ -28,6 +28,7 @@ from mtmc_lsp.codegen.module.launcher import Launcher
 from mtmc_lsp.codegen.module.naming import identifier, value_name
 from mtmc_lsp.codegen.module.shared_kernels import SharedKernels
 from mtmc_lsp.codegen.module.side_by_side import side_by_side
+from mtmc_lsp.codegen.module.up_to_date import write_check
 from mtmc_lsp.codegen.recurrent.recurrent_launcher import RecurrentSteps
 from mtmc_lsp.codegen.tile.split_kernel import write_split_kernels
 from mtmc_lsp.codegen.tile.tile_kernel import write_tile_kernel
@@ -258,7 +259,7 @@ def _base_name(qualname: str, source: str) -> str:
     base = identifier(words)
     while any(
         re.search(rf"\b{base}_{suffix}\b", source)
-        for suffix in ("fits", "launch", "triton", "kernel", "replay", "tensors", "results")
+        for suffix in ("fits", "launch", "triton", "kernel", "replay", "tensors", "results", "up_to_date")
     ):
         base += "_mtmc"
     return base
@@ -295,6 +296,7 @@ def _block(
 ) -> str:
     graph = capture.graph
     access = {item.name: item.access for item in graph.inputs}
+    check = write_check(f"{base}_up_to_date", graph.dependencies)
     guard = write_guard(
         f"{base}_fits",
         _guard_parameters(capture),
@@ -303,6 +305,7 @@ def _block(
         limits,
         tuple(launcher.aligned),
         adds_in_no_order=launcher.adds_in_no_order,
+        up_to_date=f"{base}_up_to_date()" if check else "",
     )
     what = f"``{capture.workload.target.qualname}`` by Triton kernels."
     sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))
@@ -312,7 +315,8 @@ def _block(
     memory = [MEMORY_SOURCE] if launcher.makes_descriptors else []
     memory += [CONSTANT_SOURCE] if launcher.makes_constants else []
     replay = [GRAPHS, REPLAYED, _replay(capture, base, launcher)] if is_replayed else []
-    return "\n\n".join([*helpers, *sources, *checks, guard, *memory, launch, *replay])
+    own_check = [check] if check else []
+    return "\n\n".join([*helpers, *sources, *checks, *own_check, guard, *memory, launch, *replay])
 
 
 def _replay(capture: Capture, base: str, launcher: Launcher) -> str:

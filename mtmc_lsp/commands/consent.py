@@ -22,9 +22,9 @@ def consent(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> int:
     """Show or change whether a language model may be sent this project's code; --planner llm and --coder llm need no consent."""
+    from mtmc_lsp.app.folder_decisions import Consent, consent_question
     from mtmc_lsp.capture.module_paths import project_root
     from mtmc_lsp.core.chat import ModelNotUsable
-    from mtmc_lsp.core.folder_decisions import Consent, consent_question
     from mtmc_lsp.core.settings import read_settings
     from mtmc_lsp.llm.endpoint.client import model_name
     from mtmc_lsp.llm.endpoint.endpoint import host_of
@@ -62,7 +62,7 @@ def consented(opened: OpenTarget, makers: Backends, *, explicit: bool, may_ask: 
         may_ask: whether the user can be asked now.
     """
     from mtmc_lsp.app.backends import BUILTIN
-    from mtmc_lsp.core.folder_decisions import Consent, consent_question
+    from mtmc_lsp.app.folder_decisions import Consent, consent_question
     from mtmc_lsp.llm.endpoint.client import model_name
     from mtmc_lsp.llm.endpoint.endpoint import host_of
 

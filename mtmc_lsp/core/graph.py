@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Union
 
+from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.sizes import Size, product
 
 
@@ -269,6 +270,8 @@ class Graph:
     """Python values that are built into the graph, by their access: ``{"eps": 1e-6, "self.training": False}``.
     The graph holds only while each still has this value; each is an int, float, bool, str, None, a list of these, or for
     ``*args`` and ``**kwargs`` an empty dictionary: they take nothing."""
+    dependencies: tuple[Dependency, ...] = ()
+    """What else it was built from: globals, helper functions, class attributes, environment variables."""
     modules: tuple[UsedModule, ...] = ()
     """Holders come before what they hold."""
     same: tuple[tuple[str, str], ...] = ()

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import Check, CompileReport, Device, Timing, Verdict
+from mtmc_lsp.core.results import Check, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate, Step
 from mtmc_lsp.core.workload import Capture
 
@@ -21,7 +22,7 @@ class State:
     candidate: Candidate
     """The last good version."""
     history: tuple[Step, ...]
-    device: Device
+    device: DeviceModel
     has_gpu: bool
     """Whether steps are timed; without a GPU only predictions guide."""
     kernel_times: Callable[[], tuple[KernelTime, ...]] = tuple
@@ -99,7 +100,7 @@ class FarVerifier(Protocol):
 class Measurer(Protocol):
     """Checks and times candidates of one capture."""
 
-    def device(self) -> Device:
+    def device(self) -> DeviceModel:
         """The ceilings of the device that is measured on (or compiled for)."""
 
     def verify(self, candidate: Candidate) -> Verdict:

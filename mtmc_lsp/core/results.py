@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -195,27 +195,6 @@ class CompileReport:
     def ok(self) -> bool:
         """Whether every kernel compiled for every architecture."""
         return all(not kernel.error for kernel in self.kernels)
-
-
-@dataclass(frozen=True)
-class Device:
-    """The ceilings a roofline is drawn from, measured where there is a GPU, else from the data sheet."""
-
-    name: str
-    arch: str
-    sm_count: int
-    shared_bytes: int
-    """Shared memory that one block can use."""
-    l2_bytes: int
-    bandwidth: float
-    """Device memory, bytes per second, by a large copy, read plus written."""
-    flops: dict[str, float] = field(default_factory=dict)
-    """Peak operations per second: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp16x3``."""
-    launch_us: float = 4.0
-    """Device-side cost of one more kernel."""
-    measured: bool = False
-    peak_bandwidth: float = 0.0
-    """What the memory's clock and width allow, bytes per second; 0 where that is not known."""
 
 
 @dataclass(frozen=True)

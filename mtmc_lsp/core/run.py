@@ -7,7 +7,9 @@ from enum import Enum
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelUse
-from mtmc_lsp.core.results import BaselineTime, CompileReport, Device, Ratio, Timing, Verdict, Work
+from mtmc_lsp.core.dependencies import Dependency
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Timing, Verdict, Work
 from mtmc_lsp.core.workload import Environment, Target, Workload
 
 SCHEMA = 1
@@ -67,6 +69,8 @@ class Candidate:
     """Empty where the coder does not know them: the compiler then finds them by calling the launcher without data."""
     author: Author = Author.BUILTIN
     """Who wrote its last step."""
+    dependencies: tuple[Dependency, ...] = ()
+    """What it depends on beside the target's own text."""
 
 
 class StepStatus(Enum):
@@ -162,7 +166,7 @@ class RunResult:
     """SHA-256 of the file's bytes as read."""
     model_use: ModelUse | None = None
     """What the language model was asked, where one took part."""
-    device: Device | None = None
+    device: DeviceModel | None = None
     """The ceilings that the run was planned with."""
     work: Work | None = None
     """Of the user's own code."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from mtmc_lsp.core.results import Device
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.fusion.neighbours import Surroundings
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.recurrence import first_config, recurrence_in
@@ -33,8 +33,8 @@ LONGEST = 400
 """Operations of a long region that compute something: a kernel of 1,400 took more than a minute to compile, one of 350 a few
 seconds."""
 
-LEAST_HANDED_US = 0.5
-"""A smaller predicted gain is no reason to move a node from one kernel to the next."""
+LEAST_HANDED = 0.125
+"""In the cost of a launch: a smaller predicted gain is no reason to move a node from one kernel to the next."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class FusionSearch:
         self,
         ir: KernelIR,
         schedule: Schedule,
-        device: Device,
+        device: DeviceModel,
         precision: Callable[[str], str] = lambda node: "",
         refused: Collection[frozenset[str]] = (),
         slow: Collection[frozenset[str]] = (),
@@ -178,7 +178,10 @@ class FusionSearch:
         if self._around.closed(left) != left or taken & giver.nodes != moved:
             return None
         made = [fusion for nodes in (left, taken) if (fusion := self._fusion(nodes)) is not None]
-        is_better = len(made) == 2 and sum(fusion.after.us for fusion in made) < before_us - LEAST_HANDED_US
+        is_better = (
+            len(made) == 2
+            and sum(fusion.after.us for fusion in made) < before_us - LEAST_HANDED * self.device.launch_us
+        )
         return made if is_better else None
 
     def _grow(self, seed: frozenset[str], others: Set[str]) -> Fusion | None:

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import State
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Candidate, Step
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.profile_text import profile_text
@@ -192,7 +192,7 @@ def _shape(shape: Sequence[object]) -> str:
     return ", ".join(str(size) for size in shape)
 
 
-def device_text(device: Device) -> str:
+def device_text(device: DeviceModel) -> str:
     """Device properties that matter for kernels."""
     peak_rates = ", ".join(f"{name} {rate / 1e12:.0f}" for name, rate in device.flops.items())
     return (
@@ -200,7 +200,7 @@ def device_text(device: Device) -> str:
         f"memory per block, {device.l2_bytes / 2**20:.0f} MiB L2, {device.bandwidth / 1e12:.2f} TB/s"
         + (f"; TFLOP/s: {peak_rates}" if peak_rates else "")
         + f"; launch overhead about {device.launch_us:g} us per kernel"
-        + ("" if device.measured else "; data sheet values, not measured")
+        + ("" if device.is_calibrated else "; data sheet values, not measured")
     )
 
 

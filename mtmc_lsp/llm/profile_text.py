@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mtmc_lsp.actions.base import operation_names
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.protocols import CannotCode, State
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.primitives import KernelIR
@@ -82,7 +82,7 @@ def _roofline_us(state: State, unit_costs: Sequence[tuple[Unit, Cost]]) -> dict[
     }
 
 
-def _lower_bound(capture: Capture, graph: Graph, device: Device) -> str:
+def _lower_bound(capture: Capture, graph: Graph, device: DeviceModel) -> str:
     memory_us = capture.bytes / device.bandwidth * 1e6
     peak_flops = max(device.flops.values(), default=0.0)
     compute_us = capture.flops / peak_flops * 1e6 if peak_flops else 0.0
@@ -106,19 +106,19 @@ def _measured_time(step: Step) -> Iterator[str]:
     yield f"Measured: this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline; {others}."
 
 
-def _estimates(ir: KernelIR, unit_costs: Sequence[tuple[Unit, Cost]], device: Device) -> list[str]:
+def _estimates(ir: KernelIR, unit_costs: Sequence[tuple[Unit, Cost]], device: DeviceModel) -> list[str]:
     slowest = sorted((pair for pair in unit_costs if pair[1].us), key=lambda pair: -pair[1].us)
     lines = [_line(ir, unit, cost, device) for unit, cost in slowest[:MAX_UNITS]]
     return lines + ([f"- and {len(slowest) - MAX_UNITS} more"] if len(slowest) > MAX_UNITS else [])
 
 
-def _cost(ir: KernelIR, unit: Unit, device: Device) -> Cost:
+def _cost(ir: KernelIR, unit: Unit, device: DeviceModel) -> Cost:
     if unit.plan is None or unit.region is None:
         return torch_cost(ir, ir.graph.node(unit.nodes[0]), device)
     return kernel_cost(ir, unit.region, unit.plan.config or default_config(ir, unit.region), device)
 
 
-def _line(ir: KernelIR, unit: Unit, cost: Cost, device: Device) -> str:
+def _line(ir: KernelIR, unit: Unit, cost: Cost, device: DeviceModel) -> str:
     kind = "kernel" if unit.plan is not None else "torch call"
     operations = [name for name in unit.nodes if ir.graph.node(name).op.split(".")[1] not in VIEWS]
     memory_us = cost.bytes / device.bandwidth * 1e6

@@ -13,18 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import Check, CompileReport, Device, KernelReport, Timing, Verdict
+from mtmc_lsp.core.results import Check, CompileReport, KernelReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.device.calibration import Calibration
+from mtmc_lsp.device.calibration_cache import cached_device, remember_device
+from mtmc_lsp.device.choice import calibrated_model, planning_model
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.gpu_lock import alone, lock_folder, shared
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_process import Sandbox, Worker
-from mtmc_lsp.timing.devices import bound_us, cached_device, data_sheet, least_us, remember_device
+from mtmc_lsp.timing.bounds import bound_us, least_us
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
 from mtmc_lsp.verify.observations import to_find_launches
@@ -138,7 +142,7 @@ class LocalMeasurer:
         self._baseline: Future[None] | None = None
         self._is_alone = False
         """Whether the GPU is held alone by this measurer, for what shares it otherwise."""
-        self._device: Device | None = None
+        self._device: DeviceModel | None = None
         self._timekeeper: Timekeeper | None = None
         if self.has_gpu:
             # Importing torch takes seconds: all processes do it at once, while the first step is planned.
@@ -194,16 +198,19 @@ class LocalMeasurer:
                 raise expired from None
             raise
 
-    def device(self) -> Device:
-        """Measured ceilings on a GPU, else those of a data sheet."""
+    def device(self) -> DeviceModel:
+        """The GPU of this machine as calibrated, measured first where it never was; else the model of a data file."""
         if self._device is None:
-            self._device = data_sheet(self._archs)
-            if self.has_gpu:
-                environment = self._capture.environment
-                known = cached_device(environment)
-                self._device = known or from_json(Device, self._timed_alone("measure.device", {}))
-                remember_device(environment, self._device)
+            self._device = self._calibrated() if self.has_gpu else planning_model(self._archs)
         return self._device
+
+    def _calibrated(self) -> DeviceModel:
+        environment = self._capture.environment
+        device = cached_device(environment)
+        if device is None:
+            device = calibrated_model(environment, from_json(Calibration, self._timed_alone("measure.device", {})))
+            remember_device(environment, device)
+        return device
 
     def close(self) -> None:
         """End the workers and remove their files."""

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import GpuInUse, MeasurementRejected, MtmcError
 from mtmc_lsp.core.json_codec import from_json, to_json
-from mtmc_lsp.core.results import Device, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Timing, Verdict, VerdictStatus
+from mtmc_lsp.device.calibration import Calibration
+from mtmc_lsp.device.calibration_cache import cached_device, remember_device
+from mtmc_lsp.device.choice import calibrated_model
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.gpu_lock import alone
-from mtmc_lsp.timing.devices import bound_us, cached_device, least_us, remember_device
+from mtmc_lsp.timing.bounds import bound_us, least_us
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
 from mtmc_lsp.verify.pair import Pair, PairVerdict
@@ -85,11 +89,13 @@ def time_pair(pair: Pair, init: str, python: str, *, baselines: tuple[str, ...],
         return Timekeeper(ask, gpu, cache=TimingCache(cache_folder(), fresh)).time(request)
 
 
-def _device(pair: Pair, worker: CandidateProcess, gpu: str) -> Device:
+def _device(pair: Pair, worker: CandidateProcess, gpu: str) -> DeviceModel:
     environment = pair.capture.environment
     device = cached_device(environment)
     if device is None:
         with alone(gpu):
-            device = from_json(Device, worker.call("measure.device", {}, RUN_SECONDS))
+            device = calibrated_model(
+                environment, from_json(Calibration, worker.call("measure.device", {}, RUN_SECONDS))
+            )
         remember_device(environment, device)
     return device

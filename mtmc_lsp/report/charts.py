@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtmc_lsp.core.results import Device, Ratio
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.results import Ratio
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 COLOURS = ("text", "quiet", "grid", "gain", "loss", "accent")
@@ -170,7 +171,7 @@ def _bars(
     return {"$schema": SCHEMA, "config": CONFIG, **size, "data": {"values": rows}, "layer": layers}
 
 
-def roofline(points: Sequence[Point], device: Device) -> dict[str, Any]:
+def roofline(points: Sequence[Point], device: DeviceModel) -> dict[str, Any]:
     """The device's roofline, and the versions on it in their order, joined by a line.
 
     Where every version has operations to count, it is the usual plot of operations per second over arithmetic intensity.
@@ -182,7 +183,7 @@ def roofline(points: Sequence[Point], device: Device) -> dict[str, Any]:
     return _memory_roofline(drawn, device)
 
 
-def peak_names(device: Device) -> list[tuple[str, float]]:
+def peak_names(device: DeviceModel) -> list[tuple[str, float]]:
     """The ceilings of operations, slowest first; those that are the same stand together."""
     groups: dict[float, list[str]] = {}
     for name, rate in device.flops.items():
@@ -190,7 +191,7 @@ def peak_names(device: Device) -> list[tuple[str, float]]:
     return [(", ".join(names), rate) for rate, names in sorted(groups.items())]
 
 
-def _intensity_roofline(points: Sequence[Point], device: Device) -> dict[str, Any]:
+def _intensity_roofline(points: Sequence[Point], device: DeviceModel) -> dict[str, Any]:
     ceilings = peak_names(device)
     top = max((rate for _, rate in ceilings), default=device.bandwidth)
     intensities = [point.flops / point.bytes for point in points]
@@ -214,10 +215,10 @@ def _intensity_roofline(points: Sequence[Point], device: Device) -> dict[str, An
     y_low = min([row["y"] for row in rows] + [device.bandwidth * low / 1e12]) / 1.5
     x_axis = _logarithmic("x", "operations per byte", [low, high])
     y_axis = _logarithmic("y", "TFLOP/s", [y_low, top / 1e12 * MARGIN])
-    return _roofs(rows, lines, x_axis, y_axis, f"{device.name}: {device.bandwidth / 1e12:.3g} TB/s")
+    return _roofs(rows, lines, x_axis, y_axis, f"{device.title}: {device.bandwidth / 1e12:.3g} TB/s")
 
 
-def _memory_roofline(points: Sequence[Point], device: Device) -> dict[str, Any]:
+def _memory_roofline(points: Sequence[Point], device: DeviceModel) -> dict[str, Any]:
     size, unit = _unit(max((point.bytes for point in points), default=1.0), "B")
     rows = []
     for number, point in enumerate(points, 1):
@@ -232,7 +233,7 @@ def _memory_roofline(points: Sequence[Point], device: Device) -> dict[str, Any]:
     ys = [row["y"] for row in rows] + microseconds
     y_axis = _logarithmic("y", "us per call", [min(ys) / 1.5, max(ys) * 1.5])
     x_axis = _logarithmic("x", f"{unit} moved per call", [low, high])
-    return _roofs(rows, lines, x_axis, y_axis, f"{device.name}: {device.bandwidth / 1e12:.3g} TB/s")
+    return _roofs(rows, lines, x_axis, y_axis, f"{device.title}: {device.bandwidth / 1e12:.3g} TB/s")
 
 
 def _row(number: int, point: Point, facts: Mapping[str, float], words: str) -> dict[str, Any]:

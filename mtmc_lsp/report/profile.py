@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.profile import Profile
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.report.charts import Point, amount, roofline
 from mtmc_lsp.report.page import Page, escape, figure, table
@@ -21,7 +21,7 @@ LEAST_SHARE = 0.01
 ROOFLINE = "roofline"
 
 
-def show_profile(out: Console, name: str, capture: Capture, found: Profile, device: Device) -> None:
+def show_profile(out: Console, name: str, capture: Capture, found: Profile, device: DeviceModel) -> None:
     """The call as a whole, then its operators and kernels."""
     out.print(Text(f"{name}  {_where(capture)}", style="bold"))
     for line in summary_lines(found, device):
@@ -40,12 +40,12 @@ def _where(capture: Capture) -> str:
     return f"{env.gpu or 'CPU'}, torch {env.torch}, triton {env.triton}"
 
 
-def summary_lines(found: Profile, device: Device) -> list[str]:
+def summary_lines(found: Profile, device: DeviceModel) -> list[str]:
     """The call as a whole, in words."""
     work = f"at least {amount(found.work.bytes, 'B')} and {amount(found.work.flops, 'FLOP')} a call"
     if found.device == "cpu":
         return [f"{found.wall_us:.1f} us a call on the CPU, median of {found.calls} or more", work]
-    ceilings = "measured" if device.measured else "data sheet"
+    ceilings = "measured" if device.is_calibrated else "data sheet"
     part = f", {found.roofline:.0%} of the roofline ({ceilings})" if found.roofline is not None else ""
     return [
         f"{found.wall_us:.1f} us a call on the host's clock; the GPU computes for {found.gpu_us:.1f} us of it{part}",
@@ -107,7 +107,7 @@ def _print(out: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         out.print(Text(f" and {len(rows) - SHOWN} more, see --json", style="dim"))
 
 
-def profile_page(name: str, capture: Capture, found: Profile, device: Device) -> Page:
+def profile_page(name: str, capture: Capture, found: Profile, device: DeviceModel) -> Page:
     """The profile as a page, with the whole call and its operators on the roofline."""
     lines = [*summary_lines(found, device), *found.notes]
     sections = [f"<h1>{escape(name)}</h1>", f"<p>{escape(_where(capture))}</p>"]
@@ -115,7 +115,7 @@ def profile_page(name: str, capture: Capture, found: Profile, device: Device) ->
     charts = {}
     points = _points(found)
     if points:
-        caption = f"Bytes and operations are what the graph needs, the ceilings are those of {device.name}"
+        caption = f"Bytes and operations are what the graph needs, the ceilings are those of {device.title}"
         if found.device == "cpu":
             caption += "; nothing was timed on a GPU, so the points stand on the bound, an estimate"
         sections += ["<h2>Roofline</h2>", figure(ROOFLINE, caption)]

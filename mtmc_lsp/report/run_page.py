@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtmc_lsp.core.chat import Exchange
-from mtmc_lsp.core.results import Device, Verdict, Work
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.results import Verdict, Work
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.report.charts import Gain, Point, Traffic, roofline, traffic, waterfall
@@ -125,7 +126,7 @@ class RunPage:
             before = step.work
         return found
 
-    def _points(self) -> tuple[list[Point], Device | None]:
+    def _points(self) -> tuple[list[Point], DeviceModel | None]:
         if self.result is None or self.result.device is None:
             return [], None
         eager = next((b.median_us for b in self.result.baselines if b.name == "eager" and b.speedup), None)

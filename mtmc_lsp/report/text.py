@@ -14,7 +14,8 @@ from mtmc_lsp.app.backends import Question
 from mtmc_lsp.app.doctor import Finding
 from mtmc_lsp.app.record import Recording
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.results import CheckStatus, Device, Timing
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.results import CheckStatus, Timing
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.report.checks import by_name
@@ -135,15 +136,17 @@ def timing_table(timing: Timing) -> RenderableType:
     return table
 
 
-def show_plan(out: Console, actions: list[MacroAction], device: Device, assumed: Sequence[str]) -> None:
+def show_plan(out: Console, actions: list[MacroAction], device: DeviceModel, assumed: Sequence[str]) -> None:
     """What was assumed of the workload, and the actions that could come first, best first."""
     for note in assumed:
         out.print(Text(note, style="dim"))
     if not actions:
         out.print("nothing is predicted to be worth trying")
         return
-    kind = "measured ceilings" if device.measured else "no GPU here"
-    out.print(Text(f"Estimates for {device.name}, {kind}; nothing was run.", style="dim"))
+    kind = "measured ceilings" if device.is_calibrated else "no GPU here"
+    out.print(Text(f"Estimates for {device.title}, {kind}; nothing was run.", style="dim"))
+    if device.note:
+        out.print(Text(f"Note: {device.note}.", style="dim"))
     for number, action in enumerate(actions, 1):
         out.print()
         saved = f" about {action.expected.saved_us:.0f} us saved (estimate)"

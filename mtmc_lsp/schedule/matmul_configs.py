@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.ir.dense_windows import are_dense_runs
 from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, is_of_halves
 from mtmc_lsp.ir.regions import Region, product_in
@@ -164,7 +164,7 @@ def _tensor_core_tile(m: int, n: int, batch: int, most: int) -> tuple[int, int, 
     return tall, wide, 64, 8 if tall * wide >= 128 * 128 else 4
 
 
-def with_tiles_moved(ir: KernelIR, region: Region, config: Config, device: Device) -> Config:
+def with_tiles_moved(ir: KernelIR, region: Region, config: Config, device: DeviceModel) -> Config:
     """A product's configuration, with tiles of its operands moved by hardware (TMA) where the device has that.
 
     A program makes the descriptors that this takes, which takes as long as a few blocks of K: where there are many tiles of split
@@ -193,7 +193,7 @@ def with_tiles_moved(ir: KernelIR, region: Region, config: Config, device: Devic
     return {**config, "tma": True, **({"persist": device.sm_count} if many and "split_k" not in config else {})}
 
 
-def _with_sums_apart(config: Config, m: int, n: int, k: int, batch: int, device: Device) -> Config:
+def _with_sums_apart(config: Config, m: int, n: int, k: int, batch: int, device: DeviceModel) -> Config:
     """A product's configuration, with the larger tile whose sums are set apart, where that still keeps the device busy.
 
     On an H200 the product of 2048 cubed took 77 us of 89 so, and that of 4096 cubed 577 us of 680. Without descriptors, addresses

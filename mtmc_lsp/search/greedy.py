@@ -212,6 +212,7 @@ class GreedySearch:
                 candidate = self._coder.repair(self._capture, self._best, step.candidate, step.reason)
             except CannotCode as reason:
                 return replace(step, reason=str(reason))
+            candidate = replace(candidate, dependencies=self._capture.graph.dependencies)
             step = self._judged(index, action, candidate)
         return step
 
@@ -238,6 +239,10 @@ class GreedySearch:
         return estimated_work(self._capture.graph, candidate.schedule, self._measurer.device())
 
     def _write(self, action: MacroAction) -> list[Candidate]:
+        known = self._capture.graph.dependencies
+        return [replace(candidate, dependencies=known) for candidate in self._written(action)]
+
+    def _written(self, action: MacroAction) -> list[Candidate]:
         variants = action.params.get("variants")
         if isinstance(variants, (list, tuple)):
             return [self._fastest(action, variants)]

@@ -16,9 +16,9 @@ from typing import TypeVar
 from mtmc_lsp.core.chat import Exchange
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location
 from mtmc_lsp.core.json_codec import from_json, to_json
-from mtmc_lsp.core.project_files import check_database, make_folder, read_bytes, replace_bytes
 from mtmc_lsp.core.run import RunResult, RunStatus, Step
 from mtmc_lsp.core.workload import Environment
+from mtmc_lsp.process.project_files import check_database, make_folder, read_bytes, replace_bytes
 
 T = TypeVar("T")
 STORE = "store.db"

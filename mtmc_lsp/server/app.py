@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError
-from mtmc_lsp.core.isolation import drop_relative_entries, leave_working_folder, own_command
+from mtmc_lsp.process.isolation import drop_relative_entries, leave_working_folder, own_command
 from mtmc_lsp.server.handshake import greet
 
 if TYPE_CHECKING:

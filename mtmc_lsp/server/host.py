@@ -15,9 +15,10 @@ from mtmc_lsp.app.backends import BUILTIN, Backends
 from mtmc_lsp.app.pipeline import OpenTarget
 from mtmc_lsp.app.search_components import Revision, SearchComponents
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.results import Device, Timing, Verdict
+from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.settings import changed, read_settings
 from mtmc_lsp.core.workload import Capture
@@ -36,7 +37,7 @@ class Engine(Protocol):
     def capture(self, opened: OpenTarget) -> Capture:
         """Its graph."""
 
-    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], Device]:
+    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], DeviceModel]:
         """What could come first."""
 
     def optimize(
@@ -78,7 +79,7 @@ class SearchEngine:
     def capture(self, opened: OpenTarget) -> Capture:
         return session.capture_target(opened, self._fork_server)
 
-    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], Device]:
+    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], DeviceModel]:
         return session.plan(opened, capture, self._fork_server)
 
     def optimize(

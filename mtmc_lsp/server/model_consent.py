@@ -9,8 +9,8 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
+from mtmc_lsp.app.folder_decisions import Consent, consent_question
 from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.folder_decisions import Consent, consent_question
 from mtmc_lsp.core.settings import Settings, changed, read_settings
 
 ALLOW, REFUSE = "Allow", "Not now"

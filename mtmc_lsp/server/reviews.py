@@ -14,13 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.core.dependencies import Dependency
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
+from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitions_of, read_definitions
 from mtmc_lsp.source.outline import Outline, Outlined
 from mtmc_lsp.source.target_text import block_start, generated_block, own_text
+
+MOST_CHANGES = 3
+"""Changed dependencies that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,15 @@ class Review:
     result: RunResult | None = None
     own: bytes | None = None
     """The target's own text that was measured; None where the run kept none."""
+    recorded_path: str = ""
+    """The file's path when it was measured, where it was renamed since."""
+
+    @cached_property
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """What its versions depend on beside the target's own text."""
+        known = (step.candidate.dependencies for step in self.steps if step.candidate is not None)
+        items = next((items for items in known if items), ())
+        return tuple(replace(i, path=self.path) if i.path and i.path == self.recorded_path else i for i in items)
 
     @cached_property
     def accepted(self) -> tuple[Step, ...]:
@@ -76,8 +90,23 @@ class Standing:
     """How many of the accepted steps the file holds."""
     is_edited: bool
     """Whether the file holds kernels that are no run's that is known here: they were edited, or are older."""
-    is_stale: bool
+    is_changed: bool
     """Whether the target's own text is no longer the one that was measured."""
+    changes: tuple[str, ...] = ()
+    """Dependencies that changed since: ``K (line 1) was 3 when this was verified, is 5 now``."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the run holds no longer for the code as it is now."""
+        return self.is_changed or bool(self.changes)
+
+    @property
+    def why_stale(self) -> str:
+        """What changed, as a clause."""
+        if self.is_changed:
+            return f"{self.review.qualname} was changed since it was measured"
+        more = f", and {len(self.changes) - MOST_CHANGES} more changes" if len(self.changes) > MOST_CHANGES else ""
+        return f"{'; '.join(self.changes[:MOST_CHANGES])}{more}"
 
     @property
     def pending(self) -> tuple[Step, ...]:
@@ -105,6 +134,10 @@ class Reviews:
     """Kernels of every run that was seen here, superseded ones too."""
     _texts: dict[tuple[str, bytes], tuple[bytes | None, str | None]] = field(default_factory=dict)
     """Own text and block of a target, by its name and the part of the file that they are read from."""
+    find: Finder = read_definitions
+    """Gives the definitions of other files than the target's."""
+    _definitions: dict[str, tuple[Outline, Definitions]] = field(default_factory=dict)
+    """Of the files that were looked at last, by path."""
 
     def put(self, review: Review) -> None:
         """A run that goes on, or is over."""
@@ -123,7 +156,7 @@ class Reviews:
         """The file was renamed."""
         for key in [key for key in self._found if key[0] == old]:
             review = self._found.pop(key)
-            self.put(replace(review, path=new))
+            self.put(replace(review, path=new, recorded_path=review.recorded_path or old))
 
     def put_all(self, reviews: Iterable[Review]) -> None:
         """What the store holds of a file; runs that are newer here stay."""
@@ -144,7 +177,24 @@ class Reviews:
         own, block = self._read(review.qualname, part)
         kept = _kept(review.accepted, block)
         is_edited = block is not None and not kept and block.rstrip("\n") not in self._blocks
-        return Standing(review, found, kept, is_edited, review.own is not None and own != review.own)
+        is_changed = review.own is not None and own != review.own
+        return Standing(review, found, kept, is_edited, is_changed, self._changes(review, outline))
+
+    def _changes(self, review: Review, outline: Outline) -> tuple[str, ...]:
+        if not review.dependencies:
+            return ()
+
+        def find(path: str) -> Definitions | None:
+            return self.defined(path, outline) if path == review.path else self.find(path)
+
+        return changes(review.dependencies, review.path, find)
+
+    def defined(self, path: str, outline: Outline) -> Definitions:
+        """The definitions of an open file."""
+        known = self._definitions.get(path)
+        if known is None or known[0] is not outline:
+            known = self._definitions[path] = (outline, definitions_of(outline.chunks))
+        return known[1]
 
     def _read(self, qualname: str, part: bytes) -> tuple[bytes | None, str | None]:
         key = (qualname, part)

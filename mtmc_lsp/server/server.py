@@ -20,9 +20,9 @@ from pygls.uris import to_fs_path
 from mtmc_lsp import __version__
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.json_codec import from_json
-from mtmc_lsp.core.project_files import FOLDER
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.run import RunResult, Step
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import STORE
 from mtmc_lsp.server.handshake import NAME
 from mtmc_lsp.server.jobs import Job, Jobs, JobState
@@ -34,6 +34,7 @@ from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, step
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.source.compose import BEGIN, END
+from mtmc_lsp.source.dependencies import Definitions, read_definitions
 from mtmc_lsp.source.lint import Context, Finding, check, context_of
 from mtmc_lsp.source.outline import Outline, Outliner
 
@@ -134,7 +135,9 @@ class Server(LanguageServer):
         """Set when the client's current settings are loaded."""
         self.trust = Trust(whole_workspace=False)
         self.model_consent = ModelConsent()
-        self.reviews = Reviews()
+        self.reviews = Reviews(find=self._definitions)
+        self._on_disk: dict[str, tuple[int, Definitions | None]] = {}
+        """Definitions of files that are not open, with the time of their last change in nanoseconds."""
         self._loading: dict[str, asyncio.Event] = {}
         self.jobs = Jobs(host_command, self._on_job)
         self.reporter = Reporter(self)
@@ -191,6 +194,27 @@ class Server(LanguageServer):
         """The runs of all targets of the file, compared with the current text."""
         found = [self.reviews.standing(review, document.outline) for review in self.reviews.of(document.path)]
         return [standing for standing in found if standing is not None]
+
+    def _definitions(self, path: str) -> Definitions | None:
+        """What a file defines: as the editor holds it, else as it is on disk."""
+        for document in self.documents.values():
+            if document.path == path and document.is_python:
+                return self.reviews.defined(path, document.outline)
+        try:
+            changed = Path(path).stat().st_mtime_ns
+        except OSError:
+            return None
+        known = self._on_disk.get(path)
+        if known is None or known[0] != changed:
+            known = self._on_disk[path] = (changed, read_definitions(path))
+        return known[1]
+
+    def refresh_dependents(self, path: str) -> None:
+        """A file changed: have the client ask anew for open files whose runs depend on it."""
+        for document in self.documents.values():
+            reviews = self.reviews.of(document.path) if document.path != path else []
+            if any(item.path == path for review in reviews for item in review.dependencies):
+                self.refresh(document.uri)
 
     async def configured(self) -> None:
         """Wait for the client's settings; after a timeout the defaults apply."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
-from mtmc_lsp.core.folder_decisions import Remembered, state_folder
+from mtmc_lsp.app.folder_decisions import Remembered, state_folder
 
 TRUST, REFUSE = "Trust this folder", "Cancel"
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
-from mtmc_lsp.core.project_files import make_folder, replace_bytes
+from mtmc_lsp.process.project_files import make_folder, replace_bytes
 
 UNFINISHED = ".mtmc-new"
 """Ending of a file's new text until it takes the file's place."""

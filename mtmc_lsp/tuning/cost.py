@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
+from mtmc_lsp.core.device_model import DeviceModel, TensorCores
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.graph import RECURRENT_GATES, Graph, Node, TensorType
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.attention_mask import limits_in
 from mtmc_lsp.ir.axes import Axis
@@ -29,9 +29,9 @@ PASSES = {
 
 Of pooling, whose kernels read every window: about what the H200 took of the time of one pass (level 1 of KernelBench).
 """
-CHANNEL_BYTES = 11.5e9
-"""Bytes per second that PyTorch's batch norm reads of each channel in training, whose statistics one block of threads finds (an
-H200: 0.74 TB/s with 64 channels, 0.18 with 16)."""
+CHANNEL_BYTES_PER_CLOCK = 11.5 / 1.7
+"""Bytes per clock that PyTorch's batch norm reads of each channel in training: one block of threads computes the statistics of a
+channel. An H200, at 1.7 GHz: 0.74 TB/s with 64 channels, 0.18 with 16."""
 HELD_BY_SOFTMAX, PASSES_OF_LONG_SOFTMAX = 1024, 4
 """PyTorch's softmax holds rows up to that long; longer ones it reads three times."""
 DEPTHWISE_PASSES = 10
@@ -41,8 +41,11 @@ GATHERED, SCATTERED = 0.5, 0.25
 MOVED, MOVED_BY_ROWS = 0.95, 0.85
 """Shares of the peak that a product in half precision reaches whose tiles the hardware moves, where neighbouring columns of the
 right operand are neighbours in memory, or neighbours along K are (180 and 206 us on an H200; cuBLAS: 177)."""
-TF32_OF_OURS = 0.21
-"""Likewise of a float32 product in TF32, whose operands pass through registers to be rounded (86 of 403 TFLOP/s on an H200)."""
+TF32_BY_REGISTERS = 0.21
+"""Likewise of a float32 product in TF32 where tensor cores read shared memory: its operands pass through registers to be rounded
+(86 of 403 TFLOP/s on an H200). With ``mma`` all operands do."""
+FROM_SHARED = (TensorCores.WGMMA, TensorCores.TCGEN05)
+"""Tensor cores that read their operands from shared memory."""
 TRANSPOSED_VOLUMES = 0.1
 """Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
 WINDOWS_ONCE = 0.65
@@ -59,13 +62,13 @@ ONCE_SHARE = 0.6
 reaches 0.8); a guess where both are."""
 NO_CALL = 10.0
 """How many times as long as fp32 units would take what cannot be a call is said to take, so that it becomes a kernel."""
-L1_BYTES = 32 * 1.7e9
-"""Bytes per second that one multiprocessor is expected to read from its own cache, of windows that overlap. An H200 took 0.85
-to 1.0 of the time that this gives for lines and images, four columns to a thread, and 1.8 times as long for strided volumes."""
+L1_BYTES_PER_CLOCK = 32.0
+"""Bytes per clock that one multiprocessor is expected to read from its own cache, of windows that overlap. An H200 took 0.85 to
+1.0 of the time that this gives for lines and images, four columns to a thread, and 1.8 times as long for strided volumes."""
 
-SECTOR_BYTES = 32
-L2_SPEED = 2.5
-"""The L2 cache's bandwidth, in that of the memory."""
+REUSE_GAIN = 2.5 * 4.28 / 8.85
+"""Speed of data that other programs have just read, relative to reads from the L2: part of it is still in an L1. Fitted on an
+H200, where it is 2.5 times the copy bandwidth (4.28 TB/s); reads from its L2 reach 8.85 TB/s."""
 
 PREPARING = 8
 """About how many launches go before a recurrent kernel's own: weights side by side, first states, the first product."""
@@ -108,23 +111,24 @@ def matmul_flops(ir: KernelIR, node: str) -> float:
     return total
 
 
-def peak(device: Device, dtype: str, mode: str) -> float:
+def peak(device: DeviceModel, dtype: str, mode: str) -> float:
     """Operations per second for products of ``dtype`` in precision ``mode``."""
     if mode in HALVES:
-        return device.flops.get(SPLIT, 1.5e14)
+        return device.flops[SPLIT]
     if dtype in ("float16", "bfloat16"):
-        return device.flops.get("bf16" if dtype == "bfloat16" else "fp16", 5e14)
+        return device.flops["bf16" if dtype == "bfloat16" else "fp16"]
     if dtype == "float32":
-        return device.flops.get({"ieee": "fp32", "tf32": "tf32"}.get(mode, mode), 5e13)
-    return device.flops.get("fp64", 2e13)
+        # Other modes emulate float32 by several products of fewer bits: about as fast as the units for float32.
+        return device.flops.get(mode, device.flops["fp32"])
+    return device.fp64_flops
 
 
-def _time(bytes_moved: float, flops: float, device: Device, rate: float, efficiency: float) -> float:
+def _time(bytes_moved: float, flops: float, device: DeviceModel, rate: float, efficiency: float) -> float:
     memory = bytes_moved / (device.bandwidth * efficiency)
     return (max(memory, flops / rate if flops else 0.0)) * 1e6
 
 
-def torch_cost(ir: KernelIR, node: Node, device: Device) -> Cost:
+def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     """One ATen node as PyTorch's own kernel runs it."""
     graph = ir.graph
     name = node.op.split(".")[1]
@@ -154,13 +158,14 @@ def torch_cost(ir: KernelIR, node: Node, device: Device) -> Cost:
     return Cost(moved, flops, _time(moved, flops, device, rate, 0.85 * busy) + device.launch_us * launches)
 
 
-def _training_cost(graph: Graph, node: Node, device: Device) -> Cost:
+def _training_cost(graph: Graph, node: Node, device: DeviceModel) -> Cost:
     """A batch norm in training mode: the statistics of each channel, then the values."""
     own = tensor_bytes(node.type, graph.sizes)
     channels = node.type.shape[1].value(graph.sizes)
-    # With channels densest several blocks share them.
     reading = 0.85 * device.bandwidth
-    statistics = own / (reading if node.type.is_channels_last else min(reading, CHANNEL_BYTES * channels)) * 1e6
+    # In channels-last order several blocks share a channel.
+    by_block = CHANNEL_BYTES_PER_CLOCK * device.clock_hz * channels
+    statistics = own / (reading if node.type.is_channels_last else min(reading, by_block)) * 1e6
     values = _time(2.0 * own, 0.0, device, 1.0, 0.85)
     return Cost(3.0 * own, 0.0, statistics + values + 2.0 * device.launch_us)
 
@@ -174,7 +179,7 @@ def _passes(graph: Graph, node: Node) -> int:
     return PASSES.get(name, 2)
 
 
-def _convolution_cost(ir: KernelIR, node: Node, device: Device, read: float, written: float, flops: float) -> Cost:
+def _convolution_cost(ir: KernelIR, node: Node, device: DeviceModel, read: float, written: float, flops: float) -> Cost:
     """A convolution as the library runs it: in channels-last order, into and out of which it brings other tensors itself."""
     graph = ir.graph
     if not flops:
@@ -205,7 +210,7 @@ def _library_share(ir: KernelIR, node: Node) -> float:
 
 
 def kernel_cost(
-    ir: KernelIR, region: Region, config: Mapping[str, object], device: Device, *, waves: bool = False
+    ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel, *, waves: bool = False
 ) -> Cost:
     """A region as one kernel (or as few kernels, where it is split).
 
@@ -256,8 +261,8 @@ def kernel_cost(
         walked = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
         share = GATHERED if all(kind.is_channels_last for kind in walked) else SCATTERED
         share = WINDOWS_ONCE if ONCE in config else share
-    if dtype == "float32" and config.get("precision") == "tf32":
-        share = min(share, TF32_OF_OURS)
+    if dtype == "float32" and config.get("precision") == "tf32" and device.tensor_cores in FROM_SHARED:
+        share = min(share, TF32_BY_REGISTERS)
     busy = _parallelism(ir, region, config, device)
     rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
     launches = 1
@@ -279,8 +284,8 @@ def kernel_cost(
         launches += 1 + _varies_along_columns(ir, region)
     time = _time(moved, flops, device, rate, TRITON_EFFICIENCY * busy)
     # Each walk computes anew what it reduces or writes; a program has the cache of its own multiprocessor alone.
-    caches = device.sm_count * min(1.0, 2.0 * busy)
-    time = max(time, (1 + again) * _folded_bytes(ir, region) / (L1_BYTES * caches) * 1e6)
+    l1_rate = device.per_sm(L1_BYTES_PER_CLOCK) * min(1.0, 2.0 * busy)
+    time = max(time, (1 + again) * _folded_bytes(ir, region, device) / l1_rate * 1e6)
     if region.kind is RegionKind.MATMUL:
         time += loads_apart_us(ir, region, config, device)
         time += _time(stream, 0.0, device, rate, TRITON_EFFICIENCY)
@@ -289,7 +294,7 @@ def kernel_cost(
     return Cost(moved + stream + split, flops, time + device.launch_us * launches)
 
 
-def _split_pass(ir: KernelIR, region: Region, config: Mapping[str, object], device: Device) -> tuple[float, float]:
+def _split_pass(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> tuple[float, float]:
     """Bytes that the kernel moves which splits operands before the product, and the share of the device that it keeps busy.
 
     It reads four bytes and writes four, and has a program for each few rows. Without such a kernel there are no bytes.
@@ -307,7 +312,7 @@ def _split_pass(ir: KernelIR, region: Region, config: Mapping[str, object], devi
     return moved, min(1.0, max(1, programs) / (2.0 * device.sm_count))
 
 
-def _recurrent_cost(ir: KernelIR, region: Region, config: Mapping[str, object], device: Device) -> Cost:
+def _recurrent_cost(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> Cost:
     """A launch for each group of steps, which finds all weights in the L2 cache, after the product of the whole sequence."""
     graph, prim = ir.graph, recurrence_in(ir, region)
     form = recurrence_of(prim)
@@ -316,7 +321,7 @@ def _recurrent_cost(ir: KernelIR, region: Region, config: Mapping[str, object], 
     weights, itemsize = weight_bytes(ir, prim), ITEMSIZE[prim.dtype]
     # Each multiply-add is of one weight and one row of the batch.
     flops = 2.0 * batch * weights / itemsize
-    speed = L2_SPEED if weights < 0.5 * device.l2_bytes else 1.0
+    speed = REUSE_GAIN * device.l2_speedup if weights < 0.5 * device.l2_bytes else 1.0
     rate = peak(device, prim.dtype, str(config["precision"])) * 0.5
     each = _time(weights, flops, device, rate, TRITON_EFFICIENCY * speed) + device.launch_us
     rows = form.gates * form.hidden * form.directions
@@ -330,11 +335,12 @@ def _recurrent_cost(ir: KernelIR, region: Region, config: Mapping[str, object], 
 
 
 def _sectors(
-    ir: KernelIR, region: Region, prim: str, kind: TensorType, config: Mapping[str, object], device: Device
+    ir: KernelIR, region: Region, prim: str, kind: TensorType, config: Mapping[str, object], device: DeviceModel
 ) -> float:
     """How many times over a tensor is read or written whose elements lie apart along the columns of a tile.
 
-    Memory gives whole sectors of 32 bytes (CUDA C++ Best Practices Guide, 10.2.1); a tile uses of each what its rows reach.
+    Memory gives whole sectors, of 32 bytes on NVIDIA GPUs (CUDA C++ Best Practices Guide, 10.2.1); a tile uses of each what its
+    rows reach.
     """
     if region.kind not in (RegionKind.REDUCE, RegionKind.MAP):
         return 1.0
@@ -346,28 +352,30 @@ def _sectors(
     if not dense or not own & along:
         return 1.0
     if dense & along:
-        reached = _columns_reached(region, dense, config, graph)
+        reached = _columns_reached(region, dense, config, graph, device)
     else:
         turned = across(ir, region)
         neighbours = (turned,) if turned is not None else (region.kept[-1:] if region.reduced else region.kept[-2:-1])
         reached = int(str(config.get("rows", 1))) if dense & set(neighbours) else 1
-    times = max(1.0, SECTOR_BYTES / ITEMSIZE[kind.dtype] / max(1, reached))
+    times = max(1.0, device.sector_bytes / ITEMSIZE[kind.dtype] / max(1, reached))
     if tensor_bytes(kind, graph.sizes) < 0.5 * device.l2_bytes:
         # The other programs that need the rest of a sector find it in the L2 cache.
-        times = 1.0 + (times - 1.0) / L2_SPEED
+        times = 1.0 + (times - 1.0) / (REUSE_GAIN * device.l2_speedup)
     return times
 
 
-def _columns_reached(region: Region, dense: Set[Axis], config: Mapping[str, object], graph: Graph) -> int:
+def _columns_reached(
+    region: Region, dense: Set[Axis], config: Mapping[str, object], graph: Graph, device: DeviceModel
+) -> int:
     """How many neighbours of a dense axis a tile's columns reach, where that axis may lie outside others among the columns."""
     if not region.reduced or not config.get("loop"):
-        return SECTOR_BYTES
+        return device.sector_bytes
     inside = next(i for i, axis in enumerate(region.reduced) if axis in dense) + 1
     steps = product([axis.size for axis in region.reduced[inside:]]).value(graph.sizes)
-    return SECTOR_BYTES if steps == 1 else int(str(config.get("block", 1))) // steps
+    return device.sector_bytes if steps == 1 else int(str(config.get("block", 1))) // steps
 
 
-def _folded_bytes(ir: KernelIR, region: Region) -> float:
+def _folded_bytes(ir: KernelIR, region: Region, device: DeviceModel) -> float:
     """Bytes of all windows that are folded: each is read from a cache, whatever comes from memory.
 
     What a fold is made of is computed anew for each of its elements; and where windows step over memory, so do its loads.
@@ -388,7 +396,7 @@ def _folded_bytes(ir: KernelIR, region: Region) -> float:
             asked[source] = max(asked.get(source, 0.0), times)
     windows = windows_along_columns(ir, region)
     step = int(str(windows.attrs["step"])) if windows is not None else 1
-    return total * min(step, SECTOR_BYTES // ITEMSIZE["float32"])
+    return total * min(step, device.sector_bytes // ITEMSIZE["float32"])
 
 
 def _source(ir: KernelIR, prim: Prim) -> tuple[Size, ...]:
@@ -427,7 +435,7 @@ def _walks_again(ir: KernelIR, region: Region) -> bool:
     return _varies_along_columns(ir, region)
 
 
-def _fits_in_l2(region: Region, graph: Graph, device: Device) -> bool:
+def _fits_in_l2(region: Region, graph: Graph, device: DeviceModel) -> bool:
     """Whether the rows in flight stay in the L2 cache between the passes over them."""
     row = 4.0 * region.columns.value(graph.sizes)
     in_flight = min(region.rows.value(graph.sizes), 4 * device.sm_count)
@@ -452,7 +460,7 @@ def programs_of(ir: KernelIR, region: Region, config: Mapping[str, object]) -> i
     return blocks(region.rows.value(sizes), "rows") * int(str(config.get("split", 1)))
 
 
-def _parallelism(ir: KernelIR, region: Region, config: Mapping[str, object], device: Device) -> float:
+def _parallelism(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> float:
     """Share of the device that the grid keeps busy: a reduction has one program per group of rows, a product one per tile."""
     if region.kind in (RegionKind.REDUCE, RegionKind.SCAN):
         return min(1.0, programs_of(ir, region, config) / (2.0 * device.sm_count))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import TensorType
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.memory_order import dense_axes
 from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, is_of_halves
@@ -19,16 +19,16 @@ from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.matmul_configs import HALVES
 from mtmc_lsp.schedule.split_on_load import ONCE
 
-APART_PER_SM = 1.1e9
-"""Elements per second that one multiprocessor loads one by one. On an H200 kernels of convolutions whose weights, or whose
-windows, lay so took 1.0 to 1.35 times what this gives (and 40 times what their bytes and operations did)."""
-OF_WINDOWS_PER_SM = 7.6e9
+APART_PER_CLOCK = 1.1 / 1.7
+"""Elements per clock that one multiprocessor loads one by one. On an H200, at 1.7 GHz, convolutions with such weights or windows
+took 1.0 to 1.35 times what this gives (and 40 times what their bytes and operations did)."""
+OF_WINDOWS_PER_CLOCK = 7.6 / 1.7
 """Likewise of windows that wait for no copy that runs ahead, but are split as they come (0.8 to 1.05 times, four of them)."""
 TOGETHER = 4
 """Neighbours from which on they are loaded together: asynchronous copies take four bytes or more."""
 
 
-def loads_apart_us(ir: KernelIR, region: Region, config: Mapping[str, object], device: Device) -> float:
+def loads_apart_us(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> float:
     """The time of all loads of single elements that a product's kernel makes for its operands."""
     prim = product_in(ir, region)
     of_windows = ONCE in config and bool(ProductDims.of(prim).taps)
@@ -42,13 +42,13 @@ def loads_apart_us(ir: KernelIR, region: Region, config: Mapping[str, object], d
     walked = k // channels * -(-channels // deep) if config.get("taps") else -(-k // deep)
     elements = float(own.batch.value(sizes) * m * n * walked * deep)
     if of_windows:
-        return elements * tall / (OF_WINDOWS_PER_SM * device.sm_count) * 1e6
+        return elements * tall / device.per_sm(OF_WINDOWS_PER_CLOCK) * 1e6
     apart = sum(
         elements * (wide if side else tall)
         for side, operand in _operands(prim)
         if _together(ir, region, prim, side, operand, config) < TOGETHER
     )
-    return apart / (APART_PER_SM * device.sm_count) * 1e6
+    return apart / device.per_sm(APART_PER_CLOCK) * 1e6
 
 
 def loaded_bytes(ir: KernelIR, region: Region) -> int:

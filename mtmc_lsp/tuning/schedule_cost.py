@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.results import Device, Work
+from mtmc_lsp.core.results import Work
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import CannotFuse, RegionKind
 from mtmc_lsp.rewrites import ir_of
@@ -18,7 +19,7 @@ from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import ZERO, Cost, kernel_cost, programs_of, torch_cost
 
 
-def schedule_cost(ir: KernelIR, schedule: Schedule, device: Device) -> Cost:
+def schedule_cost(ir: KernelIR, schedule: Schedule, device: DeviceModel) -> Cost:
     """The cost of all units, one after the other.
 
     Raises:
@@ -30,7 +31,7 @@ def schedule_cost(ir: KernelIR, schedule: Schedule, device: Device) -> Cost:
     return total
 
 
-def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: Device) -> Cost:
+def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Cost:
     """The cost of a torch call, or of the kernels of one launch.
 
     Those run at the same time: for as long as the longest alone, or as all of their work takes a device that is full of it.
@@ -51,7 +52,7 @@ def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: Device) -> Cost:
     return Cost(sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs), us)
 
 
-def estimated_work(graph: Graph, schedule: object, device: Device) -> Work | None:
+def estimated_work(graph: Graph, schedule: object, device: DeviceModel) -> Work | None:
     """What a version does per call, from its schedule as JSON data; None where the model does not know its kernels."""
     try:
         known = from_json(Schedule, schedule)

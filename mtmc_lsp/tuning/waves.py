@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.ir.primitives import KernelIR, ProductSizes
 from mtmc_lsp.ir.regions import Region, product_in
 from mtmc_lsp.schedule.split_on_load import BOTH, ONCE
@@ -58,7 +58,7 @@ class Waves:
         shared, run = self.shared(programs), self.run(programs)
         return -(-shared * self.steps // run) + (shared - 1 if self.steps % run else 0)
 
-    def busy(self, config: Mapping[str, object], device: Device) -> float:
+    def busy(self, config: Mapping[str, object], device: DeviceModel) -> float:
         """Share of the device that works, on average, until the last program is done."""
         at_once = device.sm_count
         programs = int(str(config.get("stream_k", 0)))
@@ -79,7 +79,7 @@ def parts_bytes(ir: KernelIR, region: Region, config: Mapping[str, object]) -> f
     return 2.0 * waves.parts(programs) * waves.elements * itemsize
 
 
-def stream_programs(ir: KernelIR, region: Region, config: Mapping[str, object], device: Device) -> list[int]:
+def stream_programs(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> list[int]:
     """Numbers of programs among which stream-K may be worth trying; none where tiles are many or K is short."""
     if config.get("stream_k") or int(str(config.get("split_k", 1))) > 1 or config.get(ONCE, BOTH) != BOTH:
         return []

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from runner import Answer, environment, mtmc
 
-from mtmc_lsp.core.isolation import own_command
 from mtmc_lsp.core.workload import Environment
+from mtmc_lsp.process.isolation import own_command
 from mtmc_lsp.search.store import Store
 from tests.hostile import STORES, imported, plant_modules, project, snapshot
 

@@ -13,9 +13,9 @@ from runner import mtmc, project
 
 from mtmc_lsp.app import profile as profiling
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.report.page import render
 from mtmc_lsp.report.profile import operator_table, profile_page, summary_lines
-from mtmc_lsp.timing.devices import data_sheet
 from mtmc_lsp.timing.worker.profile_command import covered, gaps
 
 MODEL = """\
@@ -77,7 +77,7 @@ def test_without_a_gpu_operators_are_told_by_the_cpus_time_and_that_is_said(tmp_
 def on_gpu(captured: Callable[[str, str], Capture], monkeypatch: pytest.MonkeyPatch):
     """A profile made of what a worker on a GPU would have seen."""
     capture = captured(MODEL, "mixed")
-    device = data_sheet(("sm_90",))
+    device = planning_model(("sm_90",))
 
     class Seeing:
         def __init__(self, *a: object, **k: object) -> None: ...

@@ -18,6 +18,7 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.regions import CannotFuse, analyse
@@ -25,7 +26,6 @@ from mtmc_lsp.process.worker.tensor_ipc import give, take
 from mtmc_lsp.process.worker_process import RESULTS, Worker
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.source.targets import find_target
-from mtmc_lsp.timing.devices import data_sheet
 from mtmc_lsp.verify.cases import Case
 
 SECONDS = 60.0
@@ -163,7 +163,7 @@ def planned(capture: Capture) -> Candidate:
     """What the planner fuses, each kernel in its default configuration."""
     candidate = start(capture)
     ir = lower(capture.graph)
-    for fusion in FusionSearch(ir, from_json(Schedule, candidate.schedule), data_sheet(("sm_90",))).best():
+    for fusion in FusionSearch(ir, from_json(Schedule, candidate.schedule), planning_model(("sm_90",))).best():
         candidate = _tried(capture, candidate, fusion.region.nodes, fusion.config)
     return candidate
 

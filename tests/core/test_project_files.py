@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.core.project_files import (
+from mtmc_lsp.process.project_files import (
     UnsafeFile,
     check_database,
     check_file,

@@ -10,10 +10,10 @@ from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
-from mtmc_lsp.timing.devices import data_sheet
 from tests.codegen.harness import compile_errors, verified
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -40,7 +40,7 @@ def test_an_example_goes_through_without_a_gpu(file: str, interpreter_worker: Wo
     capture = run_capture(find_workload(str(path), text, target), text, interpreter_worker, 120)
     planner, coder = RooflinePlanner(), BuiltinCoder()
     best, steps = coder.start(capture, text.decode()), list[Step]()
-    while (action := planner.propose(State(capture, best, tuple(steps), data_sheet(ARCHS), False))) is not None:
+    while (action := planner.propose(State(capture, best, tuple(steps), planning_model(ARCHS), False))) is not None:
         best = coder.write(capture, best, action)
         steps.append(Step(len(steps) + 1, action, StepStatus.ACCEPTED, "", candidate=best))
     assert steps

@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from mtmc_lsp.app.backends import Backends, LedgerModel
-from mtmc_lsp.core.results import CompileReport, Device, KernelReport, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.device_model import DeviceModel
+from mtmc_lsp.core.results import CompileReport, KernelReport, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.settings import LlmSettings, Settings
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.device.choice import model_of_arch
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 
 WRITES = Backends(coder="llm")
-H200 = Device("NVIDIA H200", "sm_90", 132, 232448, 62914560, 4.28e12, {"fp32": 5.1e13})
+H200 = model_of_arch("sm_90")
 
 
 class AgreeingMeasurer:
@@ -27,7 +29,7 @@ class AgreeingMeasurer:
         self.spills: dict[str, int] = {}
         """Spilled bytes of candidates that contain a text."""
 
-    def device(self) -> Device:
+    def device(self) -> DeviceModel:
         return H200
 
     def compile(self, candidate: Candidate) -> CompileReport:

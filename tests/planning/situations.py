@@ -8,17 +8,18 @@ from mtmc_lsp.actions.base import Situation
 from mtmc_lsp.actions.catalogue import proposals
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.json_codec import from_json
-from mtmc_lsp.core.results import BaselineTime, Device, Ratio, Speed, Timing
+from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, analyse
 from mtmc_lsp.rewrites import ALGEBRA, ir_of
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.timing.devices import data_sheet
 
-SHEET = data_sheet(("sm_90",))
+SHEET = planning_model(("sm_90",))
 SLOW = replace(
     SHEET, bandwidth=SHEET.bandwidth / 1e6, flops={name: rate / 1e6 for name, rate in SHEET.flops.items()}, sm_count=2
 )
@@ -29,12 +30,14 @@ def schedule_of(candidate: Candidate) -> Schedule:
 
 
 def situation(
-    capture: Capture, candidate: Candidate, *, has_gpu: bool = False, strict: bool = True, device: Device = SLOW
+    capture: Capture, candidate: Candidate, *, has_gpu: bool = False, strict: bool = True, device: DeviceModel = SLOW
 ) -> Situation:
     return Situation(capture.graph, schedule_of(candidate), device, has_gpu=has_gpu, strict=strict)
 
 
-def proposed(capture: Capture, candidate: Candidate, kind: ActionKind, *, device: Device = SLOW) -> list[MacroAction]:
+def proposed(
+    capture: Capture, candidate: Candidate, kind: ActionKind, *, device: DeviceModel = SLOW
+) -> list[MacroAction]:
     found = proposals(situation(capture, candidate, device=device))
     return [action for action in found if action.kind is kind]
 

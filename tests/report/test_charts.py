@@ -3,16 +3,18 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import vl_convert
 
-from mtmc_lsp.core.results import Device, Ratio
+from mtmc_lsp.core.results import Ratio
+from mtmc_lsp.device.choice import model_of_arch
 from mtmc_lsp.report import charts
 from mtmc_lsp.report.charts import Gain, Point, Traffic, roofline, traffic, waterfall
 
-DEVICE = Device("Test GPU", "sm_90", 100, 200_000, 1 << 25, 4e12, {"fp32": 5e13, "fp16": 8e14, "bf16": 8e14})
+DEVICE = replace(model_of_arch("sm_90"), bandwidth=4e12, flops={"fp32": 5e13, "fp16": 8e14, "bf16": 8e14})
 
 
 def parts(spec: Any) -> Iterator[dict[str, Any]]:
@@ -42,7 +44,7 @@ CHARTS = {
     "intensity": roofline(TIMED, DEVICE),
     "memory": roofline([Point("eager", 0.0, 8e9, 9e-3), Point("step 1", 0.0, 4e9)], DEVICE),
     "no points": roofline([], DEVICE),
-    "no products on the device": roofline(TIMED, Device("AMD", "gfx942", 1, 1, 1, 1e12)),
+    "no products on the device": roofline(TIMED, replace(DEVICE, flops={})),
 }
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import MtmcError, TargetRaises, WorkerFailed
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import (
     BaselineTime,
     CompileReport,
-    Device,
     KernelReport,
     Ratio,
     Speed,
@@ -23,6 +23,7 @@ from mtmc_lsp.core.results import (
 )
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
+from mtmc_lsp.device.choice import model_of_arch
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 
 SOURCE = "def f(x):\n    return x + 1\n"
@@ -94,8 +95,8 @@ class FakeMeasurer:
         self.calls = {"verify": 0, "compile": 0, "time": 0, "quick": 0}
         self._broken = broken
 
-    def device(self) -> Device:
-        return Device("Fake GPU", "sm_90", 1, 1, 1, 1.0)
+    def device(self) -> DeviceModel:
+        return replace(model_of_arch("sm_90"), name="Fake GPU")
 
     def compile(self, candidate: Candidate) -> CompileReport:
         self.calls["compile"] += 1

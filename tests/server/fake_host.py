@@ -20,9 +20,11 @@ from mtmc_lsp.app import pipeline as session
 from mtmc_lsp.app.pipeline import OpenTarget, Request
 from mtmc_lsp.app.search_components import SearchComponents
 from mtmc_lsp.core.action import MacroAction
+from mtmc_lsp.core.dependencies import Dependency, DependencyKind
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.results import Check, CheckStatus, Device, Timing, Verdict, VerdictStatus
+from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, GeneratedCode, RunResult, Step
 from mtmc_lsp.core.settings import Settings, changed
 from mtmc_lsp.core.workload import Capture
@@ -30,6 +32,7 @@ from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.server.host import serve
 from mtmc_lsp.source.compose import compose
+from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_target
 
 GAIN = {"better": 0.8, "far": 0.8, "same": 1.0, "slower": 1.5}
@@ -92,6 +95,15 @@ def timed(candidate: Candidate) -> Candidate:
     return replace(candidate, schedule=candidate.schedule or {"us": 50.0, "outcome": "better"})
 
 
+def _dependency(word: str, path: str) -> Dependency:
+    """``K=3`` is a value of the file, ``cfg.SCALE=2.0`` one of the file beside it, ``helper`` a function."""
+    name, _, value = word.partition("=")
+    module, _, qualname = name.rpartition(".")
+    file = str(Path(path).parent / f"{module}.py") if module else path
+    kind = DependencyKind.VALUE if value else DependencyKind.CODE
+    return Dependency(name, kind, value=value, path=file, qualname=qualname)
+
+
 class FakeEngine:
     """Engine with scripted results; see the module docstring."""
 
@@ -105,9 +117,15 @@ class FakeEngine:
         if "broken" in self._outcomes(opened):
             raise RequestError("the target raises ValueError", remedy="Fix it.")
         captured = capture(str(opened.request.path))
-        return replace(captured, workload=replace(captured.workload, target=opened.target))
+        path = str(opened.request.path)
+        # A real worker records what the target reads. Here the text declares it: ``# reads f: K=3 helper cfg.SCALE=2.0``.
+        reads = re.search(rf"# reads {re.escape(opened.target.qualname)}: ([^\r\n]*)", opened.text.decode())
+        recorded = [_dependency(word, path) for word in (reads[1].split() if reads else [])]
+        dependencies = with_definitions(recorded, opened.target, opened.plain, [str(opened.root)])
+        graph = replace(captured.graph, dependencies=dependencies)
+        return replace(captured, workload=replace(captured.workload, target=opened.target), graph=graph)
 
-    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], Device]:
+    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], DeviceModel]:
         return self._actions(opened), FakeMeasurer().device()
 
     def optimize(

@@ -14,7 +14,7 @@ import pytest
 from editor import REAL, Editor, editor
 from lsprotocol import types as lsp
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.process.isolation import own_command
 from mtmc_lsp.search.store import Store
 from tests.hostile import OTHERS, STORES, imported, plant_modules, project, snapshot
 

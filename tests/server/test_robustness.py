@@ -12,7 +12,7 @@ from editor import FAKE, Editor, capabilities, editor
 from lsprotocol import types as lsp
 from pytest_lsp import make_test_lsp_client
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.process.isolation import own_command
 
 pytestmark = pytest.mark.asyncio
 

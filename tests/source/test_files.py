@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtmc_lsp.core.errors import FileChanged, RequestError
-from mtmc_lsp.core.project_files import UnsafeFile
+from mtmc_lsp.process.project_files import UnsafeFile
 from mtmc_lsp.source.compose import unified_diff, write_if_unchanged
 
 

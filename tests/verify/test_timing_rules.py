@@ -13,7 +13,9 @@ from handwritten import RMS
 from mtmc_lsp.core.dtypes import TOLERANCE
 from mtmc_lsp.core.errors import EnvironmentNotAble, MeasurementRejected, error_from_json
 from mtmc_lsp.core.results import Ratio, Speed
-from mtmc_lsp.timing.devices import bound_us, cached_device, data_sheet, least_us, remember_device
+from mtmc_lsp.device.calibration_cache import cached_device, remember_device
+from mtmc_lsp.device.choice import planning_model
+from mtmc_lsp.timing.bounds import bound_us, least_us
 from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contest, conclude, must_be_possible
 from mtmc_lsp.timing.worker.sampling import (
     MAX_SAMPLES,
@@ -222,7 +224,7 @@ def test_what_a_call_writes_into_its_arguments_is_looked_at_where_it_returns_not
 
 
 def test_the_bound_counts_inputs_once_and_outputs_once(capture_of) -> None:
-    device = data_sheet(("sm_90",))
+    device = planning_model(("sm_90",))
     capture = capture_of(RMS)
     traffic = 4 * (2 * 37 * 72 + 72)
     assert bound_us(capture, device) == pytest.approx(traffic / device.bandwidth * 1e6)
@@ -234,13 +236,13 @@ def test_the_bound_counts_inputs_once_and_outputs_once(capture_of) -> None:
 def test_a_table_of_which_few_rows_are_read_does_not_count_whole(captured) -> None:
     """A gather may be far faster than reading its whole table."""
     capture = captured("# mtmc: w=f32[100000,64] i=i64[8]\ndef look_up(w, i):\n    return w[i]\n", "look_up")
-    device = data_sheet(("sm_90",))
+    device = planning_model(("sm_90",))
     assert bound_us(capture, device) < 1e-2
 
 
 def test_products_bound_the_time_too(captured) -> None:
     capture = captured("# mtmc: a=f32[512,512] b=f32[512,512]\ndef product(a, b):\n    return a @ b\n", "product")
-    device = data_sheet(("sm_90",))
+    device = planning_model(("sm_90",))
     flops = 2 * 512**3
     assert bound_us(capture, device) == pytest.approx(
         max(flops / device.flops["fp16x3"], 3 * 4 * 512**2 / device.bandwidth) * 1e6
@@ -248,16 +250,15 @@ def test_products_bound_the_time_too(captured) -> None:
 
 
 def test_the_device_to_plan_for_without_a_gpu_is_one_that_was_asked_for() -> None:
-    assert data_sheet(("sm_80",)).arch == "sm_80"
-    assert data_sheet(("sm_80", "sm_90")).arch == "sm_90"
-    assert data_sheet(("sm_unheard_of",)).arch == "sm_90"
-    assert not data_sheet(("sm_90",)).has_gpu
+    assert planning_model(("sm_80",)).arch == "sm_80"
+    assert planning_model(("sm_80", "sm_90")).arch == "sm_90"
+    assert not planning_model(("sm_90",)).is_calibrated
 
 
 def test_measured_ceilings_are_kept_for_this_gpu_driver_and_torch_alone(capture_of, scratch_home) -> None:
     environment = replace(capture_of(RMS).environment, gpu="Some GPU", driver="1.2")
     assert cached_device(environment) is None
-    device = replace(data_sheet(("sm_90",)), has_gpu=True)
+    device = replace(planning_model(("sm_90",)), is_calibrated=True)
     remember_device(environment, device)
     assert cached_device(environment) == device
     assert cached_device(replace(environment, driver="1.3")) is None
@@ -272,7 +273,7 @@ def test_measured_ceilings_are_kept_for_this_gpu_driver_and_torch_alone(capture_
 def test_without_a_gpu_nothing_is_timed(measurer_of) -> None:
     measurer = measurer_of(RMS)
     assert measurer.time(RMS.candidate(), None) is None
-    assert measurer.device().has_gpu is False
+    assert measurer.device().is_calibrated is False
     with pytest.raises(EnvironmentNotAble, match="CUDA GPU"):
         measurer.quick([RMS.candidate()], seconds=1.0)
 

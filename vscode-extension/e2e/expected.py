@@ -11,8 +11,8 @@ from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.timing.devices import data_sheet
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     wanted = {int(number) for number in numbers}
     opened = open_target(parse_request(f"{path}::{target}", Settings(archs=("sm_90",)), sys.executable))
     capture = capture_target(opened)
-    coder, planner, device = BuiltinCoder(), RooflinePlanner(), data_sheet(("sm_90",))
+    coder, planner, device = BuiltinCoder(), RooflinePlanner(), planning_model(("sm_90",))
     best = kept = coder.start(capture, Path(path).read_text())
     history: list[Step] = []
     while len(history) < max(wanted):

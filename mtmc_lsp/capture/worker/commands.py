@@ -13,8 +13,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from mtmc_lsp.capture.module_paths import module_name
-from mtmc_lsp.capture.worker.calls import Call, build_call, user_error
+from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_error
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
+from mtmc_lsp.capture.worker.dependencies import Recorder, dependencies
 from mtmc_lsp.capture.worker.eager_run import buffers, flat_function, run_eagerly, traced
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
@@ -76,14 +77,16 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
         KeepsTensors: the target keeps more than the workload says.
     """
     device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
-    call = _build(module, workload, device)
+    constructing, calling = Recorder(), Recorder()
+    call = _build(module, workload, device, constructing)
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
     elements = sum(item.value.numel() for item in inputs)
     returned: list[Layout] = []
     named = partial(class_name, file=module)
     if device == "cuda" or elements <= EAGER_LIMIT_ELEMENTS:
-        returned = run_eagerly(module, call, inputs, workload.target)
+        with calling:
+            returned = run_eagerly(module, call, inputs, workload.target)
     before = held_tensors(call.instance)
     with kept_whole(), watching_attributes(call.instance, workload.target.path) as watched:
         flat = flat_function(call, inputs)
@@ -101,7 +104,8 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
             *rolled_within(graph),
         )
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *asked))))
-        flops, given_back = traced(call, inputs, workload.target, named)
+        with calling:
+            flops, given_back = traced(call, inputs, workload.target, named)
     watched.refuse_writes(workload.target, {item.access for item in workload.kept})
     refuse_random(graph, workload.target)
     refuse_unseen_changes(graph, workload.target)
@@ -119,6 +123,7 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
     modules = used_modules(call.instance, module, watched.called, read)
     used = {*(item.access for item in modules), *tensors}
     graph = replace(graph, modules=modules, same=shared_parts(call.instance, used))
+    graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance))
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
         graph=graph,
@@ -142,9 +147,13 @@ def _load(target: Target, source: str | None) -> Any:
         raise user_error(error, target, "when its file is imported") from error
 
 
-def _build(module: Any, workload: Workload, device: str) -> Call:
+def _build(module: Any, workload: Workload, device: str, constructing: Recorder) -> Call:
+    def construct(*given: Any) -> torch.nn.Module:
+        with constructing:
+            return constructed(*given)
+
     try:
-        return build_call(module, workload, device, workload.sizes, stand_in=True)
+        return build_call(module, workload, device, workload.sizes, stand_in=True, construct=construct)
     except TypeError as error:
         raise RequestError(
             f"the workload does not fit {workload.target.qualname}: {error}",

@@ -164,7 +164,7 @@ def _watching_class(kind: type, access: str, watched: Watched, path: str) -> typ
         if name == "forward":
             watched.called.add(access)
         own = object.__getattribute__(self, "__dict__")
-        if not name.startswith("_") and name in own and name not in ("dump_patches", "call_super_init"):
+        if not name.startswith("_") and (name in own or _is_class_value(kind, name)):
             watched.note(f"{access}.{name}", value)
         return value
 
@@ -192,6 +192,16 @@ def _watching_class(kind: type, access: str, watched: Watched, path: str) -> typ
     }
     recorder: type = type(kind.__name__, (kind,), own)
     return recorder
+
+
+def _is_class_value(kind: type, name: str) -> bool:
+    """Whether an attribute is one of a user's class, not of torch's."""
+    holder = next((item for item in kind.__mro__ if name in vars(item)), None)
+    return (
+        holder is not None
+        and holder.__module__.split(".")[0] != "torch"
+        and isinstance(vars(holder)[name], (*PLAIN, tuple))
+    )
 
 
 def _is_of_torch(kind: type, name: str) -> bool:

@@ -64,6 +64,7 @@ def write_guard(
     aligned: Sequence[str] = (),
     *,
     adds_in_no_order: bool = False,
+    up_to_date: str = "",
 ) -> str:
     """Source of the guard function.
 
@@ -75,6 +76,7 @@ def write_guard(
         limits: further conditions over named sizes.
         aligned: graph inputs that must begin at a multiple of 16 bytes.
         adds_in_no_order: whether the Triton version gives other last bits in each call.
+        up_to_date: condition that the globals and functions of the target are unchanged; empty for none.
     """
     bound = bindings(graph, names)
     texts = {symbol: binding.text for symbol, binding in bound.items()}
@@ -83,7 +85,7 @@ def write_guard(
     together = f"({tensors[0]},)" if len(tensors) == 1 else call_text("", tensors, "    ")
     values = _values(graph)
     # A module that was built otherwise may lack the others' tensors, so what it is comes before these are looked up.
-    first = _structure(graph, [text for access, text in values if access.startswith("self.")])
+    first = _structure(graph, [text for access, text in values if access.startswith("self.")], up_to_date)
     alike = _alike_inputs(graph) if _asks_together(graph) else None
     conditions = _common(graph, together=alike is not None)
     conditions.append("not torch.is_autocast_enabled()")
@@ -169,8 +171,8 @@ def _apart(graph: Graph, names: dict[str, str]) -> list[str]:
     return [f"(torch.compiler.is_compiling() or {APART}(({', '.join([*changed, *others])}), {len(changed)}))"]
 
 
-def _structure(graph: Graph, values: list[str]) -> str:
-    """Statements that return False (or None) for a module that is not made as the captured one was."""
+def _structure(graph: Graph, values: list[str], up_to_date: str) -> str:
+    """Statements that return False (or None) for changed globals, or a module that is not made as the captured one was."""
     # Being called, the module itself has run its hooks already, and its own plain values say what it has.
     conditions = [f"type(self) is {item.kind}" for item in graph.modules if item.access == "self"]
     conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
@@ -180,6 +182,8 @@ def _structure(graph: Graph, values: list[str]) -> str:
             conditions.append(f"{OWN_MODULE}({item.access}, {item.kind}{length})")
     conditions += [f"{again} is {first}" for again, first in graph.same]
     conditions += values
+    if up_to_date:
+        conditions.insert(0, up_to_date)
     if not conditions:
         return ""
     unique = "\n        and ".join(dict.fromkeys(conditions))

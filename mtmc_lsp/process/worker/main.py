@@ -36,7 +36,8 @@ COMMANDS = {
     "measure.time": "mtmc_lsp.timing.worker.timing_commands:time_candidate",
     "measure.baseline": "mtmc_lsp.timing.worker.timing_commands:baseline",
     "measure.quick": "mtmc_lsp.timing.worker.ranking_commands:quick",
-    "measure.device": "mtmc_lsp.timing.worker.ranking_commands:device",
+    "measure.device": "mtmc_lsp.timing.worker.calibration_commands:device",
+    "measure.environment": "mtmc_lsp.timing.worker.calibration_commands:machine",
     "measure.profile": "mtmc_lsp.timing.worker.profile_command:profile",
     "measure.start": "mtmc_lsp.verify.worker.commands:start",
 }

@@ -108,7 +108,7 @@ def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
     no_kernel_reason = "" if has_kernel else "It has no generated kernel yet. Optimise it first and keep a step."
     directive_reason = "It already has a workload directive." if found.has_directive else ""
     return [
-        _Offer("optimize", "Optimize to Triton kernel", disabled_reason or kernel_reason),
+        _Offer("optimize", _optimize_title(ls, document, found), disabled_reason or kernel_reason),
         _Offer("plan", "Show the plan first", disabled_reason or kernel_reason),
         _Offer("measure", "Measure this function", disabled_reason or kernel_reason),
         _Offer("verify", "Verify against reference", disabled_reason or no_kernel_reason),
@@ -117,6 +117,13 @@ def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
         ),
         _Offer("record", "Record inputs from a command", disabled_reason or kernel_reason),
     ]
+
+
+def _optimize_title(ls: Server, document: Document, found: Outlined) -> str:
+    standing = ls.standing(document, found.target.qualname)
+    if standing is not None and standing.changes:
+        return f"Optimize again: {standing.changes[0]}"
+    return "Optimize to Triton kernel"
 
 
 def _disabled_reason(ls: Server, document: Document, found: Outlined) -> str:
@@ -139,7 +146,10 @@ def _review_offers(ls: Server, document: Document, found: Outlined) -> list[_Off
     if standing is None:
         return []
     offers = []
-    stale_reason = "The function changed since it was measured. Optimise it again." if standing.is_stale else ""
+    stale_reason = ""
+    if standing.is_stale:
+        change = "The function changed since it was measured" if standing.is_changed else standing.why_stale
+        stale_reason = f"{change}. Optimise it again."
     active_reason = _active_job_reason(ls, document, found)
     if standing.pending:
         step = standing.pending[0]

@@ -54,6 +54,7 @@ def did_change(ls: Server, params: lsp.DidChangeTextDocumentParams) -> None:
         _push_soon(ls, uri)
     document = ls.document(uri)
     if document is not None:
+        ls.refresh_dependents(document.path)
         if document.settle_timer is not None:
             document.settle_timer.cancel()
         document.settle_timer = asyncio.get_running_loop().call_later(SETTLE_SECONDS, _settle, ls, document)
@@ -156,9 +157,13 @@ def _of_standing(document: Document, standing: Standing) -> list[lsp.Diagnostic]
     name = review.qualname
     kernel = _kernel_place(document, name)
     if standing.is_stale:
-        what = "; the kernel in the file still computes what it was" if kernel else ""
-        text = f"{name} was changed since it was measured{what}. Optimise it again."
-        return [_diagnostic(document, standing.place.target, "stale", lsp.DiagnosticSeverity.Hint, text, kernel)]
+        what = "; the kernel in the file still computes what it was" if kernel and standing.is_changed else ""
+        if kernel and not standing.is_changed:
+            what = f"; the kernels of {name} hold for what it was"
+        text = f"{standing.why_stale}{what}. Optimise {'it' if standing.is_changed else name} again."
+        is_silent = standing.is_changed or not kernel
+        severity = lsp.DiagnosticSeverity.Hint if is_silent else lsp.DiagnosticSeverity.Warning
+        return [_diagnostic(document, standing.place.target, "stale", severity, text, kernel)]
     if review.status is RunStatus.NO_GAIN and review.steps:
         text = f"Nothing was faster than {name} as it is: {len(review.steps)} steps were tried."
         return [_diagnostic(document, standing.place.target, "not-faster", lsp.DiagnosticSeverity.Hint, text, [])]

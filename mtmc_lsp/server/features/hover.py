@@ -86,8 +86,10 @@ def run_table(standing: Standing) -> str:
     parts = [f"**{review.qualname}** · run `{review.run}`"]
     if review.result is not None:
         parts.append(headline(review.result))
-    if standing.is_stale:
+    if standing.is_changed:
         parts.append("_The function changed since this run; all results refer to the old code._")
+    elif standing.is_stale:
+        parts.append(f"_{standing.why_stale}; all results refer to the old state._")
     parts.append(_steps(standing))
     shown = standing.shown
     if shown is not None:

@@ -59,7 +59,8 @@ def _argument(document: Document, name: str, step: int | None) -> dict[str, obje
 def _review_titles(standing: Standing, *, is_active: bool) -> list[tuple[str, str, int | None]]:
     review = standing.review
     if standing.is_stale:
-        return [] if is_active else [("changed since it was measured · Optimize again", "optimize", None)]
+        change = "changed since it was measured" if standing.is_changed else standing.changes[0]
+        return [] if is_active else [(f"{change} · Optimize again", "optimize", None)]
     titles: list[tuple[str, str, int | None]] = []
     if standing.pending:
         step = standing.pending[0]

@@ -9,7 +9,7 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.uris import to_fs_path
 
-from mtmc_lsp.core.project_files import FOLDER
+from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import STORE
 from mtmc_lsp.server.options import SECTION, read_options, read_settings
 from mtmc_lsp.server.server import Server
@@ -94,6 +94,8 @@ async def did_open(ls: Server, params: lsp.DidOpenTextDocumentParams) -> None:
 def did_close(ls: Server, params: lsp.DidCloseTextDocumentParams) -> None:
     """Remove the file's diagnostics and lenses. An active run continues, because its results are stored."""
     ls.refresh(params.text_document.uri)
+    # Edits that were not saved are gone.
+    ls.refresh_dependents(to_fs_path(params.text_document.uri) or "")
 
 
 def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
@@ -107,6 +109,8 @@ def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
 async def did_change_watched_files(ls: Server, params: lsp.DidChangeWatchedFilesParams) -> None:
     """Reload the runs of open files whose store changed outside the editor."""
     changed = [Path(to_fs_path(change.uri) or "") for change in params.changes]
+    for path in changed:
+        ls.refresh_dependents(str(path))
     folders = {Path(os.path.realpath(path.parent.parent)) for path in changed if path.name.startswith(STORE)}
     for document in list(ls.documents.values()):
         root = ls.root_of(document.path) if document.path else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from lsprotocol import types as lsp
 
-from mtmc_lsp.core.isolation import own_command
+from mtmc_lsp.process.isolation import own_command
 from mtmc_lsp.server.features.code_actions import directive_edit
 from mtmc_lsp.server.features.commands import TITLES, resolve_target, start
 from mtmc_lsp.server.jobs import Job, JobState

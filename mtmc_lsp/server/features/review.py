@@ -142,7 +142,10 @@ def _report_nothing(ls: Server, what: str) -> bool:
 
 
 def _report_stale(ls: Server, standing: Standing) -> bool:
-    text = f"{standing.review.qualname} changed since it was measured, so its steps no longer apply. Optimise it again."
+    if standing.is_changed:
+        text = f"{standing.why_stale}, so its steps no longer apply. Optimise it again."
+    else:
+        text = f"{standing.why_stale}. The steps of {standing.review.qualname} no longer apply. Optimise it again."
     ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, text))
     return False
 

@@ -1,18 +1,15 @@
-"""Ranking of many variants and the device's ceilings, run in a worker on a GPU."""
+"""Ranks many variants of a candidate by a few samples each, in a worker on a GPU."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from mtmc_lsp.codegen.module.cuda_graph import REPLAYED
-from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.core.results import Device
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.timing_commands import candidate_of, clock_of
@@ -22,10 +19,6 @@ from mtmc_lsp.verify.worker.run_target import capture_of, own_text
 ROUNDS = ((3, 100, 1.5), (9, 4, 1.2), (25, 1, 1.0))
 """How often each that is left is run, how many of them go on at most, and how much slower than the best they may be."""
 SIDE_BY_SIDE = 16
-COPIED = 1 << 30
-"""Bytes of the copy that gives the memory's rate."""
-LATER, LATER_SECONDS = 3, 0.3
-"""How often it is copied again, and after how long each time."""
 MEMORY_PART = 0.5
 """The part of a GPU's free memory that first calls may take together."""
 
@@ -86,63 +79,3 @@ def _first_call(run: Run | None) -> bool:
 
 def _median(run: Run, count: int) -> float:
     return statistics.median(clock_of().cold(run)[0] for _ in range(count))
-
-
-def device(request: dict[str, Any]) -> dict[str, Any]:
-    """The GPU's measured ceilings as a :class:`Device`."""
-    with torch.no_grad():
-        result = _measured_device()
-    release()
-    data: dict[str, Any] = to_json(result)
-    return data
-
-
-def _measured_device() -> Device:
-    properties = torch.cuda.get_device_properties(0)
-    copy_us = _copy_us(COPIED)
-    flops: dict[str, float] = {}
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
-        flops[name] = _product_rate(dtype)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    flops["tf32"] = _product_rate(torch.float32)
-    torch.set_float32_matmul_precision(before)
-    flops["fp16x3"] = flops["fp16"] / 3
-    return Device(
-        name=torch.cuda.get_device_name(),
-        arch=f"sm_{properties.major}{properties.minor}",
-        sm_count=properties.multi_processor_count,
-        shared_bytes=int(getattr(properties, "shared_memory_per_block_optin", 101376)),
-        l2_bytes=int(properties.L2_cache_size),
-        bandwidth=2 * COPIED / (copy_us * 1e-6),
-        flops=flops,
-        measured=True,
-        # Two transfers a clock, which is in kHz; the width is in bits. Older versions of torch know neither.
-        peak_bandwidth=2e3
-        * getattr(properties, "memory_clock_rate", 0)
-        * getattr(properties, "memory_bus_width", 0)
-        / 8,
-    )
-
-
-def _copy_us(size: int) -> float:
-    source = torch.empty(size, dtype=torch.int8, device="cuda")
-    destination = torch.empty_like(source)
-    found = _best(lambda: destination.copy_(source))
-    for _ in range(LATER):
-        # The user's own code may just be run elsewhere, for its graph, and every timing is judged by this rate.
-        time.sleep(LATER_SECONDS)
-        found = min(found, _best(lambda: destination.copy_(source)))
-    return found
-
-
-def _product_rate(dtype: torch.dtype) -> float:
-    """Operations per second of the library's product."""
-    a, b = (torch.randn(4096, 4096, device="cuda", dtype=dtype) for _ in range(2))
-    return 2.0 * 4096.0**3 / (_best(lambda: a @ b) * 1e-6)
-
-
-def _best(run: Callable[[], Any]) -> float:
-    """The least of a few cold-L2 samples: what the device can do."""
-    run()
-    return min(clock_of().cold(run)[0] for _ in range(5))

@@ -10,8 +10,8 @@ import torch
 
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.json_codec import from_json
-from mtmc_lsp.core.project_files import make_folder, writing
 from mtmc_lsp.core.workload import Target
+from mtmc_lsp.process.project_files import make_folder, writing
 from mtmc_lsp.process.worker.tensor_ipc import take
 from mtmc_lsp.verify.cases import AUTOGRAD
 from mtmc_lsp.verify.worker.comparison.compare import FACTORS

@@ -1,0 +1,34 @@
+"""``mtmc calibrate``: measure this machine's GPU, so that plans use its own numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def calibrate(
+    python: Annotated[str, typer.Option("--python", help="The interpreter that your code runs under.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+) -> int:
+    """Measure this machine's GPU in under a minute and show it beside its data file; later plans use the result."""
+    from mtmc_lsp.app.calibrate import calibrate as calibrated
+    from mtmc_lsp.report.calibration import rows, show_calibration
+    from mtmc_lsp.report.documents import document
+    from mtmc_lsp.report.text import console
+
+    with console(stderr=True).status("measuring the GPU"):
+        result = calibrated(python)
+    if as_json:
+        print(
+            document(
+                environment=result.environment,
+                device=result.measured,
+                data=result.data,
+                table=rows(result.data, result.measured),
+                stored=result.is_stored,
+            )
+        )
+    else:
+        show_calibration(console(), result)
+    return 0
