@@ -30,7 +30,7 @@ from mtmc_lsp.server.model_consent import ModelConsent
 from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_settings
 from mtmc_lsp.server.progress import Reporter
 from mtmc_lsp.server.protocol import Protocol
-from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, steps_from_json, stored_reviews
+from mtmc_lsp.server.reviews import Review, Reviews, ReviewState, make_review, steps_from_json, stored_reviews
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.source.compose import BEGIN, END
@@ -185,21 +185,21 @@ class Server(LanguageServer):
         document = self.documents.get(uri)
         return document if document is not None and document.is_python else None
 
-    def standing(self, document: Document, qualname: str) -> Standing | None:
+    def review_state(self, document: Document, qualname: str) -> ReviewState | None:
         """The newest run of a target, compared with the current text."""
         review = self.reviews.get(document.path, qualname)
-        return self.reviews.standing(review, document.outline) if review is not None else None
+        return self.reviews.review_state(review, document.outline) if review is not None else None
 
-    def standings(self, document: Document) -> list[Standing]:
+    def review_states(self, document: Document) -> list[ReviewState]:
         """The runs of all targets of the file, compared with the current text."""
-        found = [self.reviews.standing(review, document.outline) for review in self.reviews.of(document.path)]
-        return [standing for standing in found if standing is not None]
+        found = [self.reviews.review_state(review, document.outline) for review in self.reviews.of(document.path)]
+        return [review_state for review_state in found if review_state is not None]
 
     def _definitions(self, path: str) -> Definitions | None:
         """What a file defines: as the editor holds it, else as it is on disk."""
         for document in self.documents.values():
             if document.path == path and document.is_python:
-                return self.reviews.defined(path, document.outline)
+                return self.reviews.open_definitions(path, document.outline)
         try:
             changed = Path(path).stat().st_mtime_ns
         except OSError:

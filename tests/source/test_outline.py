@@ -8,7 +8,7 @@ import pytest
 
 from mtmc_lsp.source.outline import Outline, Outliner
 from mtmc_lsp.source.syntax import parse
-from mtmc_lsp.source.target_text import block_start, generated_block, own_text
+from mtmc_lsp.source.target_text import block_start, generated_block, original_text
 from mtmc_lsp.source.targets import find_targets
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -100,10 +100,10 @@ class A:
 
 def test_a_targets_own_text_is_the_same_with_and_without_what_was_generated() -> None:
     own = b"# mtmc: x=f32[8]\n    @decorated\n    def forward(self, x):\n        return x\n"
-    assert own_text(COMPOSED.encode(), "A.forward") == own
+    assert original_text(COMPOSED.encode(), "A.forward") == own
     part = COMPOSED[block_start(COMPOSED.encode(), "A.forward") :]
-    assert own_text(part.encode().replace(b"\n", b"\r\n"), "A.forward") == own
-    assert own_text(b"x = 1\n", "A.forward") is None
+    assert original_text(part.encode().replace(b"\n", b"\r\n"), "A.forward") == own
+    assert original_text(b"x = 1\n", "A.forward") is None
 
 
 def test_the_generated_block_is_read_without_its_marks() -> None:

@@ -120,9 +120,9 @@ def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
 
 
 def _optimize_title(ls: Server, document: Document, found: Outlined) -> str:
-    standing = ls.standing(document, found.target.qualname)
-    if standing is not None and standing.changes:
-        return f"Optimize again: {standing.changes[0]}"
+    review_state = ls.review_state(document, found.target.qualname)
+    if review_state is not None and review_state.changes:
+        return f"Optimize again: {review_state.changes[0]}"
     return "Optimize to Triton kernel"
 
 
@@ -142,33 +142,35 @@ def _syntax_error_reason(found: Outlined) -> str:
 
 def _review_offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
     """The commands of the code lenses, for clients without code lenses."""
-    standing = ls.standing(document, found.target.qualname)
-    if standing is None:
+    review_state = ls.review_state(document, found.target.qualname)
+    if review_state is None:
         return []
     offers = []
     stale_reason = ""
-    if standing.is_stale:
-        change = "The function changed since it was measured" if standing.is_changed else standing.why_stale
+    if review_state.is_stale:
+        change = (
+            "The function changed since it was measured" if review_state.is_changed else review_state.stale_description
+        )
         stale_reason = f"{change}. Optimise it again."
     active_reason = _active_job_reason(ls, document, found)
-    if standing.pending:
-        step = standing.pending[0]
+    if review_state.pending:
+        step = review_state.pending[0]
         offers += [
             _Offer("keep", f"Keep step {step.index}: {step.action.text}", stale_reason),
             _Offer("diff", f"Diff of step {step.index}"),
             _Offer("undo", f"Undo step {step.index}", stale_reason or active_reason),
             _Offer("tryAnother", f"Try another action instead of step {step.index}", stale_reason or active_reason),
-            _Offer("keepAll", f"Keep all {len(standing.pending)} steps", stale_reason),
+            _Offer("keepAll", f"Keep all {len(review_state.pending)} steps", stale_reason),
         ]
         if not ls.options.diff_view:
             offers.append(_Offer("preview", "Preview all steps of the run", stale_reason))
-    elif standing.kept:
-        step = standing.kept_steps[-1]
+    elif review_state.kept:
+        step = review_state.kept_steps[-1]
         offers.append(_Offer("diff", f"Diff of step {step.index}"))
         offers.append(_Offer("undo", f"Undo step {step.index}: {step.action.text}", stale_reason or active_reason))
-    if standing.kept or standing.is_edited:
+    if review_state.kept or review_state.is_edited:
         offers.append(_Offer("undoAll", "Undo all steps"))
-    if standing.review.status is RunStatus.RUNNING and not active_reason:
+    if review_state.review.status is RunStatus.RUNNING and not active_reason:
         offers.append(_Offer("resume", "Resume the run", stale_reason))
     return offers
 

@@ -10,7 +10,7 @@ from lsprotocol import types as lsp
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.core.run import Author, Step, StepStatus
 from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
-from mtmc_lsp.server.reviews import Review, Standing
+from mtmc_lsp.server.reviews import Review, ReviewState
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import DISPATCH
 from mtmc_lsp.source.triton.glossary import ACTIONS, TRITON
@@ -35,10 +35,10 @@ def hover(ls: Server, params: lsp.HoverParams) -> lsp.Hover | None:
     if explanation is not None:
         return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, explanation), text.range(start, end))
     qualname = _target_at_line(document, line)
-    standing = ls.standing(document, qualname) if qualname is not None else None
-    if standing is None:
+    review_state = ls.review_state(document, qualname) if qualname is not None else None
+    if review_state is None:
         return None
-    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, run_table(standing)), text.line_range(line))
+    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, run_table(review_state)), text.line_range(line))
 
 
 def _word(document: Document, position: lsp.Position) -> tuple[str, int, int]:
@@ -80,18 +80,18 @@ def _target_at_line(document: Document, line: int) -> str | None:
 # The table -----------------------------------------------------------------------------------------------------------
 
 
-def run_table(standing: Standing) -> str:
+def run_table(review_state: ReviewState) -> str:
     """A run as Markdown."""
-    review = standing.review
+    review = review_state.review
     parts = [f"**{review.qualname}** · run `{review.run}`"]
     if review.result is not None:
         parts.append(headline(review.result))
-    if standing.is_changed:
+    if review_state.is_changed:
         parts.append("_The function changed since this run; all results refer to the old code._")
-    elif standing.is_stale:
-        parts.append(f"_{standing.why_stale}; all results refer to the old state._")
-    parts.append(_steps(standing))
-    shown = standing.shown
+    elif review_state.is_stale:
+        parts.append(f"_{review_state.stale_description}; all results refer to the old state._")
+    parts.append(_steps(review_state))
+    shown = review_state.shown
     if shown is not None:
         parts += _details(shown)
     if review.result is not None and review.result.model_use is not None:
@@ -100,12 +100,12 @@ def run_table(standing: Standing) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _steps(standing: Standing) -> str:
-    steps = standing.review.steps
+def _steps(review_state: ReviewState) -> str:
+    steps = review_state.review.steps
     names = list(dict.fromkeys(b.name for s in steps if s.timing for b in s.timing.baselines if b.name != "previous"))
     rows = [["", "step", "time", *(f"over {name}" for name in names)], ["---"] * (3 + len(names))]
     for step in steps:
-        kept = " (kept)" if step in standing.kept_steps else ""
+        kept = " (kept)" if step in review_state.kept_steps else ""
         timing = step.timing
         time = f"{timing.median_us:.1f} us" if timing is not None else "not timed"
         title = f"{step.index}. {_cell(step.action.text)}{kept}"

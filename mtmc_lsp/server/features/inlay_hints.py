@@ -19,11 +19,11 @@ def inlay_hints(ls: Server, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
     if document is None or not ls.settings.inlay_hints:
         return []
     hints = []
-    for standing in ls.standings(document):
-        line = standing.place.target.start_line - 1
-        step = standing.kept_steps[-1] if standing.kept_steps else None
+    for review_state in ls.review_states(document):
+        line = review_state.outlined.target.start_line - 1
+        step = review_state.kept_steps[-1] if review_state.kept_steps else None
         timing = step.timing if step is not None else None
-        if timing is None or standing.is_stale or not params.range.start.line <= line <= params.range.end.line:
+        if timing is None or review_state.is_stale or not params.range.start.line <= line <= params.range.end.line:
             continue
         end = document.text.line_range(line).end
         ratio = timing.against(timing.best)

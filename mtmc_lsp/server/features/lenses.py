@@ -7,7 +7,7 @@ from lsprotocol import types as lsp
 from mtmc_lsp.core.run import RunStatus, Step
 from mtmc_lsp.report.phrases import ratio_text
 from mtmc_lsp.server.jobs import Job
-from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 
 
@@ -23,17 +23,17 @@ def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
         return []
     lenses: list[lsp.CodeLens] = []
     jobs = {job.target: job for job in reversed(ls.jobs.active) if job.path == document.path}
-    standings = {standing.review.qualname: standing for standing in ls.standings(document)}
+    review_states = {review_state.review.qualname: review_state for review_state in ls.review_states(document)}
     for target in document.outline.targets:
         name = target.target.qualname
-        job, standing = jobs.get(name), standings.get(name)
-        if job is not None or standing is not None:
-            lenses += _target_lenses(document, target.first_line - 1, name, job, standing)
+        job, review_state = jobs.get(name), review_states.get(name)
+        if job is not None or review_state is not None:
+            lenses += _target_lenses(document, target.first_line - 1, name, job, review_state)
     return lenses
 
 
 def _target_lenses(
-    document: Document, line: int, name: str, job: Job | None, standing: Standing | None
+    document: Document, line: int, name: str, job: Job | None, review_state: ReviewState | None
 ) -> list[lsp.CodeLens]:
     titles: list[tuple[str, str, int | None]] = []
     """Title, command and step."""
@@ -41,8 +41,8 @@ def _target_lenses(
         stage = f"step {job.step}: {job.action}: {job.stage}" if job.step else job.stage
         titles.append((f"⟳ {stage}", "jobs", None))
         titles.append(("Cancel", "cancel", None))
-    if standing is not None:
-        titles += _review_titles(standing, is_active=job is not None)
+    if review_state is not None:
+        titles += _review_titles(review_state, is_active=job is not None)
     lens_range = document.text.line_range(line)
     return [
         lsp.CodeLens(
@@ -56,22 +56,22 @@ def _argument(document: Document, name: str, step: int | None) -> dict[str, obje
     return {"uri": document.uri, "target": name, **({"step": step} if step is not None else {})}
 
 
-def _review_titles(standing: Standing, *, is_active: bool) -> list[tuple[str, str, int | None]]:
-    review = standing.review
-    if standing.is_stale:
-        change = "changed since it was measured" if standing.is_changed else standing.changes[0]
+def _review_titles(review_state: ReviewState, *, is_active: bool) -> list[tuple[str, str, int | None]]:
+    review = review_state.review
+    if review_state.is_stale:
+        change = "changed since it was measured" if review_state.is_changed else review_state.changes[0]
         return [] if is_active else [(f"{change} · Optimize again", "optimize", None)]
     titles: list[tuple[str, str, int | None]] = []
-    if standing.pending:
-        step = standing.pending[0]
+    if review_state.pending:
+        step = review_state.pending[0]
         number = step.index
-        titles += [(step_title(standing, step), "diff", number), ("Diff", "diff", number), ("Keep", "keep", number)]
+        titles += [(step_title(review_state, step), "diff", number), ("Diff", "diff", number), ("Keep", "keep", number)]
         if not is_active:
             titles += [("Undo", "undo", number), ("Try another", "tryAnother", number)]
         titles.append(("Keep all", "keepAll", None))
-    elif standing.kept:
-        step = standing.kept_steps[-1]
-        count_text = "1 step" if standing.kept == 1 else f"{standing.kept} steps"
+    elif review_state.kept:
+        step = review_state.kept_steps[-1]
+        count_text = "1 step" if review_state.kept == 1 else f"{review_state.kept} steps"
         titles += [(f"✓ {count_text} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
         if not is_active:
             titles += [("Undo", "undo", step.index), ("Undo all", "undoAll", None)]
@@ -80,10 +80,10 @@ def _review_titles(standing: Standing, *, is_active: bool) -> list[tuple[str, st
     return titles
 
 
-def step_title(standing: Standing, step: Step) -> str:
+def step_title(review_state: ReviewState, step: Step) -> str:
     """``▶ step 2 of 5 · fuse bias+gelu · 1.83x (1.79 to 1.86) over eager · verified``."""
-    number = standing.review.accepted.index(step) + 1
-    return f"▶ step {number} of {len(standing.review.accepted)} · {step.action.text} · {outcome(step)}"
+    number = review_state.review.accepted.index(step) + 1
+    return f"▶ step {number} of {len(review_state.review.accepted)} · {step.action.text} · {outcome(step)}"
 
 
 def outcome(step: Step) -> str:

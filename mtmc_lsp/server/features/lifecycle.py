@@ -123,7 +123,7 @@ def did_rename(ls: Server, params: lsp.RenameFilesParams) -> None:
     for item in params.files:
         old, new = to_fs_path(item.old_uri), to_fs_path(item.new_uri)
         if old and new:
-            ls.reviews.moved(old, new)
+            ls.reviews.rename(old, new)
 
 
 async def shutdown(ls: Server, params: None) -> None:

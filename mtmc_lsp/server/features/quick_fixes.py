@@ -5,7 +5,7 @@ from __future__ import annotations
 from lsprotocol import types as lsp
 
 from mtmc_lsp.server.edits import workspace_edit
-from mtmc_lsp.server.features.diagnostics import of_finding
+from mtmc_lsp.server.features.diagnostics import diagnostic_of
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.lint.finding import Finding
 
@@ -23,7 +23,7 @@ def quick_fixes(ls: Server, document: Document, range_: lsp.Range) -> list[lsp.C
 
 
 def _fixes_of(ls: Server, document: Document, start: int, finding: Finding) -> list[lsp.CodeAction]:
-    diagnostics = [of_finding(document, start, finding)]
+    diagnostics = [diagnostic_of(document, start, finding)]
     actions = []
     if finding.fix is not None:
         fix_range = document.text.range(start + finding.fix.start, start + finding.fix.end)

@@ -12,7 +12,7 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.search.stored_run import StoredRun, stored_run
 from mtmc_lsp.server.features.lenses import outcome
-from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ async def report(ls: Server, params: Any) -> dict[str, Any] | None:
     document = ls.document(str(getattr(params, "uri", "")))
     if document is None:
         return None
-    standing = ls.standing(document, str(getattr(params, "target", "")))
+    review_state = ls.review_state(document, str(getattr(params, "target", "")))
     run = getattr(params, "run", None)
-    if standing is None or (run is not None and run != standing.review.run):
+    if review_state is None or (run is not None and run != review_state.review.run):
         stored = await asyncio.to_thread(_stored, ls, document, str(run or ""))
         if not run or stored is None:
             return None
@@ -45,15 +45,15 @@ async def report(ls: Server, params: Any) -> dict[str, Any] | None:
         from mtmc_lsp.report.run_page import stored_page
 
         return _as_json(stored_page(stored))
-    return _as_json(await asyncio.to_thread(_newest, ls, document, standing))
+    return _as_json(await asyncio.to_thread(_newest, ls, document, review_state))
 
 
-def _newest(ls: Server, document: Document, standing: Standing) -> Page:
+def _newest(ls: Server, document: Document, review_state: ReviewState) -> Page:
     from mtmc_lsp.report.run_page import RunPage
 
-    review = standing.review
+    review = review_state.review
     stored = _stored(ls, document, review.run)
-    kept_steps = frozenset(step.index for step in standing.kept_steps)
+    kept_steps = frozenset(step.index for step in review_state.kept_steps)
     identity = (review.run, review.path, review.qualname, review.started)
     exchanges = stored.exchanges if stored is not None else ()
     return RunPage(*identity, review.steps, review.environment, review.result, exchanges, kept_steps).page()

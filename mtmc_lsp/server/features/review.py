@@ -21,7 +21,7 @@ from mtmc_lsp.server.features.commands import resolve_target, start
 from mtmc_lsp.server.handshake import DIFF_SCHEME
 from mtmc_lsp.server.jobs import JobState
 from mtmc_lsp.server.protocol import shows_content
-from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import compose, strip_generated
 from mtmc_lsp.source.targets import find_target
@@ -45,44 +45,46 @@ def register(server: Server) -> None:
 
 async def keep(ls: Server, *arguments: Any) -> bool:
     """Write a step and the steps before it to the file: the given step, or the first pending one."""
-    document, standing, argument = await _standing(ls, arguments)
-    step = _chosen_step(standing, argument, standing.pending[:1] if standing is not None else ())
-    if standing is None or step is None:
+    document, review_state, argument = await _standing(ls, arguments)
+    step = _chosen_step(review_state, argument, review_state.pending[:1] if review_state is not None else ())
+    if review_state is None or step is None:
         return _report_nothing(ls, "to keep")
-    return await _write_step(ls, document, standing, step, f"Keep step {step.index}: {step.action.text}")
+    return await _write_step(ls, document, review_state, step, f"Keep step {step.index}: {step.action.text}")
 
 
 async def keep_all(ls: Server, *arguments: Any) -> bool:
     """Write all steps to the file."""
-    document, standing, _ = await _standing(ls, arguments)
-    if standing is None or not standing.pending:
+    document, review_state, _ = await _standing(ls, arguments)
+    if review_state is None or not review_state.pending:
         return _report_nothing(ls, "to keep")
-    return await _write_step(ls, document, standing, standing.pending[-1], f"Keep all {len(standing.pending)} steps")
+    return await _write_step(
+        ls, document, review_state, review_state.pending[-1], f"Keep all {len(review_state.pending)} steps"
+    )
 
 
 async def preview(ls: Server, *arguments: Any) -> bool:
     """Show all steps of the run as an edit to confirm, for clients without their own diff view."""
-    document, standing, _ = await _standing(ls, arguments)
-    if standing is None or not standing.pending:
+    document, review_state, _ = await _standing(ls, arguments)
+    if review_state is None or not review_state.pending:
         return _report_nothing(ls, "to keep")
-    last = standing.pending[-1]
+    last = review_state.pending[-1]
     return await _write_step(
-        ls, document, standing, last, f"All {len(standing.pending)} steps of the run", confirm=True
+        ls, document, review_state, last, f"All {len(review_state.pending)} steps of the run", confirm=True
     )
 
 
 async def undo(ls: Server, *arguments: Any) -> Any:
     """Remove one step and keep the others: the given step, else the first pending one, else the last kept one."""
-    document, standing, argument = await _standing(ls, arguments)
-    default = (standing.pending[:1] or standing.kept_steps[-1:]) if standing is not None else ()
-    step = _chosen_step(standing, argument, default)
-    if standing is None or step is None:
+    document, review_state, argument = await _standing(ls, arguments)
+    default = (review_state.pending[:1] or review_state.kept_steps[-1:]) if review_state is not None else ()
+    step = _chosen_step(review_state, argument, default)
+    if review_state is None or step is None:
         return _report_nothing(ls, "to undo")
-    if standing.is_stale:
-        return _report_stale(ls, standing)
-    if standing.review.accepted[-1] is step and standing.review.status is not RunStatus.RUNNING:
-        return await _undo_last(ls, document, standing, step)
-    return await _revise(ls, document, standing, step, "undo", "Undoing a step of {}")
+    if review_state.is_stale:
+        return _report_stale(ls, review_state)
+    if review_state.review.accepted[-1] is step and review_state.review.status is not RunStatus.RUNNING:
+        return await _undo_last(ls, document, review_state, step)
+    return await _revise(ls, document, review_state, step, "undo", "Undoing a step of {}")
 
 
 async def try_another(ls: Server, *arguments: Any) -> Any:
@@ -90,22 +92,24 @@ async def try_another(ls: Server, *arguments: Any) -> Any:
 
     A ``remark`` (``make it readable``) is passed to the model, if the run uses one.
     """
-    document, standing, argument = await _standing(ls, arguments)
-    step = _chosen_step(standing, argument, standing.pending[:1] if standing is not None else ())
-    if standing is None or step is None:
+    document, review_state, argument = await _standing(ls, arguments)
+    step = _chosen_step(review_state, argument, review_state.pending[:1] if review_state is not None else ())
+    if review_state is None or step is None:
         return _report_nothing(ls, "to try another for")
-    if standing.is_stale:
-        return _report_stale(ls, standing)
+    if review_state.is_stale:
+        return _report_stale(ls, review_state)
     remark = " ".join(str(argument.get("remark") or "").split())
-    return await _revise(ls, document, standing, step, "another", "Trying another step for {}", remark=remark)
+    return await _revise(ls, document, review_state, step, "another", "Trying another step for {}", remark=remark)
 
 
 async def undo_all(ls: Server, *arguments: Any) -> bool:
     """Remove all generated kernels of the target from the file."""
     document, outlined, _ = resolve_target(ls, arguments)
     await ls.loaded(document)
-    standing = ls.standing(document, outlined.target.qualname)
-    if (standing is None or standing.is_edited) and not await _confirm_replacement(ls, outlined.target.qualname):
+    review_state = ls.review_state(document, outlined.target.qualname)
+    if (review_state is None or review_state.is_edited) and not await _confirm_replacement(
+        ls, outlined.target.qualname
+    ):
         return False
     new = strip_generated(document.text.data, outlined.target.qualname)
     return await apply_text(ls, document, new, f"Undo all steps of {outlined.target.qualname}")
@@ -113,25 +117,25 @@ async def undo_all(ls: Server, *arguments: Any) -> bool:
 
 async def resume(ls: Server, *arguments: Any) -> Any:
     """Resume an unfinished run."""
-    document, standing, _ = await _standing(ls, arguments)
-    if standing is None or standing.review.status is not RunStatus.RUNNING:
+    document, review_state, _ = await _standing(ls, arguments)
+    if review_state is None or review_state.review.status is not RunStatus.RUNNING:
         return _report_nothing(ls, "to resume")
-    target = standing.review.qualname
-    return await start(ls, document, target, "resume", "Optimizing {}", run=standing.review.run)
+    target = review_state.review.qualname
+    return await start(ls, document, target, "resume", "Optimizing {}", run=review_state.review.run)
 
 
-async def _standing(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, Standing | None, dict[str, Any]]:
+async def _standing(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, ReviewState | None, dict[str, Any]]:
     document, outlined, argument = resolve_target(ls, arguments)
     # After a restart, the client may send a command before the stored runs are loaded.
     await ls.loaded(document)
-    return document, ls.standing(document, outlined.target.qualname), argument
+    return document, ls.review_state(document, outlined.target.qualname), argument
 
 
-def _chosen_step(standing: Standing | None, argument: dict[str, Any], default: tuple[Step, ...]) -> Step | None:
-    if standing is None:
+def _chosen_step(review_state: ReviewState | None, argument: dict[str, Any], default: tuple[Step, ...]) -> Step | None:
+    if review_state is None:
         return None
     if argument.get("step") is not None:
-        return standing.review.step(int(argument["step"]))
+        return review_state.review.step(int(argument["step"]))
     return default[0] if default else None
 
 
@@ -141,11 +145,11 @@ def _report_nothing(ls: Server, what: str) -> bool:
     return False
 
 
-def _report_stale(ls: Server, standing: Standing) -> bool:
-    if standing.is_changed:
-        text = f"{standing.why_stale}, so its steps no longer apply. Optimise it again."
+def _report_stale(ls: Server, review_state: ReviewState) -> bool:
+    if review_state.is_changed:
+        text = f"{review_state.stale_description}, so its steps no longer apply. Optimise it again."
     else:
-        text = f"{standing.why_stale}. The steps of {standing.review.qualname} no longer apply. Optimise it again."
+        text = f"{review_state.stale_description}. The steps of {review_state.review.qualname} no longer apply. Optimise again."
     ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, text))
     return False
 
@@ -154,13 +158,13 @@ def _report_stale(ls: Server, standing: Standing) -> bool:
 
 
 async def _write_step(
-    ls: Server, document: Document, standing: Standing, step: Step | None, label: str, *, confirm: bool = False
+    ls: Server, document: Document, review_state: ReviewState, step: Step | None, label: str, *, confirm: bool = False
 ) -> bool:
     """Write the version of a step to the file; ``None`` removes all generated code."""
-    if standing.is_stale:
-        return _report_stale(ls, standing)
-    qualname = standing.review.qualname
-    if standing.is_edited and not await _confirm_replacement(ls, qualname):
+    if review_state.is_stale:
+        return _report_stale(ls, review_state)
+    qualname = review_state.review.qualname
+    if review_state.is_edited and not await _confirm_replacement(ls, qualname):
         return False
     try:
         new = composed(document, qualname, step)
@@ -199,17 +203,17 @@ async def _confirm_replacement(ls: Server, qualname: str) -> bool:
     return answer is not None and answer.title == REPLACE
 
 
-async def _undo_last(ls: Server, document: Document, standing: Standing, step: Step) -> bool:
+async def _undo_last(ls: Server, document: Document, review_state: ReviewState, step: Step) -> bool:
     """Undo the last step without a search: the version before it is already verified."""
-    review = standing.review
+    review = review_state.review
     # The file may have been moved to another project since the run.
     if not await ls.ensure_trust(review.path):
         return False
-    if standing.kept == len(review.accepted):
+    if review_state.kept == len(review.accepted):
         previous = review.accepted[-2] if len(review.accepted) > 1 else None
         if previous is not None and previous.is_base:
             previous = None
-        if not await _write_step(ls, document, standing, previous, f"Undo step {step.index}: {step.action.text}"):
+        if not await _write_step(ls, document, review_state, previous, f"Undo step {step.index}: {step.action.text}"):
             return False
 
     def note() -> None:
@@ -226,12 +230,12 @@ async def _undo_last(ls: Server, document: Document, standing: Standing, step: S
 
 
 async def _revise(
-    ls: Server, document: Document, standing: Standing, step: Step, kind: str, title: str, **request: Any
+    ls: Server, document: Document, review_state: ReviewState, step: Step, kind: str, title: str, **request: Any
 ) -> dict[str, Any] | None:
     """Revise the run without a step. Afterwards, write the steps that were kept before to the file."""
-    review = standing.review
-    kept_keys = [s.action.key for s in standing.kept_steps if s.index != step.index]
-    is_kept = step in standing.kept_steps
+    review = review_state.review
+    kept_keys = [s.action.key for s in review_state.kept_steps if s.index != step.index]
+    is_kept = step in review_state.kept_steps
     answer = await start(ls, document, review.qualname, kind, title, run=review.run, step=step.index, **request)
     job = ls.jobs.find(answer["job"]) if answer is not None else None
     if job is not None and is_kept:
@@ -250,21 +254,21 @@ async def _revise(
 async def _write_kept_steps(ls: Server, document: Document, qualname: str, kept_keys: list[str], label: str) -> None:
     """Write the kept actions of a revised run to the file, up to the first one that failed in the revision."""
     current_document = ls.documents.get(document.uri)
-    standing = ls.standing(current_document, qualname) if current_document is not None else None
-    if current_document is None or standing is None:
+    review_state = ls.review_state(current_document, qualname) if current_document is not None else None
+    if current_document is None or review_state is None:
         return
     step = None
-    for candidate in standing.review.accepted:
+    for candidate in review_state.review.accepted:
         if candidate.action.key not in kept_keys:
             break
         step = candidate
-    lost_count = len(kept_keys) - (standing.review.accepted.index(step) + 1 if step is not None else 0)
+    lost_count = len(kept_keys) - (review_state.review.accepted.index(step) + 1 if step is not None else 0)
     if lost_count:
         text = (
             f"{lost_count} of the kept steps of {qualname} did not work without the undone step; see the code lenses."
         )
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, text))
-    await _write_step(ls, current_document, standing, step, label)
+    await _write_step(ls, current_document, review_state, step, label)
 
 
 # Diffs ---------------------------------------------------------------------------------------------------------------
@@ -272,18 +276,20 @@ async def _write_kept_steps(ls: Server, document: Document, qualname: str, kept_
 
 async def diff(ls: Server, *arguments: Any) -> dict[str, Any] | bool:
     """Show the diff of a step: the given step, else the first pending one, else the last kept one."""
-    _, standing, argument = await _standing(ls, arguments)
+    _, review_state, argument = await _standing(ls, arguments)
     step = _chosen_step(
-        standing, argument, standing.pending[:1] or standing.kept_steps[-1:] if standing is not None else ()
+        review_state,
+        argument,
+        review_state.pending[:1] or review_state.kept_steps[-1:] if review_state is not None else (),
     )
-    if standing is None or step is None or step.candidate is None:
+    if review_state is None or step is None or step.candidate is None:
         return _report_nothing(ls, "to compare")
-    earlier_steps = [s for s in standing.review.accepted if s.index < step.index]
+    earlier_steps = [s for s in review_state.review.accepted if s.index < step.index]
     old_source = earlier_steps[-1].candidate.source if earlier_steps and earlier_steps[-1].candidate else ""
-    old_source = old_source or strip_generated(step.candidate.source.encode(), standing.review.qualname).decode()
+    old_source = old_source or strip_generated(step.candidate.source.encode(), review_state.review.qualname).decode()
     result = {"diff": step.diff, "before": old_source, "after": step.candidate.source, "step": step.index}
     if not ls.options.diff_view:
-        await _show(ls, f"{standing.review.qualname}-step-{step.index}.diff", step.diff)
+        await _show(ls, f"{review_state.review.qualname}-step-{step.index}.diff", step.diff)
     return result
 
 

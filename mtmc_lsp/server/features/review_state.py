@@ -14,7 +14,7 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.server.edits import minimal_edits
 from mtmc_lsp.server.features.lenses import outcome
 from mtmc_lsp.server.features.review import composed
-from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 
 REVIEWS = "mtmc/reviews"
@@ -47,36 +47,40 @@ def reviews(ls: Server, params: Any) -> list[dict[str, Any]]:
         [ls.document(uri)] if isinstance(uri, str) else [ls.document(document_uri) for document_uri in ls.documents]
     )
     open_documents = [document for document in documents if document is not None]
-    return [_as_json(ls, document, standing) for document in open_documents for standing in ls.standings(document)]
+    return [
+        _as_json(ls, document, review_state)
+        for document in open_documents
+        for review_state in ls.review_states(document)
+    ]
 
 
-def _as_json(ls: Server, document: Document, standing: Standing) -> dict[str, Any]:
-    accepted = {step.index: step for step in standing.review.accepted}
-    run = standing.review.to_json()
+def _as_json(ls: Server, document: Document, review_state: ReviewState) -> dict[str, Any]:
+    accepted = {step.index: step for step in review_state.review.accepted}
+    run = review_state.review.to_json()
     for step in run["steps"]:
         accepted_step = accepted.get(step["index"])
         step["outcome"] = outcome(accepted_step) if accepted_step is not None else ""
     return {
         "uri": document.uri,
         "version": document.version,
-        "target": standing.review.qualname,
-        "line": standing.place.first_line - 1,
-        "kept": [step.index for step in standing.kept_steps],
-        "pending": [step.index for step in standing.pending],
-        "stale": standing.is_stale,
-        "edited": standing.is_edited,
-        "isActive": ls.is_active(standing.review),
-        "changes": _changes(document, standing),
+        "target": review_state.review.qualname,
+        "line": review_state.outlined.first_line - 1,
+        "kept": [step.index for step in review_state.kept_steps],
+        "pending": [step.index for step in review_state.pending],
+        "stale": review_state.is_stale,
+        "edited": review_state.is_edited,
+        "isActive": ls.is_active(review_state.review),
+        "changes": _changes(document, review_state),
         "run": run,
     }
 
 
-def _changes(document: Document, standing: Standing) -> list[dict[str, Any]]:
+def _changes(document: Document, review_state: ReviewState) -> list[dict[str, Any]]:
     """The edits that keeping the next pending step would make; empty if it cannot be kept."""
-    if not standing.pending or standing.is_stale:
+    if not review_state.pending or review_state.is_stale:
         return []
     try:
-        new = composed(document, standing.review.qualname, standing.pending[0])
+        new = composed(document, review_state.review.qualname, review_state.pending[0])
     except MtmcError:
         # The file has errors, which the keep command reports; there is nothing to highlight.
         return []

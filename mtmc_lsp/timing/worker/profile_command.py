@@ -14,7 +14,7 @@ import torch
 
 from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, reusing
-from mtmc_lsp.verify.worker.run_target import capture_of, module_of, own_text
+from mtmc_lsp.verify.worker.run_target import capture_of, module_of, original_text
 
 WARM_CALLS = 3
 MOST_CALLS = 50
@@ -72,7 +72,7 @@ def once(path: str) -> None:
 def _run_of(request: dict[str, Any]) -> tuple[Callable[[], Any], str]:
     capture = capture_of(request)
     device = "cuda" if torch.cuda.is_available() and capture.workload.device == "cuda" else "cpu"
-    own = own_text(request, capture)
+    own = original_text(request, capture)
     # What the file holds now, our own kernels in it included, in the module's own place; a candidate stands beside it.
     module = module_of(capture, own, request.get("source"), False)
     sizes = {**capture.workload.sizes, **request["sizes"]}

@@ -14,7 +14,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.timing_commands import candidate_of, clock_of
 from mtmc_lsp.verify.worker.commands import release
-from mtmc_lsp.verify.worker.run_target import capture_of, own_text
+from mtmc_lsp.verify.worker.run_target import capture_of, original_text
 
 ROUNDS = ((3, 100, 1.5), (9, 4, 1.2), (25, 1, 1.0))
 """How often each that is left is run, how many of them go on at most, and how much slower than the best they may be."""
@@ -26,7 +26,7 @@ MEMORY_PART = 0.5
 def quick(request: dict[str, Any]) -> dict[str, Any]:
     """Rank many candidates: compile them side by side, then a few cold-L2 samples of each; None for those that fail."""
     capture = capture_of(request)
-    own = own_text(request, capture)
+    own = original_text(request, capture)
     limit = request.get("seconds")
     deadline = time.monotonic() + float(limit) if limit else float("inf")
     with torch.no_grad():

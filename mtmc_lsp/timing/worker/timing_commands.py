@@ -24,7 +24,7 @@ from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, rounded_wi
 from mtmc_lsp.verify.worker.commands import release
 from mtmc_lsp.verify.worker.inputs import make_inputs, moved, prepared_call, reusing
 from mtmc_lsp.verify.worker.pair_commands import module_of_candidate, prepared_candidate
-from mtmc_lsp.verify.worker.run_target import capture_of, copies, module_of, own_text
+from mtmc_lsp.verify.worker.run_target import capture_of, copies, module_of, original_text
 
 TIME_BUDGET_SECONDS = 2.0
 MODES = {"compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
@@ -134,11 +134,11 @@ def baseline(request: dict[str, Any]) -> dict[str, Any]:
 
     with torch.no_grad():
         with lock():
-            _inputs(capture, own_text(request, capture), request.get("given", ""))
+            _inputs(capture, original_text(request, capture), request.get("given", ""))
         for name in request["baselines"]:
             # The slowest mode tries its choices on the GPU all the time.
             with lock() if name == "max-autotune" else running_within(lock):
-                _compiled(capture, own_text(request, capture), name)
+                _compiled(capture, original_text(request, capture), name)
     release()
     return {}
 
@@ -188,7 +188,7 @@ def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
         ``timing``, a :class:`Timing` as JSON, and ``window``: from when to when, by the monotonic clock.
     """
     capture = capture_of(request)
-    own = own_text(request, capture)
+    own = original_text(request, capture)
     with torch.no_grad():
         inputs = _inputs(capture, own)[1]
         # Before the candidate is loaded, so that it has no part in how its baselines are made.

@@ -27,8 +27,8 @@ from mtmc_lsp.verify.worker.run_target import (
     device_for,
     is_interpreted,
     module_of,
+    original_text,
     outcome,
-    own_text,
     plain,
     poison_new_memory,
     run_again,
@@ -110,7 +110,7 @@ def _inputs(request: dict[str, Any]) -> tuple[Any, Capture, dict[str, torch.Tens
     capture = capture_of(request)
     widened, case = bool(request["widened"]), request["case"]
     device = device_for(capture, case["kind"])
-    module = module_of(capture, own_text(request, capture), None, widened)
+    module = module_of(capture, original_text(request, capture), None, widened)
     if request.get("init"):
         _construct_with(module, request["init"])
     given = case["distribution"] == "given"
@@ -167,7 +167,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         mend_interpreter()
         hasten_interpreter()
     try:
-        module = module_of(capture, own_text(request, capture), request["source"], bool(request["widened"]))
+        module = module_of(capture, original_text(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:
         return {"status": "compile_error", "reason": said(error)}
     withdraw(left)
@@ -226,7 +226,7 @@ def unexplained(request: dict[str, Any], inputs: dict[str, torch.Tensor], want: 
     if not request["differing"]:
         return []
     capture = capture_of(request)
-    module = module_of(capture, own_text(request, capture), None, bool(request["widened"]))
+    module = module_of(capture, original_text(request, capture), None, bool(request["widened"]))
     return not_explained(request["differing"], module, capture, inputs, want, request["case"])
 
 

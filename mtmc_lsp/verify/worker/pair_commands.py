@@ -37,8 +37,8 @@ from mtmc_lsp.verify.worker.run_target import (
     device_for,
     is_interpreted,
     module_of,
+    original_text,
     outcome,
-    own_text,
     poison_new_memory,
     run_case,
     settled,
@@ -57,7 +57,7 @@ _loaded: dict[str, Any] = {}
 def constructor(request: dict[str, Any]) -> dict[str, Any]:
     """The reference's constructor arguments as ``get_init_inputs`` makes them, as text of Python literals."""
     capture = capture_of(request)
-    module = module_of(capture, own_text(request, capture), None, bool(request["widened"]))
+    module = module_of(capture, original_text(request, capture), None, bool(request["widened"]))
     text = repr(list(init_arguments(module) or ([], {})))
     try:
         ast.literal_eval(text)

@@ -48,7 +48,7 @@ def device_for(capture: Capture, kind: str) -> str:
     return "cuda" if gpu and kind != ON_CPU else "cpu"
 
 
-def own_text(request: Mapping[str, Any], capture: Capture) -> str:
+def original_text(request: Mapping[str, Any], capture: Capture) -> str:
     """The user's file as the run began with it."""
     given = request.get("own")
     return str(given) if given is not None else Path(capture.workload.target.path).read_bytes().decode("utf-8")
