@@ -115,10 +115,10 @@ def _choice(option: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _settings(folder: Path, arch: str | None = None, budget: float | None = None, **more: object) -> Settings:
-    from mtmc_lsp.core.settings import changed, read_settings
+    from mtmc_lsp.core.settings import override_settings, read_settings
 
     archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
-    return changed(read_settings(folder), archs=archs, budget_seconds=budget, **more)
+    return override_settings(read_settings(folder), archs=archs, budget_seconds=budget, **more)
 
 
 def _open(spec: str, python: str, arch: str | None, budget: float | None = None, **more: object) -> OpenTarget:

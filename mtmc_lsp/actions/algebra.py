@@ -10,9 +10,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, region_of, where, with_saving
+from mtmc_lsp.actions.base import (
+    IllegalAction,
+    Situation,
+    ir_for,
+    new_plan,
+    region_at,
+    region_of,
+    where,
+    with_saving,
+)
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.fusion.repeated_blocks import alike, form
 from mtmc_lsp.fusion.search import FusionSearch
@@ -20,8 +30,9 @@ from mtmc_lsp.ir.lower import GraphBox
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.rewrites import ALGEBRA, algebra_edit
 from mtmc_lsp.rewrites.graph_editing import AlgebraRule, CannotRewrite, Edit
-from mtmc_lsp.schedule.matmul_configs import HALVES
+from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, precision_of
 from mtmc_lsp.schedule.schedule import KernelPlan, Rewrite, Schedule
+from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import matmul_flops
 
 NEAR, MOST_NEAR = 6, 40
@@ -131,7 +142,7 @@ class Algebra:
             added = {node.name for edit in made for node in edit.added}
             # The new operations run as kernels at once, or there might be nothing of ours to verify.
             fusions = search.best(_around(after_all.graph, added & set(after_all.graph.named)))
-            kernels = [{"nodes": list(f.region.nodes), "config": f.config} for f in fusions if f.nodes & added]
+            kernels = [{"nodes": list(f.region.nodes), "config": to_json(f.config)} for f in fusions if f.nodes & added]
             lines, place = where(ir, gone)
             several = f" at {len(made)} places" if len(made) > 1 else ""
             params: dict[str, object] = {"rule": rule, "node": made[0].node, "kernels": kernels}
@@ -145,7 +156,7 @@ class Algebra:
                 params=params,
                 rationale=f"{edits[0].why[:1].upper()}{edits[0].why[1:]}; {self.same}.",
                 text=f"{edits[0].text}{several} in {place}",
-                changes_rounding=rounded or any(f.config.get("precision") in HALVES for f in fusions),
+                changes_rounding=rounded or any(precision_of(f.config) in SPLIT_PRECISION_MODES for f in fusions),
             )
             after = self.apply(situation.graph, situation.schedule, action)
             return with_saving(situation, action, after) if after.kernels else None
@@ -161,8 +172,7 @@ def with_kernels(ir: KernelIR, schedule: Schedule, action: MacroAction) -> Sched
     """
     kernels = action.params.get("kernels")
     for item in kernels if isinstance(kernels, (list, tuple)) else ():
-        plan = KernelPlan(tuple(item["nodes"]), dict(item["config"]))
-        schedule = schedule.with_kernel(replace(plan, nodes=region_of(ir, plan).nodes))
+        schedule = schedule.with_kernel(new_plan(ir, item["nodes"], item["config"]))
     return schedule
 
 
@@ -185,10 +195,9 @@ def _question(situation: Situation, rewrite: Rewrite) -> Hashable:
     """What decides whether an edit brings something: the graph, and the kernels and refusals near it."""
     near = _around(situation.ir.graph, [rewrite.node])
     plans = (plan for plan in situation.schedule.kernels if near & set(plan.nodes))
-    kernels = frozenset((plan.nodes, tuple(sorted(plan.config.items())), plan.recomputed) for plan in plans)
     refused = tuple(step.action.key for step in situation.history if step.status is not StepStatus.ACCEPTED)
     setting = (situation.device.name, situation.device.bandwidth, situation.strict, refused)
-    return GraphBox(situation.graph), situation.schedule.rewrites, rewrite, kernels, setting
+    return GraphBox(situation.graph), situation.schedule.rewrites, rewrite, frozenset(plans), setting
 
 
 def _form(graph: Graph, edit: Edit) -> Hashable:
@@ -246,9 +255,10 @@ def _kept(
         if not nodes:
             return None
         try:
-            region = region_of(after, KernelPlan(nodes, {}, again))
+            region = region_at(after, nodes, again)
         except IllegalAction:
             continue
         # Another kind of kernel has other choices: it starts from its own first configuration.
-        return KernelPlan(region.nodes, plan.config if region.kind is kind else {}, again)
+        config = plan.config if region.kind is kind else default_config(after, region)
+        return KernelPlan(region.nodes, config, again)
     raise IllegalAction("a kernel that the rewrite touches would no longer be one kernel")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Protocol
@@ -16,16 +16,16 @@ from mtmc_lsp.core.results import Timing
 from mtmc_lsp.core.run import Step, StepStatus
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind, analyse, lines_of
+from mtmc_lsp.ir.regions import CannotFuse, Region, analyse, lines_of
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
+from mtmc_lsp.schedule.configs import IllegalConfig
+from mtmc_lsp.schedule.legality import a_kernel, decoded, reconfigured
 from mtmc_lsp.schedule.precision_modes import Precisions
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import Cost
 from mtmc_lsp.tuning.schedule_cost import schedule_cost
-
-Config = dict[str, "int | str | bool"]
 
 
 class IllegalAction(Exception):
@@ -146,10 +146,41 @@ def region_of(ir: KernelIR, plan: KernelPlan) -> Region:
     Raises:
         IllegalAction: its nodes are no kernel.
     """
+    return region_at(ir, plan.nodes, plan.recomputed)
+
+
+def region_at(ir: KernelIR, nodes: Collection[str], recomputed: Collection[str] = ()) -> Region:
+    """What a kernel of some nodes would compute.
+
+    Raises:
+        IllegalAction: they cannot be one kernel.
+    """
     try:
-        return analyse(ir, plan.nodes, plan.recomputed)
+        return analyse(ir, nodes, recomputed)
     except CannotFuse as reason:
         raise IllegalAction(str(reason)) from None
+
+
+def new_plan(
+    ir: KernelIR, nodes: Collection[str], config: object = None, recomputed: tuple[str, ...] = ()
+) -> KernelPlan:
+    """A new kernel with an explicit configuration.
+
+    Args:
+        ir: the primitives.
+        nodes: what the kernel computes.
+        config: the configuration as JSON data; the default one of these nodes where there is none.
+        recomputed: nodes that the kernel computes for itself as well.
+
+    Raises:
+        IllegalAction: the nodes cannot be one kernel, or the configuration is not legal for it.
+    """
+    region = region_at(ir, nodes, recomputed)
+    try:
+        chosen = decoded(ir, region, config) if config else default_config(ir, region)
+    except IllegalConfig as reason:
+        raise IllegalAction(str(reason)) from None
+    return KernelPlan(region.nodes, chosen, recomputed)
 
 
 def ir_for(graph: Graph, schedule: Schedule) -> KernelIR:
@@ -188,8 +219,8 @@ def lone_kernel_of(schedule: Schedule, action: MacroAction) -> KernelPlan:
     return plan
 
 
-def config_of(action: MacroAction) -> Mapping[str, int | str | bool]:
-    """The configuration values that an action sets.
+def changes_of(action: MacroAction) -> Mapping[str, object]:
+    """The choices of a configuration that an action changes, as JSON data.
 
     Raises:
         IllegalAction: it has none.
@@ -200,22 +231,33 @@ def config_of(action: MacroAction) -> Mapping[str, int | str | bool]:
     return changes
 
 
-def current_config(ir: KernelIR, region: Region, plan: KernelPlan) -> Config:
-    """How a kernel runs now: its plan's configuration, or the first one where the plan leaves it open."""
-    return dict(plan.config) or default_config(ir, region)
+def changed_plan(
+    ir: KernelIR,
+    plan: KernelPlan,
+    action: MacroAction,
+    allowed: Collection[str],
+    also: Mapping[str, object] | None = None,
+) -> KernelPlan:
+    """A kernel with the changes of an action.
 
-
-def whole_numbers(action: MacroAction, changes: Mapping[str, object], *, powers: bool = True) -> None:
-    """Check that every changed value is a positive number, and a power of two where tiles must be.
+    Args:
+        ir: the primitives.
+        plan: the kernel.
+        action: with the changes.
+        allowed: the choices that this kind of action may change.
+        also: what follows from the changes, where the action does not state it.
 
     Raises:
-        IllegalAction: one is not.
+        IllegalAction: the kernel has no such choice, the action may not change it, or the value is not legal.
     """
-    for name, value in changes.items():
-        fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if not fits or (powers and int(str(value)) & (int(str(value)) - 1)):
-            what = "power of two" if powers else "positive number"
-            raise IllegalAction(f"{action.kind.value}: {name} cannot be {value!r}; it must be a {what}")
+    region, changes = region_of(ir, plan), changes_of(action)
+    try:
+        if other := [name for name in changes if name not in allowed]:
+            choices = f"this action chooses {', '.join(allowed) or 'nothing'} of it"
+            raise IllegalConfig(f"{a_kernel(region.kind)} has no {other[0]} to choose; {choices}")
+        return reconfigured(ir, region, plan, {**(also or {}), **changes})
+    except IllegalConfig as reason:
+        raise IllegalAction(f"{action.kind.value}: {reason}") from None
 
 
 def expected(before: Cost, after: Cost) -> Expected:
@@ -242,12 +284,6 @@ def lines_text(lines: tuple[int, int]) -> str:
 def size_text(size: float) -> str:
     """Bytes for people."""
     return f"{abs(size) / 1e6:.1f} MB" if abs(size) >= 1e5 else f"{abs(size) / 1e3:.1f} kB"
-
-
-def kind_word(kind: RegionKind) -> str:
-    """What a kernel of that kind is called in a sentence."""
-    words = {RegionKind.MAP: "elementwise", RegionKind.REDUCE: "reduction", RegionKind.MATMUL: "product"}
-    return words.get(kind, kind.value)
 
 
 def operation_names(ir: KernelIR, nodes: Iterable[str]) -> str:

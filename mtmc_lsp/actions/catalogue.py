@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.actions import algebra, fuse, layout, library, persist, recompute, side_by_side, specialize, split, tuning
+from mtmc_lsp.actions import (
+    algebra,
+    cuda_graph,
+    fuse,
+    layout,
+    library,
+    persist,
+    recompute,
+    side_by_side,
+    specialize,
+    split,
+    tuning,
+)
 from mtmc_lsp.actions import convolution as convolutions
-from mtmc_lsp.actions import cuda_graph as replay
 from mtmc_lsp.actions.base import ActionHandler, IllegalAction, Situation
 from mtmc_lsp.actions.launch_overhead import Launching
 from mtmc_lsp.core.action import ActionKind, MacroAction
@@ -12,11 +23,11 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.schedule.schedule import Schedule
 
-RULES: tuple[ActionHandler, ...] = (
+HANDLERS: tuple[ActionHandler, ...] = (
     algebra.Algebra(),
     convolutions.ChannelsLast(),
-    convolutions.HalfOperands(),
-    convolutions.WindowOrder(),
+    convolutions.Fp16Operands(),
+    convolutions.Im2win(),
     fuse.Fuse(),
     fuse.TensorCore(),
     library.Library(),
@@ -30,12 +41,12 @@ RULES: tuple[ActionHandler, ...] = (
     tuning.Reorder(),
     layout.Layout(),
     specialize.Specialize(),
-    replay.Replay(),
+    cuda_graph.CudaGraph(),
     tuning.Autotune(),
 )
-BY_KIND: dict[ActionKind, ActionHandler] = {rule.kind: rule for rule in RULES}
+BY_KIND: dict[ActionKind, ActionHandler] = {handler.kind: handler for handler in HANDLERS}
 
-__all__ = ["BY_KIND", "RULES", "IllegalAction", "apply_action", "proposals"]
+__all__ = ["BY_KIND", "HANDLERS", "IllegalAction", "apply_action", "proposals"]
 
 
 def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
@@ -53,10 +64,10 @@ def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Sched
 def proposals(situation: Situation) -> list[MacroAction]:
     """Legal actions that are worth trying, most predicted saving first."""
     found: list[MacroAction] = []
-    for rule in RULES:
+    for handler in HANDLERS:
         # What is late is looked for no further, but a kernel by fusion is what everything else begins with.
-        if not situation.is_late or (rule.kind is ActionKind.FUSE and not found):
-            found += rule.propose(situation)
+        if not situation.is_late or (handler.kind is ActionKind.FUSE and not found):
+            found += handler.propose(situation)
     if not found and situation.has_gpu and not situation.schedule.kernels and not situation.history:
         found = fuse.doubted(situation)
     launching = Launching(situation, BY_KIND)

@@ -1,4 +1,4 @@
-"""Channels last, half operands and the order of windows: convolutions on operands packed as tensor cores take them.
+"""Channels last, fp16 operands and im2win: convolutions on operands packed as tensor cores take them.
 
 *Legal* where the convolution reads and gives dense tensors in PyTorch's own order, and nobody takes more of it than its
 result. Packing with channels last copies the same values (:mod:`mtmc_lsp.rewrites.convolution_layout`); what reads the result
@@ -24,15 +24,16 @@ from mtmc_lsp.actions.algebra import LEAST_US, Algebra, with_kernels
 from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, region_of, where, with_saving
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.ir.primitives import ProductDims, ProductSizes
 from mtmc_lsp.ir.regions import is_product
 from mtmc_lsp.rewrites import convolution_layout as convolutions
-from mtmc_lsp.rewrites import im2win as window_order
+from mtmc_lsp.rewrites import im2win
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.rewrites.graph_editing import AlgebraRule, base_name
-from mtmc_lsp.schedule.matmul_configs import PROMOTED
+from mtmc_lsp.schedule.configs import PrecisionMode
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
-from mtmc_lsp.schedule.split_on_load import LEAST_CHANNELS, read_once
+from mtmc_lsp.schedule.split_on_load import LEAST_CHANNELS, side_to_split_on_load
 
 MOST = 3
 """Convolutions that are weighed at a time, heaviest first: each takes a search for what is then fused."""
@@ -81,7 +82,9 @@ class ChannelsLast(Algebra):
             search = situation.search_in(ir, after)
             # Copies of images run as part of what is around them; weights are copied by torch, as the library would itself.
             found = [fusion for fusion in search.best(set(copies)) if fusion.nodes & set(copies)]
-            kernels = [{"nodes": list(f.region.nodes), "config": f.config} for f in found if not is_product(f.region)]
+            kernels = [
+                {"nodes": list(f.region.nodes), "config": to_json(f.config)} for f in found if not is_product(f.region)
+            ]
             if not kernels and not situation.schedule.kernels:
                 # Nothing of ours would run: what fusion makes kernels of first can then have the new layout.
                 return None
@@ -108,10 +111,10 @@ def _keeps_precision(graph: Graph, node: str) -> bool:
     return graph.convolution_mode(node) == graph.fp32_convolution
 
 
-class HalfOperands(Algebra):
+class Fp16Operands(Algebra):
     """One convolution on scaled float16 operands: one number for each element, or two where that is too inexact."""
 
-    kind = ActionKind.HALF_OPERANDS
+    kind = ActionKind.FP16_OPERANDS
     rules = convolutions.NARROW
     most = MOST
     same = "the result is rounded as often, at other places"
@@ -120,20 +123,21 @@ class HalfOperands(Algebra):
         """Whole operands where TF32 is the user's own and has not failed, split ones elsewhere."""
         modes = situation.precisions.modes.get(node.name, ())
         own = situation.ir.product_of_node(node.name)
-        if rule.name == "half-operands":
-            return "tf32" in modes
-        if own is None or "tf32" in modes or situation.precisions.is_inexact(node.name, PROMOTED):
+        if rule.name == "fp16-operands":
+            return PrecisionMode.TF32 in modes
+        promoted = PrecisionMode.FP16X3_PROMOTED
+        if own is None or PrecisionMode.TF32 in modes or situation.precisions.is_inexact(node.name, promoted):
             return False
         # Few channels are split as they are read, unless that came to nothing.
-        refused = any(mode == PROMOTED and node.name in nodes for mode, nodes in situation.precisions.refused)
-        return refused or read_once(situation.ir, own) is None
+        refused = any(mode is promoted and node.name in nodes for mode, nodes in situation.precisions.refused)
+        return refused or side_to_split_on_load(situation.ir, own) is None
 
 
-class WindowOrder(Algebra):
+class Im2win(Algebra):
     """One convolution with its input in the order of its windows, in float16 at once where the user's own runs TF32."""
 
-    kind = ActionKind.WINDOW_ORDER
-    rules = window_order.RULES
+    kind = ActionKind.IM2WIN
+    rules = im2win.RULES
     most = MOST
     same = "each number meets the weights that it met before"
 
@@ -141,7 +145,9 @@ class WindowOrder(Algebra):
         """Few channels, for many are walked a block at a time; rounded only where TF32 is the user's own and has not failed."""
         ir = situation.ir
         own = ir.product_of_node(node.name)
-        if own is None or not ProductDims.of(own).taps:
+        if own is None or not ProductDims.of(own).kernel_positions:
             return False
         few = ProductSizes.of(ir.prims, own).channels.value(ir.graph.sizes) < LEAST_CHANNELS
-        return few and (not rule.changes_rounding or "tf32" in situation.precisions.modes.get(node.name, ()))
+        return few and (
+            not rule.changes_rounding or PrecisionMode.TF32 in situation.precisions.modes.get(node.name, ())
+        )

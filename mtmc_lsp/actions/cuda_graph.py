@@ -26,7 +26,7 @@ LEAST_SHARE = 0.1
 """Part of a call's time that a graph must be expected to save."""
 
 
-class Replay:
+class CudaGraph:
     """The launcher as one CUDA graph."""
 
     kind = ActionKind.CUDA_GRAPH
@@ -36,7 +36,7 @@ class Replay:
         ir = ir_for(graph, schedule)
         if not schedule.kernels:
             raise IllegalAction("cuda-graph: there is no kernel yet")
-        if schedule.replayed:
+        if schedule.cuda_graph:
             raise IllegalAction("cuda-graph: it is replayed already")
         arguments = {item.name for item in ir.graph.inputs if item.kind is InputKind.ARGUMENT}
         if any(mutation.input in arguments for mutation in ir.graph.mutations):
@@ -50,7 +50,7 @@ class Replay:
             raise IllegalAction("cuda-graph: the call returns no tensor")
         if any(name not in nodes or base_name(nodes[name]) in VIEWS for name in returned):
             raise IllegalAction("cuda-graph: a result may be a view of an argument")
-        return replace(schedule, replayed=True)
+        return replace(schedule, cuda_graph=True)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Where the version at hand, replayed from a graph by the clock, took much less time than launched."""

@@ -21,6 +21,7 @@ from mtmc_lsp.actions.base import (
     Situation,
     expected,
     ir_for,
+    new_plan,
     operation_names,
     region_of,
     size_text,
@@ -28,14 +29,15 @@ from mtmc_lsp.actions.base import (
 )
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import MANY, alike, form
 from mtmc_lsp.fusion.search import Fusion, has_fp32_product
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.recurrence import MODES as RECURRENT_MODES
 from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
 from mtmc_lsp.ir.regions import Region, RegionKind, is_product
-from mtmc_lsp.schedule.matmul_configs import HALVES, SPLIT
-from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
+from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig, PrecisionMode, TileConfig, precision_of
+from mtmc_lsp.schedule.recurrent_configs import MODES as RECURRENT_MODES
+from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import ZERO
 
 ON_TENSOR_CORES = RECURRENT_MODES[:-1]
@@ -68,11 +70,7 @@ class Fuse:
                 recomputed |= set(kernel.recomputed)
         ir = ir_for(graph, schedule)
         again = tuple(node.name for node in ir.graph.nodes if node.name in recomputed - nodes)
-        region = region_of(ir, KernelPlan(tuple(nodes), {}, again))
-        config = action.params.get("config")
-        return schedule.with_kernel(
-            KernelPlan(region.nodes, dict(config) if isinstance(config, Mapping) else {}, again)
-        )
+        return schedule.with_kernel(new_plan(ir, nodes, action.params.get("config"), again))
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """The most profitable disjoint regions, each product in the fastest mode that is left for it, then in the next.
@@ -166,7 +164,7 @@ def _is_small(fusion: Fusion, least_us: float) -> bool:
 
 
 def _form(ir: KernelIR, fusion: Fusion) -> Hashable:
-    return form(ir.graph, fusion.region.nodes), fusion.region.kind, fusion.config.get("precision")
+    return form(ir.graph, fusion.region.nodes), fusion.region.kind, precision_of(fusion.config)
 
 
 def _action(ir: KernelIR, group: Sequence[Fusion]) -> MacroAction:
@@ -193,7 +191,7 @@ def _action(ir: KernelIR, group: Sequence[Fusion]) -> MacroAction:
         action,
         region=nodes,
         lines=lines,
-        params={SITES: [{"nodes": list(fusion.region.nodes), "config": fusion.config} for fusion in ordered]},
+        params={SITES: [{"nodes": list(fusion.region.nodes), "config": to_json(fusion.config)} for fusion in ordered]},
         expected=expected(before, after),
         text=f"{verb} {names} at {len(group)} places in {place}",
     )
@@ -202,7 +200,7 @@ def _action(ir: KernelIR, group: Sequence[Fusion]) -> MacroAction:
 def _single(ir: KernelIR, fusion: Fusion) -> MacroAction:
     region = fusion.region
     lines, place = where(ir, region.nodes)
-    split = has_fp32_product(ir, region) and fusion.config.get("precision") in (*HALVES, *ON_TENSOR_CORES)
+    split = has_fp32_product(ir, region) and precision_of(fusion.config) in (*SPLIT_PRECISION_MODES, *ON_TENSOR_CORES)
     saved = fusion.before.bytes - fusion.after.bytes
     names = operation_names(ir, region.nodes)
     text = f"{'run on tensor cores' if split else 'fuse'} {names} in {place}"
@@ -225,7 +223,7 @@ def _single(ir: KernelIR, fusion: Fusion) -> MacroAction:
         kind=ActionKind.TENSOR_CORE if split else ActionKind.FUSE,
         region=region.nodes,
         lines=lines,
-        params={"config": fusion.config},
+        params={"config": to_json(fusion.config)},
         rationale=f"{why}{_in_parts(fusion)}.",
         expected=expected(fusion.before, fusion.after),
         text=text,
@@ -245,15 +243,15 @@ def _recurrent(ir: KernelIR, region: Region) -> str:
 
 def _error_text(fusion: Fusion) -> str:
     """What splitting costs of exactness."""
-    if fusion.config.get("precision") == SPLIT:
+    if precision_of(fusion.config) is PrecisionMode.FP16X3:
         return "once or twice their error, since fp32 units add up pieces of K"
     return "about their error, since fp32 units add up short pieces of K"
 
 
 def _in_parts(fusion: Fusion) -> str:
     """What the first configuration does where one program per piece of work would leave most of the device idle."""
-    if int(fusion.config.get("split", 1)) > 1:
-        return f"; {fusion.config['split']} programs share each of its few long rows"
-    if int(fusion.config.get("split_k", 1)) > 1:
-        return f"; {fusion.config['split_k']} programs share the long sums of its few tiles"
+    if isinstance(fusion.config, TileConfig) and fusion.config.split > 1:
+        return f"; {fusion.config.split} programs share each of its few long rows"
+    if isinstance(fusion.config, MatmulConfig) and fusion.config.split_k > 1:
+        return f"; {fusion.config.split_k} programs share the long sums of its few tiles"
     return ""

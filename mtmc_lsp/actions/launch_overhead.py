@@ -36,7 +36,7 @@ class Launching:
     def each_us(self) -> float:
         """Microseconds of a launch that nothing else hides: a call's time beyond that of its kernels by themselves."""
         timing = self._situation.timing
-        if timing is None or timing.graph_us is None or self._situation.schedule.replayed:
+        if timing is None or timing.graph_us is None or self._situation.schedule.cuda_graph:
             return 0.0
         for step in reversed(self._situation.history):
             if step.status is StepStatus.ACCEPTED:

@@ -13,6 +13,7 @@ from mtmc_lsp.actions.algebra import nodes_of, with_kernels
 from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, operation_names, region_of, where
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import StepStatus
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
@@ -73,7 +74,9 @@ class Library:
             lines=lines,
             params={
                 "nodes": names,
-                "kernels": [{"nodes": list(fusion.region.nodes), "config": fusion.config} for fusion in fusions],
+                "kernels": [
+                    {"nodes": list(fusion.region.nodes), "config": to_json(fusion.config)} for fusion in fusions
+                ],
             },
             rationale=f"torch.compile, which calls the library for the {what}, is faster than the kernels so far: the "
             "library runs it again, and what is around it is fused without it.",

@@ -7,26 +7,16 @@ writes a buffer that it reads, so they give the same values there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from mtmc_lsp.actions.base import (
-    Config,
-    IllegalAction,
-    Situation,
-    config_of,
-    current_config,
-    ir_for,
-    kind_word,
-    lone_kernel_of,
-    region_of,
-    where,
-    whole_numbers,
-)
+from mtmc_lsp.actions.base import Situation, changed_plan, ir_for, lone_kernel_of, where
 from mtmc_lsp.actions.tuning import measured_choice
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, RegionKind
+from mtmc_lsp.schedule.configs import IllegalConfig, MatmulConfig, TileConfig
+from mtmc_lsp.schedule.legality import kind_word, reconfigured
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.tuning.cost import programs_of
 
@@ -44,31 +34,20 @@ class Persist:
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
         """The kernel with ``persist`` programs."""
         plan = lone_kernel_of(schedule, action)
-        ir = ir_for(graph, schedule)
-        region = region_of(ir, plan)
-        changes = config_of(action)
-        if set(changes) != {"persist"}:
-            raise IllegalAction("persist: only the number of programs is to be chosen")
-        whole_numbers(action, changes, powers=False)
-        config = {**current_config(ir, region, plan), **changes}
-        _check(region, config)
-        return schedule.with_kernel(KernelPlan(plan.nodes, config, plan.recomputed))
+        return schedule.with_kernel(changed_plan(ir_for(graph, schedule), plan, action, ["persist"]))
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Where there are many programs; what it brings, only measuring tells."""
         ir, device = situation.ir, situation.device
         for plan, region in situation.lone_kernels() if situation.has_gpu else ():
-            config = current_config(ir, region, plan)
-            if config.get("persist"):
-                continue
-            if programs_of(ir, region, config) < LEAST_WAVES * device.sm_count:
-                continue
-            try:
-                _check(region, config)
-            except IllegalAction:
+            if programs_of(ir, region, plan.config) < LEAST_WAVES * device.sm_count or _is_persistent(plan):
                 continue
             per = (1, 2) if region.kind is RegionKind.MATMUL else (2, 4, 8)
-            variants: list[Config] = [{"persist": device.sm_count * number} for number in per]
+            variants = [{"persist": device.sm_count * number} for number in per]
+            try:
+                reconfigured(ir, region, plan, variants[0])
+            except IllegalConfig:
+                continue
             yield from self._choice(situation, ir, plan, region, variants)
 
     def _choice(
@@ -77,7 +56,7 @@ class Persist:
         ir: KernelIR,
         plan: KernelPlan,
         region: Region,
-        variants: list[Config],
+        variants: Sequence[Mapping[str, object]],
     ) -> Iterable[MacroAction]:
         _, place = where(ir, region.nodes)
         yield from measured_choice(
@@ -93,14 +72,5 @@ class Persist:
         )
 
 
-def _check(region: Region, config: Config) -> None:
-    if region.kind is RegionKind.ATTENTION:
-        raise IllegalAction("persist: attention's programs differ in length; the device shares them out better")
-    if int(config.get("split", 1)) > 1 or int(config.get("split_k", 1)) > 1:
-        raise IllegalAction("persist: a split kernel has few pieces for many programs already")
-    if config.get("stream_k"):
-        raise IllegalAction("persist: programs that share the last tiles do one piece of work after another already")
-    if not region.kept:
-        raise IllegalAction("persist: there are no rows to do one after another")
-    if config.get("order") == "columns":
-        raise IllegalAction("persist: the programs run along the columns first")
+def _is_persistent(plan: KernelPlan) -> bool:
+    return isinstance(plan.config, (TileConfig, MatmulConfig)) and plan.config.persist > 0

@@ -13,6 +13,7 @@ from mtmc_lsp.actions.base import (
     IllegalAction,
     Situation,
     ir_for,
+    new_plan,
     operation_names,
     region_of,
     size_text,
@@ -111,10 +112,7 @@ def _new_kernels(ir: KernelIR, schedule: Schedule, names: Iterable[str], chain: 
     order = [node.name for node in ir.graph.nodes]
     loose = [name for name in order if name in set(names) and schedule.kernel_of(name) is None]
     again = {name for plan in schedule.kernels for name in plan.recomputed}
-    plans = [KernelPlan((name,), {}, chain) for name in loose if name not in again]
-    for plan in plans:
-        region_of(ir, plan)
-    return plans
+    return [new_plan(ir, (name,), recomputed=chain) for name in loose if name not in again]
 
 
 def _chain(ir: KernelIR, schedule: Schedule, node: str) -> tuple[str, ...]:

@@ -12,10 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import (
-    Config,
     IllegalAction,
     Situation,
-    current_config,
     expected,
     ir_for,
     region_of,
@@ -24,14 +22,13 @@ from mtmc_lsp.actions.base import (
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.ir.primitives import KernelIR, is_of_halves
-from mtmc_lsp.ir.regions import Region, RegionKind, product_in
+from mtmc_lsp.ir.primitives import KernelIR, has_split_operands
+from mtmc_lsp.ir.regions import Region, product_in
+from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, KernelConfig, MatmulConfig, TileConfig
 from mtmc_lsp.schedule.launch_units import Unit, launches
-from mtmc_lsp.schedule.matmul_configs import HALVES
 from mtmc_lsp.schedule.schedule import MOST_BESIDE, Schedule
 from mtmc_lsp.tuning.cost import kernel_cost
 
-KINDS = (RegionKind.MAP, RegionKind.REDUCE, RegionKind.SCAN, RegionKind.MATMUL)
 LONGEST = 5.0
 """Kernels that take longer than so many launches are left alone: what a launch less saves is nothing beside them."""
 MOST_TIMES_WARPS = 4
@@ -57,7 +54,7 @@ class SideBySide:
             if key not in plans:
                 raise IllegalAction(f"side-by-side: no kernel ends with {key}")
             region = region_of(ir, plans[key])
-            if reason := _alone(ir, region, current_config(ir, region, plans[key])):
+            if reason := _alone(ir, region, plans[key].config):
                 raise IllegalAction(f"side-by-side: {reason}")
         kept = tuple(group for group in schedule.beside if not set(group) & set(named))
         changed = replace(schedule, beside=(*kept, *groups))
@@ -70,7 +67,7 @@ class SideBySide:
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """All launches at once that can be shared by short kernels."""
         schedule, ir = situation.schedule, situation.ir
-        if not situation.has_gpu or len(schedule.kernels) < 2 or schedule.replayed:
+        if not situation.has_gpu or len(schedule.kernels) < 2 or schedule.cuda_graph:
             return
         groups = _shared(situation)
         plans = {plan.key: plan for plan in schedule.kernels}
@@ -103,17 +100,17 @@ def _groups(action: MacroAction) -> tuple[tuple[str, ...], ...]:
     return groups
 
 
-def _alone(ir: KernelIR, region: Region, config: Config) -> str:
+def _alone(ir: KernelIR, region: Region, config: KernelConfig) -> str:
     """Why a kernel cannot share a launch; empty where it can."""
-    if region.kind not in KINDS:
+    if not isinstance(config, (TileConfig, MatmulConfig)):
         return f"the launches of {region.kind.value} kernels are their own"
-    if config.get("persist"):
+    if config.persist:
         return "a persistent kernel fills the device by itself"
-    if int(config.get("split", 1)) > 1 or int(config.get("split_k", 1)) > 1 or config.get("stream_k"):
+    if config.is_split:
         return "a split kernel is several launches"
-    if region.kind is RegionKind.MATMUL and config.get("precision") in HALVES:
+    if isinstance(config, MatmulConfig) and config.precision in SPLIT_PRECISION_MODES:
         own = product_in(ir, region)
-        return "" if is_of_halves(own) else "a product of split operands is several launches"
+        return "" if has_split_operands(own) else "a product of split operands is several launches"
     return ""
 
 
@@ -131,11 +128,10 @@ def _shared(situation: Situation) -> list[tuple[str, ...]]:
         [unit, *others] = launch
         if others or unit.plan is None or unit.region is None:
             continue
-        config = current_config(ir, unit.region, unit.plan)
-        us = kernel_cost(ir, unit.region, config, device).us
-        if _alone(ir, unit.region, config) or us > (LONGEST + 1) * device.launch_us:
+        us = kernel_cost(ir, unit.region, unit.plan.config, device).us
+        if _alone(ir, unit.region, unit.plan.config) or us > (LONGEST + 1) * device.launch_us:
             continue
-        warps[i] = int(config.get("warps", 4))
+        warps[i] = unit.plan.config.warps
         for members in groups:
             asked = [warps[each] for each in (*members, i)]
             alike = max(asked) <= MOST_TIMES_WARPS * min(asked)

@@ -6,44 +6,31 @@ exponentials below it) are associative and commutative over the reals, so parts 
 point it is a reassociation, always in the same order, without atomics.
 
 Products may also be split by stream-K: so many programs share the blocks of K of the tiles of the last wave evenly
-(:mod:`mtmc_lsp.codegen.matmul.stream_k`). That is *legal* for any number of programs up to :data:`MOST_PROGRAMS`, since a
-sum is cut between two of its steps only; not for a product with few rows whose other operand is split as it is read, which walks
-its sum in a way of its own, nor for one in parts of K already. Which sums are cut depends on the sizes of a call alone, so
+(:mod:`mtmc_lsp.codegen.matmul.stream_k`). That is *legal* for up to ``MOST_STREAM_PROGRAMS`` programs, since a sum is cut between
+two of its steps only; not for a product with one operand that is split on load, whose kernel sums all of K itself, nor for one in
+parts of K already. Which sums are cut depends on the sizes of a call alone, so
 calls give the same bits again. What it brings is measured: the model only says where it may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from mtmc_lsp.actions.base import (
-    Config,
-    IllegalAction,
-    Situation,
-    config_of,
-    current_config,
-    expected,
-    ir_for,
-    kind_word,
-    lone_kernel_of,
-    region_of,
-    where,
-    whole_numbers,
-)
+from mtmc_lsp.actions.base import Situation, changed_plan, changes_of, expected, ir_for, lone_kernel_of, where
 from mtmc_lsp.actions.tuning import measured_choice
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, RegionKind
-from mtmc_lsp.schedule.matmul_configs import split_product_parts
+from mtmc_lsp.schedule.configs import KernelConfig, MatmulConfig, TileConfig
+from mtmc_lsp.schedule.legality import kind_word
+from mtmc_lsp.schedule.matmul_configs import product_parts
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
-from mtmc_lsp.schedule.split_on_load import BOTH, ONCE
-from mtmc_lsp.schedule.tile_configs import split_parts
+from mtmc_lsp.schedule.tile_configs import in_parts
 from mtmc_lsp.tuning.cost import kernel_cost, programs_of
-from mtmc_lsp.tuning.waves import MOST_PROGRAMS, Waves, stream_programs
+from mtmc_lsp.tuning.waves import Waves, stream_programs
 
-KEYS = {RegionKind.REDUCE: ("split", "block"), RegionKind.MATMUL: ("split_k", "block_k")}
-"""The configuration's name for the number of parts, and for what a program takes at a time."""
 LEAST_GAIN = 0.03
 """Part of a product's time that stream-K must be expected to save to be worth measuring."""
 
@@ -54,50 +41,36 @@ class Split:
     kind = ActionKind.SPLIT
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The kernel in that many parts; in 1 part it is whole again."""
+        """The kernel in that many parts (1 makes it whole again), or with that many programs of stream-K."""
         plan = lone_kernel_of(schedule, action)
-        ir = ir_for(graph, schedule)
-        region = region_of(ir, plan)
-        changes = config_of(action)
-        if "stream_k" in changes:
-            return schedule.with_kernel(_streamed(ir, region, plan, action))
-        if region.kind not in KEYS or set(changes) - {KEYS[region.kind][0], "block", "warps", "persist"}:
-            raise IllegalAction(f"split: a {kind_word(region.kind)} kernel has no such parts")
-        name, block = KEYS[region.kind]
-        whole_numbers(action, {key: changes[key] for key in (name, "block", "warps") if key in changes})
-        config = {**current_config(ir, region, plan), **changes}
-        if config.get("stream_k"):
-            raise IllegalAction("split: programs share the last tiles' blocks of K already")
-        most = region.columns.value(ir.graph.sizes)
-        if int(config[name]) > max(1, -(-most // int(config[block]))):
-            raise IllegalAction(f"split: {config[name]} parts of {most} would leave some empty")
-        return schedule.with_kernel(KernelPlan(plan.nodes, config, plan.recomputed))
+        if "stream_k" in changes_of(action):
+            allowed: tuple[str, ...] = ("stream_k",)
+        else:
+            allowed = ("split" if isinstance(plan.config, TileConfig) else "split_k", "block", "warps", "persist")
+        # What is split fills the device by itself.
+        also = {"persist": 0} if isinstance(plan.config, (TileConfig, MatmulConfig)) else {}
+        return schedule.with_kernel(changed_plan(ir_for(graph, schedule), plan, action, allowed, also))
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """Where one program per row (or tile) leaves most of the device idle."""
         ir = situation.ir
         for plan, region in situation.lone_kernels():
-            if region.kind in KEYS:
+            if region.kind in (RegionKind.REDUCE, RegionKind.MATMUL):
                 yield from self._for(situation, ir, plan, region)
-            if region.kind is RegionKind.MATMUL and situation.has_gpu:
-                yield from self._stream(situation, ir, plan, region)
+            if isinstance(plan.config, MatmulConfig) and situation.has_gpu:
+                yield from self._stream(situation, ir, plan, region, plan.config)
 
     def _for(self, situation: Situation, ir: KernelIR, plan: KernelPlan, region: Region) -> Iterable[MacroAction]:
-        name, _ = KEYS[region.kind]
-        config = current_config(ir, region, plan)
-        if int(config.get(name, 1)) > 1 or config.get("stream_k"):
-            return
-        parts = split_parts if region.kind is RegionKind.REDUCE else split_product_parts
-        changes = parts(ir, region, config)
-        if not changes:
+        split, changes, parts = _in_parts(ir, region, plan.config)
+        if parts == 1:
             return
         device = situation.device
-        before = kernel_cost(ir, region, config, device)
-        after = kernel_cost(ir, region, {**config, **changes}, device)
+        before = kernel_cost(ir, region, plan.config, device)
+        after = kernel_cost(ir, region, split, device)
         if before.us - after.us <= 0:
             return
         lines, place = where(ir, region.nodes)
-        busy = programs_of(ir, region, config)
+        busy = programs_of(ir, region, plan.config)
         what = "rows" if region.kind is RegionKind.REDUCE else "tiles"
         yield MacroAction(
             kind=self.kind,
@@ -106,22 +79,24 @@ class Split:
             params={"config": changes},
             rationale=(
                 f"{busy} programs cannot keep {device.sm_count} multiprocessors busy: "
-                f"{changes[name]} programs share the long sums of each of its {what}, and a second kernel combines them."
+                f"{parts} programs share the long sums of each of its {what}, and a second kernel combines them."
             ),
             expected=expected(before, after),
-            text=f"split the {kind_word(region.kind)} kernel of {place} into {changes[name]} parts",
+            text=f"split the {kind_word(region.kind)} kernel of {place} into {parts} parts",
         )
 
-    def _stream(self, situation: Situation, ir: KernelIR, plan: KernelPlan, region: Region) -> Iterable[MacroAction]:
+    def _stream(
+        self, situation: Situation, ir: KernelIR, plan: KernelPlan, region: Region, config: MatmulConfig
+    ) -> Iterable[MacroAction]:
         """Stream-K, where tiles leave much of the last wave empty and the model says that sharing them may pay."""
-        config, device = current_config(ir, region, plan), situation.device
+        device = situation.device
         before = kernel_cost(ir, region, config, device, waves=True)
         gains: dict[int, float] = {}
         for number in stream_programs(ir, region, config, device):
-            after = kernel_cost(ir, region, {**config, "stream_k": number}, device, waves=True)
+            after = kernel_cost(ir, region, replace(config, stream_k=number, persist=0), device, waves=True)
             gains[number] = 1.0 - after.us / before.us
-        variants: list[Config] = [{"stream_k": number} for number, gain in gains.items() if gain > LEAST_GAIN]
-        if not variants:
+        numbers = [number for number, gain in gains.items() if gain > LEAST_GAIN]
+        if not numbers:
             return
         _, place = where(ir, region.nodes)
         tiles = Waves.of(ir, region, config).tiles
@@ -130,28 +105,24 @@ class Split:
             plan,
             region,
             self.kind,
-            variants,
+            [{"stream_k": number} for number in numbers],
             max(gains.values()),
             f"share the last tiles of the product kernel of {place} evenly",
             f"{tiles} tiles on {device.sm_count} multiprocessors leave part of them idle in the last wave. So a fixed number of "
             "programs compute whole waves of tiles, and share the sums of the tiles that are left evenly; a second kernel adds "
-            f"the parts. Numbers of programs to be measured: {', '.join(str(choice['stream_k']) for choice in variants)}.",
+            f"the parts. Numbers of programs to be measured: {', '.join(map(str, numbers))}.",
         )
 
 
-def _streamed(ir: KernelIR, region: Region, plan: KernelPlan, action: MacroAction) -> KernelPlan:
-    """The kernel by stream-K; it is persistent anyway."""
-    changes, config = config_of(action), current_config(ir, region, plan)
-    if region.kind is not RegionKind.MATMUL or set(changes) != {"stream_k"}:
-        raise IllegalAction(f"split: a {kind_word(region.kind)} kernel has no such programs")
-    whole_numbers(action, changes, powers=False)
-    if config.get(ONCE, BOTH) != BOTH:
-        raise IllegalAction(
-            "split: an operand that is split as it is read has a sum that is walked in a way of its own"
-        )
-    if int(config.get("split_k", 1)) > 1:
-        raise IllegalAction("split: the product is in parts of K already")
-    if int(changes["stream_k"]) > MOST_PROGRAMS:
-        raise IllegalAction(f"split: at most {MOST_PROGRAMS} programs share the last tiles")
-    kept = {name: value for name, value in config.items() if name != "persist"}
-    return KernelPlan(plan.nodes, {**kept, **changes}, plan.recomputed)
+def _in_parts(ir: KernelIR, region: Region, config: KernelConfig) -> tuple[KernelConfig, dict[str, object], int]:
+    """The configuration in parts where few programs do all the work, what changes, and the number of parts (1 for none)."""
+    if isinstance(config, TileConfig) and not config.is_split:
+        split = in_parts(ir, region, config)
+        changes: dict[str, object] = {"split": split.split}
+        if split.block != config.block or split.warps != config.warps:
+            changes |= {"block": split.block, "warps": split.warps}
+        return split, changes, split.split
+    if isinstance(config, MatmulConfig) and not config.is_split and not config.splits_one_operand_on_load:
+        parts = product_parts(ir, region, config)
+        return replace(config, split_k=parts, persist=0 if parts > 1 else config.persist), {"split_k": parts}, parts
+    return config, {}, 1

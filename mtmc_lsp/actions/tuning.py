@@ -10,31 +10,24 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mtmc_lsp.actions.base import (
-    Config,
-    IllegalAction,
-    Situation,
-    config_of,
-    current_config,
-    ir_for,
-    kernel_of,
-    kind_word,
-    region_of,
-    where,
-    whole_numbers,
-)
+from mtmc_lsp.actions.base import Situation, changed_plan, ir_for, kernel_of, region_of, where
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.fusion.repeated_blocks import alike, form
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, RegionKind
+from mtmc_lsp.schedule.configs import KernelConfig, LoopOrder, MatmulConfig, TileConfig, field_names
+from mtmc_lsp.schedule.legality import has_order, kind_word
 from mtmc_lsp.schedule.matmul_configs import stage_bytes
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
-from mtmc_lsp.schedule.tile_configs import MOST_ELEMENTS, variants
+from mtmc_lsp.schedule.tile_configs import variants
 from mtmc_lsp.tuning.cost import kernel_cost
 
+Changes = Mapping[str, object]
+"""Choices of a configuration to their new values, as JSON data."""
 TILES = ("rows", "block", "loop", "block_m", "block_n", "block_k")
-MOST_TILES, LEAST_DOT, LARGEST_DOT = 6, 16, 256
+MOST_TILES = 6
 LEAST_US = 0.1
 """A predicted gain below this is not worth the seconds of measuring it."""
 
@@ -53,36 +46,13 @@ class _Tuning:
         ir = ir_for(graph, schedule)
         for plan in schedule.kernels:
             if set(action.region) & set(plan.nodes):
-                schedule = self._set(ir, schedule, plan, action)
+                allowed = [name for name in self.keys if self.has(region_of(ir, plan), plan.config, name)]
+                schedule = schedule.with_kernel(changed_plan(ir, plan, action, allowed))
         return schedule
 
-    def _set(self, ir: KernelIR, schedule: Schedule, plan: KernelPlan, action: MacroAction) -> Schedule:
-        region = region_of(ir, plan)
-        changes = config_of(action)
-        config = current_config(ir, region, plan)
-        wrong = [name for name in changes if name not in self.keys or not self.has(region, config, name)]
-        if wrong:
-            word = kind_word(region.kind)
-            raise IllegalAction(f"{self.kind.value}: a {word} kernel has no {wrong[0]} to choose")
-        self.check(action, changes, {**config, **changes})
-        return schedule.with_kernel(replace(plan, config={**config, **changes}))
-
-    def has(self, region: Region, config: Mapping[str, object], name: str) -> bool:
-        """Whether the kernel has the choice."""
-        return name in config
-
-    def check(self, action: MacroAction, changes: Mapping[str, object], config: Mapping[str, object]) -> None:
-        """Raise :class:`IllegalAction` where a value is out of its range."""
-        numbers = {name: value for name, value in changes.items() if name not in ("loop", "order", "precision")}
-        whole_numbers(action, {name: value for name, value in numbers.items() if name != "stages"})
-        whole_numbers(action, {"stages": config.get("stages", 1)}, powers=False)
-        if int(str(config.get("rows", 1))) * int(str(config.get("block", 1))) > MOST_ELEMENTS:
-            raise IllegalAction(f"{self.kind.value}: a tile of more than {MOST_ELEMENTS} elements")
-        dots = [int(str(config[name])) for name in ("block_m", "block_n", "block_k") if name in config]
-        if any(not LEAST_DOT <= size <= LARGEST_DOT for size in dots):
-            raise IllegalAction(f"{self.kind.value}: tiles of a product have sides of {LEAST_DOT} to {LARGEST_DOT}")
-        if int(str(config.get("warps", 4))) > 32:
-            raise IllegalAction(f"{self.kind.value}: a program has at most 32 warps")
+    def has(self, region: Region, config: KernelConfig, name: str) -> bool:
+        """Whether the choice matters to the kernel."""
+        return name in field_names(config)
 
     def propose(self, situation: Situation) -> Iterable[MacroAction]:
         """A few other values per kernel, to be measured."""
@@ -91,22 +61,22 @@ class _Tuning:
         for group in alike(kernels, lambda kernel: _same_work(ir, *kernel)):
             plan, region = group[0]
             others = [region for _, region in group[1:]]
-            config = current_config(ir, region, plan)
-            choices = [item for item in self.choices(situation, region, config) if item]
+            choices = [_changes(plan.config, item, self.keys) for item in self.choices(situation, region, plan.config)]
+            choices = [item for i, item in enumerate(choices) if item and item not in choices[:i]]
             _, place = where(ir, [name for _, each in group for name in each.nodes])
             which = (
                 f"the {len(group)} {kind_word(region.kind)} kernels"
                 if others
                 else f"the {kind_word(region.kind)} kernel"
             )
-            text, why = self.words(f"{which} of {place}", choices, config)
+            text, why = self.words(f"{which} of {place}", choices, plan.config)
             yield from measured_choice(situation, plan, region, self.kind, choices, self.share, text, why, others)
 
-    def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
-        """Changes worth measuring."""
+    def choices(self, situation: Situation, region: Region, config: KernelConfig) -> Sequence[KernelConfig]:
+        """Configurations worth measuring; of these, what differs from the present one among :attr:`keys`."""
         raise NotImplementedError
 
-    def words(self, name: str, choices: list[Config], config: Config) -> tuple[str, str]:
+    def words(self, name: str, choices: Sequence[Changes], config: KernelConfig) -> tuple[str, str]:
         """The action's one-line form and its reason."""
         raise NotImplementedError
 
@@ -116,7 +86,7 @@ def measured_choice(
     plan: KernelPlan,
     region: Region,
     kind: ActionKind,
-    variants: Sequence[Config],
+    variants: Sequence[Changes],
     share: float,
     text: str,
     why: str,
@@ -127,7 +97,7 @@ def measured_choice(
     ``others`` are regions that do the same work, and get what the kernel gets.
     """
     ir = situation.ir
-    cost = kernel_cost(ir, region, current_config(ir, region, plan), situation.device)
+    cost = kernel_cost(ir, region, plan.config, situation.device)
     saved = share * (cost.us - situation.device.launch_us) * (1 + len(others))
     nodes = tuple(name for each in (region, *others) for name in each.nodes)
     tried = any(step.action.kind is kind and step.action.region == nodes for step in situation.history)
@@ -148,17 +118,18 @@ def measured_choice(
 def _same_work(ir: KernelIR, plan: KernelPlan, region: Region) -> Hashable:
     """What decides which configuration is best: what is done, over how many rows and columns, and how it is done now."""
     sizes = [axis.size.value(ir.graph.sizes) for axis in (*region.kept, *region.reduced)]
-    return form(ir.graph, region.nodes), region.kind, tuple(sizes), tuple(sorted(plan.config.items()))
+    return form(ir.graph, region.nodes), region.kind, tuple(sizes), plan.config
 
 
-def _only(names: Sequence[str], items: Iterable[Config], config: Config) -> list[Config]:
-    """What each configuration changes among ``names``; without repeats."""
-    found: list[Config] = []
-    for item in items:
-        changes = {name: value for name, value in item.items() if name in names and config.get(name) != value}
-        if changes and changes not in found:
-            found.append(changes)
-    return found
+def _changes(before: KernelConfig, after: KernelConfig, names: Sequence[str]) -> Changes:
+    """The choices among ``names`` that differ, as JSON data."""
+    old = to_json(before)
+    return {name: value for name, value in to_json(after).items() if name in names and old[name] != value}
+
+
+def _tile(config: KernelConfig) -> tuple[object, ...]:
+    """What decides how large a kernel's pieces of work are."""
+    return tuple(value for name, value in to_json(config).items() if name in TILES)
 
 
 class Tile(_Tuning):
@@ -168,24 +139,23 @@ class Tile(_Tuning):
     keys = (*TILES, "warps", "stages")
     share = 0.03
 
-    def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
+    def choices(self, situation: Situation, region: Region, config: KernelConfig) -> Sequence[KernelConfig]:
         """The first few of the variants that have other tiles, one for each tile; none where all were tried at once."""
         if any(
             s.action.kind is ActionKind.AUTOTUNE and set(region.nodes) <= set(s.action.region)
             for s in situation.history
         ):
             return []
-        found: dict[tuple[object, ...], Config] = {}
+        found: dict[tuple[object, ...], KernelConfig] = {}
         for item in variants(situation.ir, region, config):
-            tile = tuple(item.get(name) for name in TILES)
-            if tile != tuple(config.get(name) for name in TILES):
+            if (tile := _tile(item)) != _tile(config):
                 found.setdefault(tile, item)
         spread = list(found.values())
         step = max(1, -(-len(spread) // MOST_TILES))
-        return _only(self.keys, spread[::step], config)
+        return spread[::step]
 
-    def words(self, name: str, choices: list[Config], config: Config) -> tuple[str, str]:
-        sizes = " x ".join(str(config[key]) for key in TILES if key in config and key != "loop")
+    def words(self, name: str, choices: Sequence[Changes], config: KernelConfig) -> tuple[str, str]:
+        sizes = " x ".join(str(value) for value in _tile(config) if not isinstance(value, bool))
         why = f"A program's tile is {sizes} now; {len(choices)} other tiles are measured, and the fastest is kept."
         return f"retile {name}", why
 
@@ -197,17 +167,12 @@ class Vectorize(_Tuning):
     keys = ("warps",)
     share = 0.02
 
-    def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
+    def choices(self, situation: Situation, region: Region, config: KernelConfig) -> Sequence[KernelConfig]:
         """Half and twice as many threads."""
-        warps = int(config["warps"])
-        return [{"warps": number} for number in (warps // 2, warps * 2) if 1 <= number <= 16]
+        return [replace(config, warps=n) for n in (config.warps // 2, config.warps * 2) if 1 <= n <= 16]
 
-    def words(self, name: str, choices: list[Config], config: Config) -> tuple[str, str]:
-        sizes = [int(config[key]) for key in ("rows", "block", "block_m", "block_n") if key in config]
-        elements = 1
-        for size in sizes:
-            elements *= size
-        each = elements / (32 * int(config["warps"]))
+    def words(self, name: str, choices: Sequence[Changes], config: KernelConfig) -> tuple[str, str]:
+        each = config.elements / (32 * config.warps)
         why = (
             f"A thread holds {each:g} elements now; wider vectors need fewer instructions, more threads hide more latency: "
             f"{' and '.join(str(choice['warps']) for choice in choices)} warps are measured."
@@ -222,24 +187,23 @@ class Pipeline(_Tuning):
     keys = ("stages",)
     share = 0.025
 
-    def has(self, region: Region, config: Mapping[str, object], name: str) -> bool:
+    def has(self, region: Region, config: KernelConfig, name: str) -> bool:
         """Stages only matter to a loop over memory."""
-        looped = region.kind in (RegionKind.MATMUL, RegionKind.ATTENTION, RegionKind.SCAN)
-        return looped or bool(config.get("loop") or config.get("persist") or config.get("split"))
+        if isinstance(config, TileConfig):
+            return region.kind is RegionKind.SCAN or config.loop or config.persist > 0 or config.is_split
+        return region.kind is not RegionKind.RECURRENT
 
-    def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
+    def choices(self, situation: Situation, region: Region, config: KernelConfig) -> Sequence[KernelConfig]:
         """One stage fewer, and up to two more where shared memory holds them."""
         if not self.has(region, config, "stages"):
             return []
-        stages = int(config["stages"])
-        numbers = [number for number in (stages - 1, stages + 1, stages + 2) if 1 <= number <= 6]
-        return [
-            {"stages": n} for n in numbers if n < stages or stage_bytes(config) * n <= situation.device.shared_bytes
-        ]
+        now, most = config.stages, situation.device.shared_bytes
+        numbers = [number for number in (now - 1, now + 1, now + 2) if 1 <= number <= 6]
+        return [replace(config, stages=n) for n in numbers if n < now or stage_bytes(config) * n <= most]
 
-    def words(self, name: str, choices: list[Config], config: Config) -> tuple[str, str]:
+    def words(self, name: str, choices: Sequence[Changes], config: KernelConfig) -> tuple[str, str]:
         numbers = " and ".join(str(choice["stages"]) for choice in choices)
-        why = f"Loads run {config['stages']} blocks ahead of the arithmetic now; {numbers} are measured."
+        why = f"Loads run {config.stages} blocks ahead of the arithmetic now; {numbers} are measured."
         return f"pipeline {name}", why
 
 
@@ -250,28 +214,24 @@ class Reorder(_Tuning):
     keys = ("group_m", "order")
     share = 0.03
 
-    def has(self, region: Region, config: Mapping[str, object], name: str) -> bool:
+    def has(self, region: Region, config: KernelConfig, name: str) -> bool:
         """Products walk tiles in groups of rows; elementwise kernels along rows or columns first."""
         if name == "group_m":
             return region.kind is RegionKind.MATMUL
-        return region.kind is RegionKind.MAP and len(region.kept) > 1 and not config.get("persist")
+        return isinstance(config, TileConfig) and has_order(region) and not config.persist
 
-    def check(self, action: MacroAction, changes: Mapping[str, object], config: Mapping[str, object]) -> None:
-        """As for all, and the order is one of two."""
-        super().check(action, changes, config)
-        if config.get("order", "rows") not in ("rows", "columns"):
-            raise IllegalAction(f"reorder: programs run along rows or columns first, not {config['order']!r}")
-
-    def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
+    def choices(self, situation: Situation, region: Region, config: KernelConfig) -> Sequence[KernelConfig]:
         """Other group sizes, or the other order."""
-        if region.kind is RegionKind.MATMUL:
-            return [{"group_m": number} for number in (1, 4, 16) if number != config["group_m"]]
-        columns = region.kept[-1].size.value(situation.ir.graph.sizes) if region.kept else 1
-        if not self.has(region, config, "order") or columns <= int(config["block"]):
+        if isinstance(config, MatmulConfig):
+            return [replace(config, group_m=number) for number in (1, 4, 16)]
+        if not isinstance(config, TileConfig) or not self.has(region, config, "order"):
             return []
-        return [{"order": "rows" if config.get("order") == "columns" else "columns"}]
+        if region.kept[-1].size.value(situation.ir.graph.sizes) <= config.block:
+            return []
+        other = LoopOrder.ROWS if config.order is LoopOrder.COLUMNS else LoopOrder.COLUMNS
+        return [replace(config, order=other)]
 
-    def words(self, name: str, choices: list[Config], config: Config) -> tuple[str, str]:
+    def words(self, name: str, choices: Sequence[Changes], config: KernelConfig) -> tuple[str, str]:
         why = "Programs that run together should read the same operands, so that the L2 cache serves them"
         return f"reorder the programs of {name}", f"{why}; {len(choices)} other orders are measured."
 
@@ -283,10 +243,10 @@ class Autotune(_Tuning):
     keys = (*TILES, "warps", "stages", "group_m")
     share = 0.10
 
-    def choices(self, situation: Situation, region: Region, config: Config) -> list[Config]:
+    def choices(self, situation: Situation, region: Region, config: KernelConfig) -> Sequence[KernelConfig]:
         """All variants."""
-        return _only(self.keys, variants(situation.ir, region, config), config)
+        return variants(situation.ir, region, config)
 
-    def words(self, name: str, choices: list[Config], config: Config) -> tuple[str, str]:
+    def words(self, name: str, choices: Sequence[Changes], config: KernelConfig) -> tuple[str, str]:
         why = f"{len(choices)} tile shapes, warp counts and stages are measured on this GPU; the fastest is kept."
         return f"tune {name}", why

@@ -28,19 +28,19 @@ from mtmc_lsp import __version__
 from mtmc_lsp.app.bench_problem import ProblemRequest, failed
 from mtmc_lsp.app.export import REFERENCE
 from mtmc_lsp.app.interpreter import versions
-from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, RequestError
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, Location, MtmcError, RequestError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import SCHEMA
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.isolation import own_command
-from mtmc_lsp.process.priority import cores_of, usable_cores
+from mtmc_lsp.process.isolation import isolated_command
+from mtmc_lsp.process.priority import cores_for_job, usable_cores
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.directive import parse_directive
 
-COMMAND = own_command("mtmc_lsp.app.bench_problem")
+COMMAND = isolated_command("mtmc_lsp.app.bench_problem")
 END_SECONDS = 10.0
 """How long a problem may take to end by itself once its time is up."""
 STOP_SECONDS = 5.0
@@ -290,7 +290,7 @@ class Bench:
         cores = usable_cores()
         for job in range(self._jobs):
             device = devices[job % len(devices)] if devices else ""
-            self._places.put(_Place(device, tuple(cores_of(job, self._jobs, cores))))
+            self._places.put(_Place(device, tuple(cores_for_job(job, self._jobs, cores))))
         self._running: set[subprocess.Popen[bytes]] = set()
 
     def run(
@@ -355,7 +355,7 @@ class Bench:
         if self._fork_server is None:
             yield {}, ()
             return
-        with self._fork_server.lent() as offer:
+        with self._fork_server.lend() as offer:
             yield offer
 
     def _answer(self, problem: Problem, place: _Place) -> dict[str, Any]:
@@ -395,15 +395,10 @@ class Bench:
 
 
 def lacked_memory(record: Mapping[str, Any]) -> bool:
-    """Whether a problem, or a step of it, did not fit into the GPU's memory."""
-    steps = record.get("steps") or ()
-    error = record.get("error") or {}
-    short = any(step["status"] == "failed" and _names_memory(step["reason"]) for step in steps)
-    return short or error.get("code") == OutOfMemory.code
-
-
-def _names_memory(reason: str) -> bool:
-    return "out of memory" in reason or "fit in memory" in reason
+    """Whether a problem or one of its steps ran out of memory."""
+    kinds = [step.get("failure") for step in record.get("steps") or ()]
+    kinds.append((record.get("error") or {}).get("kind"))
+    return any(kind is not None and FailureKind(kind).is_out_of_memory for kind in kinds)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

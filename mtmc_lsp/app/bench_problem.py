@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.app import pipeline as session
-from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import KEPT, RunResult, StepStatus
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import VIEWS
-from mtmc_lsp.process.priority import keep_to
-from mtmc_lsp.process.worker_process import spent
+from mtmc_lsp.process.priority import limit_to_cores
+from mtmc_lsp.process.worker_process import command_seconds
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.search.greedy import Events
@@ -70,7 +70,7 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
     stages.enter("")
     facts = {
         "stages": stages.seconds,
-        "commands": {name: round(seconds, 3) for name, seconds in sorted(spent.items())},
+        "commands": {name: round(seconds, 3) for name, seconds in sorted(command_seconds.items())},
         "operations": len(capture.graph.nodes),
         "torch_calls": _torch_calls(capture, result),
     }
@@ -121,15 +121,15 @@ def _status(error: MtmcError) -> str:
     """``refused``, ``timeout``, ``crashed`` or ``not_able``: of a problem that gave no run."""
     if isinstance(error, RequestError):
         return "refused"
-    if isinstance(error, WorkerFailed) and error.kind != "memory":
-        return "crashed" if error.kind == "crashed" else "timeout"
+    if isinstance(error, WorkerFailed) and error.kind is not FailureKind.OUT_OF_MEMORY:
+        return "crashed" if error.kind in (FailureKind.CRASHED, FailureKind.BAD_ANSWER) else "timeout"
     return "not_able" if isinstance(error, EnvironmentNotAble | WorkerFailed) else "crashed"
 
 
 def main() -> None:
     """Solve the problem and write the answer."""
     request = from_json(ProblemRequest, json.load(sys.stdin))
-    keep_to(request.cores)
+    limit_to_cores(request.cores)
     try:
         answer = solve(request)
     except MtmcError as error:

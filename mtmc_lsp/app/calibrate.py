@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtmc_lsp.app.interpreter import checked_python, find_python
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import EnvironmentNotAble
-from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.settings import read_settings
 from mtmc_lsp.core.workload import Environment
-from mtmc_lsp.device.calibration import Calibration
 from mtmc_lsp.device.calibration_cache import remember_device
 from mtmc_lsp.device.choice import calibrated_model, model_of_gpu
 from mtmc_lsp.process.gpu_lock import alone
+from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.timing.messages import CalibrationRequest, EnvironmentRequest
 
 SECONDS = 120.0
 """Most for each request; torch's import is most of the first."""
@@ -48,19 +47,15 @@ def calibrate(python: str = "", cwd: Path | None = None) -> CalibratedDevice:
     here = folder / "x.py"
     interpreter = checked_python(python or find_python(here, read_settings(folder)))
     with Worker(interpreter, cwd=str(folder)) as worker:
-        environment = from_json(Environment, worker.call("measure.environment", {}, SECONDS))
+        environment = worker.call(EnvironmentRequest(), SECONDS)
         if not environment.gpu:
             raise EnvironmentNotAble(
                 "there is no GPU to calibrate",
                 remedy="Run `mtmc calibrate` on a machine with a CUDA GPU; `mtmc doctor` says what torch sees. "
                 "Without a GPU, plans use the data file of the architecture in --arch.",
             )
-        with alone(_uuid(worker.call("measure.start", {"gpu": True}, SECONDS))):
-            measured = from_json(Calibration, worker.call("measure.device", {}, SECONDS))
+        with alone(worker.call(StartRequest(gpu=True), SECONDS).gpu):
+            measured = worker.call(CalibrationRequest(), SECONDS)
     device = calibrated_model(environment, measured)
     data = model_of_gpu(environment.gpu, environment.capability)
     return CalibratedDevice(environment, data, device, remember_device(environment, device))
-
-
-def _uuid(started: Mapping[str, object]) -> str:
-    return str(started["gpu"])

@@ -9,11 +9,14 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mtmc_lsp.app.interpreter import LEAST, find_python, install_command, is_recent, versions
+from mtmc_lsp.app.messages import WORKS, CompilerProbe, InterpreterProbe, SandboxProbe
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.chat import ModelFailed, ModelNotUsable
 from mtmc_lsp.core.errors import EnvironmentNotAble
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.settings import LlmSettings, read_settings
 from mtmc_lsp.llm.endpoint.client import model_name
 from mtmc_lsp.llm.endpoint.endpoint import host_of
@@ -21,6 +24,8 @@ from mtmc_lsp.llm.endpoint.probe import list_models, probe_abilities
 from mtmc_lsp.process import sandbox
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import Store
+
+Probe = TypeVar("Probe", InterpreterProbe, CompilerProbe, SandboxProbe)
 
 PROBE = Path(__file__).parent / "worker" / "probe.py"
 PROBE_SECONDS = 180.0
@@ -95,27 +100,22 @@ def _model(settings: LlmSettings) -> Iterator[Finding]:
 
 def _triton(interpreter: str) -> Iterator[Finding]:
     """What can be known only by running Triton."""
-    seen = _probe(interpreter, "--interpret")
-    works = str(seen.get("interpreter") or seen.get("error"))
+    interpreted = _probe(InterpreterProbe, interpreter, "--interpret")
+    works = interpreted if isinstance(interpreted, str) else interpreted.interpreter
     remedy = "Install the newest triton and numpy that your torch allows."
-    yield Finding("Triton's interpreter", works == "works", works, remedy)
-    seen = _probe(interpreter)
-    compilers = seen.get("compilers")
-    for arch, state in (compilers if isinstance(compilers, dict) else {"any": seen.get("error")}).items():
+    yield Finding("Triton's interpreter", works == WORKS, works, remedy)
+    compiled = _probe(CompilerProbe, interpreter)
+    compilers, gpu = ({"any": compiled}, "") if isinstance(compiled, str) else (compiled.compilers, compiled.gpu)
+    for arch, state in compilers.items():
         remedy = "Reinstall triton; it brings the compilers."
-        yield Finding(f"compiler for {arch}", state == "works", str(state), remedy, required=False)
-    gpu = str(seen.get("gpu") or "")
+        yield Finding(f"compiler for {arch}", state == WORKS, state, remedy, required=False)
     yield Finding("CUDA GPU", bool(gpu), gpu or f"none: {INTERPRETED}", required=False)
     if gpu:
-        seen = _probe(interpreter, "--locked", sandbox.__file__)
-        works = str(seen.get("cuda") or seen.get("error"))
-        detail = (
-            str(seen.get("level"))
-            if works == "works"
-            else f"candidates run unlocked, for in a lock CUDA fails: {works}"
-        )
+        tried = _probe(SandboxProbe, interpreter, "--sandbox", sandbox.__file__)
+        works, level = (tried, "") if isinstance(tried, str) else (tried.cuda, tried.level)
+        detail = level if works == WORKS else f"candidates run without a sandbox, because CUDA fails in it: {works}"
         remedy = "Allow reading and writing of /dev/nvidia* and of /dev/shm."
-        yield Finding("isolation with CUDA", works == "works", detail, remedy, required=False)
+        yield Finding("isolation with CUDA", works == WORKS, detail, remedy, required=False)
     driver = _driver()
     if driver or gpu:
         remedy = "Update the driver, or install a torch built for it."
@@ -125,8 +125,8 @@ def _triton(interpreter: str) -> Iterator[Finding]:
     yield Finding("C compiler", bool(compiler), compiler or "none", remedy, required=bool(gpu))
 
 
-def _probe(interpreter: str, *arguments: str) -> dict[str, object]:
-    """What the probe prints; ``{"error": ...}`` where it fails."""
+def _probe(kind: type[Probe], interpreter: str, *arguments: str) -> Probe | str:
+    """The result of the probe, or the last line of its error output if it fails."""
     command = [interpreter, "-W", "ignore", str(PROBE), *arguments]
     try:
         done = subprocess.run(
@@ -134,9 +134,8 @@ def _probe(interpreter: str, *arguments: str) -> dict[str, object]:
         )
     except subprocess.SubprocessError as error:
         said = str(getattr(error, "stderr", "") or error).strip().splitlines()
-        return {"error": said[-1] if said else "no answer"}
-    found: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+        return said[-1] if said else "no answer"
+    return from_json(kind, json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def _isolation(interpreter: str) -> Finding:

@@ -112,7 +112,7 @@ def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
 
 def warmed(opened: OpenTarget) -> ForkServer:
     """What the target's workers can become copies of; it imports what they need while other things are done."""
-    fork_server = ForkServer(opened.request.python, likely_variables(), ahead=True)
+    fork_server = ForkServer(opened.request.python, likely_variables(), preload=True)
     fork_server.start()
     return fork_server
 

@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from mtmc_lsp.app.pipeline import OpenTarget, open_measurer
 from mtmc_lsp.core.device_model import DeviceModel
@@ -25,6 +24,7 @@ from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.process.fork_server import ENTRY
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.timing.bounds import bound_us
+from mtmc_lsp.timing.messages import KernelRow, ProfileAnswer, ProfileRequest
 from mtmc_lsp.tuning.cost import torch_cost
 from mtmc_lsp.verify.cases import product_work
 
@@ -60,23 +60,23 @@ def profile(opened: OpenTarget, capture: Capture, *, ncu: str = "") -> tuple[Pro
     finally:
         measurer.close()
     sizes, notes = _sizes(capture)
-    request = {"capture": to_json(capture), "own": opened.text.decode(), "sizes": sizes, "seconds": SECONDS}
+    request = ProfileRequest(capture, opened.text.decode(), sizes, SECONDS)
     with Worker(opened.request.python, cwd=str(opened.root)) as worker:
-        seen = worker.call("measure.profile", request, WORKER_SECONDS)
-    on_gpu = seen["device"] == "cuda"
+        seen = worker.call(request, WORKER_SECONDS)
+    on_gpu = seen.device == "cuda"
     if not on_gpu:
         notes.append("no GPU: operators by the CPU's time on this machine; on a GPU the time goes elsewhere")
     measured = _by_ncu(ncu, opened, request) if ncu else {}
     return (
         Profile(
-            device=seen["device"],
-            calls=seen["calls"],
-            wall_us=seen["wall_us"],
-            gpu_us=seen["gpu_us"],
-            gap_us=seen["gap_us"],
-            launches=sum(kernel["calls"] for kernel in seen["kernels"]),
+            device=seen.device,
+            calls=seen.calls,
+            wall_us=seen.wall_us,
+            gpu_us=seen.gpu_us,
+            gap_us=seen.gap_us,
+            launches=sum(kernel.calls for kernel in seen.kernels),
             operators=_operators(seen, capture, device),
-            kernels=_kernels(seen["kernels"], measured),
+            kernels=_kernels(seen.kernels, measured),
             work=Work(capture.bytes, max(capture.flops, 2 * product_work(capture.graph, capture.graph.sizes))),
             bound_us=bound_us(capture, device) if on_gpu else None,
             sizes=sizes,
@@ -108,25 +108,25 @@ def _sizes(capture: Capture) -> tuple[dict[str, int], list[str]]:
     return sizes, [f"sizes reduced to {shown} for the CPU; bytes and operations are those of the workload's own sizes"]
 
 
-def _operators(seen: Mapping[str, Any], capture: Capture, device: DeviceModel) -> tuple[OperatorTime, ...]:
+def _operators(seen: ProfileAnswer, capture: Capture, device: DeviceModel) -> tuple[OperatorTime, ...]:
     """Operators, and where these launched nothing, the kernels; what takes no time is left out."""
     nodes: dict[str, list[Node]] = {}
     for node in capture.graph.nodes:
         space, _, rest = node.op.partition(".")
         name = rest.partition(".")[0]
         nodes.setdefault(f"{space}::{CALLED_AS.get(name, name)}", []).append(node)
-    on_gpu = seen["device"] == "cuda"
+    on_gpu = seen.device == "cuda"
     result = []
-    for row in seen["operators"]:
-        own = nodes.get(row["name"], [])
+    for row in seen.operators:
+        own = nodes.get(row.name, [])
         work, least = _work(capture, own, device) if own else (None, 0.0)
-        part = min(1.0, least / row["gpu_us"]) if on_gpu and own and row["gpu_us"] else None
+        part = min(1.0, least / row.gpu_us) if on_gpu and own and row.gpu_us else None
         lines = tuple(sorted({node.line for node in own} - {0}))
-        times = (row["calls"], row["cpu_us"], row["gpu_us"])
-        result.append(OperatorTime(row["name"], lines, *times, work, part))
-    launched = sum(row["gpu_us"] for row in seen["operators"])
-    loose = [kernel for kernel in seen["kernels"] if kernel["us"] > 0] if launched == 0 else []
-    result += [OperatorTime(kernel["name"], (), kernel["calls"], 0.0, kernel["us"]) for kernel in loose]
+        times = (row.calls, row.cpu_us, row.gpu_us)
+        result.append(OperatorTime(row.name, lines, *times, work, part))
+    launched = sum(row.gpu_us for row in seen.operators)
+    loose = [kernel for kernel in seen.kernels if kernel.us > 0] if launched == 0 else []
+    result += [OperatorTime(kernel.name, (), kernel.calls, 0.0, kernel.us) for kernel in loose]
     key = (lambda row: (-row.gpu_us, -row.cpu_us)) if on_gpu else (lambda row: -row.cpu_us)
     return tuple(sorted((row for row in result if row.gpu_us or row.cpu_us), key=key))
 
@@ -143,8 +143,8 @@ def _work(capture: Capture, nodes: Sequence[Node], device: DeviceModel) -> tuple
     return Work(moved, flops), least
 
 
-def _kernels(seen: Sequence[Mapping[str, Any]], measured: Mapping[str, Mapping[str, float]]) -> tuple[KernelTime, ...]:
-    rows = [KernelTime(k["name"], k["calls"], k["us"], **measured.get(k["name"], {})) for k in seen]
+def _kernels(seen: Sequence[KernelRow], measured: Mapping[str, Mapping[str, float]]) -> tuple[KernelTime, ...]:
+    rows = [KernelTime(k.name, k.calls, k.us, **measured.get(k.name, {})) for k in seen]
     return tuple(sorted(rows, key=lambda row: -row.us))
 
 
@@ -163,11 +163,11 @@ def find_ncu() -> str:
     return found
 
 
-def _by_ncu(ncu: str, opened: OpenTarget, request: Mapping[str, object]) -> dict[str, dict[str, float]]:
+def _by_ncu(ncu: str, opened: OpenTarget, request: ProfileRequest) -> dict[str, dict[str, float]]:
     """What Nsight Compute counted for each kernel of one call."""
     with tempfile.TemporaryDirectory(prefix="mtmc-ncu-") as folder:
         path = Path(folder) / "request.json"
-        path.write_text(json.dumps(request), encoding="utf-8")
+        path.write_text(json.dumps(to_json(request)), encoding="utf-8")
         command = [ncu, "--csv", "--print-units", "base", "--profile-from-start", "off"]
         command += ["--metrics", ",".join(NCU_METRICS), opened.request.python, str(ENTRY), "--profile", str(path)]
         try:

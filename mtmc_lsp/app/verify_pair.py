@@ -74,7 +74,7 @@ def verify_pair(
         reproduction = reference.root / FOLDER / "failures" / f"{stem}.py"
     # Before minutes of checks, whose result could not be written.
     check_file(reproduction)
-    with ForkServer(python, likely_variables(), ahead=True) as fork_server:
+    with ForkServer(python, likely_variables(), preload=True) as fork_server:
         fork_server.start()
         capture = capture_target(reference, fork_server)
         for item in capture.workload.kept:

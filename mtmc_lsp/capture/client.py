@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.capture.module_paths import package_of, project_root
 from mtmc_lsp.capture.recorded_calls import recorded, recorded_workload
 from mtmc_lsp.core.errors import Location, NoWorkload, TargetUnsupported
-from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.workload import Capture, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.assigned_names import assigned_names
@@ -58,12 +58,7 @@ def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: fl
         (1, source.count(b"\n") + 1) if target.kind is not TargetKind.FUNCTION else (target.start_line, target.end_line)
     )
     variables = assigned_names(source, first, last)
-    request = {
-        "workload": to_json(workload),
-        "variables": {str(line): name for line, name in variables.items()},
-        "source": source.decode(),
-    }
-    capture = from_json(Capture, worker.call("capture.capture", request, timeout_s))
+    capture = worker.call(CaptureRequest(workload, variables, source.decode()), timeout_s)
     path = Path(target.path)
     roots = (str(project_root(path)), str(package_of(path)[1]))
     known = with_definitions(capture.graph.dependencies, target, source, roots)

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
@@ -18,7 +18,7 @@ from mtmc_lsp.codegen.kernel.snippets import LINE, call_text
 from mtmc_lsp.codegen.matmul.descriptors import MEMORY_SOURCE
 from mtmc_lsp.codegen.matmul.matmul_kernel import whole_product, write_product_kernels
 from mtmc_lsp.codegen.matmul.split_k import write_split_product
-from mtmc_lsp.codegen.matmul.split_on_load import write_product_read_once
+from mtmc_lsp.codegen.matmul.split_on_load import write_product_split_on_load
 from mtmc_lsp.codegen.matmul.stream_k import write_stream_product
 from mtmc_lsp.codegen.module.constants import CONSTANT_SOURCE
 from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, REPLAYED
@@ -40,14 +40,14 @@ from mtmc_lsp.core.run import Candidate, GeneratedCode, KernelLaunch
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.core.workload import Capture, TargetKind
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
-from mtmc_lsp.ir.regions import Region, RegionKind
+from mtmc_lsp.ir.regions import Region, RegionKind, analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.rewrites.specialised_sizes import guard_conditions, in_captured_sizes
+from mtmc_lsp.schedule.configs import AttentionConfig, KernelConfig, MatmulConfig, RecurrentConfig, TileConfig
 from mtmc_lsp.schedule.launch_units import Unit, launches
 from mtmc_lsp.schedule.matmul_configs import by_pointers
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
-from mtmc_lsp.schedule.split_on_load import BOTH, ONCE
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.source.compose import compose, strip_generated
 
@@ -132,9 +132,9 @@ def render(
             kernels.append(kernel)
             continue
         name = _free(_kernel_name(ir, unit, base, several), kernels)
-        if unit.region.kind is RegionKind.RECURRENT:
-            docstring = _docstring(ir, unit.region, unit.plan, unit.plan.config, lines)
-            steps = RecurrentSteps(ir, unit.region, unit.plan.config or default_config(ir, unit.region))
+        if isinstance(unit.plan.config, RecurrentConfig):
+            docstring = _docstring(ir, unit.region, unit.plan, lines)
+            steps = RecurrentSteps(ir, unit.region, unit.plan.config)
             kernel = shared.one_for(steps.kernel(name, docstring))
             steps.launch(launcher, kernel)
             kernels.append(kernel)
@@ -151,9 +151,9 @@ def render(
         # The limits are the kernels' own: arithmetic over named sizes.
         if not eval(limit, {"__builtins__": {}}, dict(capture.graph.sizes)):
             raise CannotCode(f"the kernels hold for {limit} alone, which these sizes are not")
-    block = _block(capture, limits, base, kernels, launcher, is_replayed=schedule.replayed)
+    block = _block(capture, limits, base, kernels, launcher, is_replayed=schedule.cuda_graph)
     compiled = tuple(launch for i, launch in enumerate(launcher.launches) if launch not in launcher.launches[:i])
-    dispatch = _dispatch(capture, base, launcher, is_replayed=schedule.replayed)
+    dispatch = _dispatch(capture, base, launcher, is_replayed=schedule.cuda_graph)
     return GeneratedCode(IMPORTS, block, dispatch), compiled
 
 
@@ -161,7 +161,8 @@ def _with_random_kernels(ir: KernelIR, schedule: Schedule) -> Schedule:
     """Every random operation runs in a kernel, so that all draw from the launcher's one seed."""
     for prim in ir.prims.values():
         if prim.op is PrimOp.RANDOM and schedule.kernels and schedule.kernel_of(prim.origin) is None:
-            schedule = replace(schedule, kernels=(*schedule.kernels, KernelPlan((prim.origin,))))
+            config = default_config(ir, analyse(ir, (prim.origin,)))
+            schedule = replace(schedule, kernels=(*schedule.kernels, KernelPlan((prim.origin,), config)))
     return schedule
 
 
@@ -176,23 +177,24 @@ def _write_kernels(
     missing = [prim for prim in region.inputs if prim not in launcher.buffers]
     if missing:
         raise CannotCode(f"{ir.prims[missing[0]].origin} is not in memory")
-    config = plan.config or default_config(ir, region)
-    docstring = _docstring(ir, region, plan, config, lines)
-    if region.kind is RegionKind.MATMUL:
-        if config.get(ONCE, BOTH) != BOTH:
-            return write_product_read_once(ir, region, launcher.buffers, config, name, docstring)
+    config = plan.config
+    docstring = _docstring(ir, region, plan, lines)
+    if isinstance(config, MatmulConfig):
+        if config.splits_one_operand_on_load:
+            return write_product_split_on_load(ir, region, launcher.buffers, config, name, docstring)
         finished = whole_product
-        if int(config.get("split_k", 1)) > 1:
+        if config.split_k > 1:
             finished = write_split_product
-        elif config.get("stream_k"):
+        elif config.stream_k:
             finished = write_stream_product
         kernels = write_product_kernels(ir, region, launcher.buffers, config, name, docstring, finished)
         if all(launcher.may_be_described(kernel) for kernel in kernels):
             return kernels
         return write_product_kernels(ir, region, launcher.buffers, by_pointers(config), name, docstring, finished)
-    if region.kind is RegionKind.ATTENTION:
+    if isinstance(config, AttentionConfig):
         return [write_attention_kernel(ir, region, launcher.buffers, config, name, docstring)]
-    if region.kind is RegionKind.REDUCE and int(config.get("split", 1)) > 1:
+    assert isinstance(config, TileConfig)
+    if config.is_split:
         return write_split_kernels(ir, region, launcher.buffers, config, name, docstring)
     return [write_tile_kernel(ir, region, launcher.buffers, config, name, docstring)]
 
@@ -220,23 +222,23 @@ def _write_side_by_side(
     return side_by_side(name, parts, f"{', '.join(results[:-1])} and {results[-1]}, side by side in one launch.")
 
 
-def _how(region: Region, config: Mapping[str, int | str | bool]) -> str:
-    """How the work is shared out."""
-    if region.kind is RegionKind.REDUCE and int(config.get("split", 1)) > 1:
+def _how(region: Region, config: KernelConfig) -> str:
+    """How the work is distributed."""
+    if isinstance(config, TileConfig) and config.is_split:
         return "Many programs share each row, and combine what the kernels before found for each part of it"
-    if region.kind is RegionKind.MATMUL and int(config.get("split_k", 1)) > 1:
+    if isinstance(config, MatmulConfig) and config.split_k > 1:
         return "The sums of all parts of K are added; what surrounds the product is done on the tile in registers"
-    if region.kind is RegionKind.MATMUL and config.get("stream_k"):
+    if isinstance(config, MatmulConfig) and config.stream_k:
         return "The parts of the tiles that programs share are added; what surrounds the product is done on the tile in registers"
     how = HOW[region.kind]
-    return f"{how}, one piece of work after another" if config.get("persist") else how
+    is_persistent = isinstance(config, (TileConfig, MatmulConfig)) and config.persist > 0
+    return f"{how}, one piece of work after another" if is_persistent else how
 
 
 def _docstring(
     ir: KernelIR,
     region: Region,
     plan: KernelPlan,
-    config: Mapping[str, int | str | bool],
     lines: list[str],
 ) -> str:
     """The user's own lines that the kernel computes, and what is saved."""
@@ -245,7 +247,7 @@ def _docstring(
     results = ", ".join(value_name(ir, ref) for ref in region.outputs)
     inner = len(region.nodes) - len(region.outputs)
     saved = "; nothing between is written to memory" if inner > 0 else ""
-    passes = _how(region, config)
+    passes = _how(region, plan.config)
     head = f"{results}, in one kernel."
     body = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
     prose = textwrap.fill(f"{passes}{saved}.", LINE)

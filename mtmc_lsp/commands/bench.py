@@ -97,19 +97,21 @@ def _run(
     from mtmc_lsp.app.bench import Bench, Plan, describe_environment, visible_devices
     from mtmc_lsp.app.bench_summary import why_nothing
     from mtmc_lsp.app.interpreter import checked_python, find_python
-    from mtmc_lsp.core.settings import changed, read_settings
+    from mtmc_lsp.core.settings import override_settings, read_settings
     from mtmc_lsp.process.fork_server import ForkServer, likely_variables
     from mtmc_lsp.process.priority import usable_cores
 
     budget, arch, tune = changes
     archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
-    settings = changed(read_settings(folder.absolute()), budget_seconds=budget, archs=archs, max_autotune=tune)
+    settings = override_settings(
+        read_settings(folder.absolute()), budget_seconds=budget, archs=archs, max_autotune=tune
+    )
     interpreter = checked_python(python or find_python(problems[0].path, settings))
     devices = visible_devices()
     plan = Plan(settings, interpreter, seconds, describe_environment(interpreter))
     jobs = jobs or min(MOST_JOBS, max(1, len(usable_cores()) // 4)) * max(1, len(devices))
     old = 0
-    with ForkServer(interpreter, likely_variables(), ahead=True) as fork_server:
+    with ForkServer(interpreter, likely_variables(), preload=True) as fork_server:
         bench = Bench(plan, out, jobs=jobs, devices=devices, fork_server=fork_server)
         for number, (problem, record, known) in enumerate(bench.run(problems, fresh=fresh), 1):
             old += known

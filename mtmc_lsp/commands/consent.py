@@ -38,7 +38,7 @@ def consent(
     if give and not host:
         raise ModelNotUsable("no endpoint for a model is set", remedy="Set OPENAI_BASE_URL (or OPENAI_API_KEY) first.")
     if give:
-        kept.give(here, host)
+        kept.grant(here, host)
     hosts = kept.hosts(here)
     if as_json:
         print(document(project=str(here), hosts=hosts, endpoint=host or None))
@@ -77,7 +77,7 @@ def consented(opened: OpenTarget, makers: Backends, *, explicit: bool, may_ask: 
     if kept.has(opened.root, host):
         return makers
     if may_ask and sys.stdin.isatty() and typer.confirm(consent_question(opened.root, host, model), err=True):
-        kept.give(opened.root, host)
+        kept.grant(opened.root, host)
         return makers
     print(
         f"no language model takes part: you have not agreed to it for {opened.root}; see `mtmc consent`",

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.fusion.neighbours import Surroundings
 from mtmc_lsp.ir.primitives import KernelIR, PrimOp
-from mtmc_lsp.ir.recurrence import first_config, recurrence_in
+from mtmc_lsp.ir.recurrence import recurrence_in
 from mtmc_lsp.ir.regions import VIEWS, CannotFuse, Region, RegionKind, analyse, product_in
 from mtmc_lsp.schedule.attention_configs import attention_config
+from mtmc_lsp.schedule.configs import KernelConfig, PrecisionMode
 from mtmc_lsp.schedule.matmul_configs import fitted, product_config, with_tiles_moved
+from mtmc_lsp.schedule.recurrent_configs import recurrent_config
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.schedule.tile_configs import default_config
+from mtmc_lsp.schedule.tile_configs import tile_config
 from mtmc_lsp.tuning.cost import ZERO, Cost, kernel_cost, matmul_flops, torch_cost
 from mtmc_lsp.tuning.kernel_length import is_too_long
 from mtmc_lsp.tuning.load_cost import loaded_bytes
@@ -43,7 +45,7 @@ class Fusion:
 
     nodes: frozenset[str]
     region: Region
-    config: dict[str, int | str | bool]
+    config: KernelConfig
     before: Cost
     after: Cost
 
@@ -61,7 +63,7 @@ class FusionSearch:
         ir: KernelIR,
         schedule: Schedule,
         device: DeviceModel,
-        precision: Callable[[str], str] = lambda node: "",
+        precision: Callable[[str], PrecisionMode | None] = lambda node: None,
         refused: Collection[frozenset[str]] = (),
         slow: Collection[frozenset[str]] = (),
         deadline: float | None = None,
@@ -69,7 +71,7 @@ class FusionSearch:
         """Prepare a search.
 
         Args:
-            precision: the mode that a node's fp32 matrix product is given in a new kernel; empty for the user's own.
+            precision: the mode that a node's fp32 matrix product is given in a new kernel; None for the user's own.
             refused: sets of nodes that were tried as one kernel and came to nothing.
             slow: sets of nodes with a product that were slower as one kernel: so is that product with fewer of them.
             deadline: of the monotonic clock, from which on nothing is grown further.
@@ -302,22 +304,22 @@ class FusionSearch:
                 self._regions[nodes] = None
         return self._regions[nodes]
 
-    def _config(self, region: Region) -> dict[str, int | str | bool]:
+    def _config(self, region: Region) -> KernelConfig:
         for kernel in self.schedule.kernels:
-            if set(kernel.nodes) <= set(region.nodes) and self._kind_of(kernel.nodes) is region.kind and kernel.config:
-                return dict(kernel.config)
+            if set(kernel.nodes) <= set(region.nodes) and self._kind_of(kernel.nodes) is region.kind:
+                return kernel.config
         if region.kind is RegionKind.MATMUL:
             own = product_in(self.ir, region)
             config = product_config(self.ir, region, self.precision(own.origin))
-            loaded = loaded_bytes(self.ir, region) if config.get("precision") == "native" else 2
+            loaded = loaded_bytes(self.ir, region) if config.precision is PrecisionMode.NATIVE else 2
             config = fitted(config, self.device.shared_bytes, loaded)
             return with_tiles_moved(self.ir, region, config, self.device)
         if region.kind is RegionKind.RECURRENT:
             layers = recurrence_in(self.ir, region)
-            return first_config(self.ir, layers, self.precision(layers.origin))
+            return recurrent_config(self.ir, layers, self.precision(layers.origin))
         if region.kind is RegionKind.ATTENTION:
             return attention_config(self.ir, region, self.device.shared_bytes)
-        return default_config(self.ir, region)
+        return tile_config(self.ir, region)
 
     def _kind_of(self, nodes: Iterable[str]) -> RegionKind | None:
         region = self._region(frozenset(nodes))
@@ -343,8 +345,7 @@ class FusionSearch:
             kernel = self.schedule.kernel_of(name)
             region = self._region(unit) if kernel else None
             if kernel and region:
-                config = kernel.config or default_config(self.ir, region)
-                total = total + kernel_cost(self.ir, region, config, self.device)
+                total = total + kernel_cost(self.ir, region, kernel.config, self.device)
             else:
                 if name not in self._torch:
                     self._torch[name] = torch_cost(self.ir, self._nodes[name], self.device)

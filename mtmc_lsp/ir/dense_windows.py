@@ -12,7 +12,7 @@ def are_dense_runs(ir: KernelIR, prim: Prim) -> bool:
     With channels densest and no zeros around the input, windows of one row are such runs, which overlap.
     """
     dims, name = ProductDims.of(prim), prim.inputs[0]
-    steps = _steps(ir, name) if dims.taps else None
+    steps = _steps(ir, name) if dims.kernel_positions else None
     if steps is None:
         return False
     expected, shape = ONE, ir.prims[name].shape

@@ -28,10 +28,10 @@ def across(ir: KernelIR, region: Region) -> Axis | None:
     amounts: dict[Axis, int] = {}
     longer = _padded(ir, region)
     windows = [ir.prims[name].shape[-1] for name in region.prims if ir.prims[name].op is PrimOp.WINDOW]
-    taps = product(windows).value(sizes)
+    kernel_positions = product(windows).value(sizes)
     for prim, kind in ((name, ir.graph.type_of(ref)) for name in region.inputs for ref in ir.values_of.get(name, ())):
         # What is much smaller (a number per channel) stays in caches; of windows that overlap elements are read more than once.
-        if 2 * kind.numel.value(sizes) * taps < whole:
+        if 2 * kind.numel.value(sizes) * kernel_positions < whole:
             continue
         for dim, inner in dense_axes(region, prim, kind).items():
             axis = longer.get(inner, inner)

@@ -113,7 +113,7 @@ class ProductDims:
     rows: int = 1
     summed: int = 1
     columns: int = 1
-    taps: int = 0
+    kernel_positions: int = 0
     """How many of the summed ones, from the first on, are the few places of a window; channels follow."""
 
     @staticmethod
@@ -145,7 +145,7 @@ class ProductSizes:
             product(prim.shape[first:second]),
             product(prim.shape[second:]),
             product(left[second:]),
-            product(left[second + dims.taps :]),
+            product(left[second + dims.kernel_positions :]),
         )
 
 
@@ -154,7 +154,7 @@ def is_zero_padding(prim: Prim) -> bool:
     return prim.op is PrimOp.PAD and prim.attrs["value"] == 0
 
 
-def is_of_halves(prim: Prim) -> bool:
+def has_split_operands(prim: Prim) -> bool:
     """Whether it is a product of operands that were split into halves before."""
     return prim.op is PrimOp.MATMUL and len(prim.inputs) > 2
 

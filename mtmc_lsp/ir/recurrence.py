@@ -13,7 +13,6 @@ step of one layer, forwards and backwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import ITEMSIZE
@@ -24,12 +23,6 @@ from mtmc_lsp.ir.regions import Region
 
 LIBRARY_STEP_US = 10.0
 """About what cuDNN took for a step of one layer and direction of 256 units and a batch of 10 on an H200: 10 to 16."""
-MODES = ("tf32x3", "ieee")
-"""Precision modes for fp32, in the order in which they are tried: tensor cores on operands in two parts (AMD's compiler has no
-such mode), and fp32 units. On that H200 a launch of six LSTM layers took 8.2 and 11.4 us, with errors of 1.2e-7 and 1.0e-7 after
-512 steps; cuDNN's own was 6.4e-5, and 1.4e-7 without TF32. In bf16x6 it took 12.9 us."""
-MANY_PROGRAMS = 90
-"""Programs that a launch should have at least: about as many as a large device has multiprocessors."""
 
 
 @dataclass(frozen=True)
@@ -101,60 +94,3 @@ def weight_bytes(ir: KernelIR, prim: Prim) -> float:
     form = recurrence_of(prim)
     per_layer = 2 * form.lines - 1 if form.directions == 1 else form.directions
     return float(per_layer * form.gates * form.hidden**2 * ITEMSIZE[prim.dtype])
-
-
-def modes_of(prim: Prim, *, strict: bool) -> tuple[str, ...]:
-    """The precision modes of a layer's products; ``strict`` leaves out what rounds otherwise than fp32 units."""
-    if prim.dtype == "float32":
-        return MODES[-1:] if strict else MODES
-    return ("ieee",)
-
-
-def first_config(ir: KernelIR, prim: Prim, precision: str = "") -> dict[str, int | str | bool]:
-    """A sound first configuration: programs of few units, so that many multiprocessors read a launch's weights.
-
-    Args:
-        precision: of the products; the fastest one where it is left empty.
-    """
-    form = recurrence_of(prim)
-    batch = steps_and_batch(ir, prim)[1].value(ir.graph.sizes)
-    precision = precision or modes_of(prim, strict=False)[0]
-    if is_added_up(prim.dtype, precision):
-        return {"block_m": 16, "block_n": 16, "block_k": 32, "warps": 4, "stages": 1, "precision": precision}
-    many = form.lines * form.hidden >= 16 * MANY_PROGRAMS
-    columns = 16 if form.gates == 1 else (64 if many else 32)
-    deep, stages = (64, 3) if many or ITEMSIZE[prim.dtype] < 4 else (128, 2)
-    tile = {"block_m": _power(batch, 64), "block_n": columns, "block_k": _power(form.hidden, deep)}
-    return {**tile, "warps": 4, "stages": stages, "precision": precision}
-
-
-def is_added_up(dtype: str, precision: object) -> bool:
-    """Whether products are made by units of plain arithmetic, in registers: a batch has few rows for a product's tiles."""
-    return precision == "ieee" and dtype in ("float32", "float64")
-
-
-def units_of(form: Recurrence, config: Mapping[str, int | str | bool]) -> int:
-    """Units of a program; ``block_n`` counts the tile's columns, four for each unit where a cell has gates."""
-    return int(config["block_n"]) // (1 if form.gates == 1 else 4)
-
-
-def other_configs(
-    ir: KernelIR, prim: Prim, config: Mapping[str, int | str | bool]
-) -> Iterator[dict[str, int | str | bool]]:
-    """Configurations worth measuring beside ``config``: a few that were among the fastest somewhere."""
-    hidden = recurrence_of(prim).hidden
-    added_up = is_added_up(prim.dtype, config.get("precision"))
-    known = ADDED_UP_TILES if added_up else TILES
-    for columns, deep, warps, stages in known:
-        if deep < 2 * hidden and columns < 8 * hidden:
-            yield {"block_n": columns, "block_k": deep, "warps": warps, "stages": stages}
-
-
-TILES = ((32, 64, 2, 3), (64, 64, 4, 3), (32, 128, 4, 2), (64, 32, 4, 4), (32, 64, 4, 3))
-ADDED_UP_TILES = ((16, 32, 4, 1), (16, 64, 8, 1), (16, 64, 4, 1))
-"""Columns, depth, warps and stages."""
-
-
-def _power(number: int, most: int) -> int:
-    """The least power of two from 16 on that is at least ``number``, or ``most``."""
-    return min(most, max(16, 1 << (number - 1).bit_length()))

@@ -419,7 +419,7 @@ def _product_region(
             if prim.op is PrimOp.CROP or cropped & set(prim.inputs):
                 cropped.add(name)
     dims = ProductDims.of(heavy)
-    if dims.taps and not all(_is_read(ir.prims, name, inputs) for name in heavy.inputs):
+    if dims.kernel_positions and not all(_is_read(ir.prims, name, inputs) for name in heavy.inputs):
         raise CannotFuse("what windows read would be computed again at each place of each window")
     left, first = heavy.inputs[0], dims.batch + dims.rows
     reduced = tuple(axis for dim in range(first, first + dims.summed) for axis in table.axes(left, dim))

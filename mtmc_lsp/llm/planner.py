@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import State
@@ -87,9 +87,9 @@ class LlmPlanner:
             try:
                 return parse_choice(reply.text, count, min_number)
             except ValueError as error:
-                error_text = f"{error} {shortfall(reply)}".strip()
+                error_text = f"{error} {truncation_notice(reply)}".strip()
             correction = Message("user", f"{error_text} Answer again.")
-            messages = [*messages, Message("assistant", clipped(reply.text)), correction]
+            messages = [*messages, Message("assistant", truncate_answer(reply.text)), correction]
         raise ModelFailed(error_text.rstrip("."))
 
 

@@ -19,7 +19,6 @@ from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import Unit, units
 from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import Cost, kernel_cost, torch_cost
 
 MAX_UNITS = 40
@@ -50,7 +49,7 @@ def profile_text(state: State) -> str:
         lines += ["Kernels and torch calls of a call, estimated:", *_estimates(ir, unit_costs, state.device)]
     if accepted and accepted[-1].report is not None:
         lines.append("Kernels as the compiler sees them:")
-        lines += [f"- {kernel.kernel} on {kernel.arch}: {kernel.facts}" for kernel in accepted[-1].report.kernels]
+        lines += [f"- {kernel.kernel} on {kernel.arch}: {kernel.summary}" for kernel in accepted[-1].report.kernels]
     return "\n".join(lines)
 
 
@@ -115,7 +114,7 @@ def _estimates(ir: KernelIR, unit_costs: Sequence[tuple[Unit, Cost]], device: De
 def _cost(ir: KernelIR, unit: Unit, device: DeviceModel) -> Cost:
     if unit.plan is None or unit.region is None:
         return torch_cost(ir, ir.graph.node(unit.nodes[0]), device)
-    return kernel_cost(ir, unit.region, unit.plan.config or default_config(ir, unit.region), device)
+    return kernel_cost(ir, unit.region, unit.plan.config, device)
 
 
 def _line(ir: KernelIR, unit: Unit, cost: Cost, device: DeviceModel) -> str:

@@ -7,32 +7,37 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, WorkerFailed
-from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.results import Check, CompileReport, KernelReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.device.calibration import Calibration
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import calibrated_model, planning_model
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.gpu_lock import alone, lock_folder, shared
+from mtmc_lsp.process.messages import StartRequest
+from mtmc_lsp.process.protocol import Answer, Request
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_process import Sandbox, Worker
 from mtmc_lsp.timing.bounds import bound_us, least_us
+from mtmc_lsp.timing.messages import BaselinesRequest, CalibrationRequest, ProfileRequest, RankRequest, TimeRequest
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
-from mtmc_lsp.verify.observations import to_find_launches
+from mtmc_lsp.verify.observations import launcher_calls
 from mtmc_lsp.verify.verification import Verification
+
+Result = TypeVar("Result")
 
 COMPILE_SECONDS = 180.0
 WAITING = 4
@@ -90,7 +95,7 @@ class LocalMeasurer:
         environment = {} if self.has_gpu else {"TRITON_INTERPRET": "1"}
         usable = fork_server is not None and dict(fork_server.env) == environment
         # Closed at the end where it is ours.
-        self._fork_server = None if usable else ForkServer(python, environment, ahead=True)
+        self._fork_server = None if usable else ForkServer(python, environment, preload=True)
         fork_server = fork_server if usable else self._fork_server
         # Two folders: the candidate's process may read inputs, never what is expected, and writes to neither.
         self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
@@ -120,15 +125,15 @@ class LocalMeasurer:
                 env={"TRITON_CACHE_DIR": self._kernels},
                 sandbox=locked,
                 fork_server=fork_server,
-                gives_way=gives_way,
+                low_priority=low_priority,
             )
-            for gives_way in (False, True)
+            for low_priority in (False, True)
         )
         self._compiling: Future[None] | None = None
         self._background = ThreadPoolExecutor(4)
         self._verification = Verification(
             capture,
-            self._call,
+            self._call_untyped,
             self._reference,
             self._runner,
             own=source,
@@ -164,37 +169,47 @@ class LocalMeasurer:
             if isinstance(worker, CandidateProcess):
                 worker.start()
                 return worker.gpu
-            found = self._limited(worker, "measure.start", {"gpu": worker is not self._compiler}, self._run_seconds)
+            found = self._limited(worker, StartRequest(gpu=worker is not self._compiler), self._run_seconds)
         except MtmcError:
             # What is wrong with an interpreter is said by the first real request.
             return ""
-        return str(found["gpu"])
+        return found.gpu
 
-    def _call(
+    def _call_untyped(
         self, worker: Worker | CandidateProcess, command: str, request: Mapping[str, object], seconds: float
     ) -> dict[str, Any]:
-        """Have a worker do something, on a GPU while nothing is timed on it; waiting for it is in no limit."""
-        if not self.has_gpu or self._is_alone or worker in (self._compiler, self._ahead):
-            return self._limited(worker, command, request, seconds)
+        """Run a command of ``verify`` in a worker. On a GPU this waits, without a limit, until nothing is timed."""
+
+        def call(limit: float) -> dict[str, Any]:
+            return worker.call_untyped(command, request, limit)
+
+        if not self.has_gpu or self._is_alone:
+            return self._within_deadline(call, command, seconds)
         with shared(self._gpu.result()):
-            return self._limited(worker, command, request, seconds)
+            return self._within_deadline(call, command, seconds)
 
-    def _limited(
-        self, worker: Worker | CandidateProcess, command: str, request: Mapping[str, object], seconds: float
-    ) -> dict[str, Any]:
-        """Have a worker do something, for no longer than ``seconds`` and than the deadline allows.
+    def _limited(self, worker: Worker | CandidateProcess, request: Request[Answer], seconds: float) -> Answer:
+        """Run a request in a worker within ``seconds`` and the deadline of the run."""
+
+        def call(limit: float) -> Answer:
+            return worker.call(request, limit)
+
+        return self._within_deadline(call, request.command, seconds)
+
+    def _within_deadline(self, call: Callable[[float], Result], command: str, seconds: float) -> Result:
+        """Call with a limit of at most ``seconds``.
 
         Raises:
-            WorkerFailed: of kind ``expired`` where it was the deadline.
+            WorkerFailed: with kind ``DEADLINE`` if the deadline of the run ended it.
         """
-        left = seconds if self._deadline is None else self._deadline - time.monotonic()
-        expired = WorkerFailed(f"the time for the whole run was up during {command}", kind="expired")
-        if left <= 0:
+        remaining = seconds if self._deadline is None else self._deadline - time.monotonic()
+        expired = WorkerFailed(f"the time for the whole run was up during {command}", kind=FailureKind.DEADLINE)
+        if remaining <= 0:
             raise expired
         try:
-            return worker.call(command, request, min(seconds, left))
+            return call(min(seconds, remaining))
         except WorkerFailed as error:
-            if error.kind == "timeout" and left < seconds:
+            if error.kind is FailureKind.TIMEOUT and remaining < seconds:
                 raise expired from None
             raise
 
@@ -208,7 +223,7 @@ class LocalMeasurer:
         environment = self._capture.environment
         device = cached_device(environment)
         if device is None:
-            device = calibrated_model(environment, from_json(Calibration, self._timed_alone("measure.device", {})))
+            device = calibrated_model(environment, self._timed_alone(CalibrationRequest()))
             remember_device(environment, device)
         return device
 
@@ -238,10 +253,10 @@ class LocalMeasurer:
             if self.has_gpu:
                 self._background.submit(self._runner.warm_up)
 
-    def verify_far(self, candidate: Candidate) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
         """Run a version that was verified once more, where offsets of elements pass 2^31 and the GPU has the memory."""
         if not self.has_gpu:
-            return self._verification.verify_far(candidate, self._runner.free_bytes)
+            return self._verification.verify_int32_offsets(candidate, self._runner.free_bytes)
         self._wait_for_baseline()
         try:
             # It takes most of the memory that is free: others would find none.
@@ -250,7 +265,7 @@ class LocalMeasurer:
                 # Free memory is what is free now; what is timed holds some.
                 self._runner.next()
                 self._runner.start()
-                return self._verification.verify_far(candidate, self._runner.free_bytes)
+                return self._verification.verify_int32_offsets(candidate, self._runner.free_bytes)
         finally:
             self._is_alone = False
             self._runner.next()
@@ -267,12 +282,11 @@ class LocalMeasurer:
 
     def _compile_baselines(self, names: Sequence[str], given: str = "") -> None:
         """Have the user's own code compiled; the timer holds the GPU itself, and only while it computes there."""
-        request = {"capture": to_json(self._capture), "own": self._own, "baselines": list(names), "given": given}
         gpu = self._gpu.result()
-        place = {"gpu": gpu, "locks": lock_folder(gpu)}
+        request = BaselinesRequest(self._capture, self._own, tuple(names), given, gpu, lock_folder(gpu))
         # What fails here fails again, and is said, when a candidate is timed. It also waits for the GPU, which is in no limit.
         with contextlib.suppress(MtmcError):
-            self._limited(self._timer, "measure.baseline", {**request, **place}, WAITING * self._time_seconds)
+            self._limited(self._timer, request, WAITING * self._time_seconds)
 
     def _wait_for_baseline(self) -> None:
         """Until the timer is free: who held the GPU alone and waited for it would keep it from ending."""
@@ -280,11 +294,9 @@ class LocalMeasurer:
             with contextlib.suppress(CancelledError):
                 self._baseline.exception()
 
-    def _before_timing(self, request: Mapping[str, object]) -> None:
+    def _before_timing(self, request: TimeRequest) -> None:
         self._wait_for_baseline()
-        baselines = request["baselines"]
-        assert isinstance(baselines, list)
-        more = [name for name in baselines if name not in self._baselines]
+        more = [name for name in request.baselines if name not in self._baselines]
         if more:
             self._compile_baselines(more)
 
@@ -294,27 +306,28 @@ class LocalMeasurer:
         """Cross-compile every kernel for every architecture."""
         self._prepare()
         self._stop_compiling()
-        archs = [self._capture.environment.capability] if self.has_gpu else list(self._archs)
-        request = {
-            "path": self._capture.workload.target.path,
-            "name": self._capture.module_name,
-            "source": candidate.source,
-            "launches": to_json(candidate.launches),
-            "archs": archs,
-            "seconds": self._compile_seconds,
-        }
+        archs = (self._capture.environment.capability,) if self.has_gpu else self._archs
+        calls = None
         if candidate.code is not None and not candidate.launches:
-            request |= to_find_launches(self._capture.graph, candidate.code, [self._capture.graph.sizes])
+            calls = launcher_calls(self._capture.graph, candidate.code, [self._capture.graph.sizes])
+        request = CompileRequest(
+            path=self._capture.workload.target.path,
+            name=self._capture.module_name,
+            source=candidate.source,
+            launches=candidate.launches,
+            archs=archs,
+            seconds=self._compile_seconds,
+            calls=calls,
+        )
         try:
-            data = self._call(self._compiler, "measure.compile", request, 2 * self._compile_seconds)
+            report = self._limited(self._compiler, request, 2 * self._compile_seconds)
         except WorkerFailed as error:
-            if error.kind == "expired":
+            if error.kind is FailureKind.DEADLINE:
                 raise
             return CompileReport((KernelReport("", archs[0], error=error.message),))
-        report = CompileReport(tuple(from_json(KernelReport, item) for item in data["kernels"]), data["seconds"])
         if self.has_gpu and report.ok and candidate.code is not None:
-            others = to_find_launches(self._capture.graph, candidate.code, self._verification.other_sizes)
-            self._compiling = self._background.submit(self._compile_more, {**request, "launches": [], **others})
+            others = launcher_calls(self._capture.graph, candidate.code, self._verification.other_sizes)
+            self._compiling = self._background.submit(self._compile_more, replace(request, launches=(), calls=others))
         return report
 
     def _stop_compiling(self) -> None:
@@ -323,10 +336,10 @@ class LocalMeasurer:
             self._ahead.kill()
             wait([self._compiling], 0.1)
 
-    def _compile_more(self, request: Mapping[str, object]) -> None:
+    def _compile_more(self, request: CompileRequest) -> None:
         """Compile what other sizes need, side by side, while the first case runs: a launch compiles one kernel at a time."""
         with contextlib.suppress(MtmcError):
-            self._call(self._ahead, "measure.compile", request, 2 * self._compile_seconds)
+            self._limited(self._ahead, request, 2 * self._compile_seconds)
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         """Paired timing; None without a GPU.
@@ -338,15 +351,15 @@ class LocalMeasurer:
         if not self.has_gpu:
             return None
         self._stop_compiling()
-        request = {
-            "capture": to_json(self._capture),
-            "own": self._own,
-            "source": candidate.source,
-            "previous": previous.source if previous is not None and previous.code is not None else None,
-            "baselines": [*self._baselines, *self._replaying(candidate)],
-            "bound_us": bound_us(self._capture, self.device()),
-            "least_us": least_us(self._capture, self.device()),
-        }
+        request = TimeRequest(
+            self._capture,
+            own=self._own,
+            source=candidate.source,
+            previous=previous.source if previous is not None and previous.code is not None else None,
+            baselines=(*self._baselines, *self._replaying(candidate)),
+            bound_us=bound_us(self._capture, self.device()),
+            least_us=least_us(self._capture, self.device()),
+        )
         if self._timekeeper is None:
             cache = TimingCache(cache_folder(), self._fresh)
             self._timekeeper = Timekeeper(self._timed, self._gpu.result(), cache=cache, before=self._before_timing)
@@ -370,14 +383,8 @@ class LocalMeasurer:
         """
         if not self.has_gpu:
             raise EnvironmentNotAble("ranking needs a CUDA GPU")
-        request = {
-            "capture": to_json(self._capture),
-            "own": self._own,
-            "sources": [candidate.source for candidate in candidates],
-            "seconds": seconds,
-        }
-        medians: list[float | None] = self._timed_alone("measure.quick", request)["medians"]
-        return medians
+        sources = tuple(candidate.source for candidate in candidates)
+        return list(self._timed_alone(RankRequest(self._capture, self._own, sources, seconds)).medians_us)
 
     def kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
         """The kernels of one call as torch's profiler sees them on the GPU, the slowest first; none without a GPU.
@@ -386,32 +393,27 @@ class LocalMeasurer:
         """
         if not self.has_gpu:
             return ()
-        request = {
-            "capture": to_json(self._capture),
-            "own": self._own,
-            "source": candidate.source if candidate.code is not None else None,
-            "sizes": dict(self._capture.graph.sizes),
-            "seconds": WATCH_SECONDS,
-        }
+        source = candidate.source if candidate.code is not None else None
+        request = ProfileRequest(self._capture, self._own, self._capture.graph.sizes, WATCH_SECONDS, source)
         try:
             with alone(self._gpu.result()):
-                seen = self._limited(self._runner, "measure.profile", request, self._run_seconds)
+                seen = self._limited(self._runner, request, self._run_seconds)
         finally:
             self._runner.next()
             self._background.submit(self._runner.warm_up)
-        times = [KernelTime(kernel["name"], kernel["calls"], kernel["us"]) for kernel in seen["kernels"]]
+        times = [KernelTime(kernel.name, kernel.calls, kernel.us) for kernel in seen.kernels]
         return tuple(sorted(times, key=lambda time: -time.us))
 
-    def _timed_alone(self, command: str, request: Mapping[str, object]) -> dict[str, Any]:
+    def _timed_alone(self, request: Request[Answer]) -> Answer:
         self._wait_for_baseline()
         with alone(self._gpu.result()):
-            return self._timed(command, request)
+            return self._timed(request)
 
-    def _timed(self, command: str, request: Mapping[str, object]) -> dict[str, Any]:
+    def _timed(self, request: Request[Answer]) -> Answer:
         try:
-            return self._limited(self._timer, command, request, self._time_seconds)
+            return self._limited(self._timer, request, self._time_seconds)
         except MtmcError as error:
-            if "CUDA" in error.message:
+            if error.kind.is_gpu_failure:
                 # A failed kernel leaves the process's GPU context unusable.
                 self._timer.next()
             raise

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import GpuInUse, MeasurementRejected, MtmcError
-from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import Timing, Verdict, VerdictStatus
-from mtmc_lsp.device.calibration import Calibration
 from mtmc_lsp.device.calibration_cache import cached_device, remember_device
 from mtmc_lsp.device.choice import calibrated_model
 from mtmc_lsp.process.cache_files import cache_folder
 from mtmc_lsp.process.gpu_lock import alone
 from mtmc_lsp.timing.bounds import bound_us, least_us
+from mtmc_lsp.timing.messages import CalibrationRequest, SeparateCandidate, TimeAnswer, TimeRequest
 from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
 from mtmc_lsp.verify.pair import Pair, PairVerdict
@@ -72,19 +69,18 @@ def time_pair(pair: Pair, init: str, python: str, *, baselines: tuple[str, ...],
         worker.start()
         gpu = worker.gpu
         device = _device(pair, worker, gpu)
-        request: dict[str, object] = {
-            "capture": to_json(capture),
-            "own": pair.own,
-            "source": pair.source,
-            "target": to_json(pair.target),
-            "init": init,
-            "baselines": list(baselines),
-            "bound_us": bound_us(capture, device),
-            "least_us": least_us(capture, device),
-        }
+        request = TimeRequest(
+            capture,
+            own=pair.own,
+            source=pair.source,
+            baselines=baselines,
+            bound_us=bound_us(capture, device),
+            least_us=least_us(capture, device),
+            separate=SeparateCandidate(pair.target, init),
+        )
 
-        def ask(command: str, asked: Mapping[str, object]) -> dict[str, Any]:
-            return worker.call(command, asked, TIME_SECONDS)
+        def ask(asked: TimeRequest) -> TimeAnswer:
+            return worker.call(asked, TIME_SECONDS)
 
         return Timekeeper(ask, gpu, cache=TimingCache(cache_folder(), fresh)).time(request)
 
@@ -94,8 +90,6 @@ def _device(pair: Pair, worker: CandidateProcess, gpu: str) -> DeviceModel:
     device = cached_device(environment)
     if device is None:
         with alone(gpu):
-            device = calibrated_model(
-                environment, from_json(Calibration, worker.call("measure.device", {}, RUN_SECONDS))
-            )
+            device = calibrated_model(environment, worker.call(CalibrationRequest(), RUN_SECONDS))
         remember_device(environment, device)
     return device

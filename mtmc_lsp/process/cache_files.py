@@ -1,4 +1,4 @@
-"""Files in the user's cache folder that hold for one GPU, driver and torch version."""
+"""Files in the user's cache folder that are valid for one GPU, driver and torch version."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mtmc_lsp.core.workload import Environment
 
 
 def cache_folder() -> Path:
-    """Where what was measured on this machine is kept between runs."""
+    """The folder for measurements of this machine that are kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtmc"
 
 
 def cache_file(environment: Environment, kind: str = "device") -> Path:
-    """Where something is kept that holds for this GPU with this driver and torch."""
+    """The file for one kind of measurement with this GPU, driver and torch."""
     parts = [environment.gpu, environment.driver, environment.torch]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return cache_folder() / f"{kind}-{key}.json"

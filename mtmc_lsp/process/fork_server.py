@@ -1,7 +1,8 @@
-"""A process that has imported torch and waits; workers are copies of it, ready in milliseconds instead of seconds.
+"""A fork server: a process that has imported torch and waits, and forks workers in milliseconds instead of seconds.
 
-The copies share its memory as long as neither writes, run nothing of each other, and each has limits of its own. The
-template itself never runs user code, and never starts CUDA, which a copy could not start again.
+Forked workers share its memory until they write to it, and are otherwise independent: each has its own limits and runs only
+its own requests. The fork server itself never runs user code and never starts CUDA, which a forked process could not start
+again.
 """
 
 from __future__ import annotations
@@ -20,116 +21,119 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mtmc_lsp.process.priority import gives_way, usable_cores
+from mtmc_lsp.process.priority import has_low_priority, usable_cores
 
 ENTRY = Path(__file__).resolve().parent / "worker" / "main.py"
 START_SECONDS = 120.0
-"""Most seconds for importing torch."""
+"""Time limit for importing torch."""
 INTERPRET = "TRITON_INTERPRET"
-INTERPRETS = {INTERPRET: "1"}
-"""The variable by which triton, when it is imported, becomes its interpreter."""
+INTERPRETER_ENV = {INTERPRET: "1"}
+"""Triton reads this variable at import, and then interprets kernels instead of compiling them."""
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-LENT = "MTMC_TEMPLATE"
-"""The variable that tells a process of a template which the one that started it lends."""
-AT_START = ("PYTHON", "LD_", "TORCH", "PYTORCH", "TRITON", "OMP_", "KMP_", "MKL_", "OPENBLAS", "GOMP_")
-"""Variables by whose beginnings an interpreter and its libraries look when they start, not later."""
-NOT_AT_START = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
-LARGEST = 1 << 17
-"""Most bytes of one message; environments and paths are all that is sent."""
+LENT = "MTMC_FORK_SERVER"
+"""Environment variable that describes the fork server that a parent process lends to this one."""
+STARTUP_PREFIXES = ("PYTHON", "LD_", "TORCH", "PYTORCH", "TRITON", "OMP_", "KMP_", "MKL_", "OPENBLAS", "GOMP_")
+"""Prefixes of the variables that an interpreter and its libraries read only at startup."""
+NOT_AT_STARTUP = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+MAX_MESSAGE_BYTES = 1 << 17
+"""Limit for one message; the largest contain an environment."""
 
 
 class ForkServerGone(Exception):
-    """The template ended, or never started; what was to be a copy is then started the usual way."""
+    """The fork server ended or never started; the caller starts the worker as a new process instead."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a worker is started, by itself or as a copy of a template."""
+    """How to start a worker, as a new process or by a fork."""
 
     python: str
     cwd: str
     env: Mapping[str, str]
-    """Variables to set beside the present ones."""
+    """Variables to add to those of this process."""
     options: Sequence[str]
-    """For ``worker/main.py``: its limits."""
+    """Command line options of ``worker/main.py``."""
 
 
-class Copy:
-    """A copy of a template, with what is asked of a child process."""
+class ForkedWorker:
+    """A process forked by the fork server, with the part of the ``Popen`` interface that :class:`Worker` uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._ended = threading.Event()
+        self._exited = threading.Event()
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; ``None`` while it runs."""
+        """The exit code, negative for a signal; ``None`` while the process runs."""
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; gives its exit code.
+        """Wait for the end of the process and return its exit code.
 
         Raises:
             subprocess.TimeoutExpired: it did not end in time.
         """
-        if not self._ended.wait(timeout):
+        if not self._exited.wait(timeout):
             raise subprocess.TimeoutExpired(str(ENTRY), timeout or 0.0)
         assert self._code is not None
         return self._code
 
-    def end(self, code: int) -> None:
-        """Note that it ended."""
+    def set_exit_code(self, code: int) -> None:
+        """Record that the process ended."""
         self._code = code
-        self._ended.set()
+        self._exited.set()
 
 
 def sees_gpu() -> bool:
-    """Whether this machine seems to have a GPU for its workers, as far as can be told without torch."""
+    """Whether this machine seems to have a GPU that workers may use, judged without torch."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     return not hidden and any(os.path.exists(device) for device in GPU_DEVICES)
 
 
 def likely_variables() -> dict[str, str]:
-    """Variables that the workers of this machine will have, as far as can be told without torch."""
-    return {} if sees_gpu() else dict(INTERPRETS)
+    """The variables that workers on this machine will probably have, judged without torch."""
+    return {} if sees_gpu() else dict(INTERPRETER_ENV)
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a line."""
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_MESSAGE_BYTES)
     return ends
 
 
-def _at_start() -> dict[str, str]:
-    """The variables that a process which is started now would begin with, and that decide what it becomes."""
-    return {name: v for name, v in os.environ.items() if name.startswith(AT_START) and name not in NOT_AT_START}
+def _startup_variables() -> dict[str, str]:
+    """The variables of this process that a new interpreter reads only at startup."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(STARTUP_PREFIXES) and name not in NOT_AT_STARTUP
+    }
 
 
 class ForkServer:
-    """The waiting process, started when first copied. May be shared by threads."""
+    """The client of a fork server, which the first fork starts. Threads may share it."""
 
-    def __init__(self, python: str, env: Mapping[str, str] | None = None, *, ahead: bool = False) -> None:
-        """Describe it; nothing is started yet.
+    def __init__(self, python: str, env: Mapping[str, str] | None = None, *, preload: bool = False) -> None:
+        """Describe the fork server without starting it.
 
         Args:
             python: the user's interpreter.
             env: variables that its imports depend on, such as ``TRITON_INTERPRET``.
-            ahead: whether it also imports what capturing needs, and, while nothing is asked of it, what compiling needs.
+            preload: whether it also imports what capture needs and, while it is idle, the compilers.
         """
         self.python = python
-        self._options = ("--ahead",) if ahead else ()
+        self._options = ("--preload",) if preload else ()
         self.env: Mapping[str, str] = dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._borrowed = False
-        self._seen: dict[str, str] = {}
-        self._line: socket.socket | None = None
+        self._is_borrowed = False
+        self._startup_variables: dict[str, str] = {}
+        self._socket: socket.socket | None = None
         self._gone = False
-        self._asking = threading.Lock()
-        self._answered = threading.Condition()
+        self._request_lock = threading.Lock()
+        self._changed = threading.Condition()
         self._answers: list[dict[str, Any]] = []
-        self._copies: dict[int, Copy] = {}
+        self._workers: dict[int, ForkedWorker] = {}
 
     def __enter__(self) -> ForkServer:
         return self
@@ -140,180 +144,188 @@ class ForkServer:
         self.close()
 
     def start(self) -> None:
-        """Begin importing, without waiting for it."""
-        with self._asking:
-            self._started()
+        """Start the process, without waiting for its imports."""
+        with self._request_lock:
+            self._connect()
 
-    def fits(self, launch: Launch) -> bool:
-        """Whether a copy would be what a process started for ``launch`` would be.
+    def can_fork(self, launch: Launch) -> bool:
+        """Whether a forked worker behaves as a new process for ``launch`` would.
 
-        One that compiles kernels is what it would be too: it imports triton anew, without the interpreter.
+        A fork server with Triton's interpreter can also fork workers that compile: these import triton again.
         """
         if launch.python != self.python:
             return False
         missing = {name: value for name, value in self.env.items() if launch.env.get(name) != value}
-        return not missing or (missing == INTERPRETS and not {**os.environ, **launch.env}.get(INTERPRET))
+        return not missing or (missing == INTERPRETER_ENV and not {**os.environ, **launch.env}.get(INTERPRET))
 
-    def copy(self, launch: Launch, files: Sequence[int]) -> Copy:
-        """Start a copy.
+    def fork(self, launch: Launch, files: Sequence[int]) -> ForkedWorker:
+        """Fork a worker.
 
         Args:
-            launch: where it runs and what limits it has.
-            files: descriptors that become its standard input, its output and its answers; the caller closes its own.
+            launch: its folder, variables and limits.
+            files: descriptors for its standard input, its output and its answers; the caller closes its own copies.
 
         Raises:
-            TemplateGone: there is nothing to copy.
+            ForkServerGone: there is no fork server.
         """
-        with self._asking:
-            line = self._started()
+        with self._request_lock:
+            server = self._connect()
             options = [*launch.options]
-            if self._borrowed and gives_way():
-                # Whoever lends it may not.
-                options.append("--give-way")
+            if self._is_borrowed and has_low_priority():
+                # The owner of the fork server may have normal priority.
+                options.append("--low-priority")
             environment = {**os.environ, **launch.env}
             message = {"cwd": launch.cwd, "env": environment, "options": options, "cores": usable_cores()}
             data = json.dumps(message).encode()
-            if len(data) > LARGEST:
+            if len(data) > MAX_MESSAGE_BYTES:
                 raise ForkServerGone
             try:
-                socket.send_fds(line, [data], list(files))
+                socket.send_fds(server, [data], list(files))
             except OSError:
                 raise ForkServerGone from None
-            pid = int(self._answer()["pid"])
-            with self._answered:
-                # It may have ended before its number came here.
-                return self._copies.setdefault(pid, Copy(pid))
+            pid = int(self._wait_for_answer()["pid"])
+            with self._changed:
+                # The message about its end may have come before this one.
+                return self._workers.setdefault(pid, ForkedWorker(pid))
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
-        """Lend it to a process that is started while this lasts: its copies are as its own would be, and end with it.
+    def lend(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+        """Lend the fork server to a process that the caller starts within this context.
 
-        What is borrowed can be lent on.
-        Gives variables and descriptors for that process; none where there is nothing to lend.
+        The workers that the borrower forks end with the borrower. A borrower can lend in turn.
+
+        Yields:
+            Environment variables and descriptors to pass to the process; empty if there is no fork server.
         """
         try:
-            with self._asking:
-                line = self._started()
-                theirs, given = _pair()
-                with given:
+            with self._request_lock:
+                server = self._connect()
+                borrowers_end, servers_end = _socket_pair()
+                with servers_end:
                     try:
-                        socket.send_fds(line, [b'{"lend": true}'], [given.fileno()])
+                        socket.send_fds(server, [b'{"lend": true}'], [servers_end.fileno()])
                     except OSError:
-                        theirs.close()
+                        borrowers_end.close()
                         raise ForkServerGone from None
         except ForkServerGone:
             yield {}, ()
             return
-        with theirs:
-            offer = {"line": theirs.fileno(), "python": self.python, "env": dict(self.env), "options": self._options}
-            yield {LENT: json.dumps({**offer, "seen": self._seen})}, (theirs.fileno(),)
+        with borrowers_end:
+            offer = {
+                "socket": borrowers_end.fileno(),
+                "python": self.python,
+                "env": dict(self.env),
+                "options": self._options,
+                "startup_variables": self._startup_variables,
+            }
+            yield {LENT: json.dumps(offer)}, (borrowers_end.fileno(),)
 
     def kill(self) -> None:
-        """End it now, without waiting for anything, as a handler of signals must; who waits for a copy waits no longer."""
-        if self._borrowed and self._line is not None:
-            # Whoever lends it keeps it; it ends what it made for us.
+        """End the fork server now, without waiting, so that signal handlers may call this. Waiting forks fail."""
+        if self._is_borrowed and self._socket is not None:
+            # The owner keeps the fork server, which ends the workers of this process.
             with contextlib.suppress(OSError):
-                self._line.shutdown(socket.SHUT_RDWR)
-        # One that was waited for has no number any more.
+                self._socket.shutdown(socket.SHUT_RDWR)
+        # A process that was waited for has no valid id any more.
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End it and all its copies."""
-        # First: who waits for a copy, and keeps others out meanwhile, then waits for nothing.
+        """End the fork server and all workers that this process forked."""
+        # First, so that a thread that holds the lock and waits for an answer stops waiting.
         self.kill()
-        with self._asking:
+        with self._request_lock:
             self._gone = True
             self.kill()
             if self._process is not None:
                 self._process.wait()
-            if self._line is not None:
-                # Its reader ends by itself at the end of the stream.
+            if self._socket is not None:
+                # The listening thread ends at the end of the stream.
                 with contextlib.suppress(OSError):
-                    self._line.shutdown(socket.SHUT_RDWR)
-        with self._answered:
-            self._end_copies()
+                    self._socket.shutdown(socket.SHUT_RDWR)
+        with self._changed:
+            self._end_workers()
 
-    def _end_copies(self) -> None:
-        """Nobody can tell of their end any more."""
-        for copy in self._copies.values():
-            if copy.poll() is None:
+    def _end_workers(self) -> None:
+        """Kill all workers; without the fork server nobody reports their end."""
+        for worker in self._workers.values():
+            if worker.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(copy.pid, signal.SIGKILL)
-                copy.end(-signal.SIGKILL)
+                    os.killpg(worker.pid, signal.SIGKILL)
+                worker.set_exit_code(-signal.SIGKILL)
 
-    def _started(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
         if self._gone:
             raise ForkServerGone
-        if self._line is None:
-            self._line = self._borrow() or self._start_process()
-            threading.Thread(target=self._listen, args=(self._line,), daemon=True).start()
-        return self._line
+        if self._socket is None:
+            self._socket = self._borrow() or self._start_process()
+            threading.Thread(target=self._listen, args=(self._socket,), daemon=True).start()
+        return self._socket
 
     def _borrow(self) -> socket.socket | None:
-        """The line to a template that is lent to this process, where it is what this one would be; one alone can have it."""
+        """The socket to a fork server that the parent lends, if it equals the one described here. Only one can borrow it."""
         try:
             offer = json.loads(os.environ.get(LENT, ""))
-            wanted = (self.python, dict(self.env), list(self._options), _at_start())
-            if (offer["python"], offer["env"], offer["options"], offer["seen"]) != wanted:
+            wanted = (self.python, dict(self.env), list(self._options), _startup_variables())
+            if (offer["python"], offer["env"], offer["options"], offer["startup_variables"]) != wanted:
                 return None
-            line = socket.socket(fileno=int(offer["line"]))
+            server = socket.socket(fileno=int(offer["socket"]))
         except (ValueError, KeyError, OSError):
             return None
         del os.environ[LENT]
-        line.set_inheritable(False)
-        self._borrowed, self._seen = True, offer["seen"]
-        return line
+        server.set_inheritable(False)
+        self._is_borrowed, self._startup_variables = True, offer["startup_variables"]
+        return server
 
     def _start_process(self) -> socket.socket:
-        ours, theirs = _pair()
-        self._seen = _at_start()
+        clients_end, servers_end = _socket_pair()
+        self._startup_variables = _startup_variables()
         try:
             self._process = subprocess.Popen(
-                [self.python, str(ENTRY), "--fork-server", str(theirs.fileno()), *self._options],
+                [self.python, str(ENTRY), "--fork-server", str(servers_end.fileno()), *self._options],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **self.env},
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(servers_end.fileno(),),
                 start_new_session=True,
             )
         except OSError:
-            ours.close()
+            clients_end.close()
             self._gone = True
             raise ForkServerGone from None
         finally:
-            theirs.close()
-        return ours
+            servers_end.close()
+        return clients_end
 
-    def _answer(self) -> dict[str, Any]:
+    def _wait_for_answer(self) -> dict[str, Any]:
         deadline = time.monotonic() + START_SECONDS
-        with self._answered:
+        with self._changed:
             while not self._answers:
-                if self._gone or not self._answered.wait(max(0.0, deadline - time.monotonic())):
+                if self._gone or not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     self._gone = True
                     raise ForkServerGone
             return self._answers.pop(0)
 
-    def _listen(self, line: socket.socket) -> None:
-        """Take in what it says: answers to requests, and the ends of copies."""
-        with line:
+    def _listen(self, server: socket.socket) -> None:
+        """Receive messages: answers to requests, and the exit codes of workers."""
+        with server:
             while True:
                 try:
-                    data = line.recv(LARGEST)
+                    data = server.recv(MAX_MESSAGE_BYTES)
                 except OSError:
                     data = b""
-                with self._answered:
+                with self._changed:
                     if not data:
                         self._gone = True
-                        self._answered.notify_all()
-                        self._end_copies()
+                        self._changed.notify_all()
+                        self._end_workers()
                         return
                     message = json.loads(data)
-                    if "ended" in message:
-                        pid = int(message["ended"])
-                        self._copies.setdefault(pid, Copy(pid)).end(int(message["code"]))
+                    if "exited" in message:
+                        pid = int(message["exited"])
+                        self._workers.setdefault(pid, ForkedWorker(pid)).set_exit_code(int(message["code"]))
                     else:
                         self._answers.append(message)
-                        self._answered.notify_all()
+                        self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Who may use a GPU when: what is timed has it alone, all else shares it. Among all processes of ours on this machine."""
+"""Locks that let timing use a GPU alone, while everything else shares it, across all our processes on this machine."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ from pathlib import Path
 
 
 def lock_folder(gpu: str) -> str:
-    """Where a GPU's locks lie, made if need be: a worker that is locked in can make none, and looks elsewhere by itself."""
+    """The folder of a GPU's lock files, after creating them.
+
+    A sandboxed worker cannot create files there and has another temporary folder, so it needs to be told.
+    """
     folder = tempfile.gettempdir()
     for name in (gpu, f"{gpu}-door"):
-        os.close(_opened(_path(folder, name)))
+        os.close(_open(_path(folder, name)))
     return folder
 
 
 @contextlib.contextmanager
 def alone(gpu: str) -> Iterator[None]:
-    """Hold the GPU alone; ``gpu`` is its UUID, since its index depends on ``CUDA_VISIBLE_DEVICES``."""
+    """Hold the GPU exclusively; ``gpu`` is its UUID, because its index depends on ``CUDA_VISIBLE_DEVICES``."""
     folder = tempfile.gettempdir()
-    # Whoever waits for the GPU stands in the door: nobody new comes in, so those inside come to an end.
-    with _held(folder, f"{gpu}-door", fcntl.LOCK_EX), _held(folder, gpu, fcntl.LOCK_EX):
+    # The door lock keeps new sharers out while this waits for the present ones, so that it cannot wait forever.
+    with _locked(folder, f"{gpu}-door", fcntl.LOCK_EX), _locked(folder, gpu, fcntl.LOCK_EX):
         yield
 
 
 @contextlib.contextmanager
 def shared(gpu: str, folder: str = "") -> Iterator[None]:
-    """Use the GPU beside others, while nothing is timed; not for longer than it computes, for all others wait as well."""
+    """Share the GPU while nothing is timed. Hold this only while something computes on it, because others wait for it."""
     folder = folder or tempfile.gettempdir()
     with contextlib.ExitStack() as stack:
-        with _held(folder, f"{gpu}-door", fcntl.LOCK_SH):
-            stack.enter_context(_held(folder, gpu, fcntl.LOCK_SH))
+        with _locked(folder, f"{gpu}-door", fcntl.LOCK_SH):
+            stack.enter_context(_locked(folder, gpu, fcntl.LOCK_SH))
         yield
 
 
 @contextlib.contextmanager
-def _held(folder: str, name: str, how: int) -> Iterator[None]:
-    handle = _opened(_path(folder, name))
+def _locked(folder: str, name: str, mode: int) -> Iterator[None]:
+    handle = _open(_path(folder, name))
     try:
-        fcntl.flock(handle, how)
+        fcntl.flock(handle, mode)
         yield
     finally:
         os.close(handle)
@@ -51,8 +54,8 @@ def _path(folder: str, name: str) -> Path:
     return Path(folder) / f"mtmc-gpu-{name}.lock"
 
 
-def _opened(path: Path) -> int:
-    """The file, made where it is not there; another user's can be locked too, which needs no right to write."""
+def _open(path: Path) -> int:
+    """The file, created if needed. Opened for reading, so that another user's file can be locked as well."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

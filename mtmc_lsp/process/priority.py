@@ -1,4 +1,4 @@
-"""How much of a busy machine a process takes: its share of the cores, and who goes first."""
+"""CPU priority and core affinity of processes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import os
 from collections.abc import Sequence
 
 NICENESS = 5
-"""Of 19; with it a process gets about a third of what another gets that wants the same core. With more, a run would hardly get on
-where something else keeps the machine busy."""
-SHARE_OF_SESSION = "/proc/self/autogroup"
-"""Where Linux shares cores out by session first, only this file says how much of them a session wants."""
-
-
-OVERLAP = 2
-"""How many of several jobs may run on a core: one seldom needs all of its cores at once."""
-FEWEST = 4
-"""Cores that a job gets at least, where there are so many."""
+"""Of 19. With 5, a process gets about a third of the CPU time of a normal process on the same core. With more, a run would hardly
+progress on a busy machine."""
+SESSION_PRIORITY = "/proc/self/autogroup"
+"""Where Linux first divides CPU time among sessions, this file sets the session's niceness."""
+JOBS_PER_CORE = 2
+"""How many parallel jobs may share a core: a job seldom uses all of its cores at once."""
+MIN_CORES = 4
+"""Fewest cores of a job, if the machine has as many."""
 
 
 def usable_cores() -> list[int]:
@@ -26,38 +24,38 @@ def usable_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def cores_of(job: int, jobs: int, cores: Sequence[int]) -> list[int]:
-    """The cores for one of several jobs that run side by side.
+def cores_for_job(job: int, jobs: int, cores: Sequence[int]) -> list[int]:
+    """The cores for one of several parallel jobs.
 
-    Libraries start as many threads as there are cores, and these wait for each other in loops: jobs that each use all cores
-    of a large machine hardly get on.
+    Libraries start one thread per core, and these threads wait for each other in busy loops: parallel jobs that each use all
+    cores of a large machine hardly progress.
 
     Args:
-        job: which, from 0.
-        jobs: how many there are.
-        cores: all of them.
+        job: index of the job, from 0.
+        jobs: number of jobs.
+        cores: all usable cores.
     """
     count = len(cores)
-    width = min(count, max(FEWEST, -(-OVERLAP * count // jobs)))
+    width = min(count, max(MIN_CORES, -(-JOBS_PER_CORE * count // jobs)))
     first = job * count // jobs
     return sorted(cores[(first + i) % count] for i in range(width))
 
 
-def keep_to(cores: Sequence[int]) -> None:
-    """Have this process, and what it starts, run on these cores only, where that can be said."""
+def limit_to_cores(cores: Sequence[int]) -> None:
+    """Let this process and its children run only on these cores, where the system supports that."""
     if cores and hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cores)
 
 
-def give_way() -> None:
-    """Have this process, its session and what they start take only what others leave of the cores, as far as that can be said."""
+def lower_priority() -> None:
+    """Lower the CPU priority of this process, its session and its children, as far as the system supports that."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-    with contextlib.suppress(OSError), open(SHARE_OF_SESSION, "w") as file:
+    with contextlib.suppress(OSError), open(SESSION_PRIORITY, "w") as file:
         file.write(str(NICENESS))
 
 
-def gives_way() -> bool:
-    """Whether this process, or the one that started it, was told to."""
+def has_low_priority() -> bool:
+    """Whether this process or its parent called :func:`lower_priority`."""
     return os.getpriority(os.PRIO_PROCESS, 0) >= NICENESS

@@ -1,7 +1,8 @@
-"""Worker processes: user code and generated code run only there, under the user's own interpreter, with limits.
+"""Worker processes: user code and generated code run only there, under the user's interpreter, with limits.
 
-The child runs ``mtmc_lsp/process/worker/main.py`` by its path. Requests are JSON lines on its standard input; answers come
-on a separate pipe, because user code prints to standard output. Only the standard library is needed on either side.
+The child runs ``mtmc_lsp/process/worker/main.py`` by its path. Requests are JSON lines on its standard input
+(:mod:`mtmc_lsp.process.protocol`). Answers come on a separate pipe, because user code prints to standard output. Both sides
+need only the standard library.
 """
 
 from __future__ import annotations
@@ -25,44 +26,46 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Union
 
-from mtmc_lsp.core.errors import EnvironmentNotAble, WorkerFailed, error_from_json
-from mtmc_lsp.process.fork_server import ENTRY, Copy, ForkServer, ForkServerGone, Launch
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, WorkerFailed
+from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.process.fork_server import ENTRY, ForkedWorker, ForkServer, ForkServerGone, Launch
+from mtmc_lsp.process.protocol import Answer, Request, decode_answer, encode_request, typed_answer
 
 SCRATCH = "MTMC_SCRATCH"
-"""The variable that tells the child its scratch folder, which is removed with it."""
+"""Environment variable with the child's scratch folder, which is removed together with the child."""
 RESULTS = "results.pt"
-"""The file in its scratch folder where a child leaves results."""
-OWN_FOLDERS = ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
-"""Variables that tell a child which is locked in where it may write."""
-TAIL = 4000
-"""Bytes of the child's output that are kept, for failures to quote."""
-LONGEST_ANSWER = 1 << 28
-"""Bytes of an answer: user code might write to the pipe without end."""
+"""The file in the scratch folder where a child writes results."""
+CACHE_VARIABLES = ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
+"""Environment variables that point a sandboxed child to the folders where it may write."""
+OUTPUT_TAIL_BYTES = 4000
+"""How much of the child's output is kept for error messages."""
+MAX_ANSWER_BYTES = 1 << 28
+"""Limit for one answer, because user code could write to the pipe forever."""
 POLL_SECONDS = 0.5
-"""How often a child that is waited for is looked at: a grandchild may hold the answer pipe open after its death."""
+"""Interval for checking that the child is alive: a grandchild may hold the answer pipe open after the child's death."""
 
-Process = Union[subprocess.Popen[bytes], Copy]
+Process = Union[subprocess.Popen[bytes], ForkedWorker]
 
-spent: defaultdict[str, float] = defaultdict(float)
-"""Seconds that calls of this process's workers took, by command: where the time of a run goes. Several may run at once."""
+command_seconds: defaultdict[str, float] = defaultdict(float)
+"""Total seconds of the calls to this process's workers, by command. Calls may overlap."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What a child that is locked in may reach, beside reading and its scratch folder."""
+    """What a sandboxed child may access besides reading files and writing to its scratch folder."""
 
     writable: tuple[str, ...] = ()
-    """Folders that it may write to."""
+    """Folders with write access."""
     hidden: str = ""
-    """A folder that it may not even read."""
+    """A folder without read access."""
     gpu: bool = False
-    """Whether it needs a GPU's devices."""
+    """Whether the child may open GPU devices."""
     programs: bool = False
-    """Whether it may start other programs, as compilers of kernels do."""
+    """Whether the child may start programs, as compilers of kernels do."""
 
 
 class Worker:
-    """One child process, started when first called and again after a failure."""
+    """One child process. The first call starts it, and so does the first call after a failure."""
 
     def __init__(
         self,
@@ -73,18 +76,18 @@ class Worker:
         memory_bytes: int | None = None,
         sandbox: Sandbox | None = None,
         fork_server: ForkServer | None = None,
-        gives_way: bool = False,
+        low_priority: bool = False,
     ) -> None:
-        """Describe the child; nothing is started yet.
+        """Describe the child without starting it.
 
         Args:
             python: the user's interpreter.
-            cwd: the project's folder.
-            env: variables to set beside the present ones.
-            memory_bytes: most memory its data may take (RLIMIT_DATA); ``None`` for no limit.
-            sandbox: what it is locked in with, as far as this machine can; ``None`` leaves it free.
-            template: what it becomes a copy of, where that is the same interpreter with the same variables.
-            gives_way: whether it takes only what others leave of the cores; a child of a process that does, does too.
+            cwd: the project folder.
+            env: environment variables to add to those of this process.
+            memory_bytes: limit for the child's data segment (RLIMIT_DATA); ``None`` for no limit.
+            sandbox: the sandbox to enter, as far as this machine supports it; ``None`` for no sandbox.
+            fork_server: starts the child by a fork, if it has the same interpreter and matching variables.
+            low_priority: whether the child runs with low CPU priority. Children of a low-priority process always do.
         """
         self.python = python
         self._cwd = cwd
@@ -92,11 +95,11 @@ class Worker:
         self._memory_bytes = memory_bytes
         self._sandbox = sandbox
         self._fork_server = fork_server
-        self._gives_way = gives_way
+        self._low_priority = low_priority
         self._process: Process | None = None
         self._requests = -1
         self._answers = -1
-        self._tail: _Tail | None = None
+        self._output: _OutputTail | None = None
         self._scratch = ""
         self._killed = False
         self._lock = threading.Lock()
@@ -109,57 +112,60 @@ class Worker:
     ) -> None:
         self.close()
 
-    def call(self, command: str, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
+    def call(self, request: Request[Answer], seconds: float) -> Answer:
         """Run one command in the child.
 
         Args:
-            command: a name of the dispatch table in ``mtmc_lsp/process/worker/main.py``.
-            request: JSON data.
-            timeout_s: seconds after which the child is killed.
+            request: the command with its arguments.
+            seconds: time limit, after which the child is killed.
 
         Raises:
-            MtmcError: what the command itself raised.
-            WorkerFailed: the child hung, crashed or ran out of memory, or was killed from another thread.
+            MtmcError: the error that the command raised.
+            WorkerFailed: the child did not answer; ``kind`` says why.
             EnvironmentNotAble: the interpreter cannot be started.
         """
-        deadline = time.monotonic() + timeout_s
-        # What is written before it is asked for, or by something else in the child, is not taken for an answer.
+        return typed_answer(request, self._exchange(request.command, to_json(request), seconds))
+
+    def call_untyped(self, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
+        """As :meth:`call` for the commands of ``verify``, which have no request classes yet."""
+        answer: dict[str, Any] = self._exchange(command, request, seconds)
+        return answer
+
+    def _exchange(self, command: str, request: object, seconds: float) -> Any:
+        """Send one request and return the JSON data of its answer."""
+        deadline = time.monotonic() + seconds
+        # Only the answer with this token counts: other code in the child may write to the pipe as well.
         token = secrets.token_hex(16)
-        line = json.dumps({"command": command, "request": request, "token": token}) + "\n"
+        line = encode_request(command, request, token)
         with self._lock:
-            began = time.monotonic()
-            process = self._started()
+            start = time.monotonic()
+            process = self._start()
             try:
-                self._send(line.encode(), deadline)
-                answer = self._read(process, deadline)
+                self._send(line, deadline)
+                answer = self._receive(process, deadline)
             except BrokenPipeError:
                 answer = b""
             except TimeoutError:
                 self._stop()
                 raise WorkerFailed(
-                    f"{command} took longer than {timeout_s:.0f} s, so its process was ended",
-                    kind="timeout",
+                    f"{command} took longer than {seconds:.0f} s, so its process was ended",
+                    kind=FailureKind.TIMEOUT,
                     remedy="Look for an endless loop, or make the sizes in the workload smaller.",
                 ) from None
             finally:
-                spent[command] += time.monotonic() - began
+                command_seconds[command] += time.monotonic() - start
             if not answer:
-                raise self._died(process, command)
+                raise self._death(process, command)
             try:
-                data = json.loads(answer)
-            except ValueError:
-                self._stop()
-                raise WorkerFailed(f"{command} gave an answer that is no JSON", kind="crashed") from None
-            if not isinstance(data, dict) or data.get("token") != token:
-                self._stop()
-                raise WorkerFailed(f"{command} was answered by something that it was not asked of", kind="crashed")
-        if "error" in data:
-            raise error_from_json(data["error"])
-        result: dict[str, Any] = data["result"]
-        return result
+                return decode_answer(answer, token, command)
+            except WorkerFailed as error:
+                if error.kind is FailureKind.BAD_ANSWER:
+                    # The stream cannot be trusted any more.
+                    self._stop()
+                raise
 
     def kill(self) -> None:
-        """End the child now; a call that is under way raises ``WorkerFailed`` with kind ``cancelled``."""
+        """End the child now. A running call raises ``WorkerFailed`` with kind ``CANCELLED``."""
         self._killed = True
         process = self._process
         if process is not None and process.poll() is None:
@@ -170,58 +176,59 @@ class Worker:
         with self._lock:
             self._stop()
 
-    def take(self, name: str, to: Path) -> None:
-        """Copy a file that the child left in its scratch folder to where it cannot write; no link is followed.
+    def copy_file(self, name: str, to: Path) -> None:
+        """Copy a file from the child's scratch folder to a path where the child cannot write, without following links.
 
         Raises:
-            WorkerFailed: there is no such plain file.
+            WorkerFailed: there is no regular file with this name.
         """
         with self._lock:
             try:
                 source = os.open(os.path.join(self._scratch, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                with open(source, "rb") as left, open(to, "wb") as kept:
+                with open(source, "rb") as reader, open(to, "wb") as writer:
                     if not stat.S_ISREG(os.fstat(source).st_mode):
                         raise OSError
-                    shutil.copyfileobj(left, kept, 1 << 24)
+                    shutil.copyfileobj(reader, writer, 1 << 24)
             except OSError:
-                raise WorkerFailed(f"the process left no {name}", kind="crashed") from None
+                raise WorkerFailed(f"the process did not write {name}", kind=FailureKind.CRASHED) from None
 
     def output(self) -> str:
-        """The end of what the child printed."""
-        return self._tail.text() if self._tail is not None else ""
+        """The end of the child's output."""
+        return self._output.text() if self._output is not None else ""
 
-    def _started(self) -> Process:
+    def _start(self) -> Process:
+        """The running child; starts one if needed."""
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._stop()
         self._killed = False
-        limit = ["--memory", str(self._memory_bytes)] if self._memory_bytes else []
-        limit += ["--give-way"] * self._gives_way
+        options = ["--memory", str(self._memory_bytes)] if self._memory_bytes else []
+        options += ["--low-priority"] * self._low_priority
         self._scratch = tempfile.mkdtemp(prefix="mtmc-")
-        locked: dict[str, str] = {}
+        caches: dict[str, str] = {}
         if self._sandbox is not None:
             folders = (*self._sandbox.writable, self._scratch)
-            limit += ["--sandbox", json.dumps(asdict(replace(self._sandbox, writable=folders)))]
-            locked = dict.fromkeys(OWN_FOLDERS, self._scratch)
-        env = {"PYTHONDONTWRITEBYTECODE": "1", SCRATCH: self._scratch, **locked, **self._env}
-        launch = Launch(self.python, self._cwd, env, limit)
-        # Each pipe as it is read from and written to: requests, output, answers.
-        (requests, self._requests), (printed, output), (self._answers, answers) = (os.pipe() for _ in range(3))
-        self._tail = _Tail(printed)
+            options += ["--sandbox", json.dumps(asdict(replace(self._sandbox, writable=folders)))]
+            caches = dict.fromkeys(CACHE_VARIABLES, self._scratch)
+        env = {"PYTHONDONTWRITEBYTECODE": "1", SCRATCH: self._scratch, **caches, **self._env}
+        launch = Launch(self.python, self._cwd, env, options)
+        # Each pipe is (read end, write end).
+        (requests, self._requests), (output_reader, output), (self._answers, answers) = (os.pipe() for _ in range(3))
+        self._output = _OutputTail(output_reader)
         os.set_blocking(self._requests, False)
         try:
-            self._process = self._launched(launch, (requests, output, answers))
+            self._process = self._launch(launch, (requests, output, answers))
         finally:
             for file in (requests, output, answers):
                 os.close(file)
         return self._process
 
-    def _launched(self, launch: Launch, files: tuple[int, int, int]) -> Process:
+    def _launch(self, launch: Launch, files: tuple[int, int, int]) -> Process:
         if not os.path.isdir(launch.cwd):
             raise EnvironmentNotAble(f"there is no folder {launch.cwd}", remedy="Check the path.")
-        if self._fork_server is not None and self._fork_server.fits(launch):
+        if self._fork_server is not None and self._fork_server.can_fork(launch):
             with contextlib.suppress(ForkServerGone):
-                return self._fork_server.copy(launch, files)
+                return self._fork_server.fork(launch, files)
         requests, output, answers = files
         try:
             return subprocess.Popen(
@@ -241,24 +248,24 @@ class Worker:
             ) from None
 
     def _send(self, data: bytes, deadline: float) -> None:
-        """Write the request, without waiting longer than the deadline for a child that does not read."""
+        """Write the request. A child that does not read cannot block this beyond the deadline."""
         while data:
             if not select.select([], [self._requests], [], max(0.0, deadline - time.monotonic()))[1]:
                 raise TimeoutError
             data = data[os.write(self._requests, data) :]
 
-    def _read(self, process: Process, deadline: float) -> bytes:
-        """One line of answer; empty when the child is gone."""
+    def _receive(self, process: Process, deadline: float) -> bytes:
+        """One line; empty if the child died."""
         chunks: list[bytes] = []
         size = 0
         while True:
-            rest = deadline - time.monotonic()
-            if rest <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise TimeoutError
-            # Looked at before the pipe: what a child wrote before its end is still there afterwards.
-            ended = process.poll() is not None
-            if not select.select([self._answers], [], [], 0 if ended else min(rest, POLL_SECONDS))[0]:
-                if ended:
+            # Check the process before the pipe: what the child wrote before its death can still be read then.
+            dead = process.poll() is not None
+            if not select.select([self._answers], [], [], 0 if dead else min(remaining, POLL_SECONDS))[0]:
+                if dead:
                     return b""
                 continue
             chunk = os.read(self._answers, 1 << 20)
@@ -266,40 +273,41 @@ class Worker:
                 return b""
             chunks.append(chunk)
             size += len(chunk)
-            if size > LONGEST_ANSWER:
-                return b"no answer is as long as this"
+            if size > MAX_ANSWER_BYTES:
+                return b"too long"
             if chunk.endswith(b"\n"):
                 return b"".join(chunks)
 
-    def _died(self, process: Process, command: str) -> WorkerFailed:
+    def _death(self, process: Process, command: str) -> WorkerFailed:
         try:
             code = process.wait(5)
         except subprocess.TimeoutExpired:
             code = 0
-        tail = self.output().strip()
+        output = self.output().strip()
         killed = self._killed
         self._stop()
         if killed:
-            return WorkerFailed(f"{command} was cancelled", kind="cancelled")
+            return WorkerFailed(f"{command} was cancelled", kind=FailureKind.CANCELLED)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        last = f": {tail.splitlines()[-1]}" if tail else ""
-        # Nobody but the kernel, short of memory, sends SIGKILL to a child that was not cancelled.
-        if "MemoryError" in tail or "std::bad_alloc" in tail or code == -signal.SIGKILL:
+        last = f": {output.splitlines()[-1]}" if output else ""
+        # Only the kernel's out-of-memory killer sends SIGKILL to a child that was not cancelled. A process that dies of a
+        # failed allocation has no other way to tell than the name of the exception in its output.
+        if "MemoryError" in output or "std::bad_alloc" in output or code == -signal.SIGKILL:
             return WorkerFailed(
                 f"the process ran out of memory during {command} ({how}){last}",
-                kind="memory",
+                kind=FailureKind.OUT_OF_MEMORY,
                 remedy="Make the sizes in the workload smaller.",
             )
-        return WorkerFailed(f"the process ended with {how} during {command}{last}", kind="crashed")
+        return WorkerFailed(f"the process ended with {how} during {command}{last}", kind=FailureKind.CRASHED)
 
     def _stop(self) -> None:
         if self._process is not None:
             _kill_group(self._process)
             self._process.wait()
             self._process = None
-        if self._tail is not None:
-            self._tail.close()
-            self._tail = None
+        if self._output is not None:
+            self._output.close()
+            self._output = None
         for file in (self._requests, self._answers):
             if file >= 0:
                 os.close(file)
@@ -309,32 +317,32 @@ class Worker:
             self._scratch = ""
 
 
-class _Tail:
-    """Reads what a child prints, as it comes, and keeps the end."""
+class _OutputTail:
+    """Reads a child's output in a thread and keeps the end."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream
-        self._end = b""
+        self._tail = b""
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
     def _drain(self) -> None:
         while chunk := os.read(self._stream, 1 << 16):
-            self._end = (self._end + chunk)[-TAIL:]
+            self._tail = (self._tail + chunk)[-OUTPUT_TAIL_BYTES:]
 
     def text(self) -> str:
-        """The end of what was printed; waits a moment for the last of a child that just died."""
+        """The end of the output; waits briefly for the last output of a child that just died."""
         self._thread.join(0.3)
-        return self._end.decode("utf-8", "replace")
+        return self._tail.decode("utf-8", "replace")
 
     def close(self) -> None:
-        # A grandchild that left the group may still hold the pipe; its reader then ends with this process.
+        # A grandchild outside the process group may hold the pipe open; the thread then ends with this process.
         self._thread.join(0.3)
         if not self._thread.is_alive():
             os.close(self._stream)
 
 
 def _kill_group(process: Process) -> None:
-    # After poll() has seen the leader's end its number may belong to another, unless members of its group remain.
+    # After poll() has reported the leader's end, its id may belong to another process, unless the group still has members.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

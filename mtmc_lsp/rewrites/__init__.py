@@ -11,9 +11,8 @@ from functools import lru_cache
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.lower import GraphBox, lower
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.rewrites import affine, attention, constants, identities, layouts, pooling
+from mtmc_lsp.rewrites import affine, attention, constants, identities, im2win, layouts, pooling
 from mtmc_lsp.rewrites import convolution_layout as convolutions
-from mtmc_lsp.rewrites import im2win as window_order
 from mtmc_lsp.rewrites import layout_propagation as propagation
 from mtmc_lsp.rewrites import reduction_hoisting as hoisting
 from mtmc_lsp.rewrites import spatial_reductions as places
@@ -33,7 +32,7 @@ ALGEBRA = (
     *pooling.RULES,
 )
 """The exact rewrites, in the order in which they are looked for."""
-_BY_NAME = {rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.NARROW, *window_order.RULES)}
+_BY_NAME = {rule.name: rule for rule in (*ALGEBRA, *convolutions.LAYOUTS, *convolutions.NARROW, *im2win.RULES)}
 
 
 def algebra_edit(graph: Graph, rewrite: Rewrite) -> Edit:

@@ -4,7 +4,7 @@
 without bringing the layouts into order itself, and what is around the convolution reads and writes any layout, so the copies
 become part of its neighbours' kernels. Each element keeps its value.
 
-``half_operands`` does so in float16 where the user's own convolution runs TF32. Both formats keep 10 bits of a significand;
+``fp16_operands`` does so in float16 where the user's own convolution runs TF32. Both formats keep 10 bits of a significand;
 what float16 lacks is range, so each sample and each output channel's weights are first scaled by a power of two, and the result
 is scaled back in float32. The scales are chosen so that no sum of products reaches float16's largest number (nor with up to
 sixteen times the workload's channels, where those are not constant).
@@ -202,13 +202,13 @@ def in_channels_last(graph: Graph, node: Node) -> Edit | None:
     )
 
 
-def with_half_operands(graph: Graph, node: Node) -> Edit | None:
+def with_fp16_operands(graph: Graph, node: Node) -> Edit | None:
     """Scaled float16 operands where the user's own code runs TF32."""
     own = _with_channels(graph, node)
-    return on_half_operands(own, HALF_WHY, "on scaled float16 operands with channels last") if own is not None else None
+    return on_fp16_operands(own, HALF_WHY, "on scaled float16 operands with channels last") if own is not None else None
 
 
-def on_half_operands(own: Convolution, why: str, text: str) -> Edit | None:
+def on_fp16_operands(own: Convolution, why: str, text: str) -> Edit | None:
     """A convolution on operands that are scaled, and packed in float16, where the user's own code runs TF32."""
     graph, node = own.chain.graph, own.node
     if graph.convolution_mode(node.name) != "tf32" or node.type.dtype != "float32":
@@ -316,8 +316,8 @@ LAYOUTS = (
 )
 NARROW = (
     AlgebraRule(
-        "half-operands",
-        with_half_operands,
+        "fp16-operands",
+        with_fp16_operands,
         "Scaling by powers of two is exact, and a convolution is linear in each sample and in each output channel's weights; "
         "float16 rounds what is scaled to as many bits as TF32 does.",
         changes_rounding=True,

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.lower.convolution import IN_ORDER
@@ -37,7 +37,7 @@ from mtmc_lsp.rewrites.convolution_layout import (
     channels_last,
     convolution,
     numbers,
-    on_half_operands,
+    on_fp16_operands,
 )
 from mtmc_lsp.rewrites.graph_editing import AlgebraRule, Edit, base_name, dense, numbers_of
 
@@ -57,7 +57,7 @@ WHY = (
 class _Form:
     """A convolution's numbers, one for each spatial dimension."""
 
-    taps: tuple[int, ...]
+    kernel_sizes: tuple[int, ...]
     steps: tuple[int, ...]
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -66,7 +66,7 @@ class _Form:
     @property
     def rows(self) -> int:
         """Places of a window but for those along the last dimension."""
-        return prod(self.taps[:-1])
+        return prod(self.kernel_sizes[:-1])
 
     @property
     def held(self) -> int:
@@ -76,7 +76,7 @@ class _Form:
 
 
 @dataclass(frozen=True)
-class _InWindowOrder(Convolution):
+class _Im2winConvolution(Convolution):
     """One whose input is written in the order of its windows, and whose weights follow it."""
 
     form: _Form
@@ -106,7 +106,7 @@ class _InWindowOrder(Convolution):
             kind = dense((*shape[:2], *longer), dtype)
             amounts = [n for pair in zip(reversed(form.before), reversed(form.after), strict=True) for n in pair]
             value = chain.add("constant_pad_nd.default", (value, tuple(amounts), 0.0), kind)
-        outer = len(form.taps) - 1
+        outer = len(form.kernel_sizes) - 1
         for i in range(outer):
             value, kind = self._windows(value, kind, i)
         rank = len(kind.shape)
@@ -115,7 +115,7 @@ class _InWindowOrder(Convolution):
     def _windows(self, value: Ref, kind: TensorType, i: int) -> tuple[Ref, TensorType]:
         """Windows along spatial dimension ``i``, whose places are a new last dimension."""
         form, dim = self.form, i + 2
-        reach, step = form.dilations[i] * (form.taps[i] - 1) + 1, kind.stride[dim]
+        reach, step = form.dilations[i] * (form.kernel_sizes[i] - 1) + 1, kind.stride[dim]
         shape = [*kind.shape, Size.of(reach)]
         shape[dim] = self.result.shape[dim]
         stride = [*kind.stride, step]
@@ -124,7 +124,9 @@ class _InWindowOrder(Convolution):
         value = self.chain.add("unfold.default", (value, dim, reach, form.steps[i]), kind)
         if form.dilations[i] == 1:
             return value, kind
-        kind = TensorType((*shape[:-1], Size.of(form.taps[i])), kind.dtype, (*stride[:-1], step * form.dilations[i]))
+        kind = TensorType(
+            (*shape[:-1], Size.of(form.kernel_sizes[i])), kind.dtype, (*stride[:-1], step * form.dilations[i])
+        )
         return self.chain.add("slice.Tensor", (value, len(shape) - 1, 0, reach, form.dilations[i]), kind), kind
 
     def _factors(self, value: Ref) -> tuple[Ref, TensorType]:
@@ -142,7 +144,7 @@ class _InWindowOrder(Convolution):
         value = chain.add(
             "clone.default", (value,), dense(turned.shape, dtype), memory_format="torch.contiguous_format"
         )
-        end = len(turned.shape) - len(form.taps)
+        end = len(turned.shape) - len(form.kernel_sizes)
         shape = (*turned.shape[: end + 1], Size.of(form.rows))
         if shape != turned.shape:
             value = chain.add("reshape.default", (value, numbers(shape)), dense(shape, dtype))
@@ -150,12 +152,12 @@ class _InWindowOrder(Convolution):
             shape = (*shape[:-1], Size.of(form.held))
             value = chain.add("constant_pad_nd.default", (value, (0, form.held - form.rows), 0.0), dense(shape, dtype))
         # Weights are one row high, and so are lines.
-        high = (ONE,) * max(1, len(form.taps) - 1) if side == 1 or self.lines else turned.shape[1 : end - 1]
+        high = (ONE,) * max(1, len(form.kernel_sizes) - 1) if side == 1 or self.lines else turned.shape[1 : end - 1]
         shape = (shape[0], *high, turned.shape[end - 1], shape[-2] * form.held)
         return chain.add("reshape.default", (value, numbers(shape)), dense(shape, dtype)), dense(shape, dtype)
 
     def _of(self, x: Ref, weight: Ref, bias: Argument, kind: TensorType, prefix: str = "", **low: Argument) -> Ref:
-        spatial = max(2, len(self.form.taps))
+        spatial = max(2, len(self.form.kernel_sizes))
         name = base_name(self.node).replace("conv1d", "conv2d")
         steps = (*(1,) * (spatial - 1), self.form.steps[-1])
         args = (x, weight, bias, steps, (0,) * spatial, (1,) * spatial, 1)
@@ -165,66 +167,66 @@ class _InWindowOrder(Convolution):
 def _form(node: Node, weight: TensorType) -> _Form | None:
     """A convolution's numbers, where it can run in the order of its windows."""
     spatial, args = len(weight.shape) - 2, node.args
-    taps = tuple(size.constant for size in weight.shape[2:] if size.is_constant)
+    kernel_sizes = tuple(size.constant for size in weight.shape[2:] if size.is_constant)
     found = [numbers_of(args[at] if len(args) > at else 1, spatial) for at in (3, 5)]
     groups = args[6] if len(args) > 6 else 1
     steps, dilations = found
-    if steps is None or dilations is None or len(taps) != spatial or groups != 1:
+    if steps is None or dilations is None or len(kernel_sizes) != spatial or groups != 1:
         return None
     margin = args[4] if len(args) > 4 else 0
     if margin in ("same", "valid"):
-        whole = [(margin == "same") * d * (k - 1) for d, k in zip(dilations, taps, strict=True)]
+        whole = [(margin == "same") * d * (k - 1) for d, k in zip(dilations, kernel_sizes, strict=True)]
         before = tuple(amount // 2 for amount in whole)
         after: tuple[int, ...] | None = tuple(amount - amount // 2 for amount in whole)
     else:
         after = numbers_of(margin, spatial)
         before = after or ()
-    if after is None or (dilations[-1] != 1 and taps[-1] > 1):
+    if after is None or (dilations[-1] != 1 and kernel_sizes[-1] > 1):
         return None
-    return _Form(taps, steps, before, after, dilations)
+    return _Form(kernel_sizes, steps, before, after, dilations)
 
 
-def _in_window_order(graph: Graph, node: Node) -> _InWindowOrder | None:
+def _im2win_of(graph: Graph, node: Node) -> _Im2winConvolution | None:
     own = convolution(graph, node)
     form = _form(node, own.kinds[1]) if own is not None and not own.transposed else None
-    if own is None or form is None or prod(form.taps) == 1:
+    if own is None or form is None or prod(form.kernel_sizes) == 1:
         return None
-    if prod(form.taps[:-1]) == 1 and own.kinds[0].is_channels_last:
+    if prod(form.kernel_sizes[:-1]) == 1 and own.kinds[0].is_channels_last:
         # A single row of dense channels is what it would become.
         return None
-    return _InWindowOrder(own.chain, own.node, own.x, own.weight, own.kinds, form)
+    return _Im2winConvolution(own.chain, own.node, own.x, own.weight, own.kinds, form)
 
 
-def in_window_order(graph: Graph, node: Node) -> Edit | None:
+def with_im2win(graph: Graph, node: Node) -> Edit | None:
     """A convolution in half precision with its input in the order of its windows."""
-    own = _in_window_order(graph, node)
-    if own is None or not all(is_half(kind.dtype) and kind.dtype == node.type.dtype for kind in own.kinds):
+    own = _im2win_of(graph, node)
+    if own is None or not all(is_low_precision(kind.dtype) and kind.dtype == node.type.dtype for kind in own.kinds):
         return None
     x, weight = own.packed(own.x, 0, half=False), own.packed(own.weight, 1, half=False)
     result = own.of_packed(x, weight, node.args[2] if len(node.args) > 2 else None, node.type.dtype)
     return own.finished(own.unpacked(result, half=False), WHY, "with its input in the order of its windows")
 
 
-def half_in_window_order(graph: Graph, node: Node) -> Edit | None:
+def with_fp16_im2win(graph: Graph, node: Node) -> Edit | None:
     """One on scaled float16 operands, where the user's own code runs TF32, in the order of its windows."""
-    own = _in_window_order(graph, node)
+    own = _im2win_of(graph, node)
     if own is None or any(kind.dtype != "float32" for kind in own.kinds):
         return None
-    return on_half_operands(
+    return on_fp16_operands(
         own, f"{WHY}; {HALF_WHY}", "on scaled float16 operands, its input in the order of its windows"
     )
 
 
 RULES = (
     AlgebraRule(
-        "window-order",
-        in_window_order,
+        "im2win",
+        with_im2win,
         "Each number of a window meets the weight that it met before, in one dense run; what is added to it is 0 times 0.",
     ),
     AlgebraRule(
-        "half-windows",
-        half_in_window_order,
-        "As window-order, on operands scaled by powers of two, which is exact; float16 rounds what is scaled to as many bits as "
+        "im2win-fp16",
+        with_fp16_im2win,
+        "As im2win, on operands scaled by powers of two, which is exact; float16 rounds what is scaled to as many bits as "
         "TF32 does.",
         changes_rounding=True,
     ),

@@ -7,8 +7,7 @@ from mtmc_lsp.ir.attention_mask import limits_in
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
-
-Config = dict[str, "int | str | bool"]
+from mtmc_lsp.schedule.configs import AttentionConfig
 
 LEAST_SHARED_BYTES = 101_376
 """Shared memory that a program has on GPUs of compute capability 8.6 to 12, at least."""
@@ -32,11 +31,11 @@ Those of float32 are the largest that spill no registers on sm_90.
 """
 
 
-def attention_config(ir: KernelIR, region: Region, shared_bytes: int = 0) -> Config:
+def attention_config(ir: KernelIR, region: Region, shared_bytes: int = 0) -> AttentionConfig:
     """A first configuration of an attention: the best tiles whose keys and values fit into shared memory.
 
     Args:
-        program: the primitives.
+        ir: the primitives.
         region: of an attention.
         shared_bytes: what a program may have; 0 where it is not known.
     """
@@ -49,10 +48,9 @@ def attention_config(ir: KernelIR, region: Region, shared_bytes: int = 0) -> Con
     most_rows = max(64, scores.shape[-2].value(sizes))
     if limits_in(ir, region) is not None:
         most_rows = min(most_rows, MOST_BANDED)
-    for block_m, block_n, warps, stages in TILES[_kind(each), largest]:
-        config: Config = {"block_m": block_m, "block_n": block_n, "warps": warps, "stages": stages}
-        elements = block_m * head + block_n * stages * (head + width)
-        if block_m <= most_rows and elements * each <= (shared_bytes or LEAST_SHARED_BYTES):
+    for config in (AttentionConfig(*tile) for tile in TILES[_kind(each), largest]):
+        elements = config.block_m * head + config.block_n * config.stages * (head + width)
+        if config.block_m <= most_rows and elements * each <= (shared_bytes or LEAST_SHARED_BYTES):
             break
     return config
 
@@ -61,7 +59,7 @@ MOST_BANDED = 128
 """Queries of a program where each sees but some keys: of many, more pairs lie in blocks that only some queries see."""
 
 
-def attention_variants(ir: KernelIR, region: Region) -> list[Config]:
+def attention_variants(ir: KernelIR, region: Region) -> list[AttentionConfig]:
     """Tiles to measure."""
     each = max(ITEMSIZE[ir.prims[product.inputs[1]].dtype] for product in _products(ir, region))
     tiles = [(64, 64, 8, 3), (64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2), (32, 32, 4, 2)]
@@ -70,7 +68,7 @@ def attention_variants(ir: KernelIR, region: Region) -> list[Config]:
             (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64, 128, 4, 2), (128, 64, 4, 3), (128, 128, 4, 2),
             (128, 64, 8, 2), (64, 32, 4, 3), (256, 64, 8, 3), (256, 64, 8, 4), (256, 128, 8, 2),
         ]  # fmt: skip
-    return [{"block_m": m, "block_n": n, "warps": w, "stages": s} for m, n, w, s in tiles]
+    return [AttentionConfig(*tile) for tile in tiles]
 
 
 def _kind(itemsize: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mtmc_lsp.schedule.configs import TileConfig
+
 SHORT = 16
 """Columns whose transactions cost as much again as what they bring: shorter tiles waste memory's width."""
 
@@ -12,10 +14,10 @@ def column_block(columns: int) -> int:
     return min(choices, key=lambda block: (-(-columns // block) * (block + SHORT), -block))
 
 
-def single_columns(columns: int, warps: int) -> dict[str, int | str | bool]:
+def single_columns(columns: int, warps: int) -> TileConfig:
     """A tile with one element for each thread."""
     block = min(32 * warps, column_block(columns))
-    return {"rows": 32 * warps // block, "block": block, "warps": warps, "stages": 2}
+    return TileConfig(32 * warps // block, block, warps=warps)
 
 
 def next_power_of_two(number: int) -> int:

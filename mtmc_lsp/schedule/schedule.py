@@ -5,8 +5,9 @@ A macro action is a function ``schedule -> schedule``; the built-in coder render
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+from mtmc_lsp.schedule.configs import KernelConfig
 
 MOST_BESIDE = 8
 """Kernels that may share a launch."""
@@ -29,8 +30,8 @@ class KernelPlan:
 
     nodes: tuple[str, ...]
     """ATen nodes, in execution order."""
-    config: Mapping[str, int | str | bool] = field(default_factory=dict)
-    """Choices by name, see :mod:`mtmc_lsp.schedule.tile_configs`: tiles, warps, stages, loop, precision, ..."""
+    config: KernelConfig
+    """Every choice: tiles, warps, stages, loop, precision, ... Its class is that of the region's kind."""
     recomputed: tuple[str, ...] = ()
     """ATen nodes that this kernel computes for itself as well, without writing their values."""
 
@@ -47,8 +48,8 @@ class Schedule:
     kernels: tuple[KernelPlan, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
     """Applied to the captured graph in this order; the kernels speak of the nodes of what comes out."""
-    replayed: bool = False
-    """Whether a call's launches are replayed as one CUDA graph."""
+    cuda_graph: bool = False
+    """Whether the launches of a call are captured once and run as one CUDA graph."""
     beside: tuple[tuple[str, ...], ...] = ()
     """Keys of kernels that share a launch; :attr:`launches` are those that still are kernels."""
 

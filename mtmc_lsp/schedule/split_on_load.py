@@ -1,4 +1,4 @@
-"""Products with an operand that is read once, or nearly: it is split into halves as it is read.
+"""Products with an operand that is read once, or nearly: it is split into float16 halves as it is loaded.
 
 Splitting an operand before its product reads it once more and writes its halves, which pays where many tiles use these.
 
@@ -27,13 +27,11 @@ from collections.abc import Iterator, Mapping
 from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.axes import AxisTable
-from mtmc_lsp.ir.primitives import IN_PLACE, KernelIR, Prim, ProductDims, ProductSizes, is_of_halves
+from mtmc_lsp.ir.primitives import IN_PLACE, KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
+from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, SplitOnLoad
 
 LEAST_CHANNELS = 16
 """Channels from which on the places of a window are walked one after another, a block of channels each."""
-ONCE = "once"
-"""In a product's configuration: the side (0 left, 1 right) of the operand that is split as it is read, or :data:`BOTH`."""
-BOTH = 2
 LEAST_SPLIT_ROWS = 32
 """Rows of a product from which on its operands are split."""
 FEW_ROWS = 256
@@ -62,19 +60,19 @@ STRIDED_ROWS = 16
 """Most rows of a program that splits an operand whose K is not dense, or too large to be held."""
 
 
-def read_once(ir: KernelIR, prim: Prim) -> int | None:
-    """The side of a float32 product whose operand is best split as it is read; ``None`` where it is none of these."""
-    if is_of_halves(prim):
+def side_to_split_on_load(ir: KernelIR, prim: Prim) -> int | None:
+    """The side of a float32 product whose operand is best split on load (0 left, 1 right); None where neither is."""
+    if has_split_operands(prim):
         return None
     sized, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
     m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
-    if ProductDims.of(prim).taps:
+    if ProductDims.of(prim).kernel_positions:
         if sized.channels.value(sizes) >= LEAST_CHANNELS or ir.prims[prim.inputs[0]].dtype != "float32":
             return None
-        tile = window_tile(m, n, batch)
-        tall, wide, deep = (int(tile[name]) for name in ("block_m", "block_n", "block_k"))
+        tile = window_config(m, n, batch)
+        tiles = -(-m // tile.block_m) * -(-n // tile.block_n) * batch
         # Windows are not split by programs that share K, which few tiles with a long sum would need.
-        return 0 if parts_of_sum(-(-m // tall) * -(-n // wide) * batch, k, deep) == 1 else None
+        return 0 if parts_of_sum(tiles, k, tile.block_k) == 1 else None
     side, few = (1, m) if m <= n else (0, n)
     name = prim.inputs[side]
     if not LEAST_SPLIT_ROWS <= few <= FEW_ROWS or max(m, n) < LEAST_RATIO * few or ir.prims[name].dtype != "float32":
@@ -111,13 +109,34 @@ def strided_rows(rows: int) -> int:
     return next((own for own in (STRIDED_ROWS, 8) if rows // own >= FEW_TILES), 4)
 
 
-def both_tile(ir: KernelIR, prim: Prim) -> dict[str, int | str | bool] | None:
-    """Blocks (and parts) of a float32 product whose operands are both split as they are read.
+def config_split_on_load(
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    split_on_load: SplitOnLoad,
+    *,
+    warps: int,
+    stages: int,
+    group_m: int = 8,
+    split_k: int = 1,
+) -> MatmulConfig:
+    """The configuration of a product with an operand that is split on load.
+
+    Each block of K has scales of its own, so fp32 units add the blocks up.
+    """
+    mode = PrecisionMode.FP16X3_PROMOTED
+    return MatmulConfig(
+        block_m, block_n, block_k, group_m, warps, stages, mode, split_on_load=split_on_load, split_k=split_k
+    )
+
+
+def both_sides_config(ir: KernelIR, prim: Prim) -> MatmulConfig | None:
+    """The configuration of a float32 product whose operands are both split on load.
 
     One of few tiles with a long sum, or one of many results that are short sums. ``None`` for others, and where an operand is no
     tensor in memory.
     """
-    if is_of_halves(prim) or ProductDims.of(prim).taps or ir.prims[prim.inputs[0]].dtype != "float32":
+    if has_split_operands(prim) or ProductDims.of(prim).kernel_positions or ir.prims[prim.inputs[0]].dtype != "float32":
         return None
     sized, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
     m, n, k, batch = (size.value(sizes) for size in (sized.m, sized.n, sized.k, sized.batch))
@@ -125,50 +144,35 @@ def both_tile(ir: KernelIR, prim: Prim) -> dict[str, int | str | bool] | None:
         return None
     if k <= FEW_TERMS and batch * m * n >= LEAST_RESULTS * batch * (m + n) * k:
         block_k = max(16, 1 << (k - 1).bit_length())
-        return {"block_m": 128, "block_n": 64, "block_k": block_k, "group_m": 1, "warps": 4, "stages": 2, ONCE: BOTH}
+        return config_split_on_load(128, 64, block_k, SplitOnLoad.BOTH, group_m=1, warps=4, stages=2)
     tall, wide = (min(128, 1 << (size - 1).bit_length()) for size in (m, n))
     deep = 32
     parts = parts_of_sum(-(-m // tall) * -(-n // wide) * batch, k, deep)
     if parts == 1:
         return None
     warps = 8 if tall * wide >= 128 * 128 else 4
-    return {
-        "block_m": tall,
-        "block_n": wide,
-        "block_k": deep,
-        "group_m": 8,
-        "warps": warps,
-        "stages": 4,
-        ONCE: BOTH,
-        "split_k": parts,
-    }
+    return config_split_on_load(tall, wide, deep, SplitOnLoad.BOTH, warps=warps, stages=4, split_k=parts)
 
 
-def once_tile(m: int, n: int, batch: int, side: int) -> dict[str, int | str | bool]:
-    """Blocks, warps and stages for a product whose operand at ``side`` is split as it is read."""
+def one_side_config(m: int, n: int, batch: int, side: int) -> MatmulConfig:
+    """The configuration of a product whose operand at ``side`` is split on load, and the other one before."""
     few, many = (m, n) if side else (n, m)
     own = min(128, max(32, 1 << (few - 1).bit_length()))
     tall = next((tall for tall in (128, 64) if -(-many // tall) * -(-few // own) * batch >= BUSY), 64)
-    blocks = {"block_m": own, "block_n": tall} if side else {"block_m": tall, "block_n": own}
-    return {
-        **blocks,
-        "block_k": 64,
-        "group_m": 8,
-        "warps": 8 if own * tall >= 128 * 128 else 4,
-        "stages": 3,
-        ONCE: side,
-    }
+    block_m, block_n = (own, tall) if side else (tall, own)
+    warps = 8 if own * tall >= 128 * 128 else 4
+    return config_split_on_load(block_m, block_n, 64, SplitOnLoad.of(side), warps=warps, stages=3)
 
 
-def window_tile(m: int, n: int, batch: int) -> dict[str, int | str | bool]:
-    """Likewise where that operand is of windows with few channels.
+def window_config(m: int, n: int, batch: int) -> MatmulConfig:
+    """Likewise where that operand is the windows of a convolution with few channels.
 
     In one stage: where neither side of a tile lies dense in memory, copies that run ahead conflict in shared memory.
     """
     wide = min(128, max(16, 1 << (n - 1).bit_length()))
     tall = 128 if -(-m // 128) * -(-n // wide) * batch >= BUSY else 64
     warps = 8 if tall * wide >= 128 * 128 else 4
-    return {"block_m": tall, "block_n": wide, "block_k": 32, "group_m": 8, "warps": warps, "stages": 1, ONCE: 0}
+    return config_split_on_load(tall, wide, 32, SplitOnLoad.LEFT, warps=warps, stages=1)
 
 
 def is_dense_along_sum(ir: KernelIR, prim: Prim, side: int) -> bool:
@@ -192,7 +196,7 @@ def is_dense_along_sum(ir: KernelIR, prim: Prim, side: int) -> bool:
 def lies_in_units(ir: KernelIR, prim: Prim, side: int) -> bool:
     """Whether an operand lies in memory as it is, dense along one axis, and all its other steps are whole units of hardware's."""
     stored = _stored(ir, prim.inputs[side])[-1]
-    if ProductDims.of(prim).taps or stored not in ir.value_of:
+    if ProductDims.of(prim).kernel_positions or stored not in ir.value_of:
         return False
     kind = ir.graph.type_of(ir.value_of[stored])
     sizes = ir.graph.sizes

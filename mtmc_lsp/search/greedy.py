@@ -10,9 +10,19 @@ from typing import Protocol
 
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
-from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.protocols import CannotCode, Coder, FarVerifier, Measurer, Planner, Repairer, Sampler, State, Watcher
+from mtmc_lsp.core.protocols import (
+    CannotCode,
+    Coder,
+    KernelProfiler,
+    LargeTensorVerifier,
+    Measurer,
+    Planner,
+    Repairer,
+    Sampler,
+    State,
+)
 from mtmc_lsp.core.results import CheckStatus, CompileReport, Speed, Timing, VerdictStatus, Work
 from mtmc_lsp.core.run import (
     SCHEMA,
@@ -119,7 +129,7 @@ class GreedySearch:
             self._events.on_step(step)
         if self._has_gpu:
             self._drop_bases()
-        if self._has_gpu and isinstance(self._measurer, FarVerifier):
+        if self._has_gpu and isinstance(self._measurer, LargeTensorVerifier):
             self._look_far(self._measurer)
         return self._result(run_id, source_hash, time.monotonic() - began)
 
@@ -141,7 +151,7 @@ class GreedySearch:
         for step in steps:
             self._take(step)
 
-    def _look_far(self, measurer: FarVerifier) -> None:
+    def _look_far(self, measurer: LargeTensorVerifier) -> None:
         """Try the last good version beyond 2^31 elements, once; while it is wrong there, its last step is withdrawn."""
         while accepted := [step for step in self._steps if step.status is StepStatus.ACCEPTED]:
             last = accepted[-1]
@@ -149,7 +159,7 @@ class GreedySearch:
                 return
             self._events.on_stage("verifying beyond 2^31 elements")
             try:
-                check = measurer.verify_far(last.candidate)
+                check = measurer.verify_int32_offsets(last.candidate)
             except MtmcError as error:
                 _failure(error)
                 return
@@ -201,7 +211,7 @@ class GreedySearch:
         except CannotCode as reason:
             return Step(index, action, StepStatus.FAILED, f"cannot be written: {reason}")
         except MtmcError as error:
-            return Step(index, action, StepStatus.FAILED, _failure(error))
+            return Step(index, action, StepStatus.FAILED, _failure(error), failure=error.kind)
         candidates = [candidate for candidate in candidates if candidate.source != self._best.source]
         if not candidates:
             return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is the best")
@@ -276,13 +286,13 @@ class GreedySearch:
             verdict = self._measurer.verify(candidate)
             step = replace(step, verdict=verdict)
             if not verdict.is_correct:
-                return replace(step, reason=verdict.reason)
+                return replace(step, reason=verdict.reason, failure=verdict.failure)
             if not self._has_gpu:
                 return self._judge_unmeasured(step, report)
             self._events.on_stage("timing")
             timing = self._measurer.time(candidate, self._best)
         except MtmcError as error:
-            return replace(step, reason=_failure(error))
+            return replace(step, reason=_failure(error), failure=error.kind)
         if timing is None:
             return replace(step, reason="it could not be timed")
         whole = {node.name for node in self._capture.graph.nodes} <= set(step.action.region)
@@ -364,7 +374,7 @@ class GreedySearch:
 
 def watched(measurer: Measurer, candidate: Candidate) -> tuple[KernelTime, ...]:
     """The kernels of a version as the GPU runs them; none where they cannot be seen, and a planner goes by estimates."""
-    if not isinstance(measurer, Watcher):
+    if not isinstance(measurer, KernelProfiler):
         return ()
     try:
         return measurer.kernel_times(candidate)
@@ -391,7 +401,7 @@ def _failure(error: MtmcError) -> str:
             is no model to ask. What was done so far is stored, and can be resumed.
     """
     if isinstance(error, (RequestError, ModelNotUsable)) or (
-        isinstance(error, WorkerFailed) and error.kind == "cancelled"
+        isinstance(error, WorkerFailed) and error.kind is FailureKind.CANCELLED
     ):
         raise error
     return error.message

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError
-from mtmc_lsp.process.isolation import drop_relative_entries, leave_working_folder, own_command
+from mtmc_lsp.process.isolation import drop_relative_entries, isolated_command, leave_working_folder
 from mtmc_lsp.server.handshake import greet
 
 if TYPE_CHECKING:
     from mtmc_lsp.server.server import Server
 
-HOST_COMMAND = own_command("mtmc_lsp.server.host")
+HOST_COMMAND = isolated_command("mtmc_lsp.server.host")
 
 
 def make_server(host_command: Sequence[str] = HOST_COMMAND) -> Server:

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from mtmc_lsp.process.fork_server import sees_gpu
-from mtmc_lsp.process.priority import give_way
+from mtmc_lsp.process.priority import lower_priority
 
 
 def begin(before_end: Callable[[], None] | None = None) -> tuple[dict[str, Any], TextIO]:
     """The request, and where events go; ``before_end`` is called on SIGTERM, in the middle of anything."""
     # Kernels are timed by processes that wait for nobody. Without a GPU nothing is timed, and checking takes every core.
     if not sees_gpu():
-        give_way()
+        lower_priority()
     # What libraries and the user's program print must not come between the events.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -20,7 +20,7 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
-from mtmc_lsp.core.settings import changed, read_settings
+from mtmc_lsp.core.settings import override_settings, read_settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.search.greedy import Events
@@ -70,7 +70,7 @@ class SearchEngine:
     def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> OpenTarget:
         archs = settings.pop("archs", None)
         python = settings.pop("python", None) or ""
-        chosen = changed(read_settings(path.parent), archs=tuple(archs) if archs else None, **settings)
+        chosen = override_settings(read_settings(path.parent), archs=tuple(archs) if archs else None, **settings)
         request = session.parse_request(f"{path}::{qualname}", chosen, python)
         opened = session.open_target(request, text)
         self._fork_server = session.warmed(opened)

@@ -11,7 +11,7 @@ from pygls.lsp.server import LanguageServer
 
 from mtmc_lsp.app.folder_decisions import Consent, consent_question
 from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.settings import Settings, changed, read_settings
+from mtmc_lsp.core.settings import Settings, override_settings, read_settings
 
 ALLOW, REFUSE = "Allow", "Not now"
 MODEL_SETTINGS = ("planner", "coder", "llm")
@@ -37,7 +37,7 @@ class ModelConsent:
             client: run settings from the client.
         """
         try:
-            settings = changed(
+            settings = override_settings(
                 read_settings(path.parent), **{name: v for name, v in client.items() if name in MODEL_SETTINGS}
             )
         except RequestError:
@@ -60,7 +60,7 @@ class ModelConsent:
         self._asked.add((root, host))
         agreed = await _ask(server, consent_question(root, host, model))
         if agreed:
-            self._stored.give(root, host)
+            self._stored.grant(root, host)
         return agreed
 
 

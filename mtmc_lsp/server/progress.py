@@ -133,7 +133,7 @@ def _answer_text(answer: dict[str, Any]) -> str:
     if kind == "plan":
         actions = answer["actions"]
         if not actions:
-            return "no action is predicted to save time"
+            return "no action is predicted to be worth trying"
         lines = [
             f"{n}. {a['text']} (estimated saving {a['expected']['saved_us']:.0f} us)" for n, a in enumerate(actions, 1)
         ]
@@ -162,13 +162,7 @@ def recording_text(answer: dict[str, Any]) -> str:
         return f"the program did not call it with a tensor{reason}{ended}"
     target = from_json(RecordedTarget, answer["calls"])
     times = "once" if target.count == 1 else f"{target.count} times"
-    kinds = (
-        ""
-        if target.count == 1
-        else f", in {len(target.calls)} variants"
-        if len(target.calls) > 1
-        else ", all with the same signature"
-    )
+    kinds = "" if target.count == 1 else f", in {len(target.calls)} ways" if len(target.calls) > 1 else ", all the same"
     first = target.calls[0]
     return f"called {times}{kinds}: {first.unusable or first.directive}{ended}"
 

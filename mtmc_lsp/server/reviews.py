@@ -20,8 +20,8 @@ from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitions_of, read_definitions
-from mtmc_lsp.source.outline import Outline, Outlined
-from mtmc_lsp.source.target_text import block_start, generated_block, original_text
+from mtmc_lsp.source.outline import Outline, OutlineEntry
+from mtmc_lsp.source.target_text import block_start, generated_block, target_source
 
 MAX_CHANGES = 3
 """Maximum number of changed dependencies in a message."""
@@ -85,7 +85,7 @@ class ReviewState:
     """The state of a run compared with the current text."""
 
     review: Review
-    outlined: Outlined
+    outlined: OutlineEntry
     """The target in the current text."""
     kept: int
     """Number of accepted steps that the file contains."""
@@ -202,7 +202,7 @@ class Reviews:
         if key not in self._texts:
             if len(self._texts) > 200:
                 self._texts.clear()
-            self._texts[key] = (original_text(part, qualname), generated_block(part, qualname))
+            self._texts[key] = (target_source(part, qualname), generated_block(part, qualname))
         return self._texts[key]
 
 
@@ -230,7 +230,7 @@ def make_review(
         source = result.final.source.encode("utf-8", "surrogatepass")
     status = result.status if result is not None else RunStatus.RUNNING
     environment = result.environment if result is not None else environment
-    measured_text = original_text(source, qualname) if source is not None else None
+    measured_text = target_source(source, qualname) if source is not None else None
     return Review(run, path, qualname, status, environment, started, tuple(steps), result, measured_text)
 
 

@@ -67,7 +67,7 @@ class Text:
     def take_change(self) -> Change | None:
         """The combined change since the last call; ``None`` if nothing changed, or if the whole text was replaced."""
         changes, self._changes = self._changes, []
-        return reduce(Change.then, changes) if changes else None
+        return reduce(Change.followed_by, changes) if changes else None
 
     @property
     def root(self) -> Node:

@@ -7,7 +7,7 @@ from pathlib import Path
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
-from mtmc_lsp.app.folder_decisions import Remembered, state_folder
+from mtmc_lsp.app.folder_decisions import StoredStrings, state_folder
 
 TRUST, REFUSE = "Trust this folder", "Cancel"
 
@@ -18,11 +18,11 @@ class Trust:
     def __init__(self, *, whole_workspace: bool, folder: Path | None = None) -> None:
         """Load the stored answers. ``whole_workspace``: the client declares every opened folder trusted."""
         self._trusts_workspace = whole_workspace
-        self._stored = Remembered((folder or state_folder()) / "trusted.json")
+        self._stored = StoredStrings((folder or state_folder()) / "trusted.json")
 
     def has(self, root: Path, *, is_linked: bool = False) -> bool:
         """Whether the code of a project may be run. ``is_linked``: only another project was opened, and a link leads here."""
-        return (self._trusts_workspace and not is_linked) or str(root) in self._stored.words()
+        return (self._trusts_workspace and not is_linked) or str(root) in self._stored.load()
 
     async def ensure(self, server: LanguageServer, root: Path, *, is_linked: bool = False) -> bool:
         """Whether the folder is trusted; asks the user unless the user or the client already trusts it."""
@@ -42,4 +42,4 @@ class Trust:
 
     def remember(self, root: Path) -> None:
         """Store that a folder is trusted."""
-        self._stored.put(self._stored.words() | {str(root)})
+        self._stored.save(self._stored.load() | {str(root)})

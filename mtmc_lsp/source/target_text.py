@@ -1,4 +1,4 @@
-"""The original text of a target without generated code. Results of a run become stale when it changes."""
+"""Source of a target without generated code: identifies what was measured, and detects when results become outdated."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from mtmc_lsp.source.compose import BEGIN, END, strip_generated
 from mtmc_lsp.source.syntax import comments_above, field, holds_statements, parse, text_of, undecorated, with_decorators
 
 
-def original_text(text: bytes, qualname: str) -> bytes | None:
-    """The target's definition with its decorators and adjacent comments; None if it does not exist.
+def target_source(text: bytes, qualname: str) -> bytes | None:
+    """The target's definition with decorators and the comments directly above it; None if there is no such target.
 
-    ``text`` may be a part of a file: from the generated block, if there is one, to the end of the target's top-level
-    statement. The result has line feeds as line endings and no trailing whitespace.
+    ``text`` may be the part of a file from the generated block, if any, to the end of the target's top-level statement. The
+    result uses line feeds and has no trailing whitespace.
     """
-    plain = strip_generated(text, qualname)
-    root = parse(plain)
-    definition = _last_definition(root, qualname.split("."))
+    without_generated = strip_generated(text, qualname)
+    root = parse(without_generated)
+    definition = _find_definition(root, qualname.split("."))
     if definition is None:
         return None
     node = with_decorators(definition)
-    comments = comments_above(plain, root, node)
-    definition_text = plain[(comments[0] if comments else node).start_byte : node.end_byte]
-    return re.sub(rb"[ \t\r]*(?:\n|\Z)", b"\n", definition_text)
+    comments = comments_above(without_generated, root, node)
+    source = without_generated[(comments[0] if comments else node).start_byte : node.end_byte]
+    return re.sub(rb"[ \t\r]*(?:\n|\Z)", b"\n", source)
 
 
 def generated_block(text: bytes, qualname: str) -> str | None:
-    """The generated block of a target without its markers; None if there is none."""
+    """The code inside a target's generated block, without the markers; None if there is no block."""
     begin, end = (f"{mark} {qualname}".encode() for mark in (BEGIN, END))
     match = re.search(
         re.escape(begin) + rb"[ \t]*\r?\n((?:.*\n)*?)" + re.escape(end) + rb"[ \t]*\r?$", text, re.MULTILINE
@@ -37,24 +37,24 @@ def generated_block(text: bytes, qualname: str) -> str | None:
 
 
 def block_start(text: bytes, qualname: str) -> int:
-    """Byte offset of the generated block of a target; -1 if there is none."""
-    marker = f"{BEGIN} {qualname}".encode()
-    offset = text.find(marker)
-    while offset >= 0 and text[offset + len(marker) : offset + len(marker) + 1] not in (b"\n", b"\r", b" ", b""):
-        offset = text.find(marker, offset + 1)
-    return offset
+    """Offset of the target's generated block; -1 if there is none."""
+    mark = f"{BEGIN} {qualname}".encode()
+    start = text.find(mark)
+    while start >= 0 and text[start + len(mark) : start + len(mark) + 1] not in (b"\n", b"\r", b" ", b""):
+        start = text.find(mark, start + 1)
+    return start
 
 
-def _last_definition(node: Node, names: list[str]) -> Node | None:
+def _find_definition(node: Node, names: list[str]) -> Node | None:
     """The last definition with this qualified name."""
-    result: Node | None = None
+    definition: Node | None = None
     for child in node.children:
         inner = undecorated(child)
         if inner.type in ("function_definition", "class_definition"):
             if text_of(field(inner, "name")) == names[0]:
                 body = field(inner, "body")
-                nested = _last_definition(body, names[1:]) if len(names) > 1 and body is not None else None
-                result = (inner if len(names) == 1 else nested) or result
+                nested = _find_definition(body, names[1:]) if len(names) > 1 and body is not None else None
+                definition = (inner if len(names) == 1 else nested) or definition
         elif holds_statements(child):
-            result = _last_definition(child, names) or result
-    return result
+            definition = _find_definition(child, names) or definition
+    return definition

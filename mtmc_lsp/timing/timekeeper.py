@@ -6,16 +6,16 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mtmc_lsp.core.errors import GpuInUse
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import Timing
 from mtmc_lsp.process.gpu_lock import alone
 from mtmc_lsp.timing.gpu_watch import GRAVE, Gpu, open_gpu, watching
+from mtmc_lsp.timing.messages import TimeAnswer, TimeRequest
 
 TIME_SECONDS = 300.0
 """Limit for timing one candidate, preparation of the baselines included."""
@@ -26,8 +26,8 @@ COOLING_SECONDS = 5.0
 VOLATILE = ("seconds", "bound_us", "least_us")
 """Parts of a request that follow from others, or do not change what is measured."""
 
-Ask = Callable[[str, Mapping[str, object]], dict[str, Any]]
-"""Has the timing worker run a command."""
+Ask = Callable[[TimeRequest], TimeAnswer]
+"""Lets the timing worker run a request."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class TimingCache:
     fresh: bool = False
     """Whether what is known is measured again, and replaced."""
 
-    def key(self, request: Mapping[str, object], gpu: str) -> str:
+    def key(self, request: TimeRequest, gpu: str) -> str:
         """Names a timing: sources, inputs and the graph, the baselines, the GPU, its driver and the versions."""
-        kept = {name: value for name, value in request.items() if name not in VOLATILE}
+        kept = {name: value for name, value in to_json(request).items() if name not in VOLATILE}
         text = json.dumps([VERSION, gpu, kept], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -81,12 +81,12 @@ class Timekeeper:
         cache: TimingCache,
         find_gpu: Callable[[str], tuple[Gpu | None, str]] = open_gpu,
         pause: Callable[[float], None] = time.sleep,
-        before: Callable[[Mapping[str, object]], None] = lambda request: None,
+        before: Callable[[TimeRequest], None] = lambda request: None,
     ) -> None:
         """Prepare.
 
         Args:
-            ask: has the worker run a command.
+            ask: lets the worker run a request.
             gpu: the GPU's UUID.
             cache: what was measured before.
             find_gpu: gives what reads the GPU's state.
@@ -97,8 +97,8 @@ class Timekeeper:
         self._ask, self._gpu, self._cache, self._pause = ask, gpu, cache, pause
         self._found = find_gpu(gpu)
 
-    def time(self, request: Mapping[str, object]) -> Timing:
-        """The timing that ``measure.time`` gives, or gave before.
+    def time(self, request: TimeRequest) -> Timing:
+        """The timing of a request, from the cache if it was measured before.
 
         Raises:
             MeasurementRejected: it cannot be true.
@@ -111,7 +111,7 @@ class Timekeeper:
             self._cache.remember(key, timing)
         return timing
 
-    def _has_gpu(self, request: Mapping[str, object]) -> Timing:
+    def _has_gpu(self, request: TimeRequest) -> Timing:
         self._before(request)
         with alone(self._gpu):
             timing = self._once(request)
@@ -120,16 +120,16 @@ class Timekeeper:
                 timing = self._once(request)
         return timing
 
-    def _once(self, request: Mapping[str, object]) -> Timing:
+    def _once(self, request: TimeRequest) -> Timing:
         with watching(*self._found) as watch:
-            answer = self._ask("measure.time", request)
-        conditions = watch.conditions(answer["window"])
+            answer = self._ask(request)
+        conditions = watch.conditions(answer.window)
         if conditions.busy:
             raise GpuInUse(
                 f"another program computed on the GPU while this was timed: {', '.join(conditions.busy)}",
                 remedy="End it, or choose another GPU with CUDA_VISIBLE_DEVICES.",
             )
-        return replace(from_json(Timing, answer["timing"]), conditions=conditions, measured_at=time.time())
+        return replace(answer.timing, conditions=conditions, measured_at=time.time())
 
 
 def _is_slowed(timing: Timing) -> bool:

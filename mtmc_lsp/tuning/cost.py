@@ -13,11 +13,19 @@ from mtmc_lsp.ir.attention_mask import limits_in
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.dense_windows import are_dense_runs
 from mtmc_lsp.ir.memory_order import across, dense_axes, windows_along_columns
-from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductDims, ProductSizes, is_of_halves
+from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.recurrence import library_us, recurrence_in, recurrence_of, steps_and_batch, weight_bytes
 from mtmc_lsp.ir.regions import VIEWS, Region, RegionKind, product_in
-from mtmc_lsp.schedule.matmul_configs import HALVES, SPLIT
-from mtmc_lsp.schedule.split_on_load import BOTH, LEAST_CHANNELS, ONCE, is_dense_along_sum, split_programs
+from mtmc_lsp.schedule.configs import (
+    SPLIT_PRECISION_MODES,
+    KernelConfig,
+    MatmulConfig,
+    PrecisionMode,
+    RecurrentConfig,
+    TileConfig,
+    precision_of,
+)
+from mtmc_lsp.schedule.split_on_load import LEAST_CHANNELS, is_dense_along_sum, split_programs
 from mtmc_lsp.tuning.load_cost import loads_apart_us
 from mtmc_lsp.tuning.waves import Waves, parts_bytes
 
@@ -48,8 +56,8 @@ FROM_SHARED = (TensorCores.WGMMA, TensorCores.TCGEN05)
 """Tensor cores that read their operands from shared memory."""
 TRANSPOSED_VOLUMES = 0.1
 """Share that the library reaches for transposed convolutions of volumes in 32 bits (an H200 took 8 times fp16's time)."""
-WINDOWS_ONCE = 0.65
-"""Likewise of windows that are split as they are read, beside the time of their loads (of which :data:`ONCE_SHARE` is left)."""
+WINDOWS_SPLIT_ON_LOAD = 0.65
+"""Likewise of windows that are split as they are read, beside the time of their loads (times :data:`SPLIT_ON_LOAD_SHARE`)."""
 LIBRARY_SHARE, LIBRARY_BLOCK = 0.85, 32
 """Share of the peak that the library's convolutions reach on tensor cores, and the channels of a block at one place of a window:
 what few channels leave of it empty is multiplied all the same (an H200 took about 1.3 ms for what this gives 0.9 ms: float16, 3
@@ -57,7 +65,7 @@ channels to 96, 11 x 11, with a step of 4)."""
 FEW_CHANNELS, FEW_CHANNELS_WIDTH = 0.4, 48
 """Share of the peak of fp32 units that the library reaches with few channels in, and how many channels out it takes for that
 (an H200: 7, 16, 21 and 25 of 60 TFLOP/s with 16, 24, 64 and 64)."""
-ONCE_SHARE = 0.6
+SPLIT_ON_LOAD_SHARE = 0.6
 """Of the rate of split operands, where one of them is split as it is read (an H200: 131 of 263 TFLOP/s, of which a product
 reaches 0.8); a guess where both are."""
 NO_CALL = 10.0
@@ -111,15 +119,16 @@ def matmul_flops(ir: KernelIR, node: str) -> float:
     return total
 
 
-def peak(device: DeviceModel, dtype: str, mode: str) -> float:
-    """Operations per second for products of ``dtype`` in precision ``mode``."""
-    if mode in HALVES:
-        return device.flops[SPLIT]
+def peak(device: DeviceModel, dtype: str, mode: PrecisionMode | None) -> float:
+    """Operations per second for products of ``dtype`` in a precision mode; None is that of float32 units."""
+    if mode in SPLIT_PRECISION_MODES:
+        return device.flops[PrecisionMode.FP16X3.value]
     if dtype in ("float16", "bfloat16"):
         return device.flops["bf16" if dtype == "bfloat16" else "fp16"]
     if dtype == "float32":
         # Other modes emulate float32 by several products of fewer bits: about as fast as the units for float32.
-        return device.flops.get(mode, device.flops["fp32"])
+        known = "fp32" if mode is None or mode is PrecisionMode.IEEE else mode.value
+        return device.flops.get(known, device.flops["fp32"])
     return device.fp64_flops
 
 
@@ -141,14 +150,16 @@ def torch_cost(ir: KernelIR, node: Node, device: DeviceModel) -> Cost:
     launches = 1 if name not in ("cross_entropy_loss", "nll_loss_nd") else 3
     if not node.op.startswith("aten."):
         # The library has no such operation: a kernel of ours must run it.
-        return Cost(moved, flops, _time(moved, flops, device, peak(device, "float32", "ieee"), 1.0) * NO_CALL)
+        return Cost(
+            moved, flops, _time(moved, flops, device, peak(device, "float32", PrecisionMode.IEEE), 1.0) * NO_CALL
+        )
     if name in RECURRENT_GATES and node.outputs[1:]:
         return Cost(moved, flops, library_us(node, graph))
     if name.startswith("_native_batch_norm_legit") and "no_training" not in name:
         return _training_cost(graph, node, device)
     if "conv" in name:
         return _convolution_cost(ir, node, device, read, written, flops)
-    rate = peak(device, node.outputs[0].dtype, graph.fp32_matmul)
+    rate = peak(device, node.outputs[0].dtype, PrecisionMode(graph.fp32_matmul))
     busy = 1.0
     if name == "layer_norm":
         # One block of threads per row.
@@ -186,7 +197,7 @@ def _convolution_cost(ir: KernelIR, node: Node, device: DeviceModel, read: float
         moved = read * (DEPTHWISE_PASSES - 1) + written
         return Cost(moved, flops, _time(moved, flops, device, 1.0, 0.85) + device.launch_us)
     layouts = 0.0 if node.type.is_channels_last else 2.0 * (read + written)
-    rate = _library_share(ir, node) * peak(device, node.type.dtype, graph.convolution_mode(node.name))
+    rate = _library_share(ir, node) * peak(device, node.type.dtype, PrecisionMode(graph.convolution_mode(node.name)))
     apart = _time(layouts, 0.0, device, rate, 0.85)
     product_us = _time(read + written, flops, device, rate, 0.85)
     return Cost(read + written + layouts, flops, apart + product_us + device.launch_us * (3 if layouts else 1))
@@ -202,7 +213,7 @@ def _library_share(ir: KernelIR, node: Node) -> float:
         return LIBRARY_SHARE
     sized = ProductSizes.of(ir.prims, own)
     channels = sized.channels.value(graph.sizes)
-    if channels >= LEAST_CHANNELS or not ProductDims.of(own).taps:
+    if channels >= LEAST_CHANNELS or not ProductDims.of(own).kernel_positions:
         return LIBRARY_SHARE
     if node.type.dtype != "float32" or graph.convolution_mode(node.name) != "ieee":
         return LIBRARY_SHARE * channels / LIBRARY_BLOCK
@@ -210,24 +221,26 @@ def _library_share(ir: KernelIR, node: Node) -> float:
 
 
 def kernel_cost(
-    ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel, *, waves: bool = False
+    ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel, *, waves: bool = False
 ) -> Cost:
     """A region as one kernel (or as few kernels, where it is split).
 
     Args:
-        program: what the region is a part of.
+        ir: what the region is a part of.
         region: what is computed.
         config: how it runs.
         device: what it runs on.
         waves: whether what idles in a product's last wave of tiles counts, as it does between configurations of one product.
     """
-    if region.kind is RegionKind.RECURRENT:
+    if isinstance(config, RecurrentConfig):
         return _recurrent_cost(ir, region, config, device)
     graph = ir.graph
     values = ir.value_of
     reads = 0.0
-    parts = int(str(config.get("split", 1)))
-    in_pieces = bool(config.get("loop")) or parts > 1
+    parts = config.split if isinstance(config, TileConfig) else 1
+    in_pieces = isinstance(config, TileConfig) and (config.loop or config.is_split)
+    matmul = config if isinstance(config, MatmulConfig) else None
+    mode = precision_of(config)
     again = in_pieces and region.kind is RegionKind.REDUCE and _walks_again(ir, region)
     passes = 2 if again and parts == 1 and not _fits_in_l2(region, graph, device) else 1
     for prim in region.inputs:
@@ -252,7 +265,7 @@ def kernel_cost(
             dtype = ir.prims[ir.prims[prim].inputs[0]].dtype
     # The two products of an attention wait for each other; a plain product runs near the library's rate.
     share = 0.5 if region.kind is RegionKind.ATTENTION else 0.8
-    if config.get("tma") and config.get("precision") == "native":
+    if matmul is not None and matmul.tma and mode is PrecisionMode.NATIVE:
         share = MOVED_BY_ROWS if is_dense_along_sum(ir, product_in(ir, region), 1) else MOVED
     windows = any(ir.prims[name].op is PrimOp.WINDOW for name in region.prims)
     if windows and not (region.kind is RegionKind.MATMUL and are_dense_runs(ir, product_in(ir, region))):
@@ -260,25 +273,29 @@ def kernel_cost(
         # A factor per sample or channel lies the same either way.
         walked = [kind for kind in types if len(kind.shape) > 3 and Size.of(1) not in kind.shape[:2]]
         share = GATHERED if all(kind.is_channels_last for kind in walked) else SCATTERED
-        share = WINDOWS_ONCE if ONCE in config else share
-    if dtype == "float32" and config.get("precision") == "tf32" and device.tensor_cores in FROM_SHARED:
+        share = WINDOWS_SPLIT_ON_LOAD if matmul is not None and matmul.split_on_load else share
+    if dtype == "float32" and mode is PrecisionMode.TF32 and device.tensor_cores in FROM_SHARED:
         share = min(share, TF32_BY_REGISTERS)
     busy = _parallelism(ir, region, config, device)
-    rate = peak(device, dtype, str(config.get("precision", "ieee"))) * share
+    rate = peak(device, dtype, mode) * share
     launches = 1
     stream = 0.0
     split, split_share = 0.0, 1.0
     moved = reads * passes + written
-    if region.kind is RegionKind.MATMUL:
-        rate *= Waves.of(ir, region, config).busy(config, device) if waves else busy
-        rate *= ONCE_SHARE if ONCE in config else 1.0
-        split, split_share = _split_pass(ir, region, config, device)
+    if matmul is not None:
+        rate *= Waves.of(ir, region, matmul).busy(matmul, device) if waves else busy
+        rate *= SPLIT_ON_LOAD_SHARE if matmul.split_on_load else 1.0
+        split, split_share = _split_pass(ir, region, matmul, device)
         launches += split > 0
-        pieces = int(str(config.get("split_k", 1)))
-        if pieces > 1:
+        if matmul.split_k > 1:
             launches += 1
-            moved += 2.0 * pieces * ITEMSIZE["float32"] * product(tuple(a.size for a in region.kept)).value(graph.sizes)
-        stream = parts_bytes(ir, region, config)
+            moved += (
+                2.0
+                * matmul.split_k
+                * ITEMSIZE["float32"]
+                * product(tuple(a.size for a in region.kept)).value(graph.sizes)
+            )
+        stream = parts_bytes(ir, region, matmul)
         launches += stream > 0
     elif parts > 1:
         launches += 1 + _varies_along_columns(ir, region)
@@ -286,33 +303,33 @@ def kernel_cost(
     # Each walk computes anew what it reduces or writes; a program has the cache of its own multiprocessor alone.
     l1_rate = device.per_sm(L1_BYTES_PER_CLOCK) * min(1.0, 2.0 * busy)
     time = max(time, (1 + again) * _folded_bytes(ir, region, device) / l1_rate * 1e6)
-    if region.kind is RegionKind.MATMUL:
-        time += loads_apart_us(ir, region, config, device)
+    if matmul is not None:
+        time += loads_apart_us(ir, region, matmul, device)
         time += _time(stream, 0.0, device, rate, TRITON_EFFICIENCY)
     # What is split is split before the product begins.
     time += _time(split, 0.0, device, rate, TRITON_EFFICIENCY * split_share)
     return Cost(moved + stream + split, flops, time + device.launch_us * launches)
 
 
-def _split_pass(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> tuple[float, float]:
+def _split_pass(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> tuple[float, float]:
     """Bytes that the kernel moves which splits operands before the product, and the share of the device that it keeps busy.
 
     It reads four bytes and writes four, and has a program for each few rows. Without such a kernel there are no bytes.
     """
     prim = product_in(ir, region)
-    if config.get("precision") not in HALVES or is_of_halves(prim):
+    if config.precision not in SPLIT_PRECISION_MODES or has_split_operands(prim):
         return 0.0, 1.0
     own, sizes = ProductSizes.of(ir.prims, prim), ir.graph.sizes
     moved, programs = 0.0, 0
     for side in (0, 1):
-        if config.get(ONCE) not in (side, BOTH):
+        if config.split_on_load is None or not config.split_on_load.includes(side):
             rows = (own.batch * (own.m, own.n)[side]).value(sizes)
             programs += split_programs(rows, own.k, sizes)
             moved += 8.0 * rows * own.k.value(sizes)
     return moved, min(1.0, max(1, programs) / (2.0 * device.sm_count))
 
 
-def _recurrent_cost(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> Cost:
+def _recurrent_cost(ir: KernelIR, region: Region, config: RecurrentConfig, device: DeviceModel) -> Cost:
     """A launch for each group of steps, which finds all weights in the L2 cache, after the product of the whole sequence."""
     graph, prim = ir.graph, recurrence_in(ir, region)
     form = recurrence_of(prim)
@@ -322,7 +339,7 @@ def _recurrent_cost(ir: KernelIR, region: Region, config: Mapping[str, object], 
     # Each multiply-add is of one weight and one row of the batch.
     flops = 2.0 * batch * weights / itemsize
     speed = REUSE_GAIN * device.l2_speedup if weights < 0.5 * device.l2_bytes else 1.0
-    rate = peak(device, prim.dtype, str(config["precision"])) * 0.5
+    rate = peak(device, prim.dtype, config.precision) * 0.5
     each = _time(weights, flops, device, rate, TRITON_EFFICIENCY * speed) + device.launch_us
     rows = form.gates * form.hidden * form.directions
     widths = [width] if form.directions == 1 else [width, *[form.directions * form.hidden] * (form.layers - 1)]
@@ -335,14 +352,14 @@ def _recurrent_cost(ir: KernelIR, region: Region, config: Mapping[str, object], 
 
 
 def _sectors(
-    ir: KernelIR, region: Region, prim: str, kind: TensorType, config: Mapping[str, object], device: DeviceModel
+    ir: KernelIR, region: Region, prim: str, kind: TensorType, config: KernelConfig, device: DeviceModel
 ) -> float:
     """How many times over a tensor is read or written whose elements lie apart along the columns of a tile.
 
     Memory gives whole sectors, of 32 bytes on NVIDIA GPUs (CUDA C++ Best Practices Guide, 10.2.1); a tile uses of each what its
     rows reach.
     """
-    if region.kind not in (RegionKind.REDUCE, RegionKind.MAP):
+    if region.kind not in (RegionKind.REDUCE, RegionKind.MAP) or not isinstance(config, TileConfig):
         return 1.0
     graph = ir.graph
     along = set(region.reduced) if region.reduced else set(region.kept[-1:])
@@ -356,7 +373,7 @@ def _sectors(
     else:
         turned = across(ir, region)
         neighbours = (turned,) if turned is not None else (region.kept[-1:] if region.reduced else region.kept[-2:-1])
-        reached = int(str(config.get("rows", 1))) if dense & set(neighbours) else 1
+        reached = config.rows if dense & set(neighbours) else 1
     times = max(1.0, device.sector_bytes / ITEMSIZE[kind.dtype] / max(1, reached))
     if tensor_bytes(kind, graph.sizes) < 0.5 * device.l2_bytes:
         # The other programs that need the rest of a sector find it in the L2 cache.
@@ -364,15 +381,13 @@ def _sectors(
     return times
 
 
-def _columns_reached(
-    region: Region, dense: Set[Axis], config: Mapping[str, object], graph: Graph, device: DeviceModel
-) -> int:
+def _columns_reached(region: Region, dense: Set[Axis], config: TileConfig, graph: Graph, device: DeviceModel) -> int:
     """How many neighbours of a dense axis a tile's columns reach, where that axis may lie outside others among the columns."""
-    if not region.reduced or not config.get("loop"):
+    if not region.reduced or not config.loop:
         return device.sector_bytes
     inside = next(i for i, axis in enumerate(region.reduced) if axis in dense) + 1
     steps = product([axis.size for axis in region.reduced[inside:]]).value(graph.sizes)
-    return device.sector_bytes if steps == 1 else int(str(config.get("block", 1))) // steps
+    return device.sector_bytes if steps == 1 else config.block // steps
 
 
 def _folded_bytes(ir: KernelIR, region: Region, device: DeviceModel) -> float:
@@ -442,25 +457,21 @@ def _fits_in_l2(region: Region, graph: Graph, device: DeviceModel) -> bool:
     return row * in_flight < 0.5 * device.l2_bytes
 
 
-def programs_of(ir: KernelIR, region: Region, config: Mapping[str, object]) -> int:
+def programs_of(ir: KernelIR, region: Region, config: KernelConfig) -> int:
     """How many programs the kernel's grid has."""
     sizes = ir.graph.sizes
-
-    def blocks(size: int, block: str) -> int:
-        return -(-size // max(1, int(str(config.get(block, 1)))))
-
-    if region.kind is RegionKind.MATMUL:
-        if config.get("stream_k"):
-            return int(str(config["stream_k"]))
-        return Waves.of(ir, region, config).tiles * int(str(config.get("split_k", 1)))
+    if isinstance(config, MatmulConfig):
+        return config.stream_k or Waves.of(ir, region, config).tiles * config.split_k
+    if not isinstance(config, TileConfig):
+        return region.rows.value(sizes)
     if region.kind is RegionKind.MAP:
         columns = region.kept[-1].size.value(sizes) if region.kept else 1
         rows = region.rows.value(sizes) // max(1, columns)
-        return blocks(rows, "rows") * blocks(columns, "block")
-    return blocks(region.rows.value(sizes), "rows") * int(str(config.get("split", 1)))
+        return -(-rows // config.rows) * -(-columns // config.block)
+    return -(-region.rows.value(sizes) // config.rows) * config.split
 
 
-def _parallelism(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> float:
+def _parallelism(ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel) -> float:
     """Share of the device that the grid keeps busy: a reduction has one program per group of rows, a product one per tile."""
     if region.kind in (RegionKind.REDUCE, RegionKind.SCAN):
         return min(1.0, programs_of(ir, region, config) / (2.0 * device.sm_count))

@@ -14,10 +14,9 @@ from mtmc_lsp.core.dtypes import ITEMSIZE
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.memory_order import dense_axes
-from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, is_of_halves
+from mtmc_lsp.ir.primitives import KernelIR, Prim, ProductDims, ProductSizes, has_split_operands
 from mtmc_lsp.ir.regions import Region, product_in
-from mtmc_lsp.schedule.matmul_configs import HALVES
-from mtmc_lsp.schedule.split_on_load import ONCE
+from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig
 
 APART_PER_CLOCK = 1.1 / 1.7
 """Elements per clock that one multiprocessor loads one by one. On an H200, at 1.7 GHz, convolutions with such weights or windows
@@ -28,18 +27,18 @@ TOGETHER = 4
 """Neighbours from which on they are loaded together: asynchronous copies take four bytes or more."""
 
 
-def loads_apart_us(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> float:
+def loads_apart_us(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> float:
     """The time of all loads of single elements that a product's kernel makes for its operands."""
     prim = product_in(ir, region)
-    of_windows = ONCE in config and bool(ProductDims.of(prim).taps)
-    if config.get("precision") in HALVES and not is_of_halves(prim) and not of_windows:
+    of_windows = config.split_on_load is not None and bool(ProductDims.of(prim).kernel_positions)
+    if config.precision in SPLIT_PRECISION_MODES and not has_split_operands(prim) and not of_windows:
         # A kernel before has written the operands as this one reads them.
         return 0.0
     sizes, own = ir.graph.sizes, ProductSizes.of(ir.prims, prim)
-    tall, wide, deep = (max(1, int(str(config.get(f"block_{name}", 1)))) for name in "mnk")
+    tall, wide, deep = (config.block_m, config.block_n, config.block_k)
     m, n = (-(-size.value(sizes) // block) for size, block in ((own.m, tall), (own.n, wide)))
     k, channels = own.k.value(sizes), own.channels.value(sizes)
-    walked = k // channels * -(-channels // deep) if config.get("taps") else -(-k // deep)
+    walked = k // channels * -(-channels // deep) if config.kernel_positions else -(-k // deep)
     elements = float(own.batch.value(sizes) * m * n * walked * deep)
     if of_windows:
         return elements * tall / device.per_sm(OF_WINDOWS_PER_CLOCK) * 1e6
@@ -62,7 +61,7 @@ def _operands(prim: Prim) -> Iterator[tuple[int, str]]:
     return ((i % 2, name) for i, name in enumerate(prim.inputs))
 
 
-def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str, config: Mapping[str, object]) -> int:
+def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str, config: MatmulConfig) -> int:
     """How many neighbours in a tile of an operand are neighbours in memory, along K or along the tile's other side."""
     sizes, dims, table = ir.graph.sizes, ProductDims.of(prim), region.table
     found = _read(ir, region, operand)
@@ -71,7 +70,7 @@ def _together(ir: KernelIR, region: Region, prim: Prim, side: int, operand: str,
     name, kind = found
     dense = {axis for dim, axis in dense_axes(region, name, kind).items() if kind.shape[dim].value(sizes) > 1}
     left = prim.inputs[0]
-    first = dims.batch + dims.rows + (dims.taps if config.get("taps") else 0)
+    first = dims.batch + dims.rows + (dims.kernel_positions if config.kernel_positions else 0)
     deep = _axes(region, left, first, dims.batch + dims.rows + dims.summed)
     rows = (dims.batch, dims.batch + dims.rows) if side == 0 else (dims.batch + dims.rows, len(prim.shape))
     along = _axes(region, prim.name, *rows)

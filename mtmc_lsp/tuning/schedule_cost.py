@@ -15,7 +15,6 @@ from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import Unit, launches
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import ZERO, Cost, kernel_cost, programs_of, torch_cost
 
 
@@ -41,10 +40,9 @@ def launch_cost(ir: KernelIR, launch: Sequence[Unit], device: DeviceModel) -> Co
     for unit in launch:
         if unit.plan is None or unit.region is None:
             return torch_cost(ir, ir.graph.node(unit.nodes[0]), device)
-        config = unit.plan.config or default_config(ir, unit.region)
-        costs.append(kernel_cost(ir, unit.region, config, device))
+        costs.append(kernel_cost(ir, unit.region, unit.plan.config, device))
         full = device.sm_count if unit.region.kind is RegionKind.MATMUL else 2.0 * device.sm_count
-        busy.append(min(1.0, programs_of(ir, unit.region, config) / full))
+        busy.append(min(1.0, programs_of(ir, unit.region, unit.plan.config) / full))
     if len(costs) == 1:
         return costs[0]
     own = [cost.us - device.launch_us for cost in costs]

@@ -7,21 +7,18 @@ only counted where configurations of one product are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.dtypes import ITEMSIZE, compute_dtype
 from mtmc_lsp.ir.primitives import KernelIR, ProductSizes
 from mtmc_lsp.ir.regions import Region, product_in
-from mtmc_lsp.schedule.split_on_load import BOTH, ONCE
+from mtmc_lsp.schedule.configs import MatmulConfig
 
 MOST_WAVES = 5
 """Full waves up to which it is worth trying: of more, what idles in the last one is little."""
 LEAST_RUN = 4
 """Blocks of K from which on a program's run of them is worth its start and the parts that it writes."""
-MOST_PROGRAMS = 8192
-"""Programs whose parts, of whatever tile, have offsets of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +32,15 @@ class Waves:
     """Of a tile."""
 
     @staticmethod
-    def of(ir: KernelIR, region: Region, config: Mapping[str, object]) -> Waves:
+    def of(ir: KernelIR, region: Region, config: MatmulConfig) -> Waves:
         """That of a region with a product, in the tiles of a configuration."""
         prim, sizes = product_in(ir, region), ir.graph.sizes
         own = ProductSizes.of(ir.prims, prim)
         m, n, k, channels = (size.value(sizes) for size in (own.m, own.n, own.k, own.channels))
-        tall, wide, deep = (int(str(config[f"block_{name}"])) for name in "mnk")
-        tiles = own.batch.value(sizes) * -(-m // tall) * -(-n // wide)
-        steps = k // channels * -(-channels // deep) if config.get("taps") else -(-k // deep)
-        return Waves(tiles, steps, tall * wide)
+        tiles = own.batch.value(sizes) * -(-m // config.block_m) * -(-n // config.block_n)
+        deep = config.block_k
+        steps = k // channels * -(-channels // deep) if config.kernel_positions else -(-k // deep)
+        return Waves(tiles, steps, config.elements)
 
     def shared(self, programs: int) -> int:
         """Tiles that so many programs share: those of the last wave, be it full or not."""
@@ -58,20 +55,20 @@ class Waves:
         shared, run = self.shared(programs), self.run(programs)
         return -(-shared * self.steps // run) + (shared - 1 if self.steps % run else 0)
 
-    def busy(self, config: Mapping[str, object], device: DeviceModel) -> float:
+    def busy(self, config: MatmulConfig, device: DeviceModel) -> float:
         """Share of the device that works, on average, until the last program is done."""
         at_once = device.sm_count
-        programs = int(str(config.get("stream_k", 0)))
+        programs = config.stream_k
         if programs:
             each = (self.tiles - self.shared(programs)) // programs * self.steps + self.run(programs)
             return self.tiles * self.steps / (at_once * -(-programs // at_once) * each)
-        pieces = self.tiles * int(str(config.get("split_k", 1)))
+        pieces = self.tiles * config.split_k
         return pieces / (at_once * -(-pieces // at_once))
 
 
-def parts_bytes(ir: KernelIR, region: Region, config: Mapping[str, object]) -> float:
+def parts_bytes(ir: KernelIR, region: Region, config: MatmulConfig) -> float:
     """Bytes of the parts of a product by stream-K, written once and read once; 0 for any other."""
-    programs = int(str(config.get("stream_k", 0)))
+    programs = config.stream_k
     if not programs:
         return 0.0
     waves = Waves.of(ir, region, config)
@@ -79,9 +76,9 @@ def parts_bytes(ir: KernelIR, region: Region, config: Mapping[str, object]) -> f
     return 2.0 * waves.parts(programs) * waves.elements * itemsize
 
 
-def stream_programs(ir: KernelIR, region: Region, config: Mapping[str, object], device: DeviceModel) -> list[int]:
+def stream_programs(ir: KernelIR, region: Region, config: MatmulConfig, device: DeviceModel) -> list[int]:
     """Numbers of programs among which stream-K may be worth trying; none where tiles are many or K is short."""
-    if config.get("stream_k") or int(str(config.get("split_k", 1))) > 1 or config.get(ONCE, BOTH) != BOTH:
+    if config.is_split or config.splits_one_operand_on_load:
         return []
     waves = Waves.of(ir, region, config)
     if waves.tiles >= MOST_WAVES * device.sm_count:

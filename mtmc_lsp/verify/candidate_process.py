@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError
-from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.process.cache_files import cache_file
 from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.messages import StartRequest
+from mtmc_lsp.process.protocol import Answer, Request
 from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_process import RESULTS, Sandbox, Worker
 
@@ -81,21 +82,21 @@ class CandidateProcess:
         Raises:
             EnvironmentNotAble: it cannot be locked in, and that is asked for.
         """
-        seen = self._worker.call("measure.start", {"gpu": self._has_gpu, "probe": True}, START_SECONDS)
-        self.gpu, self.free_bytes = str(seen["gpu"]), int(seen["free_bytes"])
-        if seen["failed"] and not self._reason and self._has_gpu:
+        seen = self._worker.call(StartRequest(gpu=self._has_gpu, for_candidates=True), START_SECONDS)
+        self.gpu, self.free_bytes = seen.gpu, seen.free_bytes
+        if seen.error and not self._reason and self._has_gpu:
             # Better a run that is not locked in, and says so, than none.
-            free = self._unlocked.call("measure.start", {"gpu": True, "probe": True}, START_SECONDS)
-            if not free["failed"]:
-                self.gpu, self.free_bytes = str(free["gpu"]), int(free["free_bytes"])
-                self._reason = str(seen["failed"])
+            free = self._unlocked.call(StartRequest(gpu=True, for_candidates=True), START_SECONDS)
+            if not free.error:
+                self.gpu, self.free_bytes = free.gpu, free.free_bytes
+                self._reason = seen.error
                 with contextlib.suppress(OSError):
                     file = cache_file(self._environment, "unlocked")
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_text(self._reason, encoding="utf-8")
                 self._worker.close()
                 self._worker = self._unlocked
-        found = from_json(Isolation, seen["isolation"])
+        found = seen.isolation
         self._isolation = replace(found, files=False, network=False, gpu=self._reason) if self._reason else found
         if self._needs_sandbox and not self._isolation.is_full:
             raise EnvironmentNotAble(
@@ -109,15 +110,21 @@ class CandidateProcess:
         """How far candidates are locked in."""
         return self._isolation or self.start()
 
-    def call(self, command: str, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
-        """Run a command on the present candidate; where it ran, its results can then be taken.
+    def call(self, request: Request[Answer], seconds: float) -> Answer:
+        """Run a command in the candidate's process.
 
         Raises:
-            WorkerFailed: its process hung, crashed, ran out of memory, or was killed.
+            WorkerFailed: the process did not answer; ``kind`` says why.
         """
         if self._isolation is None:
             self.start()
-        return self._worker.call(command, request, timeout_s)
+        return self._worker.call(request, seconds)
+
+    def call_untyped(self, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
+        """As :meth:`call` for the commands of ``verify``, which have no request classes yet."""
+        if self._isolation is None:
+            self.start()
+        return self._worker.call_untyped(command, request, seconds)
 
     def take_results(self, to: Path) -> None:
         """Copy what it left as results to where it cannot write.
@@ -125,7 +132,7 @@ class CandidateProcess:
         Raises:
             WorkerFailed: it left none.
         """
-        self._worker.take(RESULTS, to)
+        self._worker.copy_file(RESULTS, to)
 
     def kill(self) -> None:
         """End the process now; a call that is under way raises ``WorkerFailed``."""

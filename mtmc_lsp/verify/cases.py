@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind
-from mtmc_lsp.core.sizes import Size, all_hold, names_in, product
+from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, product
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
 INTERPRETER_ELEMENTS = 60_000
@@ -155,7 +155,7 @@ def _raised(graph: Graph, sizes: Mapping[str, int], variable: Sequence[str]) -> 
     """Sizes made larger one by one until the graph's conditions hold: the smallest of their kind that kernels are for."""
     raised = dict(sizes)
     for _ in range(MOST_RAISED):
-        failing = next((text for text in graph.conditions if not all_hold([text], raised)), None)
+        failing = next((text for text in graph.conditions if not conditions_hold([text], raised)), None)
         if failing is None:
             return raised
         raised |= {name: raised[name] + 1 for name in names_in(failing) & set(variable)}
@@ -172,7 +172,7 @@ def _first_allowed(graph: Graph, choices: Iterable[dict[str, int]]) -> dict[str,
 
 
 def _allowed(graph: Graph, sizes: Mapping[str, int]) -> bool:
-    return all_hold(graph.conditions, sizes)
+    return conditions_hold(graph.conditions, sizes)
 
 
 def _smaller(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mtmc_lsp.core.dtypes import itemsize
 from mtmc_lsp.core.graph import InputKind, TensorType
-from mtmc_lsp.core.sizes import all_hold
+from mtmc_lsp.core.sizes import conditions_hold
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.verify.cases import product_work
 
@@ -45,7 +45,7 @@ def far_sizes(capture: Capture, free_bytes: float) -> tuple[dict[str, int], str]
         per_step = max(kind.numel.value({**graph.sizes, name: 1}) for kind in arguments if _counts(kind, name))
         if per_step:
             sizes = {**graph.sizes, name: FAR // per_step + 1}
-            if all_hold(graph.conditions, sizes) and product_work(graph, sizes) <= MOST_WORK:
+            if conditions_hold(graph.conditions, sizes) and product_work(graph, sizes) <= MOST_WORK:
                 found.append((_bytes(capture, arguments, sizes), sizes))
     if not found:
         return {}, "no leading size of an argument can be enlarged so far"

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtmc_lsp.core.graph import Graph
+from mtmc_lsp.compile.messages import LauncherCalls, TensorLayout
+from mtmc_lsp.core.graph import Graph, TensorType
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.core.run import GeneratedCode
 from mtmc_lsp.verify.cases import Case
@@ -39,18 +40,14 @@ def repeats(name: str, case: Case, differing: list[int], unexplained: list[int])
     return Check(name, CheckStatus.PASSED, case.label)
 
 
-def to_find_launches(graph: Graph, code: GeneratedCode, calls: Sequence[Mapping[str, int]]) -> dict[str, object]:
-    """What the compiler needs to call a launcher on tensors without data, once at each of some ``calls``' sizes."""
+def launcher_calls(graph: Graph, code: GeneratedCode, sizes: Sequence[Mapping[str, int]]) -> LauncherCalls | None:
+    """Calls of the generated launcher, one for each set of sizes; ``None`` if the code has no launcher."""
     launcher = re.search(r"^def (\w+_launch)\(", code.block, re.MULTILINE)
-    inputs = [
-        [
-            {
-                "shape": [size.value(sizes) for size in item.type.shape],
-                "stride": [size.value(sizes) for size in item.type.stride],
-                "dtype": item.type.dtype,
-            }
-            for item in graph.inputs
-        ]
-        for sizes in calls
-    ]
-    return {"launcher": launcher[1], "calls": inputs} if launcher else {}
+    if launcher is None:
+        return None
+
+    def layout(kind: TensorType, values: Mapping[str, int]) -> TensorLayout:
+        shape, stride = (tuple(size.value(values) for size in sizes) for sizes in (kind.shape, kind.stride))
+        return TensorLayout(shape, stride, kind.dtype)
+
+    return LauncherCalls(launcher[1], tuple(tuple(layout(i.type, values) for i in graph.inputs) for values in sizes))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.capture.module_paths import project_root
-from mtmc_lsp.core.errors import MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
@@ -291,7 +291,7 @@ class PairVerifier:
         try:
             prepared.done.result()
         except MtmcError as error:
-            if first or (isinstance(error, WorkerFailed) and error.kind == "cancelled"):
+            if first or (isinstance(error, WorkerFailed) and error.kind is FailureKind.CANCELLED):
                 raise
             return None
         # The interpreter runs one program after the other: a repeat shows only what is kept between calls.
@@ -301,18 +301,18 @@ class PairVerifier:
         self._calls += 1 + max(repeats, MOST_CALLS * drift)
         try:
             with on_gpu(self._reference.gpu):
-                seen = self._runner.call("measure.pair", request, self._limit)
+                seen = self._runner.call_untyped("measure.pair", request, self._limit)
             if seen["status"] == "ran":
                 self._runner.take_results(results)
         except WorkerFailed as error:
-            status = VerdictStatus.TIMEOUT if error.kind == "timeout" else VerdictStatus.CRASHED
+            status = VerdictStatus.TIMEOUT if error.kind is FailureKind.TIMEOUT else VerdictStatus.CRASHED
             return Outcome(case, status, reason=error.message)
         except RequestError as error:
             if self._trial.is_full:
                 raise
             return Outcome(case, VerdictStatus.RUNTIME_ERROR, reason=error.message)
         if seen["status"] != "ran":
-            if self.has_gpu and "CUDA" in seen["reason"]:
+            if FailureKind(seen["failure"]).is_gpu_failure:
                 # A failed kernel leaves the process's GPU context unusable.
                 self._runner.next()
             return Outcome(case, VerdictStatus(seen["status"]), reason=seen["reason"])

@@ -134,7 +134,7 @@ class Reference:
         try:
             return self._call("measure.reference", request)
         except MtmcError as error:
-            if self.has_gpu and "CUDA" in error.message:
+            if error.kind.is_gpu_failure:
                 # A failed kernel leaves the process's GPU context unusable.
                 self._worker.close()
             raise
@@ -170,7 +170,7 @@ class Reference:
 
     def _call(self, command: str, request: Mapping[str, object]) -> dict[str, Any]:
         with on_gpu(self.gpu):
-            return self._worker.call(command, request, self.run_seconds)
+            return self._worker.call_untyped(command, request, self.run_seconds)
 
     def close(self) -> None:
         """End the process and remove its files."""

@@ -101,7 +101,7 @@ def _reduced(capture: Capture, chosen: set[str]) -> dict[str, int]:
         groups.setdefault(sizes[name], set()).add(name)
     for full, names in groups.items():
         goal = min(wanted[name] for name in names)
-        # Halves of an even number keep what tiles divide; a candidate may rely on that.
+        # SplitOperand of an even number keep what tiles divide; a candidate may rely on that.
         value = full
         while value > goal and value % 2 == 0 and value // 2 >= LEAST:
             value //= 2

@@ -17,7 +17,7 @@ from pathlib import Path
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.process.fork_server import ENTRY
-from mtmc_lsp.process.worker_process import OWN_FOLDERS, SCRATCH, Sandbox
+from mtmc_lsp.process.worker_process import CACHE_VARIABLES, SCRATCH, Sandbox
 
 PROGRAM = "compute-sanitizer"
 USUAL_PLACE = "/usr/local/cuda/bin"
@@ -111,7 +111,7 @@ class Sanitizer:
         sandbox = asdict(replace(Sandbox(hidden=hidden, gpu=self._gpu, programs=True), writable=(scratch,)))
         command = [self._program, "--tool", tool, "--log-file", str(report), "--target-processes", "application-only"]
         command += [self._python, str(ENTRY), "--once", str(asked), "--sandbox", json.dumps(sandbox)]
-        env = {**os.environ, **NO_CACHE, **dict.fromkeys(OWN_FOLDERS, scratch), SCRATCH: scratch}
+        env = {**os.environ, **NO_CACHE, **dict.fromkeys(CACHE_VARIABLES, scratch), SCRATCH: scratch}
         env |= {"PYTHONDONTWRITEBYTECODE": "1"} if self._gpu else {"TRITON_INTERPRET": "1"}
         process = subprocess.Popen(
             command,

@@ -7,12 +7,12 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.core.dtypes import itemsize
-from mtmc_lsp.core.errors import HandoverFailed, MtmcError, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, HandoverFailed, MtmcError, WorkerFailed
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate
@@ -240,11 +240,16 @@ class Verification:
             try:
                 seen, compared = self._tried(candidate, prepared)
             except WorkerFailed as error:
-                status = VerdictStatus.TIMEOUT if error.kind in ("timeout", "expired") else VerdictStatus.CRASHED
-                return self._verdict(status, checks, worst, f"{error.message} (on {case.label})")
+                status = (
+                    VerdictStatus.TIMEOUT
+                    if error.kind in (FailureKind.TIMEOUT, FailureKind.DEADLINE)
+                    else VerdictStatus.CRASHED
+                )
+                verdict = self._verdict(status, checks, worst, f"{error.message} (on {case.label})")
+                return replace(verdict, failure=error.kind)
             if seen["status"] != "ran":
                 status, reason = VerdictStatus(seen["status"]), f"{seen['reason']} (on {case.label})"
-                return self._verdict(status, checks, worst, reason)
+                return replace(self._verdict(status, checks, worst, reason), failure=FailureKind(seen["failure"]))
             if prepared.number == 0 and not seen["launches"]:
                 reason = f"no Triton kernel was launched (on {case.label})"
                 return self._verdict(VerdictStatus.RUNTIME_ERROR, checks, worst, reason)
@@ -266,7 +271,7 @@ class Verification:
             return self._verdict(VerdictStatus.UNCERTIFIABLE, checks, worst, reason, fallbacks)
         return self._verdict(VerdictStatus.CORRECT, checks, worst, "", fallbacks)
 
-    def verify_far(self, candidate: Candidate, free_bytes: float) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate, free_bytes: float) -> Check:
         """Whether a version also holds where offsets of elements pass 2^31: one call, on a GPU that has the memory.
 
         Args:
@@ -286,16 +291,16 @@ class Verification:
             label = prepared.case.label
             seen, compared = self._tried(candidate, prepared, once=True)
         except WorkerFailed as error:
-            if error.kind == "cancelled":
+            if error.kind is FailureKind.CANCELLED:
                 raise
             # What ends its process is wrong; that the time or the memory is up says nothing of the code.
-            crashed = bool(label) and error.kind == "crashed"
+            crashed = bool(label) and error.kind in (FailureKind.CRASHED, FailureKind.BAD_ANSWER)
             return Check(FAR_CHECK, CheckStatus.FAILED if crashed else CheckStatus.SKIPPED, label, error.message)
         except MtmcError as error:
             return Check(FAR_CHECK, CheckStatus.SKIPPED, label, error.message)
         if seen["status"] != "ran":
             # That there is too little memory says nothing of the code.
-            lacks = "out of memory" in str(seen["reason"])
+            lacks = FailureKind(seen["failure"]).is_out_of_memory
             return Check(FAR_CHECK, CheckStatus.SKIPPED if lacks else CheckStatus.FAILED, label, str(seen["reason"]))
         if not seen["launches"] or compared is None:
             return Check(FAR_CHECK, CheckStatus.SKIPPED, label, "the guard leaves such sizes to the original code")
@@ -360,9 +365,11 @@ class Verification:
             made = self._call(self._reference, "measure.reference", self._with_expected(prepared), self._seconds)
         except MtmcError as error:
             # The first case is the workload itself.
-            if not number or (isinstance(error, WorkerFailed) and error.kind in ("cancelled", "expired")):
+            if not number or (
+                isinstance(error, WorkerFailed) and error.kind in (FailureKind.CANCELLED, FailureKind.DEADLINE)
+            ):
                 raise
-            if self._has_gpu and "CUDA" in error.message:
+            if error.kind.is_gpu_failure:
                 # A failed kernel leaves the process's GPU context unusable.
                 self._reference.close()
             return None

@@ -126,14 +126,14 @@ def environment() -> dict[str, str]:
 @cache
 def fork_server() -> ForkServer:
     """What workers of all commands of this test process become copies of; started when first lent, ended with the process."""
-    one = ForkServer(sys.executable, likely_variables(), ahead=True)
+    one = ForkServer(sys.executable, likely_variables(), preload=True)
     atexit.register(one.close)
     return one
 
 
 def mtmc(folder: Path, *arguments: str, **variables: str) -> Answer:
     """Run ``mtmc`` in a folder."""
-    with fork_server().lent() as (offer, lines):
+    with fork_server().lend() as (offer, lines):
         done = subprocess.run(
             [*COMMAND, *arguments],
             cwd=folder,

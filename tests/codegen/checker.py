@@ -11,6 +11,7 @@ import torch
 
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.codegen.coder import BuiltinCoder
+from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.errors import TargetRaises
 from mtmc_lsp.core.json_codec import from_json, to_json
@@ -21,9 +22,10 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import lower
-from mtmc_lsp.ir.regions import CannotFuse, analyse
+from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind, analyse
 from mtmc_lsp.process.worker.tensor_ipc import give, take
 from mtmc_lsp.process.worker_process import RESULTS, Worker
+from mtmc_lsp.schedule.configs import KernelConfig
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.cases import Case
@@ -86,16 +88,16 @@ class Checker:
         sizes = dict(capture.graph.sizes)
         common = self._common(capture, Case(sizes, "given", 0))
         give(dict(inputs), common["inputs"], in_memory=False)
-        seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)
+        seen = self._runner.call_untyped("measure.candidate", {**common, "source": candidate.source}, SECONDS)
         assert seen["status"] == "ran", seen["reason"]
         assert seen["launches"], NOT_LAUNCHED
-        self._runner.take(RESULTS, Path(common["results"]))
+        self._runner.copy_file(RESULTS, Path(common["results"]))
         results: list[torch.Tensor] = take(common["results"], "cpu")["results"]
         return results
 
     def _referenced(self, capture: Capture, case: Case) -> dict[str, Any]:
         common = self._common(capture, case)
-        self._own.call("measure.reference", common, SECONDS)
+        self._own.call_untyped("measure.reference", common, SECONDS)
         return common
 
     def _common(self, capture: Capture, case: Case) -> dict[str, Any]:
@@ -118,26 +120,26 @@ class Checker:
 
     def reports(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[KernelReport]:
         """What the compiler makes of the candidate's kernels."""
-        request = {
-            "path": capture.workload.target.path,
-            "name": capture.module_name,
-            "source": candidate.source,
-            "launches": to_json(candidate.launches),
-            "archs": list(archs),
-            "seconds": SECONDS,
-        }
-        kernels = self._compiler.call("measure.compile", request, 2 * SECONDS)["kernels"]
+        request = CompileRequest(
+            path=capture.workload.target.path,
+            name=capture.module_name,
+            source=candidate.source,
+            launches=candidate.launches,
+            archs=tuple(archs),
+            seconds=SECONDS,
+        )
+        kernels = self._compiler.call(request, 2 * SECONDS).kernels
         assert len(kernels) == len(candidate.launches) * len(archs)
-        return [from_json(KernelReport, kernel) for kernel in kernels]
+        return list(kernels)
 
     def _wrong(self, common: Mapping[str, Any], candidate: Candidate) -> str:
-        seen = self._runner.call("measure.candidate", {**common, "source": candidate.source}, SECONDS)
+        seen = self._runner.call_untyped("measure.candidate", {**common, "source": candidate.source}, SECONDS)
         if seen["status"] != "ran":
             return str(seen["reason"])
         if not seen["launches"]:
             return NOT_LAUNCHED
-        self._runner.take(RESULTS, Path(common["results"]))
-        compared = self._own.call("measure.compare", {**common, "differing": seen["differing"]}, SECONDS)
+        self._runner.copy_file(RESULTS, Path(common["results"]))
+        compared = self._own.call_untyped("measure.compare", {**common, "differing": seen["differing"]}, SECONDS)
         failed = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
         return "; ".join(failed)
 
@@ -148,14 +150,17 @@ def start(capture: Capture) -> Candidate:
 
 
 def with_kernel(
-    capture: Capture, candidate: Candidate, nodes: Iterable[str], config: Mapping[str, object] | None = None
+    capture: Capture,
+    candidate: Candidate,
+    nodes: Iterable[str],
+    config: KernelConfig | Mapping[str, object] | None = None,
 ) -> Candidate:
     """The candidate with one more kernel.
 
     Raises:
         CannotCode: these nodes are none.
     """
-    action = MacroAction(ActionKind.FUSE, tuple(nodes), (0, 0), {"config": dict(config or {})})
+    action = MacroAction(ActionKind.FUSE, tuple(nodes), (0, 0), {"config": to_json(config or {})})
     return BuiltinCoder().write(capture, candidate, action)
 
 
@@ -171,26 +176,30 @@ def planned(capture: Capture) -> Candidate:
 def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
     """Everything in as few kernels as legality allows: each node joins the last kernel that takes it, whatever the gain."""
     ir = lower(capture.graph)
-    kernels: list[tuple[str, ...]] = []
+    kernels: list[Region] = []
     for node in capture.graph.nodes:
         for i in reversed(range(len(kernels))):
             try:
-                kernels[i] = analyse(ir, (*kernels[i], node.name)).nodes
+                kernels[i] = analyse(ir, (*kernels[i].nodes, node.name))
                 break
             except CannotFuse:
                 continue
         else:
             try:
-                kernels.append(analyse(ir, (node.name,)).nodes)
+                kernels.append(analyse(ir, (node.name,)))
             except CannotFuse:
                 continue
     candidate = start(capture)
-    for nodes in kernels:
-        candidate = _tried(capture, candidate, nodes, config)
+    for region in kernels:
+        # Only reductions have parts.
+        own = {name: value for name, value in config.items() if name != "split" or region.kind is RegionKind.REDUCE}
+        candidate = _tried(capture, candidate, region.nodes, own)
     return candidate
 
 
-def _tried(capture: Capture, candidate: Candidate, nodes: Iterable[str], config: Mapping[str, object]) -> Candidate:
+def _tried(
+    capture: Capture, candidate: Candidate, nodes: Iterable[str], config: KernelConfig | Mapping[str, object]
+) -> Candidate:
     try:
         return with_kernel(capture, candidate, nodes, config)
     except CannotCode:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.schedule.configs import KernelConfig
 from mtmc_lsp.verify.cases import AUTOGRAD, FLOAT64, Case, verification_cases
 from tests.codegen.checker import Checker
 
@@ -27,11 +29,13 @@ def _checker() -> Checker:
     return made
 
 
-def fused(capture: Capture, source: str, config: Mapping[str, object] | None = None, nodes=None) -> Candidate:
+def fused(
+    capture: Capture, source: str, config: KernelConfig | Mapping[str, object] | None = None, nodes=None
+) -> Candidate:
     """All nodes (or those named) as one kernel."""
     coder = BuiltinCoder()
     region = tuple(nodes or (node.name for node in capture.graph.nodes))
-    action = MacroAction(ActionKind.FUSE, region, (0, 0), {"config": dict(config or {})})
+    action = MacroAction(ActionKind.FUSE, region, (0, 0), {"config": to_json(config or {})})
     return coder.write(capture, coder.start(capture, source), action)
 
 

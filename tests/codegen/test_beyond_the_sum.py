@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.schedule.matmul_configs import PROMOTED, SHORT, SPLIT
-from mtmc_lsp.schedule.split_on_load import BOTH, ONCE
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker
 from tests.codegen.harness import compile_errors, fused
@@ -31,12 +29,12 @@ BODIES = {
 TILE = {"block_m": 32, "block_n": 32, "block_k": 32, "group_m": 8, "warps": 4, "stages": 2}
 FORMS = {
     "whole": {"precision": "ieee"},
-    "halves before": {"precision": SPLIT},
-    "halves before, in short pieces": {"precision": SHORT},
-    "halves before, tiles moved by hardware": {"precision": SPLIT, "tma": True},
-    "left one as it is read": {"precision": PROMOTED, ONCE: 0},
-    "right one as it is read": {"precision": PROMOTED, ONCE: 1},
-    "both as they are read": {"precision": PROMOTED, ONCE: BOTH, "split_k": 4},
+    "halves before": {"precision": "fp16x3"},
+    "halves before, in short pieces": {"precision": "fp16x3-short"},
+    "halves before, tiles moved by hardware": {"precision": "fp16x3", "tma": True},
+    "left one as it is read": {"precision": "fp16x3-promoted", "split_on_load": "left"},
+    "right one as it is read": {"precision": "fp16x3-promoted", "split_on_load": "right"},
+    "both as they are read": {"precision": "fp16x3-promoted", "split_on_load": "both", "split_k": 4},
 }
 
 

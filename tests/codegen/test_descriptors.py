@@ -8,11 +8,13 @@ import torch
 from mtmc_lsp.codegen.coder import render
 from mtmc_lsp.codegen.matmul.descriptors import MAKE, MEMORY
 from mtmc_lsp.codegen.module.guard_helpers import ALIGNED, GUARD_HELPERS
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.llm.coder.code_policy import InvalidAnswer, check_policy
 from mtmc_lsp.llm.coder.editable_text import split_code
 from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, TileConfig
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from tests.codegen.harness import compile_errors, fused, verified
 from tests.planning.situations import SHEET
@@ -23,7 +25,16 @@ import torch.nn.functional as F
 def f({names}):
     return {result}
 """
-TILE = {"block_m": 32, "block_n": 32, "block_k": 32, "group_m": 4, "warps": 4, "stages": 2, "tma": True}
+TILE = {
+    "block_m": 32,
+    "block_n": 32,
+    "block_k": 32,
+    "group_m": 4,
+    "warps": 4,
+    "stages": 2,
+    "precision": "native",
+    "tma": True,
+}
 
 
 def product(result: str, **shapes: str) -> str:
@@ -108,7 +119,7 @@ def rendered(capture: Capture, text: str, *kernels: KernelPlan) -> str:
 def test_of_an_input_that_is_written_into_the_guard_asks_where_it_begins(captured) -> None:
     capture = captured(CHANGED, "f")
     add, product = (node.name for node in capture.graph.nodes if node.op.split(".")[1] in ("add", "mm", "matmul"))
-    kernels = (KernelPlan((add,), {"rows": 1, "block": 64, "warps": 4, "stages": 2}), KernelPlan((product,), TILE))
+    kernels = (KernelPlan((add,), TileConfig(1, 64)), KernelPlan((product,), from_json(MatmulConfig, TILE)))
     code = rendered(capture, CHANGED, *kernels)
     assert f"{ALIGNED}((h, w))" in code
 
@@ -116,7 +127,7 @@ def test_of_an_input_that_is_written_into_the_guard_asks_where_it_begins(capture
 def test_what_torch_returns_may_begin_anywhere(captured) -> None:
     capture = captured(PART, "f")
     product = next(node.name for node in capture.graph.nodes if "m" in node.op.split(".")[1][:2])
-    code = rendered(capture, PART, KernelPlan((product,), TILE))
+    code = rendered(capture, PART, KernelPlan((product,), from_json(MatmulConfig, TILE)))
     assert "as_strided" in code
     assert MAKE not in code
 
@@ -131,9 +142,11 @@ def test_what_torch_returns_may_begin_anywhere(captured) -> None:
 )
 def test_the_plan_counts_on_hardware_only_where_the_operands_let_it(text: str, moved: bool, captured) -> None:
     capture = captured(text, "f")
-    search = FusionSearch(ir_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: "native")
+    search = FusionSearch(
+        ir_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: PrecisionMode.NATIVE
+    )
     fusion = next(each for each in [search.least_doubted()] if each is not None)
-    assert bool(fusion.config.get("tma")) is moved
+    assert fusion.config.tma is moved
 
 
 def test_arguments_may_be_called_as_the_launcher_calls_its_own_variables(captured) -> None:

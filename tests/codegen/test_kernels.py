@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.schedule.matmul_configs import PROMOTED
-from mtmc_lsp.schedule.split_on_load import ONCE
 from tests.codegen.harness import fused, verified
 
 NORM = """import torch
@@ -107,10 +105,19 @@ CASES = {
     "scan": (SCAN, {"rows": 2, "block": 16}),
     "linear with work on both sides": (LINEAR, {**SMALL, "precision": "ieee"}),
     "linear by split operands": (LINEAR, {**SMALL, "precision": "fp16x3"}),
-    "linear, weights split as they are read": (LINEAR, {**SMALL, "precision": PROMOTED, ONCE: 1}),
-    "linear, rows split as they are read": (LINEAR, {**SMALL, "precision": PROMOTED, ONCE: 0}),
-    "batch of products, weights split as they are read": (BATCHED, {**SMALL, "precision": PROMOTED, ONCE: 1}),
-    "batch of products, rows split as they are read": (BATCHED, {**SMALL, "precision": PROMOTED, ONCE: 0}),
+    "linear, weights split as they are read": (
+        LINEAR,
+        {**SMALL, "precision": "fp16x3-promoted", "split_on_load": "right"},
+    ),
+    "linear, rows split as they are read": (LINEAR, {**SMALL, "precision": "fp16x3-promoted", "split_on_load": "left"}),
+    "batch of products, weights split as they are read": (
+        BATCHED,
+        {**SMALL, "precision": "fp16x3-promoted", "split_on_load": "right"},
+    ),
+    "batch of products, rows split as they are read": (
+        BATCHED,
+        {**SMALL, "precision": "fp16x3-promoted", "split_on_load": "left"},
+    ),
     "written-out attention": (ATTENTION, {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}),
     "attention of scores that no fused exponent holds": (HUGE, {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2}),
     "causal attention in half precision": (SDPA, {"block_m": 16, "block_n": 32, "warps": 4, "stages": 2}),

@@ -100,12 +100,12 @@ FAR = {
     "halves, in short pieces": ("a=F[N,M] b=F[M,40] N=40 M=30", "a @ b", {"precision": "fp16x3-short"}),
     "halves, tiles moved by hardware": ("a=F[N,M] b=F[M,N] N=40 M=30", "a @ b", {"precision": "fp16x3", "tma": True}),
     "halves made as they are read": (
-        "a=F[40,M] b=F[N,M] N=90 M=30", "F.linear(a, b)", {"precision": "fp16x3-promoted", "once": 1, "block_m": 64},
+        "a=F[40,M] b=F[N,M] N=90 M=30", "F.linear(a, b)", {"precision": "fp16x3-promoted", "split_on_load": "right", "block_m": 64},
     ),
     "one place": ("x=F[B,8,H,W] w=F[6,8,1,1] B=2 H=5 W=7", "F.conv2d(x, w)", {"precision": "ieee"}),
     "places and channels": ("x=F[B,8,H,W] w=F[6,8,3,3] B=2 H=5 W=7", "F.conv2d(x, w, padding=1)", {"precision": "ieee"}),
     "place after place": (
-        "x=F[B,16,H,W] w=F[6,16,3,3] B=2 H=5 W=7", "F.conv2d(x, w, padding=1)", {"precision": "ieee", "taps": True},
+        "x=F[B,16,H,W] w=F[6,16,3,3] B=2 H=5 W=7", "F.conv2d(x, w, padding=1)", {"precision": "ieee", "kernel_positions": True},
     ),
     "transposed, cut": (
         "x=F[B,8,H,W] w=F[8,3,3,3] B=2 H=5 W=7", "F.conv_transpose2d(x, w, None, 2, 1) * 2", {"precision": "ieee"},

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from mtmc_lsp.codegen.kernel.snippets import blocks_text
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.ir.memory_order import across
 from mtmc_lsp.schedule.tile_configs import default_config, variants
 from tests.codegen.harness import fused, verified
@@ -57,7 +58,7 @@ def test_one_order_becomes_another(source: str, config: dict[str, int], captured
     capture = captured(source, "f")
     ir, region = region_and_program(capture)
     assert across(ir, region) is not None
-    candidate = fused(capture, source, {**default_config(ir, region), **config})
+    candidate = fused(capture, source, {**to_json(default_config(ir, region)), **config})
     assert "outer" in candidate.source, "rows are neighbours along one axis alone"
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
@@ -68,7 +69,7 @@ def test_one_order_becomes_another(source: str, config: dict[str, int], captured
 def test_what_is_reduced_steps_over_memory(source: str, changes: dict[str, int], captured) -> None:
     capture = captured(source, "f")
     ir, region = region_and_program(capture)
-    candidate = fused(capture, source, {**default_config(ir, region), **changes})
+    candidate = fused(capture, source, {**to_json(default_config(ir, region)), **changes})
     assert re.search(r"outer = piece // ", candidate.source)
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
@@ -76,17 +77,17 @@ def test_what_is_reduced_steps_over_memory(source: str, changes: dict[str, int],
 
 def test_few_columns_are_held_and_many_are_walked(captured) -> None:
     few, many = (region_and_program(captured(source, "f")) for source in (NORM, SOFTMAX))
-    assert not default_config(*few)["loop"]
-    assert default_config(*many)["loop"]
+    assert not default_config(*few).loop
+    assert default_config(*many).loop
     choices = variants(*many, default_config(*many))
-    assert {choice["loop"] for choice in choices} == {True, False}
+    assert {choice.loop for choice in choices} == {True, False}
 
 
 def test_tiles_are_no_larger_than_the_axes(captured) -> None:
     ir, region = region_and_program(captured(BACK, "f"))
     for config in (default_config(ir, region), *variants(ir, region, default_config(ir, region))):
-        assert int(config["rows"]) <= 32
-        assert int(config["block"]) <= 64, "seven by nine places"
+        assert config.rows <= 32
+        assert config.block <= 64, "seven by nine places"
 
 
 @pytest.mark.parametrize(("rows", "outer"), [(1, 1), (228, 55), (64, 3), (65, 7)])

@@ -34,7 +34,7 @@ MUTATIONS: tuple[tuple[str, dict[str, object], str, str], ...] = (
     ("products: batched", {}, "acc * 2.0", "acc * 2.0 + 1e-3"),
     ("scans: sums", LOOPED, "carry = tl.sum(", "carry = 0.0 * tl.sum("),
     ("scans: sums from the end", {}, ", reverse=True", ""),
-    ("convolutions: many channels", {}, "tap // 3", "tap % 3"),
+    ("convolutions: many channels", {}, "kernel_position // 3", "kernel_position % 3"),
     ("convolutions: per channel", {}, "tl.static_range(9)", "tl.static_range(8)"),
     ("convolutions: transposed, cut", {}, "tl.dot(", "0.99 * tl.dot("),
     ("pooling: largest", {}, '-float("inf")', "0.0"),

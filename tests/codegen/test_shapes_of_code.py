@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mtmc_lsp.codegen.kernel.formulas import render
@@ -9,7 +11,8 @@ from mtmc_lsp.codegen.kernel.snippets import LINE, PRODUCT, Code, call_text
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.regions import analyse
-from mtmc_lsp.schedule.matmul_configs import SPLIT, product_config
+from mtmc_lsp.schedule.configs import PrecisionMode
+from mtmc_lsp.schedule.matmul_configs import product_config
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker
 from tests.codegen.harness import fused
@@ -60,10 +63,10 @@ def test_kernels_whose_limits_exclude_the_workload_are_not_written(checker: Chec
     capture = checker.capture(HEADS, "few_rows")
     ir = lower(capture.graph)
     region = analyse(ir, [node.name for node in capture.graph.nodes])
-    config = product_config(ir, region, SPLIT)
-    assert config["precision"] == "ieee"
+    config = product_config(ir, region, PrecisionMode.FP16X3)
+    assert config.precision is PrecisionMode.IEEE
     with pytest.raises(CannotCode, match="hold for N >= 32 alone"):
-        fused(capture, HEADS, {**config, "precision": SPLIT})
+        fused(capture, HEADS, replace(config, precision=PrecisionMode.FP16X3))
 
 
 WRITES = """

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.schedule.matmul_configs import PROMOTED, SHORT
-from mtmc_lsp.schedule.split_on_load import BOTH, ONCE
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker
 from tests.codegen.harness import compile_errors, fused, verified
@@ -59,16 +57,16 @@ CASES: dict[str, tuple[str, dict[str, int | str | bool]]] = {
     "one program": (LINEAR, {"precision": "ieee", "stream_k": 1}),
     "in tf32": (LINEAR, {"precision": "tf32", "stream_k": 4}),
     "by split operands": (LINEAR, {"precision": "fp16x3", "stream_k": 4}),
-    "by split operands, in short pieces": (LINEAR.replace("K=40", "K=300"), {"precision": SHORT, "stream_k": 5}),
+    "by split operands, in short pieces": (LINEAR.replace("K=40", "K=300"), {"precision": "fp16x3-short", "stream_k": 5}),
     "by split operands, tiles moved by hardware": (LINEAR, {"precision": "fp16x3", "tma": True, "stream_k": 4}),
     "a batch": (BATCHED, {"precision": "ieee", "stream_k": 5}),
     "a batch by split operands": (BATCHED, {"precision": "fp16x3", "tma": True, "stream_k": 5}),
-    "both operands split as they are read": (LINEAR, {"precision": PROMOTED, ONCE: BOTH, "stream_k": 4}),
-    "what is computed split before it is summed": (COMPUTED, {"precision": PROMOTED, ONCE: BOTH, "stream_k": 5}),
+    "both operands split as they are read": (LINEAR, {"precision": "fp16x3-promoted", "split_on_load": "both", "stream_k": 4}),
+    "what is computed split before it is summed": (COMPUTED, {"precision": "fp16x3-promoted", "split_on_load": "both", "stream_k": 5}),
     "in half precision": (HALF, {"precision": "native", "stream_k": 5}),
     "in half precision, tiles moved by hardware": (HALF, {"precision": "native", "tma": True, "stream_k": 5}),
     "windows": (CONVOLUTION, {"precision": "ieee", "stream_k": 4}),
-    "windows, a place after the other": (CONVOLUTION, {"precision": "ieee", "taps": True, "stream_k": 4}),
+    "windows, a place after the other": (CONVOLUTION, {"precision": "ieee", "kernel_positions": True, "stream_k": 4}),
     "into an input": (IN_PLACE, {"precision": "ieee", "stream_k": 4}),
     "two results": (TWO, {"precision": "ieee", "stream_k": 4}),
     "double precision": (DOUBLE, {"precision": "ieee", "stream_k": 4}),

@@ -10,7 +10,7 @@ import torch
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.rewrites import ir_of
-from mtmc_lsp.schedule.matmul_configs import SHORT, SPLIT
+from mtmc_lsp.schedule.configs import PrecisionMode
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker
@@ -22,7 +22,7 @@ TEXT = """import torch
 def f(a, b):
     return {result}
 """
-TILE = {"block_m": 64, "block_n": 64, "block_k": 64, "group_m": 4, "warps": 1, "stages": 2, "precision": SPLIT}
+TILE = {"block_m": 64, "block_n": 64, "block_k": 64, "group_m": 4, "warps": 1, "stages": 2, "precision": "fp16x3"}
 """A thread has as many sums as one of 128 x 256 in eight warps."""
 
 
@@ -36,7 +36,7 @@ FORMS = {
     "fixed sizes": (product("X", "Y", "a.reshape(40, 600) @ b.reshape(600, 70)", "X=24000 Y=42000"), {}),
     "an epilogue": (product("M,K", "N,K", "torch.relu(a @ b.mT * 0.1) + 1", "M=40 K=600 N=70"), {}),
     "tiles moved by hardware": (ANY, {"tma": True}),
-    "shorter pieces": (ANY, {"precision": SHORT}),
+    "shorter pieces": (ANY, {"precision": "fp16x3-short"}),
     "a batch": (product("B,M,K", "B,K,N", sizes="B=2 M=34 K=530 N=40"), {}),
     "persistent programs": (product("M,K", "K,N", sizes="M=70 K=530 N=130"), {"tma": True, "persist": 2}),
     "parts of K": (ANY, {"split_k": 2}),
@@ -89,7 +89,9 @@ def chosen(checker: Checker, rows: int) -> tuple[Capture, str, Mapping[str, int 
     """A product of square matrices, and its configuration on an H200."""
     text = product("M,K", "K,N", "torch.relu(a @ b)", f"M={rows} K=2048 N={rows}")
     capture = checker.capture(text)
-    search = FusionSearch(ir_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: SPLIT)
+    search = FusionSearch(
+        ir_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: PrecisionMode.FP16X3
+    )
     fusion = search.least_doubted()
     assert fusion is not None
     return capture, text, fusion.config
@@ -99,9 +101,9 @@ def test_the_larger_tile_is_chosen_where_it_keeps_the_device_busy_and_its_sums_f
     checker: Checker,
 ) -> None:
     *_, config = chosen(checker, 1024)
-    assert config["block_m"] * config["block_n"] < 128 * 128
+    assert config.elements < 128 * 128
     capture, text, config = chosen(checker, 2048)
-    assert (config["block_m"], config["block_n"]) == (128, 256)
+    assert (config.block_m, config.block_n) == (128, 256)
     *_, own = checker.reports(capture, fused(capture, text, config))
     assert not own.error
     assert own.spills == 0

@@ -11,23 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, OutOfMemory, TargetRaises, WorkerFailed
-from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.process.worker_process import ENTRY, SCRATCH, TAIL, Worker
+from mtmc_lsp.capture.messages import CaptureRequest
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, OutOfMemory, TargetRaises, WorkerFailed
+from mtmc_lsp.process.messages import StartRequest
+from mtmc_lsp.process.worker_process import ENTRY, OUTPUT_TAIL_BYTES, SCRATCH, Worker
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
 
 GOOD = "import torch\n# mtmc: x=f32[4,8]\ndef f(x):\n    print('noise on stdout')\n    return x + 1\n"
 
 
-def request(path: Path, text: str) -> dict:
+def request(path: Path, text: str) -> CaptureRequest:
     path.write_text(text)
     target = find_target(text.encode(), str(path), "f")
-    return {"workload": to_json(parse_directive(text.encode(), target, str(path))), "variables": {}}
+    workload = parse_directive(text.encode(), target, str(path))
+    assert workload is not None
+    return CaptureRequest(workload, {})
 
 
-def plain_request(path: Path, body: str) -> dict:
-    """A file that does something when it is imported; torch is not needed for that, so the tests are fast."""
+def plain_request(path: Path, body: str) -> CaptureRequest:
+    """A file that does something at import."""
     return request(path, f"{body}\n# mtmc: x=f32[4,8]\ndef f(x):\n    return x\n")
 
 
@@ -38,33 +41,33 @@ def worker(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_user_code_that_prints_does_not_disturb_the_answers(worker: Worker, tmp_path: Path) -> None:
-    answer = worker.call("capture.capture", request(tmp_path / "m.py", GOOD), 100)
-    assert answer["graph"]["nodes"][0]["op"] == "aten.add.Tensor"
+    answer = worker.call(request(tmp_path / "m.py", GOOD), 100)
+    assert answer.graph.nodes[0].op == "aten.add.Tensor"
 
 
 @pytest.mark.parametrize(
     ("body", "kind", "words"),
     [
-        ("import os\nos._exit(7)", "crashed", "exit code 7"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "crashed", "SIGSEGV"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "memory", "ran out of memory"),
-        ("import os\nos.write(2, b'the last words')\nos.abort()", "crashed", "SIGABRT.*the last words"),
+        ("import os\nos._exit(7)", FailureKind.CRASHED, "exit code 7"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", FailureKind.CRASHED, "SIGSEGV"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", FailureKind.OUT_OF_MEMORY, "ran out of memory"),
+        ("import os\nos.write(2, b'the last words')\nos.abort()", FailureKind.CRASHED, "SIGABRT.*the last words"),
         # Something that outlives the process must not keep us waiting for it.
         (
             "import os, subprocess\nsubprocess.Popen(['sleep', '30'], start_new_session=True)\nos._exit(3)",
-            "crashed",
+            FailureKind.CRASHED,
             "exit code 3",
         ),
-        ("import os, time\nif os.fork() == 0:\n    time.sleep(30)\nos._exit(3)", "crashed", "exit code 3"),
+        ("import os, time\nif os.fork() == 0:\n    time.sleep(30)\nos._exit(3)", FailureKind.CRASHED, "exit code 3"),
     ],
 )
 def test_a_crash_is_told_and_the_next_call_works(
-    worker: Worker, tmp_path: Path, body: str, kind: str, words: str
+    worker: Worker, tmp_path: Path, body: str, kind: FailureKind, words: str
 ) -> None:
     started = time.monotonic()
     with pytest.raises(WorkerFailed, match=words) as caught:
-        worker.call("capture.capture", plain_request(tmp_path / "bad.py", body), 100)
-    assert caught.value.kind == kind
+        worker.call(plain_request(tmp_path / "bad.py", body), 100)
+    assert caught.value.kind is kind
     assert time.monotonic() - started < 25
 
 
@@ -72,10 +75,10 @@ def test_a_hang_ends_at_the_time_limit_with_all_that_it_started(tmp_path: Path) 
     body = "import subprocess, time\nopen('pid', 'w').write(str(subprocess.Popen(['sleep', '60']).pid))\ntime.sleep(60)"
     with Worker(sys.executable, cwd=str(tmp_path)) as worker:
         with pytest.raises(WorkerFailed, match="took longer than") as caught:
-            worker.call("capture.capture", plain_request(tmp_path / "bad.py", body), 12)
-        assert caught.value.kind == "timeout"
+            worker.call(plain_request(tmp_path / "bad.py", body), 12)
+        assert caught.value.kind is FailureKind.TIMEOUT
         assert caught.value.remedy
-        assert worker.call("capture.capture", request(tmp_path / "good.py", GOOD), 100)
+        assert worker.call(request(tmp_path / "good.py", GOOD), 100)
     pid = int((tmp_path / "pid").read_text())
     state = Path(f"/proc/{pid}/stat")
     assert not state.exists() or state.read_text().split()[2] == "Z"
@@ -86,19 +89,19 @@ def test_a_child_that_does_not_read_its_request_is_ended_too(tmp_path: Path) -> 
     sleeper.write_text("#!/bin/sh\nexec sleep 30\n")
     sleeper.chmod(0o755)
     with Worker(str(sleeper), cwd=str(tmp_path)) as worker, pytest.raises(WorkerFailed) as caught:
-        worker.call("capture.capture", {"text": "x" * 1_000_000}, 1)
-    assert caught.value.kind == "timeout"
+        worker.call(plain_request(tmp_path / "m.py", "x" * 1_000_000), 1)
+    assert caught.value.kind is FailureKind.TIMEOUT
 
 
-def test_an_answer_that_is_no_json_is_a_crash(tmp_path: Path) -> None:
+def test_an_answer_that_is_not_json_is_a_bad_answer(tmp_path: Path) -> None:
     talker = tmp_path / "python"
     talker.write_text(
         f"#!{sys.executable}\nimport os, sys\nsys.stdin.readline()\nos.write(int(sys.argv[3]), b'nonsense\\n')\n"
     )
     talker.chmod(0o755)
-    with Worker(str(talker), cwd=str(tmp_path)) as worker, pytest.raises(WorkerFailed, match="no JSON") as caught:
-        worker.call("capture.capture", {}, 5)
-    assert caught.value.kind == "crashed"
+    with Worker(str(talker), cwd=str(tmp_path)) as worker, pytest.raises(WorkerFailed, match="not JSON") as caught:
+        worker.call(StartRequest(gpu=False), 5)
+    assert caught.value.kind is FailureKind.BAD_ANSWER
 
 
 def test_an_answer_that_was_not_asked_for_is_not_taken(tmp_path: Path) -> None:
@@ -109,9 +112,12 @@ def test_an_answer_that_was_not_asked_for_is_not_taken(tmp_path: Path) -> None:
         f"#!{sys.executable}\nimport os, sys\nsys.stdin.readline()\nos.write(int(sys.argv[3]), {answer!r})\n"
     )
     forger.chmod(0o755)
-    with Worker(str(forger), cwd=str(tmp_path)) as worker, pytest.raises(WorkerFailed, match="not asked of") as caught:
-        worker.call("capture.capture", {}, 5)
-    assert caught.value.kind == "crashed"
+    with (
+        Worker(str(forger), cwd=str(tmp_path)) as worker,
+        pytest.raises(WorkerFailed, match="does not carry the token") as caught,
+    ):
+        worker.call(StartRequest(gpu=False), 5)
+    assert caught.value.kind is FailureKind.BAD_ANSWER
 
 
 @pytest.mark.parametrize("left", ["link", "folder", "pipe", "nothing"])
@@ -127,72 +133,71 @@ def test_only_a_plain_file_is_taken_from_a_child(worker: Worker, tmp_path: Path,
         f"import os\npath = os.path.join(os.environ['{SCRATCH}'], '{left}')\n{makes[left]}\nraise RuntimeError('made')"
     )
     with pytest.raises(TargetRaises, match="made"):
-        worker.call("capture.capture", plain_request(tmp_path / "m.py", body), 60)
-    with pytest.raises(WorkerFailed, match="left no"):
-        worker.take(left, tmp_path / "taken")
+        worker.call(plain_request(tmp_path / "m.py", body), 60)
+    with pytest.raises(WorkerFailed, match="did not write"):
+        worker.copy_file(left, tmp_path / "taken")
 
 
 def test_a_call_can_be_cancelled_from_another_thread(tmp_path: Path) -> None:
     with Worker(sys.executable, cwd=str(tmp_path)) as worker:
         threading.Timer(2.0, worker.kill).start()
         with pytest.raises(WorkerFailed) as caught:
-            worker.call("capture.capture", plain_request(tmp_path / "m.py", "import time\ntime.sleep(60)"), 100)
-    assert caught.value.kind == "cancelled"
+            worker.call(plain_request(tmp_path / "m.py", "import time\ntime.sleep(60)"), 100)
+    assert caught.value.kind is FailureKind.CANCELLED
 
 
 def test_memory_beyond_the_limit_is_out_of_memory_and_the_next_call_works(tmp_path: Path) -> None:
     with Worker(sys.executable, cwd=str(tmp_path), memory_bytes=4 << 30) as worker:
         with pytest.raises(OutOfMemory) as caught:
-            worker.call("capture.capture", plain_request(tmp_path / "m.py", "x = bytearray(6 << 30)"), 100)
+            worker.call(plain_request(tmp_path / "m.py", "x = bytearray(6 << 30)"), 100)
         assert caught.value.remedy
         hungry = GOOD.replace("    return", "    y = torch.ones(1 << 31)\n    return")
         with pytest.raises(OutOfMemory) as caught:
-            worker.call("capture.capture", request(tmp_path / "m.py", hungry), 100)
+            worker.call(request(tmp_path / "m.py", hungry), 100)
         assert caught.value.where is not None
-        assert worker.call("capture.capture", request(tmp_path / "good.py", GOOD), 100)
+        assert worker.call(request(tmp_path / "good.py", GOOD), 100)
 
 
 def test_what_user_code_raises_names_its_line(worker: Worker, tmp_path: Path) -> None:
     bad = "import torch\n# mtmc: x=f32[4,8]\ndef f(x):\n    y = x.sum()\n    return x @ x\n"
     with pytest.raises(TargetRaises) as caught:
-        worker.call("capture.capture", request(tmp_path / "m.py", bad), 100)
+        worker.call(request(tmp_path / "m.py", bad), 100)
     assert caught.value.where is not None
     assert caught.value.where.line == 5
 
 
 def test_a_file_that_exits_when_imported_is_an_error_of_the_file(worker: Worker, tmp_path: Path) -> None:
     with pytest.raises(TargetRaises, match="SystemExit"):
-        worker.call("capture.capture", plain_request(tmp_path / "m.py", "import sys\nsys.exit(1)"), 100)
+        worker.call(plain_request(tmp_path / "m.py", "import sys\nsys.exit(1)"), 100)
 
 
 def test_an_interpreter_that_is_not_there_is_an_environment_error(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentNotAble, match="no-such-python") as caught:
-        Worker(str(tmp_path / "no-such-python"), cwd=str(tmp_path)).call("capture.capture", {}, 5)
+        Worker(str(tmp_path / "no-such-python"), cwd=str(tmp_path)).call(StartRequest(gpu=False), 5)
     assert "--python" in caught.value.remedy
 
 
 def test_a_command_that_does_not_exist_is_an_error_and_not_a_crash(worker: Worker) -> None:
     with pytest.raises(MtmcError, match="internal error"):
-        worker.call("no.such.command", {}, 20)
+        worker.call_untyped("no.such.command", {}, 20)
 
 
 def test_only_the_end_of_what_user_code_prints_is_kept(worker: Worker, tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="the end"):
         worker.call(
-            "capture.capture",
             plain_request(
                 tmp_path / "m.py", "import os\nprint('x' * 5_000_000)\nprint('the end', flush=True)\nos._exit(1)"
             ),
             100,
         )
-    assert len(worker.output()) <= TAIL
+    assert len(worker.output()) <= OUTPUT_TAIL_BYTES
 
 
 def test_the_scratch_folder_goes_with_the_worker(tmp_path: Path) -> None:
     body = f"import os\nraise RuntimeError(os.environ['{SCRATCH}'])"
     with Worker(sys.executable, cwd=str(tmp_path)) as worker:
         with pytest.raises(TargetRaises) as caught:
-            worker.call("capture.capture", plain_request(tmp_path / "m.py", body), 100)
+            worker.call(plain_request(tmp_path / "m.py", body), 100)
         scratch = Path(caught.value.message.rpartition(" ")[2])
         assert scratch.is_dir()
     assert not scratch.exists()

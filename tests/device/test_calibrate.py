@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,13 @@ from mtmc_lsp.app.pipeline import Request, open_target, plan
 from mtmc_lsp.commands.calibrate import calibrate
 from mtmc_lsp.core.device_model import Origin
 from mtmc_lsp.core.errors import EnvironmentNotAble
-from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.device.calibration import FILL_AND_DRAIN, Calibration
 from mtmc_lsp.device.calibration_cache import cached_device
+from mtmc_lsp.process.messages import StartAnswer, StartRequest
+from mtmc_lsp.process.sandbox import Isolation
+from mtmc_lsp.timing.messages import CalibrationRequest, EnvironmentRequest
 
 GPU = Environment("3.11", "2.11.0", "3.6.0", "NVIDIA A10", "sm_86", "550.1")
 MEASURED = Calibration(
@@ -54,13 +55,13 @@ class FakeWorker:
         return self
 
     def __exit__(self, *error: object) -> None: ...
-    def call(self, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
-        answers: dict[str, dict[str, Any]] = {
-            "measure.environment": to_json(self.environment),
-            "measure.start": {"gpu": "GPU-0"},
-            "measure.device": to_json(MEASURED),
+    def call(self, request: Any, seconds: float) -> Any:
+        answers: dict[type, Any] = {
+            EnvironmentRequest: self.environment,
+            StartRequest: StartAnswer(Isolation(), "GPU-0", 1 << 34, ""),
+            CalibrationRequest: MEASURED,
         }
-        return answers[command]
+        return answers[type(request)]
 
 
 @pytest.fixture(autouse=True)

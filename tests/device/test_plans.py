@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.device.choice import model_of_arch
 from mtmc_lsp.fusion.search import Fusion, FusionSearch
 from mtmc_lsp.rewrites import ir_of
+from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, TileConfig
 from mtmc_lsp.schedule.matmul_configs import stage_bytes
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import kernel_cost
@@ -20,7 +23,7 @@ PRODUCT = "import torch\n# mtmc: a=f16[4096,4096] b=f16[4096,4096]\ndef f(a, b):
 FULL = "# mtmc: a=f32[M,K] b=f32[K,N] M=3072 K=3072 N=3072\ndef f(a, b):\n    return a @ b\n"
 CHAIN = "import torch\n# mtmc: x=f32[8192,8192]\ndef f(x):\n    return torch.relu(x * 2 + 1)\n"
 ACROSS = "# mtmc: a=f32[8192,8192] b=f32[8192,8192]\ndef f(a, b):\n    return a.t() + b\n"
-TILE = {"block_m": 128, "block_n": 256, "block_k": 64, "warps": 8, "stages": 3}
+TILE = MatmulConfig(128, 256, 64, 8, 8, 3, PrecisionMode.IEEE)
 
 
 def planned(captured, text: str, device: DeviceModel) -> Fusion:
@@ -32,19 +35,19 @@ def planned(captured, text: str, device: DeviceModel) -> Fusion:
 
 
 def test_tiles_are_moved_by_hardware_only_where_there_is_tma(captured) -> None:
-    uses = {device.arch: bool(planned(captured, PRODUCT, device).config.get("tma")) for device in (A10, H200, MI300X)}
+    uses = {device.arch: planned(captured, PRODUCT, device).config.tma for device in (A10, H200, MI300X)}
     assert uses == {"sm_86": False, "sm_90": True, "gfx942": False}
 
 
 @DEVICES
 def test_the_stages_of_a_product_fit_the_shared_memory_of_the_device(captured, device: DeviceModel) -> None:
     config = planned(captured, PRODUCT, device).config
-    assert stage_bytes(config) * int(config["stages"]) <= device.shared_bytes
+    assert stage_bytes(config) * config.stages <= device.shared_bytes
 
 
 def test_less_shared_memory_means_fewer_or_smaller_stages(captured) -> None:
     held = [
-        stage_bytes(config) * int(config["stages"])
+        stage_bytes(config) * config.stages
         for config in (planned(captured, PRODUCT, device).config for device in (MI300X, A10, H200))
     ]
     assert held[0] < held[1] < held[2]
@@ -55,7 +58,7 @@ def test_a_badly_filled_last_wave_is_shared_among_the_multiprocessors_that_there
     captured, device: DeviceModel
 ) -> None:
     ir, region = region_and_program(captured(FULL, "f"))
-    assert device.sm_count in stream_programs(ir, region, {**TILE, "precision": "ieee"}, device)
+    assert device.sm_count in stream_programs(ir, region, TILE, device)
 
 
 def test_a_fusion_saves_as_many_times_more_as_the_memory_is_slower(captured) -> None:
@@ -66,7 +69,7 @@ def test_a_fusion_saves_as_many_times_more_as_the_memory_is_slower(captured) -> 
 
 def test_tf32_products_pass_through_registers_only_where_tensor_cores_read_shared_memory(captured) -> None:
     ir, region = region_and_program(captured(FULL, "f"))
-    config = {**TILE, "precision": "tf32"}
+    config = replace(TILE, precision=PrecisionMode.TF32)
     reached = {
         device.arch: 2 * 3072**3 / (kernel_cost(ir, region, config, device).us * 1e-6) / device.flops["tf32"]
         for device in (A10, H200)
@@ -77,7 +80,7 @@ def test_tf32_products_pass_through_registers_only_where_tensor_cores_read_share
 
 def test_whole_sectors_are_read_for_single_elements_and_are_larger_on_amd(captured) -> None:
     ir, region = region_and_program(captured(ACROSS, "f"))
-    config = {"rows": 1, "block": 1024}
+    config = TileConfig(1, 1024)
     words = 8192 * 8192 * 4
     assert kernel_cost(ir, region, config, A10).bytes == pytest.approx((8 + 2) * words)
     assert kernel_cost(ir, region, config, MI300X).bytes > 10 * words

@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 from endpoint import KEY, Endpoint, Fault
 
-from mtmc_lsp.core.chat import CIRCLES, BudgetSpent, Message, ModelFailed, ModelNotUsable, clipped, shortfall
-from mtmc_lsp.core.repetition import loop_in
+from mtmc_lsp.core.chat import (
+    REPEATING,
+    BudgetSpent,
+    Message,
+    ModelFailed,
+    ModelNotUsable,
+    truncate_answer,
+    truncation_notice,
+)
+from mtmc_lsp.core.repetition import repetition_start
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
 from mtmc_lsp.llm.endpoint.probe import Abilities, list_models, probe_abilities
@@ -255,7 +263,7 @@ def test_a_failed_answer_does_not_affect_the_others() -> None:
 def test_an_answer_that_reaches_its_limit_is_marked_as_cut() -> None:
     with Endpoint("x" * 400).serving() as environ:
         (reply,) = model(environ, answer_tokens=20).ask("code", HELLO)
-    assert reply.is_cut
+    assert reply.is_truncated
     assert len(reply.text) == 80
 
 
@@ -264,17 +272,17 @@ def test_a_repetitive_answer_is_aborted_and_marked_as_cut(said: str) -> None:
     with Endpoint(Fault(endless=said)).serving() as environ:
         asked = model(environ, answer_tokens=10**6, timeout_seconds=60.0)
         (reply,) = asked.ask("code", HELLO)
-    assert reply.is_cut
+    assert reply.is_truncated
     assert len(reply.text) < 40_000
-    assert asked.exchanges[0].is_cut
-    assert shortfall(reply) == CIRCLES
-    assert len(clipped(reply.text)) < 300, "the same is not quoted again and again"
+    assert asked.exchanges[0].is_truncated
+    assert truncation_notice(reply) == REPEATING
+    assert len(truncate_answer(reply.text)) < 300, "the same is not quoted again and again"
 
 
 def test_unrolled_code_is_not_repetition() -> None:
-    assert loop_in("".join(f"    total += tl.load(x_ptr + {i} * stride)\n" for i in range(200))) is None
-    assert loop_in(f"# {'-' * 120}\n") is None
-    assert loop_in("    a\n" * 200 + "    done()\n") is None, "it came out again"
+    assert repetition_start("".join(f"    total += tl.load(x_ptr + {i} * stride)\n" for i in range(200))) is None
+    assert repetition_start(f"# {'-' * 120}\n") is None
+    assert repetition_start("    a\n" * 200 + "    done()\n") is None, "it came out again"
 
 
 def test_reasoning_text_is_not_part_of_the_answer() -> None:

@@ -14,8 +14,7 @@ from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.chat import Reply
-from mtmc_lsp.core.errors import WorkerFailed
-from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Verdict, VerdictStatus
@@ -25,6 +24,7 @@ from mtmc_lsp.llm.profile_text import profile_text
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.timing.messages import ProfileRequest
 
 PRODUCT = """\
 import torch
@@ -91,7 +91,7 @@ class Watching(AgreeingMeasurer):
     def kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
         self.watched.append(candidate.id)
         if self.fails:
-            raise WorkerFailed("the process ended with signal SIGSEGV", kind="crashed")
+            raise WorkerFailed("the process ended with signal SIGSEGV", kind=FailureKind.CRASHED)
         return (KernelTime("sort", 1.0, 5.0),)
 
 
@@ -130,10 +130,10 @@ def test_a_version_is_profiled_once_and_only_for_a_planner_that_reads_the_profil
 def test_a_version_is_profiled_as_it_is_and_not_as_the_file_has_it(captured, interpreter_worker) -> None:
     capture = captured(STAGED, "sharp")
     made = first_version(capture, STAGED)
-    request = {"capture": to_json(capture), "own": STAGED, "sizes": dict(capture.graph.sizes), "seconds": 0.03}
+    request = ProfileRequest(capture, STAGED, capture.graph.sizes, 0.03)
     names = [
-        {row["name"] for row in interpreter_worker.call("measure.profile", {**request, **more}, 120)["operators"]}
-        for more in ({}, {"source": made.source})
+        {row.name for row in interpreter_worker.call(replace(request, source=source), 120).operators}
+        for source in (None, made.source)
     ]
     assert {"aten::relu", "aten::sort"} <= names[0]
     assert "aten::relu" not in names[1], "a kernel does that"

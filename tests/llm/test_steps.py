@@ -48,7 +48,7 @@ FAILURES = {
     "unfinished hunk": (lambda r: good(r)[: -len(">>>>>>> REPLACE\n")], "A hunk is incomplete"),
     "hunk without middle": ("<<<<<<< SEARCH\na\n>>>>>>> REPLACE\n", "A hunk is incomplete"),
     "block without end": (lambda r: good_complete_text(r).removesuffix("```"), "The code block is not closed"),
-    "goes in circles": (hunk("", "a = 1\n" * 20_000), "said the same again and again"),
+    "goes in circles": (hunk("", "a = 1\n" * 20_000), "repeated itself"),
     "two answers": (lambda r: good_complete_text(r) + "\nor\n" + good_complete_text(r), "two versions"),
     "does not parse": (changed(STORE, "    tl.store(("), "does not parse"),
     "no launch": (lambda r: hunk("", KERNEL), "launches no kernel"),

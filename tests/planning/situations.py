@@ -9,7 +9,7 @@ from mtmc_lsp.actions.catalogue import proposals
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.json_codec import from_json
+from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import BaselineTime, Ratio, Speed, Timing
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
@@ -51,7 +51,7 @@ def timing(median_us: float, eager: float, graph_us: float | None) -> Timing:
 
 def act(capture: Capture, candidate: Candidate, kind: ActionKind, *region: str, **params: object) -> Candidate:
     """``candidate`` after one action, as a run would write it."""
-    return BuiltinCoder().write(capture, candidate, MacroAction(kind, region, (0, 0), params))
+    return BuiltinCoder().write(capture, candidate, MacroAction(kind, region, (0, 0), to_json(params)))
 
 
 def region_and_program(capture: Capture) -> tuple[KernelIR, Region]:

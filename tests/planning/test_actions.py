@@ -12,6 +12,7 @@ from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.schedule.configs import PrecisionMode
 from mtmc_lsp.schedule.schedule import Schedule
 from tests.codegen.harness import fused, verified
 from tests.codegen.test_kernels import ATTENTION, LINEAR, NORM, ROTARY, SCAN, SOFTMAX
@@ -61,40 +62,65 @@ def test_a_legal_action_changes_the_schedule_and_the_kernel_still_is_right(name:
     before = fused(capture, text, config)
     region = schedule_of(before).kernels[0].nodes
     after = act(capture, before, kind, *region, config=changes)
-    assert {**config, **changes} == dict(schedule_of(after).kernels[0].config)
+    chosen = schedule_of(after).kernels[0].config
+    assert chosen == from_json(type(chosen), {**config, **changes})
     assert after.source != before.source
     verdict = verified(capture, after)
     assert verdict.is_correct, verdict.reason
 
 
 ILLEGAL = {
-    "a tile that is no power of two": (NORM, ROWS, K.TILE, {"block": 48}, "must be a power of two"),
-    "a tile too large": (NORM, LOOPED, K.TILE, {"rows": 64, "block": 4096}, "more than 65536 elements"),
-    "a product's tile too small for tensor cores": (LINEAR, PRODUCT, K.TILE, {"block_k": 8}, "sides of 16 to 256"),
+    "a tile that is no power of two": (NORM, ROWS, K.TILE, {"block": 48}, "must be a power of two from 1 to 65536"),
+    "a tile too large": (
+        NORM,
+        LOOPED,
+        K.TILE,
+        {"rows": 64, "block": 4096},
+        "rows and block cannot be 64 rows x 4096 columns: a tile has at most 65536 elements",
+    ),
+    "a product's tile too small for tensor cores": (
+        LINEAR,
+        PRODUCT,
+        K.TILE,
+        {"block_k": 8},
+        "block_k cannot be 8; it must be a power of two from 16 to 256",
+    ),
     "a choice that the kernel has not": (NORM, ROWS, K.TILE, {"block_m": 32}, "has no block_m to choose"),
     "a choice of another kind": (NORM, ROWS, K.TILE, {"persist": 4}, "has no persist to choose"),
     "stages without a loop": (NORM, ROWS, K.PIPELINE, {"stages": 4}, "has no stages to choose"),
     "no stages": (NORM, LOOPED, K.PIPELINE, {"stages": 0}, "stages cannot be 0"),
     "half a warp": (NORM, ROWS, K.VECTORIZE, {"warps": 0}, "warps cannot be 0"),
-    "too many warps": (NORM, ROWS, K.VECTORIZE, {"warps": 64}, "at most 32 warps"),
+    "too many warps": (
+        NORM,
+        ROWS,
+        K.VECTORIZE,
+        {"warps": 64},
+        "warps cannot be 64; it must be a power of two from 1 to 32",
+    ),
     "an order of rows": (NORM, ROWS, K.REORDER, {"order": "columns"}, "has no order to choose"),
-    "an unknown order": (ROTARY, TILES, K.REORDER, {"order": "diagonal"}, "not 'diagonal'"),
-    "parts of a scan": (SCAN, {"rows": 2, "block": 16}, K.SPLIT, {"split": 2}, "has no such parts"),
+    "an unknown order": (
+        ROTARY,
+        TILES,
+        K.REORDER,
+        {"order": "diagonal"},
+        "order: 'diagonal' is none of 'rows', 'columns'",
+    ),
+    "parts of a scan": (SCAN, {"rows": 2, "block": 16}, K.SPLIT, {"split": 2}, "a scan kernel has no parts"),
     "parts that are empty": (SOFTMAX, LOOPED, K.SPLIT, {"split": 64}, "would leave some empty"),
-    "three parts": (SOFTMAX, LOOPED, K.SPLIT, {"split": 3}, "must be a power of two"),
+    "three parts": (SOFTMAX, LOOPED, K.SPLIT, {"split": 3}, "must be a power of two from 1 to 65536"),
     "persistent attention": (
         ATTENTION,
         {"block_m": 16, "block_n": 16, "warps": 4, "stages": 2},
         K.PERSIST,
         {"persist": 4},
-        "attention's programs differ in length",
+        "an attention kernel has no persist to choose",
     ),
     "a persistent split kernel": (
         SOFTMAX,
         {**LOOPED, "split": 2},
         K.PERSIST,
         {"persist": 4},
-        "has few pieces for many programs",
+        "a split kernel has few pieces of work for many programs",
     ),
     "nothing to change": (NORM, ROWS, K.TILE, {}, "has no configuration"),
 }
@@ -138,7 +164,6 @@ def test_a_shared_value_is_recomputed_by_both_reductions(captured) -> None:
 
 
 def test_a_product_that_computes_a_value_for_itself_can_be_fused_further(captured) -> None:
-    """Its kernel has no configuration of its own yet."""
     text = """import torch
 # mtmc: x=f32[N,K] w=f32[K,M] N=20 K=24 M=16
 def f(x, w):
@@ -149,7 +174,7 @@ def f(x, w):
     tanh, product, relu, total = (node.name for node in capture.graph.nodes)
     apart = act(capture, start(capture, text), K.FUSE, tanh, total, config={})
     after = act(capture, apart, K.RECOMPUTE, tanh, node=tanh)
-    assert schedule_of(after).kernel_of(product).config == {}
+    assert schedule_of(after).kernel_of(product).config.precision is PrecisionMode.IEEE
     further = [action for action in proposed(capture, after, K.FUSE) if {product, relu} <= set(action.region)]
     verdict = verified(capture, BuiltinCoder().write(capture, after, further[0]))
     assert verdict.is_correct, verdict.reason

@@ -11,6 +11,7 @@ import pytest
 from mtmc_lsp.actions.catalogue import proposals
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
@@ -18,7 +19,6 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.rewrites import ir_of
-from mtmc_lsp.schedule.matmul_configs import PROMOTED
 from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 from tests.codegen.families import source
@@ -43,7 +43,7 @@ NOT_PACKED = {
 
 def packed(capture: Capture, candidate: Candidate, kind: ActionKind) -> Candidate:
     """The target's convolution with its operands packed."""
-    rule = {ActionKind.CHANNELS_LAST: "channels-last", ActionKind.HALF_OPERANDS: "half-operands"}[kind]
+    rule = {ActionKind.CHANNELS_LAST: "channels-last", ActionKind.FP16_OPERANDS: "fp16-operands"}[kind]
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
     return act(capture, candidate, kind, name, rule=rule, node=name, kernels=[])
 
@@ -78,11 +78,11 @@ def test_with_channels_last_the_values_are_the_same(name: str, library: bool, ca
 
 @pytest.mark.parametrize("library", [True, False], ids=["library", "own"])
 @pytest.mark.parametrize("name", ["images", "transposed", "lines", "transposed lines"])
-def test_scaled_half_operands_are_as_exact_as_tf32(name: str, library: bool, captured) -> None:
+def test_scaled_fp16_operands_are_as_exact_as_tf32(name: str, library: bool, captured) -> None:
     """On a CPU the user's own code is exact, so the verdict names the error; TF32's is about 3e-4."""
     text = source(CASES[name], "f32")
     capture = captured(text, "f")
-    candidate = packed(capture, start(capture, text), ActionKind.HALF_OPERANDS)
+    candidate = packed(capture, start(capture, text), ActionKind.FP16_OPERANDS)
     verdict = verified(capture, with_kernels(capture, candidate, library=library))
     found = re.search(r"relative L2 error (\S+), the user's own", verdict.reason)
     assert found is not None, verdict.reason
@@ -90,7 +90,7 @@ def test_scaled_half_operands_are_as_exact_as_tf32(name: str, library: bool, cap
 
 
 @pytest.mark.parametrize("name", NOT_PACKED)
-@pytest.mark.parametrize("kind", [ActionKind.CHANNELS_LAST, ActionKind.HALF_OPERANDS])
+@pytest.mark.parametrize("kind", [ActionKind.CHANNELS_LAST, ActionKind.FP16_OPERANDS])
 def test_what_gains_nothing_is_not_packed(name: str, kind: ActionKind, captured) -> None:
     text = source(NOT_PACKED[name], "f32")
     capture = captured(text, "f")
@@ -106,11 +106,11 @@ def test_what_is_packed_is_not_packed_again(captured) -> None:
     name = next(node.name for node in graph.nodes if ".conv" in node.op)
     with pytest.raises(CannotCode):
         act(capture, candidate, ActionKind.CHANNELS_LAST, name, rule="channels-last", node=name, kernels=[])
-    narrow = act(capture, candidate, ActionKind.HALF_OPERANDS, name, rule="half-operands", node=name, kernels=[])
+    narrow = act(capture, candidate, ActionKind.FP16_OPERANDS, name, rule="fp16-operands", node=name, kernels=[])
     assert "float16" in narrow.source
 
 
-def test_half_operands_are_proposed_only_where_they_can_be_judged(captured) -> None:
+def test_fp16_operands_are_proposed_only_where_they_can_be_judged(captured) -> None:
     text = source("x=F[32,64,64,64], w=F[128,64,3,3]: F.relu(F.conv2d(x, w))", "f32")
     capture = captured(text, "f")
 
@@ -118,9 +118,9 @@ def test_half_operands_are_proposed_only_where_they_can_be_judged(captured) -> N
         found = proposals(situation(capture, start(capture, text), device=SHEET, **state))
         return {action.kind for action in found}
 
-    assert ActionKind.HALF_OPERANDS in kinds(has_gpu=True, strict=False)
-    assert ActionKind.HALF_OPERANDS not in kinds(has_gpu=True, strict=True)
-    assert ActionKind.HALF_OPERANDS not in kinds(has_gpu=False, strict=False)
+    assert ActionKind.FP16_OPERANDS in kinds(has_gpu=True, strict=False)
+    assert ActionKind.FP16_OPERANDS not in kinds(has_gpu=True, strict=True)
+    assert ActionKind.FP16_OPERANDS not in kinds(has_gpu=False, strict=False)
 
 
 SPLIT_CASES = {
@@ -145,9 +145,9 @@ def split(capture: Capture, text: str, tile: int = 16) -> Candidate:
     for fusion in FusionSearch(ir, base, SLOW).best():
         own = any("halves_conv" in ir.graph.node(node).op for node in fusion.nodes)
         small = {"block_m": tile, "block_n": tile, "block_k": 16} if own else {}
-        kernels.append({"nodes": list(fusion.region.nodes), "config": {**fusion.config, **small}})
+        kernels.append({"nodes": list(fusion.region.nodes), "config": {**to_json(fusion.config), **small}})
     params = {"rule": "split-operands", "node": name, "kernels": kernels}
-    return act(capture, start(capture, text), ActionKind.HALF_OPERANDS, name, **params)
+    return act(capture, start(capture, text), ActionKind.FP16_OPERANDS, name, **params)
 
 
 @pytest.mark.parametrize("name", SPLIT_CASES)
@@ -186,7 +186,7 @@ def test_halves_must_be_multiplied_by_a_kernel(captured) -> None:
     capture = captured(text, "f")
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
     with pytest.raises(CannotCode, match="must be part of a kernel"):
-        act(capture, start(capture, text), ActionKind.HALF_OPERANDS, name, rule="split-operands", node=name, kernels=[])
+        act(capture, start(capture, text), ActionKind.FP16_OPERANDS, name, rule="split-operands", node=name, kernels=[])
 
 
 LARGE = "x=F[32,64,64,64], w=F[128,64,3,3], b=F[128]: F.relu(F.conv2d(x, w, b, padding=1))"
@@ -200,7 +200,7 @@ def with_precision(capture: Capture, precision: str) -> Capture:
 def planned(capture: Capture, text: str, history: tuple[Step, ...]) -> list[MacroAction]:
     """What the planner would do with the convolution on an H200: make a kernel of it, or pack its operands."""
     state = State(capture, start(capture, text), history, SHEET, True)
-    kinds = (ActionKind.FUSE, ActionKind.TENSOR_CORE, ActionKind.HALF_OPERANDS)
+    kinds = (ActionKind.FUSE, ActionKind.TENSOR_CORE, ActionKind.FP16_OPERANDS)
     found = [action for action in RooflinePlanner().ranked(state) if action.kind in kinds]
     convolutions = {node.name for node in capture.graph.nodes if "conv" in node.op}
     return [action for action in found if convolutions & set(action.region)]
@@ -217,8 +217,8 @@ def test_a_convolution_that_was_exact_after_all_gets_split_operands(captured) ->
     text = source(LARGE, "f32")
     capture = with_precision(captured(text, "f"), "tf32")
     first = planned(capture, text, ())
-    assert modes(first[0]) == {"half-operands"}
-    assert {mode for action in first for mode in modes(action)} <= {"half-operands", "tf32"}
+    assert modes(first[0]) == {"fp16-operands"}
+    assert {mode for action in first for mode in modes(action)} <= {"fp16-operands", "tf32"}
     verdict = Verdict(VerdictStatus.INCORRECT, (), "gpu", 2.8e-4, 2.6e-7, "too inexact")
     for failed in first:
         history = (Step(1, failed, StepStatus.FAILED, verdict.reason, verdict=verdict),)
@@ -235,7 +235,7 @@ def test_where_tf32_is_off_operands_are_split_at_once(captured) -> None:
     action = planned(capture, text, ())[0]
     assert modes(action) == {"split-operands"}
     products = [item["config"] for item in action.params["kernels"] if item["config"].get("precision")]  # type: ignore[union-attr,attr-defined]
-    assert [config["precision"] for config in products] == [PROMOTED]
+    assert [config["precision"] for config in products] == ["fp16x3-promoted"]
     candidate = BuiltinCoder().write(capture, start(capture, text), action)
     assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
 
@@ -248,7 +248,7 @@ def test_both_operands_scales_are_found_by_kernels_in_the_first_step(text: str, 
     text = source(text, "f32")
     capture = with_precision(captured(text, "f"), "tf32")
     action = planned(capture, text, ())[0]
-    assert modes(action) == {"half-operands"}
+    assert modes(action) == {"fp16-operands"}
     candidate = BuiltinCoder().write(capture, start(capture, text), action)
     assert "torch.ops.aten.log2" not in candidate.source
     assert not compile_errors(capture, candidate, ("sm_90",))
@@ -263,7 +263,7 @@ def test_a_convolution_that_was_seen_to_be_exact_gets_split_operands_at_once(cap
         mode: replace(capture, graph=replace(capture.graph, convolutions_seen={name: mode}))
         for mode in ("ieee", "tf32")
     }
-    assert modes(planned(seen["tf32"], text, ())[0]) == {"half-operands"}
+    assert modes(planned(seen["tf32"], text, ())[0]) == {"fp16-operands"}
     found = planned(seen["ieee"], text, ())
     assert modes(found[0]) == {"split-operands"}
     assert {mode for action in found for mode in modes(action)} <= {"split-operands", "ieee"}

@@ -8,7 +8,8 @@ from mtmc_lsp.ir.regions import analyse
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.attention_configs import attention_config
 from mtmc_lsp.schedule.column_tiles import column_block, next_power_of_two
-from mtmc_lsp.schedule.matmul_configs import SPLIT, Config, fitted, product_config
+from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, TileConfig
+from mtmc_lsp.schedule.matmul_configs import fitted, product_config
 from mtmc_lsp.schedule.schedule import Rewrite, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.tuning.cost import kernel_cost
@@ -34,7 +35,7 @@ def test_keys_and_values_of_an_attention_fit_into_shared_memory(
         dtype,
     )
     config = attention_config(*region_and_program(captured(text, "f")), shared)
-    m, n, stages = (int(config[name]) for name in ("block_m", "block_n", "stages"))
+    m, n, stages = config.block_m, config.block_n, config.stages
     held = next_power_of_two(head)
     elements = m * held + n * stages * 2 * held
     assert elements * (4 if dtype == "f32" else 2) <= shared or (m, n, stages) == (32, 32, 1)
@@ -44,14 +45,14 @@ def test_keys_and_values_of_an_attention_fit_into_shared_memory(
 def test_a_transposed_tensor_is_read_in_square_tiles(captured) -> None:
     ir, region = region_and_program(captured(f"import torch\n{ACROSS}", "across"))
     config = default_config(ir, region)
-    assert (config["rows"], config["block"]) == (64, 64)
+    assert config == TileConfig(64, 64, warps=8)
     other = region_and_program(captured(f"import torch\n{ALONG}", "across"))
-    assert default_config(*other)["rows"] == 1
+    assert default_config(*other).rows == 1
 
 
 def test_whole_sectors_are_read_for_single_elements_and_long_tiles_pay_for_it(captured) -> None:
     ir, region = region_and_program(captured(f"import torch\n{ACROSS}", "across"))
-    square, long = (kernel_cost(ir, region, c, SHEET) for c in ({"rows": 64, "block": 64}, {"rows": 1, "block": 1024}))
+    square, long = (kernel_cost(ir, region, c, SHEET) for c in (TileConfig(64, 64), TileConfig(1, 1024)))
     words = 8192 * 8192 * 4
     assert square.bytes == pytest.approx(3 * words)
     assert long.bytes == pytest.approx((8 + 2) * words), "a sector of 32 bytes holds eight floats"
@@ -60,7 +61,7 @@ def test_whole_sectors_are_read_for_single_elements_and_long_tiles_pay_for_it(ca
 
 def test_a_reduction_down_the_columns_is_dear_row_by_row(captured) -> None:
     ir, region = region_and_program(captured(f"import torch\n{DOWN}", "down"))
-    by_rows = kernel_cost(ir, region, {"rows": 1, "block": 8192, "loop": False}, SHEET)
+    by_rows = kernel_cost(ir, region, TileConfig(1, 8192), SHEET)
     assert by_rows.us > 2 * kernel_cost(ir, region, default_config(ir, region), SHEET).us
 
 
@@ -68,7 +69,7 @@ def test_windows_before_a_norm_are_folded_on_each_of_its_walks(captured) -> None
     """Once for the statistics, once for what they centre; and by as many programs as there are rows."""
     pooled = "F.max_pool2d(x, 7, 1)"
     wanted = {"sum": f"{pooled}.sum((2, 3))", "norm": f"F.instance_norm({pooled})"}
-    config = {"rows": 1, "block": 2048, "loop": True, "warps": 8, "stages": 2}
+    config = TileConfig(1, 2048, loop=True, warps=8)
 
     def microseconds(name: str, channels: int) -> float:
         ir, region = region_and_program(captured(source(f"x=F[8,{channels},128,128]: {wanted[name]}", "f32"), "f"))
@@ -111,7 +112,7 @@ def test_a_product_waits_for_operands_that_are_loaded_element_by_element(capture
 def test_what_is_split_before_is_read_together(captured) -> None:
     text = source("x=F[64,128], w=F[64,128]: torch.mm(x.t(), w)", "f32")
     ir, region = region_and_program(captured(text, "f"))
-    assert loads_apart_us(ir, region, product_config(ir, region, SPLIT), SHEET) == 0.0
+    assert loads_apart_us(ir, region, product_config(ir, region, PrecisionMode.FP16X3), SHEET) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,6 @@ def test_what_is_split_before_is_read_together(captured) -> None:
 def test_a_configuration_keeps_as_many_stages_as_fit_and_gets_no_more(
     stages: int, shared: int, expected: tuple[int, int]
 ) -> None:
-    config: Config = {"block_m": 128, "block_n": 128, "block_k": 64, "stages": stages, "precision": SPLIT}
+    config = MatmulConfig(128, 128, 64, 8, 8, stages, PrecisionMode.FP16X3)
     fit = fitted(config, shared)
-    assert (fit["block_k"], fit["stages"]) == expected
+    assert (fit.block_k, fit.stages) == expected

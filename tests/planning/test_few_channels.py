@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
@@ -14,9 +15,9 @@ from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.regions import analyse
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.rewrites import ir_of
-from mtmc_lsp.schedule.matmul_configs import PROMOTED, product_config
+from mtmc_lsp.schedule.configs import PrecisionMode, SplitOnLoad
+from mtmc_lsp.schedule.matmul_configs import product_config
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.schedule.split_on_load import ONCE
 from mtmc_lsp.schedule.tile_configs import variants
 from tests.codegen.families import source
 from tests.codegen.harness import compile_errors, verified
@@ -39,12 +40,12 @@ def in_one_kernel(capture: Capture, text: str, **tile: int) -> Candidate:
     convolution = next(node.name for node in ir.graph.nodes if ".conv" in node.op)
     fusion = next(
         found
-        for found in FusionSearch(ir, base, SLOW, precision=lambda node: PROMOTED).best()
+        for found in FusionSearch(ir, base, SLOW, precision=lambda node: PrecisionMode.FP16X3_PROMOTED).best()
         if convolution in found.nodes
     )
-    assert fusion.config[ONCE] == 0
+    assert fusion.config.split_on_load is SplitOnLoad.LEFT
     kind = ActionKind.TENSOR_CORE
-    return act(capture, start(capture, text), kind, *fusion.region.nodes, config={**fusion.config, **tile})
+    return act(capture, start(capture, text), kind, *fusion.region.nodes, config={**to_json(fusion.config), **tile})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -100,7 +101,7 @@ def test_few_channels_are_split_in_the_kernel_with_all_that_is_around(channels: 
     capture, text = exact(captured, channels)
     action = planned(capture, text)[0]
     assert action.kind is ActionKind.TENSOR_CORE
-    assert action.params["config"][ONCE] == 0  # type: ignore[index,call-overload]
+    assert action.params["config"]["split_on_load"] == "left"  # type: ignore[index,call-overload]
     assert len(action.region) == len(capture.graph.nodes)
 
 
@@ -123,8 +124,8 @@ def test_few_windows_with_a_long_sum_are_not_written_out(captured) -> None:
     capture = captured(text, "f")
     ir = ir_of(capture.graph, Schedule())
     region = analyse(ir, tuple(node.name for node in capture.graph.nodes))
-    config = product_config(ir, region, PROMOTED)
-    assert (config["precision"], config["split_k"]) == ("ieee", 4)
+    config = product_config(ir, region, PrecisionMode.FP16X3_PROMOTED)
+    assert (config.precision, config.split_k) == (PrecisionMode.IEEE, 4)
 
 
 @pytest.mark.parametrize("n", [24, 64, 128])
@@ -134,8 +135,8 @@ def test_no_tile_is_tried_whose_sums_do_not_fit_into_registers(n: int, captured)
     capture = captured(text, "f")
     ir = ir_of(capture.graph, Schedule())
     region = analyse(ir, tuple(node.name for node in capture.graph.nodes))
-    first = product_config(ir, region, PROMOTED)
+    first = product_config(ir, region, PrecisionMode.FP16X3_PROMOTED)
     tried = [first, *variants(ir, region, first)]
     assert len(tried) > 2
-    tiles = {(c["block_m"], c["block_n"], c["warps"]) for c in tried}
+    tiles = {(c.block_m, c.block_n, c.warps) for c in tried}
     assert not tiles & {(256, 64, 4), (128, 128, 4), (256, 128, 8)}

@@ -139,8 +139,8 @@ def test_each_thread_has_one_of_the_columns_that_windows_slide_along(captured) -
     ):
         ir, region = region_and_program(captured(source(case, "f32"), "f"))
         configs[name] = default_config(ir, region)
-    assert configs["lines"]["rows"] * configs["lines"]["block"] == 32 * configs["lines"]["warps"]  # type: ignore[operator]
-    assert configs["rows"]["rows"] * configs["rows"]["block"] > 32 * configs["rows"]["warps"]  # type: ignore[operator]
+    assert configs["lines"].elements == 32 * configs["lines"].warps
+    assert configs["rows"].elements > 32 * configs["rows"].warps
 
 
 def test_a_fold_inside_a_fold_is_dear_where_windows_overlap(captured) -> None:

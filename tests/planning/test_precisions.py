@@ -10,19 +10,28 @@ import pytest
 from mtmc_lsp.actions.catalogue import proposals
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.regions import analyse
-from mtmc_lsp.schedule.matmul_configs import HALVES, PROMOTED, SHORT, SPLIT, product_config
+from mtmc_lsp.schedule.configs import SPLIT_PRECISION_MODES, MatmulConfig, PrecisionMode
+from mtmc_lsp.schedule.matmul_configs import product_config
 from mtmc_lsp.schedule.precision_modes import Precisions
-from mtmc_lsp.schedule.split_on_load import BOTH
 from mtmc_lsp.tuning.cost import kernel_cost, torch_cost
 from tests.codegen.harness import compile_errors, fused, verified
 from tests.planning.situations import SHEET, region_and_program, situation, start
 
-SMALL = {"block_m": 16, "block_n": 16, "block_k": 16, "group_m": 4, "warps": 4, "stages": 2, "precision": SHORT}
+SMALL = {
+    "block_m": 16,
+    "block_n": 16,
+    "block_k": 16,
+    "group_m": 4,
+    "warps": 4,
+    "stages": 2,
+    "precision": "fp16x3-short",
+}
 LINEAR = """import torch
 import torch.nn.functional as F
 # mtmc: x=f32[B,K]{range} w=f32[N,K]{range} b=f32[N] B={b} K={k} N={n}
@@ -71,8 +80,8 @@ def test_a_sum_of_few_terms_is_one_piece_and_longer_ones_stay_exact(captured) ->
     """One accumulator leaves the registers for a larger tile; the launcher says by K, call by call, which it is."""
     text = linear(range="@0..1", b=512, k=192, n=512)
     capture = captured(text, "f")
-    config = {**SMALL, "precision": SHORT}
-    long, short = fused(capture, text, config), fused(capture, text, {**config, "precision": SPLIT})
+    config = {**SMALL, "precision": "fp16x3-short"}
+    long, short = fused(capture, text, config), fused(capture, text, {**config, "precision": "fp16x3"})
     assert "ONE_PIECE" not in long.source, "K is more than 128"
     assert "ONE_PIECE=k_pad <= 256" in short.source
     assert short.launches[-1].constexprs["ONE_PIECE"] is True
@@ -80,7 +89,7 @@ def test_a_sum_of_few_terms_is_one_piece_and_longer_ones_stay_exact(captured) ->
     # Sizes along K that are one piece and that are not.
     small = linear(range="@0..1", b=40, k=250)
     capture = captured(small, "f")
-    verdict = verified(capture, fused(capture, small, {**config, "precision": SPLIT}))
+    verdict = verified(capture, fused(capture, small, {**config, "precision": "fp16x3"}))
     assert verdict.is_correct, verdict.reason
 
 
@@ -89,9 +98,9 @@ def test_the_tile_of_split_operands_is_as_large_as_their_sums_leave_room_for(
     k: int, tile: tuple[int, int], stages: int, captured
 ) -> None:
     ir, region = region_and_program(captured(linear(b=8192, k=k, n=8192), "f"))
-    config = product_config(ir, region, SPLIT)
-    assert (config["block_m"], config["block_n"]) == tile
-    assert config["stages"] == stages
+    config = product_config(ir, region, PrecisionMode.FP16X3)
+    assert (config.block_m, config.block_n) == tile
+    assert config.stages == stages
 
 
 def test_pieces_are_added_by_fp32_units(captured) -> None:
@@ -100,7 +109,7 @@ def test_pieces_are_added_by_fp32_units(captured) -> None:
     capture = captured(text, "f")
     config = dict(planned(capture, text)[0].params["config"])
     assert config["tma"]
-    candidate = fused(capture, text, {**config, "block_n": 128, "precision": SHORT})
+    candidate = fused(capture, text, {**config, "block_n": 128, "precision": "fp16x3-short"})
     assert re.search(r"if \(start // BLOCK_K \+ 1\) % PIECE == 0:\n +acc \+= part", candidate.source)
     assert candidate.launches[-1].constexprs["PIECE"] == 2
     assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
@@ -135,7 +144,7 @@ def test_what_was_too_inexact_is_summed_in_shorter_pieces_and_then_by_fp32_units
         action = next(iter(planned(capture, text, history)))
         modes.append(precision(action))
         history = (*history, failed(action, 2.3e-5))
-    assert modes == [SPLIT, SHORT, "ieee"]
+    assert modes == ["fp16x3", "fp16x3-short", "ieee"]
     assert not any(precision(action) for action in planned(capture, text, history))
 
 
@@ -145,7 +154,7 @@ def test_an_inexact_mode_is_given_up_for_the_product_whatever_is_fused_with_it(c
     product = next(name for name in first.region if "linear" in name)
     alone = replace(first, region=(product,))
     modes = {precision(action) for action in planned(capture, BIG, (failed(alone, 2.3e-5),))}
-    assert modes == {SHORT}
+    assert modes == {"fp16x3-short"}
 
 
 def test_what_was_too_slow_is_not_tried_in_shorter_pieces(captured) -> None:
@@ -153,14 +162,16 @@ def test_what_was_too_slow_is_not_tried_in_shorter_pieces(captured) -> None:
     capture = captured(BIG, "f")
     first = planned(capture, BIG)[0]
     history = (Step(1, first, StepStatus.REJECTED, "not faster"),)
-    assert SHORT not in {precision(a) for a in planned(capture, BIG, history) if set(a.region) == set(first.region)}
+    assert "fp16x3-short" not in {
+        precision(a) for a in planned(capture, BIG, history) if set(a.region) == set(first.region)
+    }
 
 
 def test_a_wrong_kernel_says_nothing_of_its_rounding(captured) -> None:
     capture = captured(BIG, "f")
     first = planned(capture, BIG)[0]
     modes = [precision(action) for action in planned(capture, BIG, (failed(first, 0.7),))]
-    assert modes[0] == SPLIT, "other nodes are tried together, in the same mode"
+    assert modes[0] == "fp16x3", "other nodes are tried together, in the same mode"
 
 
 AVERAGED = {
@@ -185,7 +196,9 @@ def f(x, y, r, s):
 """
     ir = lower(captured(source, "f").graph)
     modes = Precisions(ir, False, {}, ()).modes
-    assert {left[0] for left in modes.values()} == ({SHORT} if AVERAGED[text] else {SPLIT})
+    assert {left[0] for left in modes.values()} == (
+        {PrecisionMode.FP16X3_SHORT} if AVERAGED[text] else {PrecisionMode.FP16X3}
+    )
 
 
 def test_operands_that_are_rounded_on_the_way_take_the_room_that_they_are_loaded_in(captured) -> None:
@@ -209,20 +222,21 @@ def test_few_tiles_with_a_long_sum_share_it_and_split_operands_as_they_are_read(
     capture = replace(capture, graph=replace(capture.graph, sizes={"B": 256, "K": 524288, "N": 256}))
     first = planned(capture, text)[0]
     config = first.params["config"]
-    assert (precision(first), config["once"], config["split_k"]) == (PROMOTED, BOTH, 32)
+    assert (precision(first), config["split_on_load"], config["split_k"]) == ("fp16x3-promoted", "both", 32)
     assert not compile_errors(capture, BuiltinCoder().write(capture, start(capture, text), first), ("sm_90",))
     ir = lower(capture.graph)
     region = analyse(ir, first.region)
-    before = {name: value for name, value in config.items() if name != "once"}
+    chosen = from_json(MatmulConfig, config)
+    before = replace(chosen, precision=PrecisionMode.FP16X3, split_on_load=None)
     library = sum(torch_cost(ir, capture.graph.node(name), SHEET).us for name in first.region)
-    assert kernel_cost(ir, region, config, SHEET).us < library < kernel_cost(ir, region, before, SHEET).us
+    assert kernel_cost(ir, region, chosen, SHEET).us < library < kernel_cost(ir, region, before, SHEET).us
 
 
 def test_strict_runs_stay_with_fp32_units(captured) -> None:
     text = linear(range="@0..1", b=2048, k=2048, n=2048)
     capture = captured(text, "f")
     modes = {precision(action) for action in planned(capture, text, strict=True)}
-    assert modes and not modes & set(HALVES)
+    assert modes and not modes & {mode.value for mode in SPLIT_PRECISION_MODES}
 
 
 @pytest.mark.parametrize(("drawn", "low"), [("rand", 0.0), ("randn", None)])

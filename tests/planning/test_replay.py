@@ -49,7 +49,7 @@ def kernels(capture: Capture, text: str) -> Candidate:
 def test_the_launcher_is_replayed_and_the_compiler_sees_through_it_still(captured) -> None:
     capture = captured(TEXT, "Model")
     replayed = act(capture, kernels(capture, TEXT), ActionKind.CUDA_GRAPH, launches=1)
-    assert schedule_of(replayed).replayed
+    assert schedule_of(replayed).cuda_graph
     text = replayed.source
     assert REPLAYED in text and GRAPHS in text
     assert "return _replayed(model_launch, (x,), (weight,))" in text
@@ -251,8 +251,8 @@ def test_a_schedule_stays_replayed_through_other_steps(captured) -> None:
     candidate = act(capture, kernels(capture, TEXT), ActionKind.CUDA_GRAPH)
     plan = schedule_of(candidate).kernels[-1]
     tuned = act(capture, candidate, ActionKind.TILE, *plan.nodes, config={"rows": 2})
-    assert schedule_of(tuned).replayed
-    assert replace(schedule_of(tuned), replayed=False) != schedule_of(candidate)
+    assert schedule_of(tuned).cuda_graph
+    assert replace(schedule_of(tuned), cuda_graph=False) != schedule_of(candidate)
 
 
 @pytest.mark.parametrize(("tried", "first"), [(False, ActionKind.FUSE), (True, ActionKind.CUDA_GRAPH)])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mtmc_lsp.schedule.matmul_configs import PROMOTED
-from mtmc_lsp.schedule.split_on_load import BOTH
 from tests.codegen.harness import fused, verified
 from tests.codegen.test_kernels import COLUMNS, DROPOUT, GROUP, LINEAR, LOSS, NORM, ROTARY, SCAN, SOFTMAX
 
@@ -60,9 +58,18 @@ PRODUCTS = {
     "linear by split operands": (LINEAR, {"precision": "fp16x3", "split_k": 4}),
     "linear by split operands, tiles moved by hardware": (LINEAR, {"precision": "fp16x3", "tma": True, "split_k": 4}),
     "batched": (BATCHED, {"precision": "ieee", "split_k": 4}),
-    "both operands split as they are read": (LINEAR, {"precision": PROMOTED, "once": BOTH, "split_k": 4}),
-    "batches split as they are read": (BATCHED, {"precision": PROMOTED, "once": BOTH, "split_k": 2}),
-    "what is computed split before it is summed": (COMPUTED, {"precision": PROMOTED, "once": BOTH, "split_k": 2}),
+    "both operands split as they are read": (
+        LINEAR,
+        {"precision": "fp16x3-promoted", "split_on_load": "both", "split_k": 4},
+    ),
+    "batches split as they are read": (
+        BATCHED,
+        {"precision": "fp16x3-promoted", "split_on_load": "both", "split_k": 2},
+    ),
+    "what is computed split before it is summed": (
+        COMPUTED,
+        {"precision": "fp16x3-promoted", "split_on_load": "both", "split_k": 2},
+    ),
 }
 
 

@@ -13,9 +13,9 @@ from mtmc_lsp.actions.catalogue import proposals
 from mtmc_lsp.actions.split import Split
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.schedule.matmul_configs import PROMOTED
-from mtmc_lsp.schedule.split_on_load import ONCE
+from mtmc_lsp.schedule.configs import MatmulConfig
 from mtmc_lsp.tuning.cost import kernel_cost
 from mtmc_lsp.tuning.waves import Waves
 from tests.codegen.harness import fused, verified
@@ -51,7 +51,7 @@ def test_the_action_renders_verifies_and_replays(captured) -> None:
     before = fused(capture, LINEAR, {**PLAIN, "persist": 3})
     region = schedule_of(before).kernels[0].nodes
     after = act(capture, before, SPLIT, *region, config={"stream_k": 4})
-    assert dict(schedule_of(after).kernels[0].config) == {**PLAIN, "stream_k": 4}
+    assert schedule_of(after).kernels[0].config == from_json(MatmulConfig, {**PLAIN, "stream_k": 4})
     assert act(capture, before, SPLIT, *region, config={"stream_k": 4}).source == after.source
     verdict = verified(capture, after)
     assert verdict.is_correct, verdict.reason
@@ -61,13 +61,13 @@ def test_the_action_renders_verifies_and_replays(captured) -> None:
 
 
 ILLEGAL: dict[str, tuple[dict[str, int | str | bool], ActionKind, dict[str, object], str]] = {
-    "no number": (PLAIN, SPLIT, {"stream_k": 0}, "stream_k cannot be 0; it must be a positive number"),
-    "with other changes": (PLAIN, SPLIT, {"stream_k": 4, "split_k": 2}, "has no such programs"),
-    "in parts already": ({**PLAIN, "split_k": 2}, SPLIT, {"stream_k": 4}, "in parts of K already"),
-    "in parts after it": ({**PLAIN, "stream_k": 4}, SPLIT, {"split_k": 2}, "share the last tiles' blocks of K already"),
-    "persistent after it": ({**PLAIN, "stream_k": 4}, ActionKind.PERSIST, {"persist": 4}, "one piece of work after another"),
-    "far too many": (PLAIN, SPLIT, {"stream_k": 8193}, "at most 8192 programs share"),
-    "few rows": ({**PLAIN, "precision": PROMOTED, ONCE: 1}, SPLIT, {"stream_k": 4}, "walked in a way of its own"),
+    "no number": (PLAIN, SPLIT, {"stream_k": "4"}, "stream_k: expected <class 'int'>, got '4'"),
+    "with other changes": (PLAIN, SPLIT, {"stream_k": 4, "split_k": 2}, "has no split_k to choose"),
+    "in parts already": ({**PLAIN, "split_k": 2}, SPLIT, {"stream_k": 4}, "stream_k cannot be 4: the product is split into 2 parts of K"),
+    "in parts after it": ({**PLAIN, "stream_k": 4}, SPLIT, {"split_k": 2}, "stream_k cannot be 4: the product is split into 2 parts of K"),
+    "persistent after it": ({**PLAIN, "stream_k": 4}, ActionKind.PERSIST, {"persist": 4}, "the programs of stream-K are persistent already"),
+    "far too many": (PLAIN, SPLIT, {"stream_k": 8193}, "stream_k cannot be 8193; it must be a whole number from 0 to 8192"),
+    "few rows": ({**PLAIN, "precision": "fp16x3-promoted", "split_on_load": "right"}, SPLIT, {"stream_k": 4}, "sums all of K itself"),
 }  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_only_products_have_tiles_to_share(captured) -> None:
     text = "import torch\n# mtmc: x=f32[N,M] N=6 M=70\ndef f(x):\n    return x.sum(-1)\n"
     capture = captured(text, "f")
     before = fused(capture, text, {"rows": 1, "block": 16, "loop": True, "warps": 4, "stages": 2})
-    with pytest.raises(CannotCode, match="a reduction kernel has no such programs"):
+    with pytest.raises(CannotCode, match="a reduction kernel has no stream_k to choose"):
         act(capture, before, SPLIT, *schedule_of(before).kernels[0].nodes, config={"stream_k": 4})
 
 
@@ -162,7 +162,7 @@ def test_the_model_knows_waves(captured) -> None:
     capture = replace(capture, graph=replace(capture.graph, sizes={"M": 3072, "N": 3072, "K": 16384}))
     ir, region = region_and_program(capture)
     plain, waves, shared = (
-        kernel_cost(ir, region, {**LARGE, **more}, SHEET, waves=counted).us
+        kernel_cost(ir, region, from_json(MatmulConfig, {**LARGE, **more}), SHEET, waves=counted).us
         for more, counted in (({}, False), ({}, True), ({"stream_k": SHEET.sm_count}, True))
     )
     ideal = 288 / SHEET.sm_count

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mtmc_lsp.core.action import ActionKind, Expected, MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import MtmcError, TargetRaises, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, MtmcError, TargetRaises, WorkerFailed
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import (
@@ -108,7 +108,7 @@ class FakeMeasurer:
         if self._broken is not None:
             raise self._broken
         if _outcome(candidate) == "crash":
-            raise WorkerFailed("the process ended with signal SIGSEGV", kind="crashed")
+            raise WorkerFailed("the process ended with signal SIGSEGV", kind=FailureKind.CRASHED)
         if _outcome(candidate) == "wrong":
             return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
         return Verdict(VerdictStatus.CORRECT, (), "gpu", 1e-7, 1e-7)
@@ -116,7 +116,7 @@ class FakeMeasurer:
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         self.calls["time"] += 1
         if _outcome(candidate) == "hang":
-            raise WorkerFailed("measure.time took longer than 300 s", kind="timeout")
+            raise WorkerFailed("timing.time took longer than 300 s", kind=FailureKind.TIMEOUT)
         if not self.has_gpu:
             return None
         us = _us(candidate)

@@ -164,7 +164,7 @@ tried = pathlib.Path(request['path']).with_suffix('.tried')
 alone = tried.exists()
 tried.touch()
 reason = '' if alone or name != '1_c' else 'Model does not fit in memory on this workload'
-step = {'status': 'failed' if reason else 'accepted', 'reason': reason}
+step = {'status': 'failed' if reason else 'accepted', 'reason': reason, 'failure': 'out_of_memory' if reason else None}
 pathlib.Path(sys.argv[1]).write_text(json.dumps({'status': 'no_gain' if reason else 'improved', 'steps': [step]}))
 """
 

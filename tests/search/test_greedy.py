@@ -9,7 +9,7 @@ from fakes import BROKEN_TARGET, OUTCOMES, SOURCE, FakeMeasurer, FakePlanner, ac
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.core.errors import TargetRaises, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, TargetRaises, WorkerFailed
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
 from mtmc_lsp.search.greedy import ENOUGH_FAILURES, Limits
@@ -66,7 +66,7 @@ class FarSeeing(FakeMeasurer):
         super().__init__(has_gpu=has_gpu)
         self.far, self.looked = far, []
 
-    def verify_far(self, candidate: Candidate) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
         steps = candidate.id.count("/")
         self.looked.append(steps)
         return Check("offsets beyond 2^31", self.far.get(steps, CheckStatus.PASSED), "s0=2^31", "values: all wrong")
@@ -129,7 +129,7 @@ def test_a_step_that_fails_falls_back_to_the_last_good_version_and_the_planner_i
         ("uncompiled", "f_kernel does not compile for sm_90: too many registers"),
         ("wrong", "values: relative error 0.5"),
         ("crash", "the process ended with signal SIGSEGV"),
-        ("hang", "measure.time took longer than 300 s"),
+        ("hang", "timing.time took longer than 300 s"),
         ("slower", "not faster: 0.67x the eager code (0.66 to 0.67), 150.0 us"),
         ("no-op", "nothing changes"),
     ],
@@ -251,7 +251,9 @@ def test_an_error_of_the_users_own_code_ends_the_run_with_its_message() -> None:
 
 def test_a_cancelled_worker_ends_the_run() -> None:
     with pytest.raises(WorkerFailed):
-        search([action(0, "better")], measurer=FakeMeasurer(broken=WorkerFailed("cancelled", kind="cancelled")))
+        search(
+            [action(0, "better")], measurer=FakeMeasurer(broken=WorkerFailed("cancelled", kind=FailureKind.CANCELLED))
+        )
 
 
 def test_a_step_is_told_only_after_all_its_stages() -> None:

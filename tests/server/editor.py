@@ -15,11 +15,11 @@ from lsprotocol import types as lsp
 from pygls.uris import from_fs_path
 from pytest_lsp import LanguageClient, make_test_lsp_client
 
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 
 HERE = Path(__file__).resolve().parent
 FAKE = [sys.executable, str(HERE / "fake_server.py")]
-REAL = [*own_command("mtmc_lsp.server.app")]
+REAL = [*isolated_command("mtmc_lsp.server.app")]
 
 
 def capabilities(**changes: Any) -> lsp.ClientCapabilities:

@@ -26,7 +26,7 @@ from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, GeneratedCode, RunResult, Step
-from mtmc_lsp.core.settings import Settings, changed
+from mtmc_lsp.core.settings import Settings, override_settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
 from mtmc_lsp.search.store import RunRecord, Store
@@ -84,7 +84,7 @@ class SleepingMeasurer(FakeMeasurer):
 class FarSeeingMeasurer(SleepingMeasurer):
     """Rejects the outcome ``far`` in the test with more than 2^31 elements."""
 
-    def verify_far(self, candidate: Candidate) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
         is_wrong = isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "far"
         status = CheckStatus.FAILED if is_wrong else CheckStatus.PASSED
         return Check("offsets beyond 2^31", status, "s0=2^31", "values: all wrong" if is_wrong else "")
@@ -110,7 +110,7 @@ class FakeEngine:
     def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> OpenTarget:
         settings.pop("python", None)
         archs = settings.pop("archs", None)
-        chosen = changed(Settings(), archs=tuple(archs) if archs else None, **settings)
+        chosen = override_settings(Settings(), archs=tuple(archs) if archs else None, **settings)
         return session.open_target(Request(path, qualname, chosen, sys.executable), text)
 
     def capture(self, opened: OpenTarget) -> Capture:

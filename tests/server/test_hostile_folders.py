@@ -14,7 +14,7 @@ import pytest
 from editor import REAL, Editor, editor
 from lsprotocol import types as lsp
 
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 from mtmc_lsp.search.store import Store
 from tests.hostile import OTHERS, STORES, imported, plant_modules, project, snapshot
 
@@ -136,7 +136,7 @@ async def test_the_server_imports_nothing_from_its_working_directory(tmp_path: P
 def job(module: str, request: dict[str, Any], cwd: Path, **variables: str) -> list[dict[str, Any]]:
     """The events of a job process."""
     process = subprocess.Popen(
-        own_command(module),
+        isolated_command(module),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -31,17 +31,13 @@ async def test_the_calls_of_a_chosen_program_become_the_directive(ide: Editor) -
     uri = ide.open(MODEL)
     ide.answers = ["python train.py", "Add as directive"]
     job = await ide.command("record", uri, "f")
-    assert (
-        await ide.finished(job["job"]) == "f: called 3 times, all with the same signature: # mtmc: x=f32[4,6] scale=2.0"
-    )
+    assert await ide.finished(job["job"]) == "f: called 3 times, all the same: # mtmc: x=f32[4,6] scale=2.0"
     await ide.until(lambda: ide.texts[uri] != MODEL)
     assert "# mtmc: x=f32[4,6] scale=2.0\ndef f(x, scale):" in ide.texts[uri]
     which, what = ide.questions
     assert [action.title for action in which.actions] == ["python train.py"]
     assert str(ide.root) in which.message
-    assert what.message.startswith(
-        "f was called 3 times, all with the same signature: # mtmc: x=f32[4,6] scale=2.0. Optimising uses"
-    )
+    assert what.message.startswith("f was called 3 times, all the same: # mtmc: x=f32[4,6] scale=2.0. Optimising uses")
     assert "running python train.py" in ide.stages(job["job"])
     assert (ide.root / ".mtmc" / "records.jsonl").is_file()
 

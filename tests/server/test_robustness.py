@@ -12,7 +12,7 @@ from editor import FAKE, Editor, capabilities, editor
 from lsprotocol import types as lsp
 from pytest_lsp import make_test_lsp_client
 
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 
 pytestmark = pytest.mark.asyncio
 
@@ -189,7 +189,7 @@ async def test_code_that_becomes_part_of_a_string_in_two_edits_has_no_findings(i
     ],
 )
 async def test_an_invalid_command_line_gives_one_clear_error(arguments: list[str], code: int, said: str) -> None:
-    for command in ([*own_command("mtmc_lsp.server.app")], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
+    for command in ([*isolated_command("mtmc_lsp.server.app")], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
         process = await asyncio.create_subprocess_exec(
             *command, *arguments, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
         )

@@ -135,7 +135,7 @@ class PairJudge:
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """What every locked-in process of the tests is a copy of."""
-    with ForkServer(sys.executable, {"TRITON_INTERPRET": "1"}, ahead=True) as one:
+    with ForkServer(sys.executable, {"TRITON_INTERPRET": "1"}, preload=True) as one:
         one.start()
         yield one
 

@@ -11,6 +11,7 @@ from handwritten import RMS
 from triton.compiler import ASTSource
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
+from mtmc_lsp.compile.messages import TensorLayout
 from mtmc_lsp.compile.occupancy import occupancy
 from mtmc_lsp.compile.worker.commands import ast_source
 from mtmc_lsp.compile.worker.find_launches import find_launches
@@ -119,7 +120,7 @@ def test_what_is_compiled_is_what_a_launch_finds_in_tritons_cache(tmp_path: Path
     path = tmp_path / "file.py"
     path.write_text(f"import torch\n{KERNEL}")
     module = load_user_module(str(path), path.read_text(), "launched_file")
-    (launch,) = find_launches(module.kernel_launch, [{"shape": shape, "stride": (shape[1], 1), "dtype": "float32"}])
+    (launch,) = find_launches(module.kernel_launch, [TensorLayout(shape, (shape[1], 1), "float32")])
     target = GPUTarget("cuda", 90, 32)
     kernel, backend = module.kernel, make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)

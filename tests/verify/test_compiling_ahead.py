@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from handwritten import RMS
 
-from mtmc_lsp.core.errors import WorkerFailed
+from mtmc_lsp.compile.messages import CompileRequest
+from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 
 
@@ -25,7 +26,7 @@ class Slow:
         self._ended.clear()
         if not self._ended.wait(30):
             raise AssertionError("nobody ended it")
-        raise WorkerFailed("killed", kind="cancelled")
+        raise WorkerFailed("killed", kind=FailureKind.CANCELLED)
 
     def kill(self) -> None:
         self._ended.set()
@@ -43,13 +44,17 @@ def test_the_next_candidate_and_the_end_stop_it(measurer: LocalMeasurer) -> None
     slow: Any = Slow()
     measurer._ahead = slow
     for _ in range(2):
-        measurer._compiling = measurer._background.submit(measurer._compile_more, {"launches": []})
+        measurer._compiling = measurer._background.submit(
+            measurer._compile_more, CompileRequest("m.py", "m", "", (), ("sm_90",), 1.0)
+        )
         while not slow.calls:
             time.sleep(0.01)
         began = time.monotonic()
         measurer._stop_compiling()
         assert measurer._compiling.done() and time.monotonic() - began < 5
         slow.calls = 0
-    measurer._compiling = measurer._background.submit(measurer._compile_more, {"launches": []})
+    measurer._compiling = measurer._background.submit(
+        measurer._compile_more, CompileRequest("m.py", "m", "", (), ("sm_90",), 1.0)
+    )
     measurer.close()
     assert measurer._compiling.done()

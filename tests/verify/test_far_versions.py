@@ -11,7 +11,7 @@ import pytest
 from pairs import REFERENCE
 
 from mtmc_lsp.capture.client import find_workload, run_capture
-from mtmc_lsp.core.errors import OutOfMemory, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, OutOfMemory, WorkerFailed
 from mtmc_lsp.core.results import CheckStatus
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
@@ -52,7 +52,7 @@ def looked(judge: Any, told: Told, folder: Path, *, free_bytes: float = PLENTY, 
         judge.capture(REFERENCE, "rms"), one, one, one,
         own=None, seed=3, precision="budget", has_gpu=has_gpu, secret=folder, inputs=folder, seconds=5.0,
     )  # fmt: skip
-    return verification.verify_far(Candidate("c", None, None, "text", None, None), free_bytes)
+    return verification.verify_int32_offsets(Candidate("c", None, None, "text", None, None), free_bytes)
 
 
 def test_a_version_is_called_once_with_more_elements_than_32_bits_count(judge: Any, tmp_path: Path) -> None:
@@ -69,8 +69,17 @@ def test_a_version_is_called_once_with_more_elements_than_32_bits_count(judge: A
     ("answers", "said"),
     [
         ({"compare": DIFFERS}, "result 0 values: far off"),
-        ({"candidate": {"status": "runtime_error", "reason": "an illegal memory access"}}, "illegal memory access"),
-        ({"candidate": WorkerFailed("its process ended with SIGSEGV", kind="crashed")}, "SIGSEGV"),
+        (
+            {
+                "candidate": {
+                    "status": "runtime_error",
+                    "reason": "an illegal memory access",
+                    "failure": "gpu_context_lost",
+                }
+            },
+            "illegal memory access",
+        ),
+        ({"candidate": WorkerFailed("its process ended with SIGSEGV", kind=FailureKind.CRASHED)}, "SIGSEGV"),
     ],
     ids=["values", "access", "crash"],
 )
@@ -84,17 +93,27 @@ def test_what_is_wrong_there_fails(answers: Any, said: str, judge: Any, tmp_path
 @pytest.mark.parametrize(
     ("answers", "more", "said"),
     [
-        ({}, {"measured": False}, "there is no GPU"),
+        ({}, {"has_gpu": False}, "there is no GPU"),
         ({}, {"free_bytes": 1e9}, "GB are needed"),
         ({"candidate": {**RAN, "launches": 0}}, {}, "the guard leaves such sizes to the original code"),
-        ({"candidate": {"status": "runtime_error", "reason": "it ran out of memory, which is limited"}}, {}, "memory"),
+        (
+            {
+                "candidate": {
+                    "status": "runtime_error",
+                    "reason": "it ran out of memory, which is limited",
+                    "failure": "gpu_out_of_memory",
+                }
+            },
+            {},
+            "memory",
+        ),
         ({"reference": OutOfMemory("the GPU's memory does not hold it")}, {}, "your own code does not take such sizes"),
         (
-            {"reference": WorkerFailed("the time for the whole run was up", kind="expired")},
+            {"reference": WorkerFailed("the time for the whole run was up", kind=FailureKind.DEADLINE)},
             {},
             "the time for the whole run",
         ),
-        ({"candidate": WorkerFailed("took longer than 5 s", kind="timeout")}, {}, "took longer"),
+        ({"candidate": WorkerFailed("took longer than 5 s", kind=FailureKind.TIMEOUT)}, {}, "took longer"),
     ],
     ids=["no GPU", "little memory", "guard", "candidate's memory", "reference's memory", "deadline", "slow"],
 )
@@ -108,7 +127,7 @@ def test_what_cannot_be_seen_is_skipped_with_its_reason(
 
 def test_a_run_that_is_cancelled_there_is_cancelled(judge: Any, tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="cancelled"):
-        looked(judge, Told(candidate=WorkerFailed("it was cancelled", kind="cancelled")), tmp_path)
+        looked(judge, Told(candidate=WorkerFailed("it was cancelled", kind=FailureKind.CANCELLED)), tmp_path)
 
 
 DOUBLED = """\
@@ -147,7 +166,7 @@ def test_a_kernel_with_offsets_of_32_bits_is_right_on_the_workload_and_wrong_bey
         for offset, status in ((NEAR, CheckStatus.FAILED), (WIDE, CheckStatus.PASSED)):
             candidate = Candidate(offset, None, None, DOUBLED.replace("OFFSET", offset), None, None)
             assert measurer.verify(candidate).is_correct
-            check = measurer.verify_far(candidate)
+            check = measurer.verify_int32_offsets(candidate)
             if check.status is CheckStatus.SKIPPED:
                 pytest.skip(check.detail)
             assert check.status is status, check

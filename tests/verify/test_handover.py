@@ -86,23 +86,23 @@ def test_many_tensors_of_any_layout_arrive_as_they_were(tmp_path: Path) -> None:
 def test_nothing_is_read_beside_what_was_packed(
     shape: list[int], stride: list[int], first: int, tmp_path: Path
 ) -> None:
-    where = {handover.PLACE: first, "dtype": "float32", "shape": shape, "stride": stride}
+    where = {handover.OFFSET: first, "dtype": "float32", "shape": shape, "stride": stride}
     torch.save(left([where], torch.zeros(512, dtype=torch.uint8)), tmp_path / "results.pt")
-    with pytest.raises(HandoverFailed, match=f"is said to lie at {first} of 512"):
+    with pytest.raises(HandoverFailed, match=f"at {first} exceeds the 512 packed bytes"):
         handover.take(str(tmp_path / "results.pt"), "cpu")
 
 
 BYTES = torch.zeros(512, dtype=torch.uint8)
-WELL = {handover.PLACE: 0, "dtype": "float32", "shape": [2], "stride": [1]}
+WELL = {handover.OFFSET: 0, "dtype": "float32", "shape": [2], "stride": [1]}
 MALFORMED = {
     "something else": [torch.zeros(3)],
     "another mapping": {"content": 1},
-    "no shape": left([{handover.PLACE: 0}], BYTES),
+    "no shape": left([{handover.OFFSET: 0}], BYTES),
     "a shape that is none": left([{**WELL, "shape": 3}], BYTES),
     "a shape of words": left([{**WELL, "shape": ["a"]}], BYTES),
     "a stride that is no number of elements": left([{**WELL, "stride": [1.5]}], BYTES),
     "a stride too many": left([{**WELL, "stride": [1, 1]}], BYTES),
-    "a place that is no number": left([{**WELL, handover.PLACE: "0"}], BYTES),
+    "a place that is no number": left([{**WELL, handover.OFFSET: "0"}], BYTES),
     "no such dtype": left([{**WELL, "dtype": "save"}], BYTES),
     "bytes that are none": left([WELL], [1, 2]),
     "bytes in rows": left([WELL], BYTES.view(2, 256)),
@@ -115,7 +115,7 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_file_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
     torch.save(MALFORMED[name], tmp_path / "results.pt")
-    with pytest.raises(HandoverFailed, match=r"nothing that is given here|is said to lie at|there is no dtype"):
+    with pytest.raises(HandoverFailed, match=r"is malformed|packed bytes|unknown dtype"):
         handover.take(str(tmp_path / "results.pt"), "cpu")
 
 
@@ -124,8 +124,8 @@ def test_what_was_withdrawn_is_not_taken_for_the_value(tmp_path: Path, monkeypat
     freed: list[int] = []
     path = tmp_path / "inputs.pt"
     monkeypatch.setattr(handover, "_driver", lambda: SimpleNamespace(cuMemFree_v2=lambda a: freed.append(a.value)))
-    monkeypatch.setattr(handover, "_offered", {str(path): [7, 8]})
-    torch.save(left({"x": {handover.MARK: "a handle"}}), path)
+    monkeypatch.setattr(handover, "_shared", {str(path): [7, 8]})
+    torch.save(left({"x": {handover.HANDLE: "a handle"}}), path)
     handover.withdraw(str(path))
     assert freed == [7, 8] and not path.exists()
     handover.give({"x": torch.arange(3)}, str(path), in_memory=True)
@@ -157,17 +157,27 @@ class PretendedDriver:
 
 def offered(shape: list[int], stride: list[int]) -> dict[str, Any]:
     handle = base64.b64encode(bytes(64)).decode()
-    return {handover.MARK: handle, "dtype": "float32", "shape": shape, "stride": stride}
+    return {handover.HANDLE: handle, "dtype": "float32", "shape": shape, "stride": stride}
 
 
 @pytest.mark.parametrize(
     ("shape", "stride", "driver", "said"),
     [
-        ([1 << 20], [1], PretendedDriver(4 << 20, before=4), "4194304 bytes are offered in .* that has 4194300"),
-        ([4, 4], [1 << 20, 1], PretendedDriver(3 << 22), "12582928 bytes are offered in .* that has 12582912"),
-        ([2], [1 << 62], PretendedDriver(1 << 30), "bytes are offered in"),
-        ([8], [1], PretendedDriver(64, fails=1), r"cannot be told \(CUDA error 1\)"),
-        ([8], [-1], PretendedDriver(64), "no tensor has the shape"),
+        (
+            [1 << 20],
+            [1],
+            PretendedDriver(4 << 20, before=4),
+            "4194304 bytes exceeds the shared allocation of 4194300 bytes",
+        ),
+        (
+            [4, 4],
+            [1 << 20, 1],
+            PretendedDriver(3 << 22),
+            "12582928 bytes exceeds the shared allocation of 12582912 bytes",
+        ),
+        ([2], [1 << 62], PretendedDriver(1 << 30), "exceeds the shared allocation"),
+        ([8], [1], PretendedDriver(64, fails=1), r"is unknown \(CUDA error 1\)"),
+        ([8], [-1], PretendedDriver(64), "invalid shape"),
     ],
     ids=["one element less", "a last row that is not there", "beyond all memory", "unknown", "backwards"],
 )
@@ -222,11 +232,11 @@ def test_memory_that_is_smaller_than_said_is_not_read_and_the_reader_goes_on(tmp
     told = torch.load(path, weights_only=True)
     told["content"]["x"]["shape"] = [1 << 34]
     torch.save(told, path)
-    arguments = [sys.executable, "-c", LIED_TO, path, str(Path(handover.__file__).parents[2])]
+    arguments = [sys.executable, "-c", LIED_TO, path, str(Path(handover.__file__).parents[3])]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     handover.withdraw(path)
     refused, alive = done.stdout.splitlines()
-    assert refused.startswith(f"{1 << 36} bytes are offered in a piece of GPU memory that has ")
+    assert refused.startswith(f"a tensor of {1 << 36} bytes exceeds the shared allocation of ")
     assert alive == "3.0", done.stderr
 
 
@@ -248,7 +258,7 @@ def test_large_tensors_stay_in_gpu_memory_and_reach_a_process_that_is_locked_in(
     kept = x.clone()
     x.zero_()
     taker = subprocess.Popen(
-        [sys.executable, "-c", TAKER, given, answered, str(Path(handover.__file__).parents[2])],
+        [sys.executable, "-c", TAKER, given, answered, str(Path(handover.__file__).parents[3])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -262,7 +272,7 @@ def test_large_tensors_stay_in_gpu_memory_and_reach_a_process_that_is_locked_in(
         assert torch.equal(answer["twice"], kept * 2)
         assert answer["twice"].stride() == x.stride()
         assert torch.equal(answer["after"]["mask"], value["mask"])
-        assert torch.equal(handover._elements(handover._offered[given][0], x.numel() * 4, x.dtype), kept.t().flatten())
+        assert torch.equal(handover._elements(handover._shared[given][0], x.numel() * 4, x.dtype), kept.t().flatten())
         taker.stdin.write("\n")
     finally:
         taker.communicate(timeout=30)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mtmc_lsp.core.errors import WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, WorkerFailed
 from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.verification import Prepared, References
 
@@ -41,7 +41,7 @@ def test_cases_that_the_users_code_does_not_take_leave_no_gap_in_the_numbers() -
 def test_what_ends_the_computing_is_raised_after_what_was_made_before() -> None:
     def prepare(case: Case, number: int) -> Prepared:
         if number == 2:
-            raise WorkerFailed("cancelled", kind="cancelled")
+            raise WorkerFailed("cancelled", kind=FailureKind.CANCELLED)
         return Prepared(number, case, False)
 
     references = References(CASES, prepare)

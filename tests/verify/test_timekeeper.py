@@ -10,22 +10,34 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mtmc_lsp.core.errors import GpuInUse
-from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import BaselineTime, Conditions, Ratio, Speed, Timing
+from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process import gpu_lock
 from mtmc_lsp.report.phrases import timing_notes
 from mtmc_lsp.timing.gpu_watch import Reading, open_gpu, watching
+from mtmc_lsp.timing.messages import SeparateCandidate, TimeAnswer, TimeRequest
 from mtmc_lsp.timing.timekeeper import Timekeeper, TimingCache
 
 ONE = Ratio(1.0, 0.99, 1.01)
 TIMING = Timing(
     50.0, (BaselineTime("eager", 100.0, Ratio(2.0, 1.9, 2.1)),), "eager", Speed.FASTER, ONE, 60, "fake", 0.5
 )
-REQUEST = {"own": "a", "source": "b", "capture": {"graph": [1]}, "baselines": ["compile"], "least_us": 1.0}
+CAPTURE = Capture(
+    Workload(Target("m.py", "f", TargetKind.FUNCTION, 1, 2), WorkloadSource.DIRECTIVE),
+    Graph(inputs=(), nodes=(), outputs=(), returns="", sizes={"n": 1}),
+    arguments=(),
+    environment=Environment("3.12", "2.11", "3.6"),
+    flops=1.0,
+    bytes=1.0,
+    module_name="m",
+)
+REQUEST = TimeRequest(CAPTURE, own="a", source="b", baselines=("compile",), bound_us=1.0, least_us=1.0)
 
 
 class FakeGpu:
@@ -52,16 +64,16 @@ class FakeGpu:
 
 def keeper(
     folder: Path, gpu: FakeGpu | None = None, *, fresh: bool = False
-) -> tuple[Timekeeper, list[str], list[float]]:
+) -> tuple[Timekeeper, list[TimeRequest], list[float]]:
     """A timekeeper, the commands that it had run, and its pauses."""
-    asked: list[str] = []
+    asked: list[TimeRequest] = []
     pauses: list[float] = []
 
-    def ask(command: str, request: object) -> dict[str, object]:
-        asked.append(command)
+    def ask(request: TimeRequest) -> TimeAnswer:
+        asked.append(request)
         began = time.monotonic()
         time.sleep(0.06)
-        return {"timing": to_json(TIMING), "window": [began, time.monotonic()]}
+        return TimeAnswer(TIMING, (began, time.monotonic()))
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
@@ -82,20 +94,28 @@ def test_what_was_measured_is_given_again_and_says_so(tmp_path: Path) -> None:
     assert not timing.cached
     assert timing.measured_at == pytest.approx(time.time(), abs=60)
     again, asked_again, _ = keeper(tmp_path, FakeGpu())
-    known = again.time({**REQUEST, "least_us": 2.0})
+    known = again.time(replace(REQUEST, least_us=2.0))
     assert known == replace(timing, cached=True)
-    assert (asked, asked_again) == (["measure.time"], [])
+    assert (len(asked), len(asked_again)) == (1, 0)
     assert any(note.startswith("cached: measured at") and "--fresh" in note for note in timing_notes(known))
     assert not any("cached" in note for note in timing_notes(timing))
 
 
 @pytest.mark.parametrize(
-    "change", [{"own": "c"}, {"source": "c"}, {"capture": {"graph": [2]}}, {"baselines": ["compile", "max-autotune"]}]
+    "change",
+    [
+        {"own": "c"},
+        {"source": "c"},
+        {"capture": replace(CAPTURE, flops=2.0)},
+        {"baselines": ("compile", "max-autotune")},
+        {"previous": "c"},
+        {"separate": SeparateCandidate(CAPTURE.workload.target, "[[], {}]")},
+    ],
 )
-def test_another_source_graph_or_baseline_is_measured(tmp_path: Path, change: dict[str, object]) -> None:
+def test_another_source_graph_or_baseline_is_measured(tmp_path: Path, change: Any) -> None:
     made, asked, _ = keeper(tmp_path, FakeGpu())
     made.time(REQUEST)
-    assert not made.time({**REQUEST, **change}).cached
+    assert not made.time(replace(REQUEST, **change)).cached
     assert len(asked) == 2
 
 
@@ -108,7 +128,7 @@ def test_fresh_measures_again_and_replaces_what_was_known(tmp_path: Path) -> Non
     keeper(tmp_path, FakeGpu())[0].time(REQUEST)
     made, asked, _ = keeper(tmp_path, FakeGpu(), fresh=True)
     assert not made.time(REQUEST).cached
-    assert asked == ["measure.time"]
+    assert len(asked) == 1
 
 
 def test_a_cache_that_cannot_be_read_or_written_is_no_failure(tmp_path: Path) -> None:
@@ -139,7 +159,7 @@ def test_one_that_stays_slow_is_marked(tmp_path: Path) -> None:
     timing = made.time(REQUEST)
     assert len(asked) == 2
     assert timing.conditions.throttled == hot
-    assert any("slowed down" in note for note in timing_notes(timing))
+    assert any("throttled" in note for note in timing_notes(timing))
 
 
 def test_the_power_cap_is_noted_and_does_not_repeat_a_timing(tmp_path: Path) -> None:
@@ -168,7 +188,7 @@ def test_one_that_only_holds_memory_is_marked(tmp_path: Path, stranger: int) -> 
     timing = keeper(tmp_path, FakeGpu(holders={stranger: 0}))[0].time(REQUEST)
     assert str(stranger) in timing.conditions.others[0]
     assert timing.conditions.busy == ()
-    assert any("held the GPU" in note for note in timing_notes(timing))
+    assert any("other idle programs on the GPU" in note for note in timing_notes(timing))
 
 
 def test_processes_that_cannot_be_seen_from_here_are_said_to_be_unknown(tmp_path: Path) -> None:

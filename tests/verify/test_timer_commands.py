@@ -16,13 +16,13 @@ from clocks import HostClock
 from handwritten import RMS
 from pairs import MODEL
 
-from mtmc_lsp.core.errors import MeasurementRejected, WorkerFailed
-from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.core.errors import FailureKind, MeasurementRejected, WorkerFailed
 from mtmc_lsp.core.results import Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.measure.pair_timing import with_timing
 from mtmc_lsp.process.worker import tensor_ipc as handover
+from mtmc_lsp.timing.messages import BaselinesRequest, SeparateCandidate, TimeRequest
 from mtmc_lsp.timing.worker import timing_commands as in_timer
 from mtmc_lsp.verify.pair import Pair, PairVerdict
 
@@ -44,16 +44,16 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", compiler)
 
 
-def request(capture: Capture, source: str, **more: object) -> dict[str, Any]:
-    common = {"capture": to_json(capture), "source": source, "seconds": 0.0, "bound_us": 1.0, "least_us": 0.0}
-    return {**common, "baselines": ["compile"], **more}
+def request(capture: Capture, source: str, own: str, **more: Any) -> TimeRequest:
+    given = {"baselines": ("compile",), "bound_us": 1.0, "least_us": 0.0, "seconds": 0.0, **more}
+    return TimeRequest(capture, own, source, **given)
 
 
-def asked(data: dict[str, Any]) -> Timing:
+def asked(data: TimeRequest) -> Timing:
     answer = in_timer.time_candidate(data)
-    began, ended = answer["window"]
+    began, ended = answer.window
     assert began < ended <= time.monotonic()
-    return from_json(Timing, answer["timing"])
+    return answer.timing
 
 
 def test_a_version_of_the_users_file_is_timed_against_eager_the_compiler_and_the_version_before(
@@ -61,7 +61,7 @@ def test_a_version_of_the_users_file_is_timed_against_eager_the_compiler_and_the
 ) -> None:
     capture = capture_of(RMS)
     slow = RMS.text.replace("    return x *", "    import time\n    time.sleep(0.002)\n    return x *")
-    timing = asked(request(capture, slow, own=RMS.text, previous=RMS.text, baselines=["compile", "max-autotune"]))
+    timing = asked(request(capture, slow, own=RMS.text, previous=RMS.text, baselines=("compile", "max-autotune")))
     # A busy machine makes the control's spread as wide as it likes, so the verdict itself is left to pretended clocks.
     assert timing.against("eager").high < 0.5
     assert timing.median_us > 2000
@@ -81,8 +81,7 @@ def test_inputs_that_another_process_left_are_tensors_of_their_own(
         item.name: torch.rand([s.value(capture.graph.sizes) for s in item.type.shape]) for item in capture.graph.inputs
     }
     handover.give(given, path, in_memory=False)
-    asked = {"capture": to_json(capture), "own": RMS.text, "baselines": ["compile"], "given": path}
-    in_timer.baseline({**asked, "gpu": "", "locks": ""})
+    in_timer.compile_baselines(BaselinesRequest(capture, RMS.text, ("compile",), inputs=path))
     held = in_timer._state["inputs"]
     assert all(torch.equal(held[name], value) for name, value in given.items())
     assert len({tensor.untyped_storage().data_ptr() for tensor in held.values()}) == len(given)
@@ -95,7 +94,7 @@ def test_a_candidate_in_a_file_of_its_own_is_timed_against_the_reference(
     path = tmp_path / "fast.py"
     target = Target(str(path), "fast", TargetKind.FUNCTION, 5, 7)
     path.write_text(SLOW.format(result=RIGHT))
-    more = {"own": RMS.text, "target": to_json(target), "init": "[[], {}]"}
+    more: Any = {"own": RMS.text, "separate": SeparateCandidate(target, "[[], {}]")}
     timing = asked(request(capture, path.read_text(), **more))
     assert timing.against("eager").high < 0.5
     assert timing.best in ("eager", "compile")
@@ -111,7 +110,7 @@ def test_a_module_in_a_file_of_its_own_gets_the_references_parameters(
     source = MODEL.replace("class Model(", "class ModelNew(")
     (tmp_path / "new.py").write_text(source)
     target = Target(str(tmp_path / "new.py"), "ModelNew", TargetKind.MODULE, 5, 13)
-    data = request(capture, source, own=MODEL, target=to_json(target), init="[[32, 2.0], {}]")
+    data = request(capture, source, own=MODEL, separate=SeparateCandidate(target, "[[32, 2.0], {}]"))
     assert asked(data).samples >= 25
     assert not torch.equal(in_timer._state["inputs"]["gain"], torch.ones(32))
 
@@ -139,7 +138,7 @@ def test_a_measurer_ends_what_is_under_way_when_its_time_is_up(capture_of: Calla
         began = time.monotonic()
         with pytest.raises(WorkerFailed, match="time for the whole run") as failed:
             measurer.verify(RMS.candidate())
-        assert failed.value.kind == "expired"
+        assert failed.value.kind is FailureKind.DEADLINE
         assert time.monotonic() - began < 10
         with pytest.raises(WorkerFailed, match="time for the whole run"):
             measurer.compile(RMS.candidate())

@@ -1,7 +1,7 @@
 """Run by its path under the user's interpreter for ``mtmc doctor``: does Triton interpret, does it cross-compile?
 
-Prints one JSON object. Needs nothing of ours; with ``--locked``, ``process/sandbox.py`` is loaded by its path, and CUDA is
-tried in a process that has locked itself in.
+Prints one JSON object with the fields of a class of ``app/messages.py``. Imports nothing of this package: with ``--sandbox``
+it loads ``process/sandbox.py`` by its path, enters the sandbox and tries CUDA there.
 """
 
 import json
@@ -33,7 +33,7 @@ def interpret() -> dict[str, object]:
 
 
 def compile_and_look() -> dict[str, object]:
-    """Compile the kernel for architectures that need not be here, and look for a GPU."""
+    """Compile the kernel for architectures that this machine need not have, and look for a GPU."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -49,8 +49,8 @@ def compile_and_look() -> dict[str, object]:
     return {"compilers": compilers, "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}
 
 
-def locked() -> dict[str, object]:
-    """Run the kernel on the GPU as a candidate would run."""
+def sandboxed() -> dict[str, object]:
+    """Run the kernel on the GPU in the sandbox of candidates."""
     import importlib.util
     import tempfile
 
@@ -72,7 +72,7 @@ def locked() -> dict[str, object]:
         return {"level": level, "cuda": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
-if sys.argv[1:2] == ["--locked"]:
-    print(json.dumps(locked()))
+if sys.argv[1:2] == ["--sandbox"]:
+    print(json.dumps(sandboxed()))
 else:
     print(json.dumps(interpret() if interpreted else compile_and_look()))

@@ -17,6 +17,7 @@ from mtmc_lsp.capture.worker.module_state import Home, calling_with, home_of
 from mtmc_lsp.capture.worker.value_signs import made_without_values
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, TargetRaises, TargetUnsupported
 from mtmc_lsp.core.workload import ArgumentSpec, KeptTensor, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.process.worker.failures import classify
 
 NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
 """How torch says that there is no GPU."""
@@ -285,11 +286,13 @@ def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:
     """What the user's own code raised, placed at the last line of their file that was running."""
     if isinstance(error, MtmcError):
         return error
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    kind = classify(error)
+    if kind.is_out_of_memory:
         return OutOfMemory(
             f"{target.qualname} does not fit in memory on this workload",
             where=Location(target.path, target.start_line),
             remedy="Make the sizes in the workload smaller.",
+            kind=kind,
         )
     where = _user_line(error, target)
     if any(words in str(error) for words in NO_CUDA):
@@ -305,6 +308,7 @@ def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:
         f"{target.qualname} raises {type(error).__name__} {doing}: {error}",
         where=where,
         remedy=remedy,
+        kind=kind,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_error
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
@@ -44,30 +45,22 @@ from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.dtypes import ITEMSIZE, itemsize
 from mtmc_lsp.core.errors import Location, RequestError, SourceSyntaxError, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
-from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.workload import Capture, CapturedArgument, Environment, Target, Workload
 
 EAGER_LIMIT_ELEMENTS = 1 << 23
 """Above this many input elements the CPU does not run the target in capture: verification runs it, on reduced sizes."""
 
 
-def capture(request: dict[str, Any]) -> dict[str, Any]:
-    """``{"workload": ..., "variables": {line: name}, "source": text}`` to a :class:`Capture`.
-
-    The text is the file's without what an earlier run put in.
-    """
-    workload = from_json(Workload, request["workload"])
-    variables = {int(line): name for line, name in request["variables"].items()}
-    module = _load(workload.target, request.get("source"))
-    text = (request.get("source") or Path(workload.target.path).read_text("utf-8")).splitlines()
+def capture(request: CaptureRequest) -> Capture:
+    """Capture a target; once more for each set of tensors that it turns out to keep between calls."""
+    workload = request.workload
+    module = _load(workload.target, request.source)
+    text = (request.source or Path(workload.target.path).read_text("utf-8")).splitlines()
     while True:
         try:
-            result = _captured(module, workload, variables, text)
+            return _captured(module, workload, request.variables, text)
         except KeepsTensors as found:
             workload = replace(workload, kept=(*workload.kept, *found.kept))
-        else:
-            data: dict[str, Any] = to_json(result)
-            return data
 
 
 def _captured(module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]) -> Capture:

@@ -18,7 +18,7 @@ from mtmc_lsp.codegen.kernel.snippets import SUM, TRITON_DTYPES, Code, blocks_te
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, int32_limit, mask_needed
 from mtmc_lsp.codegen.module.naming import ATTENTION_NAMES
 from mtmc_lsp.codegen.tile.tile_reductions import LOWEST
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
@@ -28,8 +28,8 @@ from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
+from mtmc_lsp.schedule.configs import AttentionConfig
 
-Config = Mapping[str, "int | str | bool"]
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
 """Head sizes above this do not fit in registers."""
@@ -44,7 +44,7 @@ def write_attention_kernel(
     ir: KernelIR,
     region: Region,
     buffers: Mapping[str, TensorType],
-    config: Config,
+    config: AttentionConfig,
     name: str,
     docstring: str,
 ) -> Kernel:
@@ -61,7 +61,12 @@ def write_attention_kernel(
 
 class _AttentionWriter:
     def __init__(
-        self, ir: KernelIR, region: Region, buffers: Mapping[str, TensorType], config: Config, form: AttentionForm
+        self,
+        ir: KernelIR,
+        region: Region,
+        buffers: Mapping[str, TensorType],
+        config: AttentionConfig,
+        form: AttentionForm,
     ) -> None:
         self.ir = ir
         self.buffers = buffers
@@ -98,7 +103,7 @@ class _AttentionWriter:
 
     def kernel(self, name: str, docstring: str) -> Kernel:
         """The finished kernel."""
-        block_m, block_n = int(self.config["block_m"]), int(self.config["block_n"])
+        block_m, block_n = self.config.block_m, self.config.block_n
         blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
         head_block, width_block = (max(16, next_power_of_two(n)) for n in (self.head, self.width))
         blocks["HEAD"] = head_block
@@ -136,7 +141,7 @@ class _AttentionWriter:
         k = self._operand(self.scores, 1, (self.scores.k, "head[:, None]"), (self.scores.n, "n[None, :]"),
                           [*self._masks(head_column, rows=True), *self._masks(n_row, rows=False)], body,
                           "[HEAD, BLOCK_N]", head_column)  # fmt: skip
-        precision = "" if is_half(self._dtype(self.scores)) else ', input_precision="ieee"'
+        precision = "" if is_low_precision(self._dtype(self.scores)) else ', input_precision="ieee"'
         body.append(f"scores = tl.dot({q}, {k}{precision})")
         body += self._softmax([*m_masks, *self._masks(n_row, rows=False)], body, n_row)
         width_edge = self._edge("width", self.width, width_block)
@@ -144,7 +149,7 @@ class _AttentionWriter:
                           [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body,
                           "[BLOCK_N, WIDTH]", n_column)  # fmt: skip
         dtype = self._dtype(self.result)
-        weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_half(dtype) else "weights"
+        weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_low_precision(dtype) else "weights"
         body += [
             f"acc = tl.dot({weights}, {v}, acc * shrink[:, None]{precision})",
             "row_total = row_total * shrink + tl.sum(weights, axis=1)",
@@ -169,8 +174,8 @@ class _AttentionWriter:
             self.lines,
             grid=tuple(grid),
             grid_sizes=sizes,
-            num_warps=int(self.config["warps"]),
-            num_stages=int(self.config["stages"]),
+            num_warps=self.config.warps,
+            num_stages=self.config.stages,
             dynamic=dynamic,
             limits=tuple(dict.fromkeys(self.limits)),
         )
@@ -248,7 +253,7 @@ class _AttentionWriter:
         code = self._tile(rows, cols, masks, lines, {}, name, widen=not plain)
         code = axes.over_tile(side, code, shape, axes.k, inside)
         dtype = self.ir.prims[name].dtype
-        if plain or not is_half(dtype):
+        if plain or not is_low_precision(dtype):
             return code.text
         variable = self.parameters.names.unique("operand")
         lines.append(f"{variable} = {code.at(100)}.to({TRITON_DTYPES[dtype]})")
@@ -326,7 +331,7 @@ class _AttentionWriter:
         self.sure = peeled.sure
         factor = peeled.factor * LOG2E
         # What else enters, a mask of the least number say, may be infinite in powers of two.
-        fused = is_half(self._dtype(self.scores)) and peeled.text == "scores"
+        fused = is_low_precision(self._dtype(self.scores)) and peeled.text == "scores"
         edge = [*peeled.at_edge, *([n_row] if n_row else [])]
         statements = [] if peeled.text == "scores" else [f"scores = {peeled.text}"]
         if peeled.allowed:

@@ -15,7 +15,7 @@ from mtmc_lsp.codegen.kernel.index import Index, Variable
 from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, SUM, TRITON_DTYPES, UNARY, Code, literal
 from mtmc_lsp.codegen.module.naming import value_name
-from mtmc_lsp.core.dtypes import compute_dtype, is_float, is_half
+from mtmc_lsp.core.dtypes import compute_dtype, is_float, is_low_precision
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
@@ -248,7 +248,7 @@ class Expressions:
         of operations in half precision are not rounded between them, and products and stores round by themselves.
         """
         source, node = self.ir.prims[prim.inputs[0]].dtype, self.ir.graph.named.get(prim.origin)
-        if not is_half(prim.dtype) or source in (prim.dtype, *EXACT_IN_HALF) or node is None:
+        if not is_low_precision(prim.dtype) or source in (prim.dtype, *EXACT_IN_HALF) or node is None:
             return False
         readers = [own for name in self.region.prims if prim.name in (own := self.ir.prims[name]).inputs]
         return node.word in OWN_CASTS and any(own.op is not PrimOp.MATMUL for own in readers)
@@ -361,7 +361,7 @@ class Expressions:
         )
         policy = f', eviction_policy="{self.eviction}"' if walked else ""
         text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"
-        if is_half(prim.dtype) and self._widen:
+        if is_low_precision(prim.dtype) and self._widen:
             text += ".to(tl.float32)"
         code = Code(text, compute_dtype(prim.dtype) if self._widen else prim.dtype, offset.rows, offset.cols)
         wanted = pointer.removesuffix("_ptr")

@@ -38,8 +38,8 @@ def folded(tile: TileBase, prim: Prim, at: tuple[Index, ...]) -> Code:
     assert isinstance(dims, tuple)
     shape = tile.ir.prims[prim.inputs[0]].shape
     names = tile.parameters.names
-    tap, total = names.unique("tap"), names.unique(f"window_{prim.fn}")
-    places = _places(tap, [shape[dim] for dim in dims], tile)
+    kernel_position, total = names.unique("kernel_position"), names.unique(f"window_{prim.fn}")
+    places = _places(kernel_position, [shape[dim] for dim in dims], tile)
     rest = iter(at)
     inner = tuple(Index.of(places[dims.index(i)]) if i in dims else next(rest) for i in range(len(shape)))
     expressions = tile.tile
@@ -50,7 +50,7 @@ def folded(tile: TileBase, prim: Prim, at: tuple[Index, ...]) -> Code:
     # What was set inside the loop is not known after it.
     expressions.emit, expressions.cache = emit, cache
     neutral, step = STEPS[prim.fn]
-    before, inside = parted([text for text, _ in written], {tap})
+    before, inside = parted([text for text, _ in written], {kernel_position})
     varying = dict(written)
     for line in before:
         emit(line, varying[line])
@@ -59,18 +59,21 @@ def folded(tile: TileBase, prim: Prim, at: tuple[Index, ...]) -> Code:
     emit(f"{total} = tl.full({tile.shape_text(value)}, {neutral}, {kind})", value.cols)
     count = product([shape[dim] for dim in dims])
     unrolled = count.is_constant and count.constant <= UNROLLED
-    emit(f"for {tap} in {'tl.static_range' if unrolled else 'range'}({tile.parameters.size(count).text}):", value.cols)
+    emit(
+        f"for {kernel_position} in {'tl.static_range' if unrolled else 'range'}({tile.parameters.size(count).text}):",
+        value.cols,
+    )
     for line in [*inside, step.format(total=total, value=value.text)]:
         emit("\n".join(f"    {part}" for part in line.split("\n")), value.cols)
     return Code(total, compute_dtype(prim.dtype), value.rows, value.cols)
 
 
-def _places(tap: str, sizes: list[Size], tile: TileBase) -> list[Variable]:
+def _places(kernel_position: str, sizes: list[Size], tile: TileBase) -> list[Variable]:
     """One index per folded dimension, taken out of the loop's variable."""
     found: list[Variable] = []
     below = ONE
     for number, size in reversed(list(enumerate(sizes))):
-        text = tap if below == ONE else f"({tap} // {tile.parameters.divisor(below)})"
+        text = kernel_position if below == ONE else f"({kernel_position} // {tile.parameters.divisor(below)})"
         if number and size != ONE:
             text = f"({text} % {tile.parameters.divisor(size)})"
         found.append(Variable(-1, size, text if size != ONE else "0"))

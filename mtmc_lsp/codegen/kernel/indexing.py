@@ -175,8 +175,8 @@ def windowed(prim: Prim, at: tuple[Index, ...]) -> tuple[Index, ...]:
     """The place in the source of a place in a window."""
     dim, step, dilation = prim.attrs["dim"], prim.attrs["step"], prim.attrs["dilation"]
     assert isinstance(dim, int) and isinstance(step, int) and isinstance(dilation, int)
-    *outer, tap = at
-    outer[dim] = outer[dim] * step + tap * dilation
+    *outer, kernel_position = at
+    outer[dim] = outer[dim] * step + kernel_position * dilation
     return tuple(outer)
 
 

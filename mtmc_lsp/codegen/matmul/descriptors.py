@@ -53,7 +53,7 @@ class Described:
 def described(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> Described | None:
     """How an operand lies, where a descriptor can say so: read as it is, dense along one of its two axes."""
     prim = _stored(axes, side)
-    if prim is None or not axes.is_plain(side) or axes.taps:
+    if prim is None or not axes.is_plain(side) or axes.kernel_positions:
         return None
     try:
         accesses = operand_accesses(axes, buffers, side)

@@ -1,6 +1,6 @@
 """Matrix-product kernels: elementwise work on the operands as they are read and on the result before it is written.
 
-Precision modes of a float32 product (``config["precision"]``): ``ieee``, ``tf32``, and those of
+Precision modes of a float32 product (``config.precision``): ``ieee``, ``tf32``, and those of
 :mod:`mtmc_lsp.codegen.matmul.split_precision`.
 """
 
@@ -26,22 +26,27 @@ from mtmc_lsp.codegen.matmul.operands import (
     tile_of_program,
     widened,
 )
-from mtmc_lsp.codegen.matmul.split_operands import Halves, write_both_splits
-from mtmc_lsp.codegen.matmul.split_precision import piece_blocks, promoted_sum, split_as_read, told_by_call, walk_halves
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, write_both_splits
+from mtmc_lsp.codegen.matmul.split_precision import (
+    loops_over_halves,
+    piece_blocks,
+    promoted_sum,
+    split_as_read,
+    told_by_call,
+)
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
-from mtmc_lsp.core.dtypes import compute_dtype, is_half
+from mtmc_lsp.core.dtypes import compute_dtype, is_low_precision
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
 from mtmc_lsp.ir.axes import Axis
-from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, PrimOp, is_of_halves
+from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, PrimOp, has_split_operands
 from mtmc_lsp.ir.regions import Region
-from mtmc_lsp.schedule.matmul_configs import PROMOTED, SPLIT_BEFORE
-from mtmc_lsp.schedule.split_on_load import BOTH, LEAST_SPLIT_ROWS, ONCE
+from mtmc_lsp.schedule.configs import PRE_SPLIT_MODES, MatmulConfig, PrecisionMode, SplitOnLoad
+from mtmc_lsp.schedule.split_on_load import LEAST_SPLIT_ROWS
 
-Config = Mapping[str, "int | str | bool"]
 Finish = Callable[
-    [ProductAxes, Mapping[str, TensorType], Config, "list[Halves] | None", str, str],
+    [ProductAxes, Mapping[str, TensorType], MatmulConfig, "list[SplitOperand] | None", str, str],
     list[Kernel],
 ]
 """Renders a product whose operands are prepared."""
@@ -51,7 +56,7 @@ def write_product_kernels(
     ir: KernelIR,
     region: Region,
     buffers: Mapping[str, TensorType],
-    config: Config,
+    config: MatmulConfig,
     name: str,
     docstring: str,
     finished: Finish,
@@ -65,28 +70,31 @@ def write_product_kernels(
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(ir, region)
-    if config.get("precision") == PROMOTED and ONCE not in config and not is_of_halves(axes.prim):
-        raise CannotCode(f"{PROMOTED} is for operands that are split as they are read, or given as halves")
-    if config.get("precision") not in SPLIT_BEFORE:
+    promoted = config.precision is PrecisionMode.FP16X3_PROMOTED
+    if promoted and config.split_on_load is None and not has_split_operands(axes.prim):
+        raise CannotCode(
+            f"{config.precision.value} is for operands that are split on load, or are float16 pairs already"
+        )
+    if config.precision not in PRE_SPLIT_MODES:
         return finished(axes, buffers, config, None, name, docstring)
     names = [operand_name(ir, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
-    halves = [Halves.of(axes, side, names[side], int(config["block_k"])) for side in (0, 1)]
-    split = write_both_splits(axes, buffers, halves, f"{name}_split")
-    return split + finished(axes, buffers, config, halves, name, docstring)
+    split_operands = [SplitOperand.of(axes, side, names[side], config.block_k) for side in (0, 1)]
+    split = write_both_splits(axes, buffers, split_operands, f"{name}_split")
+    return split + finished(axes, buffers, config, split_operands, name, docstring)
 
 
 def whole_product(
     axes: ProductAxes,
     buffers: Mapping[str, TensorType],
-    config: Config,
-    halves: list[Halves] | None,
+    config: MatmulConfig,
+    split_operands: list[SplitOperand] | None,
     name: str,
     docstring: str,
 ) -> list[Kernel]:
     """One program per tile of the product (or one tile after another, where it is persistent)."""
-    return [ProductWriter(axes, buffers, config, halves).kernel(name, docstring)]
+    return [ProductWriter(axes, buffers, config, split_operands).kernel(name, docstring)]
 
 
 def operand_name(ir: KernelIR, region: Region, prim: str) -> str:
@@ -109,35 +117,33 @@ class ProductWriter:
         self,
         axes: ProductAxes,
         buffers: Mapping[str, TensorType],
-        config: Config,
-        halves: list[Halves] | None,
+        config: MatmulConfig,
+        split_operands: list[SplitOperand] | None,
     ) -> None:
         self.axes = axes
         self.buffers = buffers
         self.config = config
-        self.halves = halves
+        self.split_operands = split_operands
         self.wide = axes.are_wide(self._offsets())
         """Whether offsets inside one matrix take 64 bits."""
         self.many = axes.are_wide(self._numbers())
         """Whether the numbers of rows or columns do."""
         self.parameters = Parameters(axes.ir, buffers, self._reserved)
         self.parameters.wide = self.wide
-        if axes.taps:
+        if axes.kernel_positions:
             # Only of channels whose number it knows can the compiler see that neighbours along K are neighbours in memory.
             self.parameters.static_symbols = frozenset(axes.sizes["K"].symbols())
         self.lines: list[str] = []
         for name, size in axes.sizes.items():
             self.parameters.name_size(size, name)
-        self.scratch = (
-            [self.parameters.names.unique(f"{half.values.name}_ptr") for half in halves] if halves is not None else []
-        )
+        self.scratch = [self.parameters.names.unique(f"{half.values.name}_ptr") for half in split_operands or []]
 
         self.tiles = self._tiles()
         """Sides whose operands' tiles the hardware moves."""
-        self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in halves or []]
+        self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in split_operands or []]
 
     def _tiles(self) -> dict[int, Described]:
-        if not self.config.get("tma") or self.halves is not None or self.many or self.axes.taps:
+        if not self.config.tma or self.split_operands is not None or self.many or self.axes.kernel_positions:
             return {}
         found = {side: described(self.axes, self.buffers, side) for side in range(len(self.axes.prim.inputs))}
         return {side: operand for side, operand in found.items() if operand is not None}
@@ -159,10 +165,10 @@ class ProductWriter:
         blocks = self._blocks()
         sizes = {"n_m": self.axes.sizes["M"], "n_n": self.axes.sizes["N"]}
         dynamic: dict[str, str] = {}
-        if self.halves:
-            sizes["k_pad"] = self.halves[0].k_pad
-            if self.config["precision"] in SPLIT_BEFORE:
-                dynamic = told_by_call(self.axes, self.halves[0], self.config)
+        if self.split_operands:
+            sizes["k_pad"] = self.split_operands[0].k_pad
+            if self.config.precision in PRE_SPLIT_MODES:
+                dynamic = told_by_call(self.axes, self.split_operands[0], self.config)
         if self.axes.batch:
             sizes["n_batch"] = self.axes.n_batch
         return assemble(
@@ -173,8 +179,8 @@ class ProductWriter:
             self.lines,
             grid=self._grid(blocks),
             grid_sizes=sizes,
-            num_warps=int(self.config["warps"]),
-            num_stages=int(self.config["stages"]),
+            num_warps=self.config.warps,
+            num_stages=self.config.stages,
             dynamic=dynamic,
             limits=self._limits(),
             scratch_read=self._scratch_read(),
@@ -186,14 +192,14 @@ class ProductWriter:
         """Write all statements."""
         self._program_order()
         self._product()
-        if self.config.get("persist"):
+        if self.config.persist:
             self.lines = one_tile_after_another(self.lines)
 
     def _product(self) -> None:
         """What is done with the tile at ``m`` and ``n``."""
         self.lines.append(f"acc = tl.zeros({self._sum_shape}, {TRITON_DTYPES[self._sum_dtype]})")
-        if self.halves is not None:
-            self._loop_over_halves()
+        if self.split_operands is not None:
+            self._loop_over_split_operands()
         else:
             self._loop()
         self._finish()
@@ -201,15 +207,18 @@ class ProductWriter:
     def _grid(self, blocks: Mapping[str, int]) -> tuple[str, ...]:
         """Tiles and batch, and what a subclass has behind them."""
         tiles = f"{blocks_text('n_m', blocks['BLOCK_M'])} * ({blocks_text('n_n', blocks['BLOCK_N'])})"
-        if self.config.get("persist"):
-            tiles = f"min({self.config['persist']}, {tiles})"
+        if self.config.persist:
+            tiles = f"min({self.config.persist}, {tiles})"
         return (tiles, *(["n_batch"] if self.axes.batch else []), *self._more_grid())
 
     def _blocks(self) -> dict[str, int]:
-        blocks = {key.upper(): int(self.config[key]) for key in ("block_m", "block_n", "block_k", "group_m")}
-        if self.halves is None or self.config.get("precision") not in SPLIT_BEFORE:
+        config = self.config
+        blocks = {
+            "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "GROUP_M": config.group_m,
+        }  # fmt: skip
+        if self.split_operands is None or config.precision not in PRE_SPLIT_MODES:
             return blocks
-        return {**blocks, **piece_blocks(self.halves[0], self.config)}
+        return {**blocks, **piece_blocks(self.split_operands[0], config)}
 
     def _more_grid(self) -> tuple[str, ...]:
         """Grid dimensions behind those of tiles and batch."""
@@ -225,18 +234,18 @@ class ProductWriter:
 
     def _unscale(self) -> None:
         """Undo the scaling of split operands."""
-        if self.halves is None:
+        if self.split_operands is None:
             return
-        for half, scale in zip(self.halves, self.scales, strict=True):
+        for half, scale in zip(self.split_operands, self.scales, strict=True):
             row, is_row = "mn"[half.side], half.side == 0
             batch = f"batch * {self._size(row.upper())} + " if self.axes.batch else ""
             mask = f", mask={row}_mask, other=0.0" if self._mask(row, rows=is_row) else ""
             self.lines.append(f"acc *= tl.load({scale} + {batch}{row}{mask})")
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
-        halves = self.halves or []
-        values = tuple((pointer, half.values) for pointer, half in zip(self.scratch, halves, strict=True))
-        return values + tuple((pointer, half.scale) for pointer, half in zip(self.scales, halves, strict=True))
+        split_operands = self.split_operands or []
+        values = tuple((pointer, half.values) for pointer, half in zip(self.scratch, split_operands, strict=True))
+        return values + tuple((pointer, half.scale) for pointer, half in zip(self.scales, split_operands, strict=True))
 
     def _limits(self) -> tuple[str, ...]:
         """What must hold for other sizes: offsets that are 32-bit fit into them."""
@@ -244,7 +253,7 @@ class ProductWriter:
         narrow = () if self.many else (self._numbers() if self.wide else self._offsets())
         limits = [int32_limit(size) for size in narrow if not size.is_constant]
         limits += [condition for operand in self.tiles.values() for condition in operand.conditions]
-        if self.halves is not None:
+        if self.split_operands is not None:
             # Splitting pays where each half is used many times; with few rows the library's product is also more exact.
             limits += [f"{m} >= {LEAST_SPLIT_ROWS}"] if not m.is_constant else []
         return tuple(limits)
@@ -256,7 +265,7 @@ class ProductWriter:
     def _offsets(self) -> tuple[Size, ...]:
         """What offsets inside one matrix, or into any tensor that windows read or write, stay below."""
         m, n, k = (self.axes.sizes[name] for name in "MNK")
-        return self._accessed() if self.axes.taps else (m * k, n * k, m * n)
+        return self._accessed() if self.axes.kernel_positions else (m * k, n * k, m * n)
 
     def _accessed(self) -> tuple[Size, ...]:
         """Elements of every tensor that is read or written: of a window more is computed than lies in memory."""
@@ -287,7 +296,13 @@ class ProductWriter:
 
     def _sticks_out(self, name: str) -> bool:
         """Whether rows (or columns) of some tile are not there."""
-        return mask_needed(self.axes.sizes[name.upper()], int(self.config[f"block_{name}"]))
+        tall, wide = self._tile
+        return mask_needed(self.axes.sizes[name.upper()], tall if name == "m" else wide)
+
+    @property
+    def _tile(self) -> tuple[int, int]:
+        """Rows and columns of the tiles that the result consists of."""
+        return self.config.block_m, self.config.block_n
 
     def _mask(self, name: str, *, rows: bool) -> list[Mask]:
         return [Mask(f"{name}_mask", rows, not rows)] if self._sticks_out(name) else []
@@ -295,12 +310,12 @@ class ProductWriter:
     def _loop(self) -> None:
         """One block of K after the other, operands read (and computed) in place."""
         operand = self.axes.ir.prims[self.axes.prim.inputs[0]]
-        taps = self.axes.taps if self.config.get("taps") else ()
-        axes = self.axes.k[len(taps) :]
+        kernel_positions = self.axes.kernel_positions if self.config.kernel_positions else ()
+        axes = self.axes.k[len(kernel_positions) :]
         depth = product([axis.size for axis in axes])
         k_size = self.parameters.size(depth).text
         body: list[str] = []
-        masked = mask_needed(depth, int(self.config["block_k"]))
+        masked = mask_needed(depth, self.config.block_k)
         k_row, k_column = "k[None, :]", "k[:, None]"
         inside_a, inside_b = (f"({at} < {k_size})" if masked else "" for at in (k_row, k_column))
         masks_a, masks_b = self._mask("m", rows=True), self._mask("n", rows=False)
@@ -310,37 +325,37 @@ class ProductWriter:
         operands = [
             self._described(side, self.tiles[side], body)
             if side in self.tiles
-            else self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, taps, inside_b)
+            else self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, kernel_positions, inside_b)
             if side % 2
-            else self._operand(side, (self.axes.m, "m"), (axes, k_row), masks_a, body, taps, inside_a)
+            else self._operand(side, (self.axes.m, "m"), (axes, k_row), masks_a, body, kernel_positions, inside_a)
             for side in range(len(self.axes.prim.inputs))
         ]
         a, b = operands[:2]
-        if is_of_halves(self.axes.prim):
+        if has_split_operands(self.axes.prim):
             dots = promoted_sum((operands[2], a), (operands[3], b))
-        elif self.config.get(ONCE) == BOTH:
+        elif self.config.split_on_load is SplitOnLoad.BOTH:
             dots = split_as_read(self.parameters.names, a, b)
-        elif is_half(operand.dtype) or operand.dtype == "float64":
+        elif is_low_precision(operand.dtype) or operand.dtype == "float64":
             dots = [f"acc = tl.dot({a}, {b}, acc)"]
-        elif self.config["precision"] == "tf32":
+        elif self.config.precision is PrecisionMode.TF32:
             dots = [f'acc = tl.dot(_tf32({a}), _tf32({b}), acc, input_precision="tf32")']
         else:
-            dots = [f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config["precision"]}")']
-        if taps:
-            n_taps = self.parameters.size(product([axis.size for axis in taps])).text
+            dots = [f'acc = tl.dot({a}, {b}, acc, input_precision="{self.config.precision.value}")']
+        if kernel_positions:
+            n_positions = self.parameters.size(product([axis.size for axis in kernel_positions])).text
             self.lines += [
                 "# A block of K is a block of channels at one place of the window.",
                 f"blocks_k = tl.cdiv({k_size}, BLOCK_K)",
             ]
-            head = f"for step in {self._walk.steps(f'{n_taps} * blocks_k')}:"
+            head = f"for step in {self._walk.steps(f'{n_positions} * blocks_k')}:"
             first = [
-                f"tap = {widened('step // blocks_k', wide=self.wide)}",
+                f"kernel_position = {widened('step // blocks_k', wide=self.wide)}",
                 "k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)",
             ]
         else:
             head = f"for start in {self._walk.places(k_size)}:"
             first = ["k = start + tl.arange(0, BLOCK_K)"] if len(self.tiles) < len(operands) else []
-        before, inside = parted([*body, *dots], {"tap", "k", "start"})
+        before, inside = parted([*body, *dots], {"kernel_position", "k", "start"})
         self.lines += [*before, head, *(f"    {line}" for line in [*first, *inside])]
 
     def _described(self, side: int, operand: Described, body: list[str]) -> str:
@@ -363,7 +378,7 @@ class ProductWriter:
         cols: tuple[tuple[Axis, ...], str],
         masks: list[Mask],
         body: list[str],
-        taps: tuple[Axis, ...],
+        kernel_positions: tuple[Axis, ...],
         inside: str,
     ) -> str:
         plain = self.axes.is_plain(side)
@@ -374,20 +389,22 @@ class ProductWriter:
             cols,
             masks,
             body,
-            scalar=(taps, "tap"),
+            scalar=(kernel_positions, "kernel_position"),
             widen=not plain,
-            accesses=operand_accesses(self.axes, self.buffers, side, taps),
+            accesses=operand_accesses(self.axes, self.buffers, side, kernel_positions),
         )
         name = self.axes.prim.inputs[side]
         shape, summed = ("[BLOCK_K, BLOCK_N]", rows[0]) if side % 2 else ("[BLOCK_M, BLOCK_K]", cols[0])
         value = self.axes.over_tile(side, tile.value(name), shape, summed, inside)
         dtype = self.axes.ir.prims[name].dtype
-        return value.text if plain or not is_half(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
+        return value.text if plain or not is_low_precision(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
 
-    def _loop_over_halves(self) -> None:
-        assert self.halves is not None
-        left, right = self.halves
-        self.lines += walk_halves(self.axes, self.parameters, (left, right), self.scratch, self.config, self._walk)
+    def _loop_over_split_operands(self) -> None:
+        assert self.split_operands is not None
+        left, right = self.split_operands
+        self.lines += loops_over_halves(
+            self.axes, self.parameters, (left, right), self.scratch, self.config, self._walk
+        )
 
     def _epilogue(self) -> None:
         masks = self._mask("m", rows=True) + self._mask("n", rows=False)

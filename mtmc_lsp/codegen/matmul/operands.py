@@ -11,7 +11,7 @@ from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
 from mtmc_lsp.codegen.tile.tile import merge_axes
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
@@ -35,7 +35,7 @@ class ProductAxes:
         self.batch = self._of(name, 0, dims.batch)
         self.m, self.n = self._of(name, dims.batch, rows), self._of(name, rows, end)
         self.k = self._of(left, rows, rows + dims.summed)
-        self.taps = self._of(left, rows, rows + dims.taps)
+        self.kernel_positions = self._of(left, rows, rows + dims.kernel_positions)
         """Axes of ``k`` that are the places of a window."""
         if set(self.m) & set(self.n) or set(self.batch) & (set(self.m) | set(self.n)):
             raise CannotCode("a product of a tensor with itself along one axis")
@@ -46,7 +46,7 @@ class ProductAxes:
     @property
     def channels(self) -> tuple[Axis, ...]:
         """Axes of ``k`` that are no place of a window."""
-        return self.k[len(self.taps) :]
+        return self.k[len(self.kernel_positions) :]
 
     @property
     def sizes(self) -> dict[str, Size]:
@@ -67,7 +67,7 @@ class ProductAxes:
 
     def is_plain(self, side: int) -> bool:
         """Whether the operand is read just as it lies in memory, in a half precision that tensor cores take."""
-        return is_half(self.ir.prims[self.prim.inputs[side]].dtype) and self.is_read(side)
+        return is_low_precision(self.ir.prims[self.prim.inputs[side]].dtype) and self.is_read(side)
 
     def is_read(self, side: int) -> bool:
         """Whether the operand lies in memory, with zeros around it perhaps."""
@@ -172,17 +172,19 @@ class Tile:
 
 
 def operand_accesses(
-    axes: ProductAxes, buffers: Mapping[str, TensorType], side: int, taps: tuple[Axis, ...] = ()
+    axes: ProductAxes, buffers: Mapping[str, TensorType], side: int, kernel_positions: tuple[Axis, ...] = ()
 ) -> list[Index]:
     """How an operand is read, with every axis apart: shows which axes run as one.
 
     Args:
         side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves where they are split.
-        taps: those of the contracted axes that one index at a time is walked along.
+        kernel_positions: those of the contracted axes that one index at a time is walked along.
     """
-    rows, columns = (axes.m, axes.n)[side % 2], axes.k[len(taps) :]
+    rows, columns = (axes.m, axes.n)[side % 2], axes.k[len(kernel_positions) :]
     parameters = Parameters(axes.ir, buffers, PRODUCT_NAMES)
-    probe = Tile(axes, parameters, (rows, "r"), (columns, "k"), [], [], scalar=(taps, "tap"), apart=True)
+    probe = Tile(
+        axes, parameters, (rows, "r"), (columns, "k"), [], [], scalar=(kernel_positions, "kernel_position"), apart=True
+    )
     probe.value(axes.prim.inputs[side])
     return probe.expressions.accesses
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.kernel import Scratch
-from mtmc_lsp.codegen.matmul.matmul_kernel import Config, ProductWriter
+from mtmc_lsp.codegen.matmul.matmul_kernel import ProductWriter
 from mtmc_lsp.codegen.matmul.operands import ProductAxes
-from mtmc_lsp.codegen.matmul.split_operands import Halves
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand
 from mtmc_lsp.core.graph import TensorType
+from mtmc_lsp.schedule.configs import MatmulConfig
 
 COMBINED_M, COMBINED_N = 32, 64
 """Largest tile of the second kernel: small, so that few results still make many programs."""
 
 
-def combining(config: Config) -> Config:
-    """The configuration of the kernel that adds the parts of a product that has this one, whose tile it keeps."""
-    whole = {"tile_m": config["block_m"], "tile_n": config["block_n"]}
-    tile = {"block_m": min(COMBINED_M, int(config["block_m"])), "block_n": min(COMBINED_N, int(config["block_n"]))}
-    return {**config, **whole, **tile, "warps": 4, "stages": 2}
+def combining(config: MatmulConfig) -> MatmulConfig:
+    """The configuration of the kernel that adds the parts of a product that has this one."""
+    block_m, block_n = min(COMBINED_M, config.block_m), min(COMBINED_N, config.block_n)
+    return replace(config, block_m=block_m, block_n=block_n, warps=4, stages=2)
 
 
 class PartsWriter(ProductWriter):
@@ -28,13 +29,18 @@ class PartsWriter(ProductWriter):
         self,
         axes: ProductAxes,
         buffers: Mapping[str, TensorType],
-        config: Config,
-        halves: list[Halves] | None,
+        config: MatmulConfig,
+        split_operands: list[SplitOperand] | None,
         parts: Scratch,
     ) -> None:
-        super().__init__(axes, buffers, config, halves)
+        """Take the configuration of the product; the kernel that adds the parts has smaller tiles (:func:`combining`)."""
+        self.product_config = config
+        super().__init__(axes, buffers, self._own_config(config), split_operands)
         self.parts = parts
         self.pointer = self.parameters.names.unique("product_parts_ptr")
+
+    def _own_config(self, config: MatmulConfig) -> MatmulConfig:
+        return config
 
 
 class WritesParts(PartsWriter):
@@ -47,7 +53,10 @@ class WritesParts(PartsWriter):
 class AddsParts(PartsWriter):
     """The second kernel, which reads no operands: of those that were split before, their scales alone."""
 
-    def _loop_over_halves(self) -> None:
+    def _own_config(self, config: MatmulConfig) -> MatmulConfig:
+        return combining(config)
+
+    def _loop_over_split_operands(self) -> None:
         self._loop()
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:

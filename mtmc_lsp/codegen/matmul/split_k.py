@@ -10,35 +10,33 @@ from collections.abc import Mapping
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import UNARY
 from mtmc_lsp.codegen.matmul.k_loops import WalkOfPart
-from mtmc_lsp.codegen.matmul.matmul_kernel import Config
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, int32_limit, widened
-from mtmc_lsp.codegen.matmul.partial_sums import AddsParts, PartsWriter, WritesParts, combining
-from mtmc_lsp.codegen.matmul.split_operands import Halves
+from mtmc_lsp.codegen.matmul.partial_sums import AddsParts, PartsWriter, WritesParts
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.schedule.configs import MatmulConfig
 
 
 def write_split_product(
     axes: ProductAxes,
     buffers: Mapping[str, TensorType],
-    config: Config,
-    halves: list[Halves] | None,
+    config: MatmulConfig,
+    split_operands: list[SplitOperand] | None,
     name: str,
     docstring: str,
 ) -> list[Kernel]:
-    """The kernels of a product with ``config["split_k"]`` parts.
+    """The kernels of a product with ``config.split_k`` parts.
 
     Raises:
         CannotCode: something in it has no Triton form.
     """
-    parts = int(config["split_k"])
     size = axes.n_batch * axes.sizes["M"] * axes.sizes["N"]
-    sums = Scratch("product_parts", (Size.of(parts), size), compute_dtype(axes.prim.dtype))
+    sums = Scratch("product_parts", (Size.of(config.split_k), size), compute_dtype(axes.prim.dtype))
     what = "Each part of each tile of the product; K is too long for one program per tile."
-    own = {**config, "persist": 0}
-    first = _PartWriter(axes, buffers, own, halves, sums)
-    last = _CombineWriter(axes, buffers, combining(own), halves, sums)
+    first = _PartWriter(axes, buffers, config, split_operands, sums)
+    last = _CombineWriter(axes, buffers, config, split_operands, sums)
     return [first.kernel(f"{name}_parts", what), last.kernel(name, docstring)]
 
 
@@ -49,11 +47,11 @@ class _SplitWriter(PartsWriter):
         self,
         axes: ProductAxes,
         buffers: Mapping[str, TensorType],
-        config: Config,
-        halves: list[Halves] | None,
+        config: MatmulConfig,
+        split_operands: list[SplitOperand] | None,
         parts: Scratch,
     ) -> None:
-        super().__init__(axes, buffers, config, halves, parts)
+        super().__init__(axes, buffers, config, split_operands, parts)
         self.all_sums = product(parts.shape)
         self.wide_sums = axes.are_wide([self.all_sums])
         """Whether offsets into the sums take 64 bits."""
@@ -74,7 +72,7 @@ class _SplitWriter(PartsWriter):
         return (*super()._limits(), *([int32_limit(self.all_sums)] if narrow else []))
 
     def _blocks(self) -> dict[str, int]:
-        return {**super()._blocks(), "PARTS": int(self.config["split_k"])}
+        return {**super()._blocks(), "PARTS": self.config.split_k}
 
 
 class _PartWriter(WritesParts, _SplitWriter):
@@ -90,7 +88,7 @@ class _PartWriter(WritesParts, _SplitWriter):
         self.lines.append(f"tl.store({self._place('piece')}, acc{self._mask_text()})")
 
     def _more_grid(self) -> tuple[str, ...]:
-        return (str(self.config["split_k"]),)
+        return (str(self.config.split_k),)
 
     def _scratch_read(self) -> tuple[tuple[str, Scratch], ...]:
         return super()._scratch_read()[: len(self.scratch)]

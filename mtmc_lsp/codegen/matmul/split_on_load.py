@@ -10,30 +10,30 @@ from collections.abc import Mapping
 
 from mtmc_lsp.codegen.kernel.axis_groups import Mask
 from mtmc_lsp.codegen.kernel.kernel import Kernel
-from mtmc_lsp.codegen.matmul.matmul_kernel import Config, ProductWriter, operand_name
+from mtmc_lsp.codegen.matmul.matmul_kernel import ProductWriter, operand_name
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, mask_needed, operand_accesses
-from mtmc_lsp.codegen.matmul.split_operands import Halves, name_sizes, write_split
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, name_sizes, write_split
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region
-from mtmc_lsp.schedule.split_on_load import ONCE
+from mtmc_lsp.schedule.configs import MatmulConfig, SplitOnLoad
 
 
-def write_product_read_once(
+def write_product_split_on_load(
     ir: KernelIR,
     region: Region,
     buffers: Mapping[str, TensorType],
-    config: Config,
+    config: MatmulConfig,
     name: str,
     docstring: str,
 ) -> list[Kernel]:
     """The kernel that splits the few rows, and the product's.
 
     Args:
-        program: what the region is a part of.
+        ir: what the region is a part of.
         region: one with a product.
         buffers: what lies in memory.
-        config: with the side that is read once.
+        config: with the one side that is split on load.
         name: of the product's kernel.
         docstring: of the product's kernel.
 
@@ -41,14 +41,16 @@ def write_product_read_once(
         CannotCode: something in it has no Triton form.
     """
     axes = ProductAxes(ir, region)
-    side = 1 - int(config[ONCE])
-    few = Halves.of(axes, side, operand_name(ir, region, axes.prim.inputs[side]) or "ab"[side], int(config["block_k"]))
+    side = 1 if config.split_on_load is SplitOnLoad.LEFT else 0
+    few = SplitOperand.of(axes, side, operand_name(ir, region, axes.prim.inputs[side]) or "ab"[side], config.block_k)
     split = write_split(axes, buffers, few, f"{name}_split_{few.name}")
     return [split, _OnceWriter(axes, buffers, config, few).kernel(name, docstring)]
 
 
 class _OnceWriter(ProductWriter):
-    def __init__(self, axes: ProductAxes, buffers: Mapping[str, TensorType], config: Config, few: Halves) -> None:
+    def __init__(
+        self, axes: ProductAxes, buffers: Mapping[str, TensorType], config: MatmulConfig, few: SplitOperand
+    ) -> None:
         super().__init__(axes, buffers, config, [few])
         self.few = few
         self.is_turned = few.side == 0
@@ -56,11 +58,11 @@ class _OnceWriter(ProductWriter):
         if self.is_turned:
             self._sum_shape = "[BLOCK_N, BLOCK_M]"
 
-    def _loop_over_halves(self) -> None:
+    def _loop_over_split_operands(self) -> None:
         few, axes = self.few, self.axes
         name_sizes(self.parameters, "MN"[few.side], few)
         k, pad = (self.parameters.size(size).text for size in (few.k, few.k_pad))
-        depth = int(self.config["block_k"])
+        depth = self.config.block_k
         unique = self.parameters.names.unique
         row, low, high = unique(f"{few.name}_row"), unique(f"{few.name}_low"), unique(f"{few.name}_high")
         batch = f"batch * {self.parameters.size(few.rows).text} * 2 * {pad} + " if axes.batch else ""
@@ -100,11 +102,9 @@ class _OnceWriter(ProductWriter):
     def _many(self, index: str, k: str, masked: bool, body: list[str]) -> str:
         """Write what reads a tile of the operand that is read once, its rows by K; the name that holds it."""
         side = 1 - self.few.side
-        rows, size, block = (
-            (self.axes.n, self._size("N"), "block_n") if side else (self.axes.m, self._size("M"), "block_m")
-        )
+        rows, size = (self.axes.n, self._size("N")) if side else (self.axes.m, self._size("M"))
         masks = []
-        if mask_needed(self.axes.sizes["MN"[side]], int(self.config[block])):
+        if self._sticks_out("mn"[side]):
             masks.append(Mask(f"({index} < {size})", True, False))
         inside = f"(k[None, :] < {k})" if masked else ""
         if inside:
@@ -113,7 +113,7 @@ class _OnceWriter(ProductWriter):
             self.axes, self.parameters, (rows, index), (self.axes.k, "k[None, :]"), masks, body,
             accesses=operand_accesses(self.axes, self.buffers, side),
         )  # fmt: skip
-        shape = f"[{block.upper()}, BLOCK_K]"
+        shape = f"[BLOCK_{'MN'[side]}, BLOCK_K]"
         value = self.axes.over_tile(side, tile.value(self.axes.prim.inputs[side]), shape, self.axes.k, inside).text
         if value.isidentifier():
             return value

@@ -40,7 +40,7 @@ MOST_OF_A_THREAD = 128
 
 
 @dataclass(frozen=True)
-class Halves:
+class SplitOperand:
     """The buffers of a split operand."""
 
     name: str
@@ -59,77 +59,77 @@ class Halves:
     """What each row of halves must be multiplied by to give the operand."""
 
     @staticmethod
-    def of(axes: ProductAxes, side: int, name: str, block_k: int) -> Halves:
+    def of(axes: ProductAxes, side: int, name: str, block_k: int) -> SplitOperand:
         """The buffers for one operand of a product, whose K is filled up with zeros so that no block of it is cut."""
         rows, k = axes.sizes["MN"[side]], axes.sizes["K"]
         k_pad = (k + (block_k - 1)) // block_k * block_k
         total = axes.n_batch * rows
         values = Scratch(f"{name}_halves", (total, Size.of(2) * k_pad), "float16")
         wide = (total * Size.of(2) * k_pad).value(axes.ir.graph.sizes) >= 2**31
-        return Halves(name, side, rows, k, k_pad, values, wide, Scratch(f"{name}_scale", (total,), "float32"))
+        return SplitOperand(name, side, rows, k, k_pad, values, wide, Scratch(f"{name}_scale", (total,), "float32"))
 
 
-def write_split(axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Halves, name: str) -> Kernel:
+def write_split(axes: ProductAxes, buffers: Mapping[str, TensorType], operand: SplitOperand, name: str) -> Kernel:
     """The kernel that writes an operand's scaled halves and each row's scale."""
-    return _SplitWriter(axes, buffers, halves).kernel(name)
+    return _SplitWriter(axes, buffers, operand).kernel(name)
 
 
 def write_both_splits(
-    axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Sequence[Halves], name: str
+    axes: ProductAxes, buffers: Mapping[str, TensorType], operands: Sequence[SplitOperand], name: str
 ) -> list[Kernel]:
     """The kernel that does so for both operands in one launch, or the two that do."""
     sizes = axes.ir.graph.sizes
-    elements = sum((axes.n_batch * half.rows * half.k).value(sizes) for half in halves)
+    elements = sum((axes.n_batch * half.rows * half.k).value(sizes) for half in operands)
     if elements > MOST_TOGETHER:
-        return [write_split(axes, buffers, half, f"{name}_{half.name}") for half in halves]
+        return [write_split(axes, buffers, half, f"{name}_{half.name}") for half in operands]
     # What takes longest comes first: rows whose elements lie apart.
-    writers = sorted((_SplitWriter(axes, buffers, half) for half in halves), key=_SplitWriter.is_dense)
-    parts = [writer.kernel(f"{name}_{writer.halves.name}") for writer in writers]
-    what = f"Each row of {halves[0].name} and of {halves[1].name}, scaled, as the sum of two float16 numbers."
+    writers = sorted((_SplitWriter(axes, buffers, half) for half in operands), key=_SplitWriter.is_dense)
+    parts = [writer.kernel(f"{name}_{writer.operand.name}") for writer in writers]
+    what = f"Each row of {operands[0].name} and of {operands[1].name}, scaled, as the sum of two float16 numbers."
     return [side_by_side(name, parts, what)]
 
 
 class _SplitWriter:
-    def __init__(self, axes: ProductAxes, buffers: Mapping[str, TensorType], halves: Halves) -> None:
+    def __init__(self, axes: ProductAxes, buffers: Mapping[str, TensorType], operand: SplitOperand) -> None:
         self.axes = axes
         self.buffers = buffers
-        self.halves = halves
+        self.operand = operand
         self.parameters = Parameters(axes.ir, buffers, PRODUCT_NAMES)
-        size_name = "MN"[halves.side]
+        size_name = "MN"[operand.side]
         self.row = size_name.lower()
-        self.values = self.parameters.names.unique(f"{halves.values.name}_ptr")
-        self.scale = self.parameters.names.unique(f"{halves.scale.name}_ptr")
-        name_sizes(self.parameters, size_name, halves)
+        self.values = self.parameters.names.unique(f"{operand.values.name}_ptr")
+        self.scale = self.parameters.names.unique(f"{operand.scale.name}_ptr")
+        name_sizes(self.parameters, size_name, operand)
         self.n_rows, self.k, self.k_pad = (
-            self.parameters.size(size).text for size in (halves.rows, halves.k, halves.k_pad)
+            self.parameters.size(size).text for size in (operand.rows, operand.k, operand.k_pad)
         )
-        self.accesses = operand_accesses(axes, buffers, halves.side)
-        self.parameters.wide = axes.are_wide([halves.rows * halves.k])
+        self.accesses = operand_accesses(axes, buffers, operand.side)
+        self.parameters.wide = axes.are_wide([operand.rows * operand.k])
 
     def kernel(self, name: str) -> Kernel:
         """The finished kernel."""
         # Of any length, a short K is walked: a row that is held as it is now could not be much longer.
-        least = 0 if self.halves.k.is_constant else LEAST_HELD
+        least = 0 if self.operand.k.is_constant else LEAST_HELD
         whole = least <= self._k_pad_now <= (WHOLE_LIMIT if self.is_dense() else HELD_DEPTH)
         lines, blocks, warps = self._whole() if whole else self._looped()
         rows = blocks["ROWS"]
         grid = [blocks_text(f"rows_{self.row}", rows)]
-        sizes = {f"rows_{self.row}": self.halves.rows, "k_pad": self.halves.k_pad}
+        sizes = {f"rows_{self.row}": self.operand.rows, "k_pad": self.operand.k_pad}
         limits: list[str] = []
-        if not self.halves.wide:
-            limits.append(int32_limit(self.axes.n_batch * self.halves.rows * Size.of(2) * self.halves.k_pad))
+        if not self.operand.wide:
+            limits.append(int32_limit(self.axes.n_batch * self.operand.rows * Size.of(2) * self.operand.k_pad))
         dynamic = {}
-        if whole and not self.halves.k.is_constant:
+        if whole and not self.operand.k.is_constant:
             dynamic["DEPTH"] = "triton.next_power_of_2(k_pad)"
-            limits.append(f"{self.halves.k_pad} <= {MOST_OF_A_THREAD * 32 * warps // rows}")
+            limits.append(f"{self.operand.k_pad} <= {MOST_OF_A_THREAD * 32 * warps // rows}")
         start = [f"{self.row} = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]"]
         if self.axes.batch:
             start.append("batch = tl.program_id(1).to(tl.int64)")
             grid.append("n_batch")
             sizes["n_batch"] = self.axes.n_batch
-        order = "low and high" if self.halves.side == 0 else "high and low"
+        order = "low and high" if self.operand.side == 0 else "high and low"
         what = (
-            f"Each row of {self.halves.name}, scaled, as the sum of two float16 numbers: {order} half side by side.\n\n"
+            f"Each row of {self.operand.name}, scaled, as the sum of two float16 numbers: {order} half side by side.\n\n"
             "high holds the leading 11 bits of each significand, low the next 11."
         )
         return assemble(
@@ -144,16 +144,16 @@ class _SplitWriter:
             num_stages=2,
             dynamic=dynamic,
             limits=tuple(limits),
-            scratch_written=((self.values, self.halves.values), (self.scale, self.halves.scale)),
+            scratch_written=((self.values, self.operand.values), (self.scale, self.operand.scale)),
         )
 
     @property
     def _k_pad_now(self) -> int:
-        return self.halves.k_pad.value(self.axes.ir.graph.sizes)
+        return self.operand.k_pad.value(self.axes.ir.graph.sizes)
 
     @property
     def _rows_now(self) -> int:
-        return (self.axes.n_batch * self.halves.rows).value(self.axes.ir.graph.sizes)
+        return (self.axes.n_batch * self.operand.rows).value(self.axes.ir.graph.sizes)
 
     @property
     def _strided_rows(self) -> int:
@@ -169,7 +169,7 @@ class _SplitWriter:
 
     def _tile(self, lines: list[str]) -> str:
         """Write what reads (and computes) a tile of the operand; the name or expression that holds it."""
-        side = self.halves.side
+        side = self.operand.side
         rows = (self.axes.m, self.axes.n)[side]
         mask = [Mask("inside", True, True)]
         tile = Tile(
@@ -204,7 +204,7 @@ class _SplitWriter:
         ]
         lines += self._store_halves(value)
         blocks = {"ROWS": rows}
-        if self.halves.k.is_constant:
+        if self.operand.k.is_constant:
             blocks["DEPTH"] = depth
         return lines, blocks, warps
 
@@ -225,20 +225,20 @@ class _SplitWriter:
 
     def _store_halves(self, value: str) -> list[str]:
         batch = f"batch * {self.n_rows} * 2 * {self.k_pad} + " if self.axes.batch else ""
-        first, second = ("low", "high") if self.halves.side == 0 else ("high", "low")
+        first, second = ("low", "high") if self.operand.side == 0 else ("high", "low")
         return [
             f"scaled = {value} * factor",
             "high = scaled.to(tl.float16)",
             "low = (scaled - high.to(tl.float32)).to(tl.float16)",
-            f"place = {self.values} + {batch}{self.row}{'.to(tl.int64)' * self.halves.wide} * (2 * {self.k_pad}) + k",
+            f"place = {self.values} + {batch}{self.row}{'.to(tl.int64)' * self.operand.wide} * (2 * {self.k_pad}) + k",
             f"stored = ({self.row} < {self.n_rows}) & (k < {self.k_pad})",
             f"tl.store(place, {first}, mask=stored)",
             f"tl.store(place + {self.k_pad}, {second}, mask=stored)",
         ]
 
 
-def name_sizes(parameters: Parameters, rows: str, halves: Halves) -> None:
+def name_sizes(parameters: Parameters, rows: str, operand: SplitOperand) -> None:
     """Give the sizes of an operand their names in a kernel: ``M`` or ``N``, ``K``, and K with the zeros behind it."""
-    for size, name in ((halves.rows, rows), (halves.k, "K"), (halves.k_pad, "K_PAD")):
+    for size, name in ((operand.rows, rows), (operand.k, "K"), (operand.k_pad, "K_PAD")):
         if not size.is_constant:
             parameters.name_size(size, name)

@@ -18,23 +18,24 @@ cubed: 77 us, and 89 us with two accumulators).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.matmul.descriptors import descriptor_of_rows
 from mtmc_lsp.codegen.matmul.k_loops import Walk
 from mtmc_lsp.codegen.matmul.operands import ProductAxes
-from mtmc_lsp.codegen.matmul.split_operands import Halves, name_sizes
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, name_sizes
 from mtmc_lsp.codegen.module.naming import Names
-from mtmc_lsp.schedule.matmul_configs import PIECES, SPLIT, holds_sums_apart
+from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode
+from mtmc_lsp.schedule.matmul_configs import PIECES, holds_sums_apart
 
 
-def walk_halves(
+def loops_over_halves(
     axes: ProductAxes,
     parameters: Parameters,
-    operands: tuple[Halves, Halves],
+    operands: tuple[SplitOperand, SplitOperand],
     values: Sequence[str],
-    config: Mapping[str, int | str | bool],
+    config: MatmulConfig,
     walk: Walk,
 ) -> list[str]:
     """Statements of the product's loops: the small terms first, so that little of them is rounded away.
@@ -51,7 +52,7 @@ def walk_halves(
         name_sizes(parameters, size_name, half)
     pad = parameters.size(operands[0].k_pad).text
     tiles = [parameters.names.unique(f"{half.name}_part") for half in operands]
-    lines, load = (_descriptors if config.get("tma") else _rows)(axes, parameters, operands, values)
+    lines, load = (_descriptors if config.tma else _rows)(axes, parameters, operands, values)
 
     def step(starts: tuple[str, str], total: str) -> list[str]:
         loads = [f"{tile} = {load(side, starts[side])}" for side, tile in enumerate(tiles)]
@@ -99,19 +100,19 @@ def _apart(walk: Walk, pad: str, along: str, body: list[str]) -> list[str]:
     return [zeros, along, *(f"    {line}" for line in [*body, *flush]), "acc = _with_apart(acc, apart)"]
 
 
-def _is_one_piece(halves: Halves, config: Mapping[str, int | str | bool]) -> bool:
+def _is_one_piece(operand: SplitOperand, config: MatmulConfig) -> bool:
     """Whether no call has so long a K that its sum is taken apart."""
-    return halves.k_pad.is_constant and halves.k_pad.constant <= PIECES[str(config["precision"])]
+    return operand.k_pad.is_constant and operand.k_pad.constant <= PIECES[config.precision]
 
 
-def told_by_call(axes: ProductAxes, halves: Halves, config: Mapping[str, int | str | bool]) -> dict[str, str]:
+def told_by_call(axes: ProductAxes, operand: SplitOperand, config: MatmulConfig) -> dict[str, str]:
     """Constants that depend on the call's K, as the launcher's expressions: whether it is one piece, and how long pieces are.
 
     It is asked for one piece where it is one in the workload and need not be in a call.
     """
-    if halves.k_pad.is_constant or {"split_k", "stream_k"} & set(config):
+    if operand.k_pad.is_constant or config.is_split:
         return {}
-    now, most = halves.k_pad.value(axes.ir.graph.sizes), PIECES[str(config["precision"])]
+    now, most = operand.k_pad.value(axes.ir.graph.sizes), PIECES[config.precision]
     told = {"ONE_PIECE": f"k_pad <= {most}"} if now <= most else {}
     if _may_be_long(config):
         usual, long = (blocks_of_piece(config, terms) for terms in (most, LONG_PIECE))
@@ -119,26 +120,26 @@ def told_by_call(axes: ProductAxes, halves: Halves, config: Mapping[str, int | s
     return told
 
 
-def piece_blocks(halves: Halves, config: Mapping[str, int | str | bool]) -> dict[str, int]:
+def piece_blocks(operand: SplitOperand, config: MatmulConfig) -> dict[str, int]:
     """The constant that says how many blocks of K tensor cores sum up by themselves, where it is the same for each call."""
-    if _is_one_piece(halves, config):
+    if _is_one_piece(operand, config):
         return {}
-    terms = PIECES[str(config["precision"])]
-    if _may_be_long(config) and not {"split_k", "stream_k"} & set(config):
-        if not halves.k_pad.is_constant:
+    terms = PIECES[config.precision]
+    if _may_be_long(config) and not config.is_split:
+        if not operand.k_pad.is_constant:
             return {}
-        terms = LONG_PIECE if halves.k_pad.constant >= LONG_SUMS else terms
+        terms = LONG_PIECE if operand.k_pad.constant >= LONG_SUMS else terms
     return {"PIECE": blocks_of_piece(config, terms)}
 
 
-def blocks_of_piece(config: Mapping[str, int | str | bool], terms: int) -> int:
+def blocks_of_piece(config: MatmulConfig, terms: int) -> int:
     """Blocks of K that so many terms are; two at least, since of one a piece would be a part of the product."""
-    return max(2, terms // int(config["block_k"]))
+    return max(2, terms // config.block_k)
 
 
-def _may_be_long(config: Mapping[str, int | str | bool]) -> bool:
+def _may_be_long(config: MatmulConfig) -> bool:
     """Whether long sums may have longer pieces: where no sum is short of exactness, and each piece takes time by itself."""
-    return config["precision"] == SPLIT and holds_sums_apart(config)
+    return config.precision is PrecisionMode.FP16X3 and holds_sums_apart(config)
 
 
 LONG_PIECE, LONG_SUMS = 512, 2048
@@ -150,7 +151,9 @@ Loads = tuple[list[str], Callable[[int, str], str]]
 """Statements before a loop, and what gives the expression of an operand's tile at a place along K."""
 
 
-def _rows(axes: ProductAxes, parameters: Parameters, operands: tuple[Halves, Halves], values: Sequence[str]) -> Loads:
+def _rows(
+    axes: ProductAxes, parameters: Parameters, operands: tuple[SplitOperand, SplitOperand], values: Sequence[str]
+) -> Loads:
     """Tiles by pointers to the first of each row."""
     pad = parameters.size(operands[0].k_pad).text
     rows = [parameters.names.unique(f"{half.name}_row") for half in operands]
@@ -164,7 +167,7 @@ def _rows(axes: ProductAxes, parameters: Parameters, operands: tuple[Halves, Hal
 
 
 def _descriptors(
-    axes: ProductAxes, parameters: Parameters, operands: tuple[Halves, Halves], values: Sequence[str]
+    axes: ProductAxes, parameters: Parameters, operands: tuple[SplitOperand, SplitOperand], values: Sequence[str]
 ) -> Loads:
     """Tiles that the hardware moves."""
     pad = parameters.size(operands[0].k_pad).text

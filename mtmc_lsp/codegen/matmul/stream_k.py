@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, blocks_text
 from mtmc_lsp.codegen.matmul.descriptors import MAKE
 from mtmc_lsp.codegen.matmul.k_loops import WalkOfRun
-from mtmc_lsp.codegen.matmul.matmul_kernel import Config
-from mtmc_lsp.codegen.matmul.operands import ProductAxes, mask_needed, tile_of_program, widened
-from mtmc_lsp.codegen.matmul.partial_sums import AddsParts, PartsWriter, WritesParts, combining
-from mtmc_lsp.codegen.matmul.split_operands import Halves, name_sizes
+from mtmc_lsp.codegen.matmul.operands import ProductAxes, tile_of_program, widened
+from mtmc_lsp.codegen.matmul.partial_sums import AddsParts, PartsWriter, WritesParts
+from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, name_sizes
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size, product
+from mtmc_lsp.schedule.configs import MatmulConfig
 
 STREAM_NAMES = PRODUCT_NAMES | frozenset(
     "program tile tiles whole waves turn shared run first last begin end is_whole TILE_M TILE_N PROGRAMS".split()
@@ -38,25 +39,24 @@ STREAM_NAMES = PRODUCT_NAMES | frozenset(
 def write_stream_product(
     axes: ProductAxes,
     buffers: Mapping[str, TensorType],
-    config: Config,
-    halves: list[Halves] | None,
+    config: MatmulConfig,
+    split_operands: list[SplitOperand] | None,
     name: str,
     docstring: str,
 ) -> list[Kernel]:
-    """The kernels of a product by ``config["stream_k"]`` programs.
+    """The kernels of a product by ``config.stream_k`` programs.
 
     Descriptors of a batch's matrices would be made anew for every tile, so there tiles are read by pointers.
 
     Raises:
         CannotCode: something in it has no Triton form.
     """
-    own = {**config, "persist": 0, "tma": bool(config.get("tma")) and not axes.batch}
-    elements = int(config["block_m"]) * int(config["block_n"])
-    shape = (Size.of(2 * int(config["stream_k"])), Size.of(elements))
+    config = replace(config, tma=config.tma and not axes.batch)
+    shape = (Size.of(2 * config.stream_k), Size.of(config.elements))
     parts = Scratch("product_parts", shape, compute_dtype(axes.prim.dtype))
     what = "The tiles of whole waves; of each tile that is left, the parts that programs with equal shares of K have."
-    first = _RunWriter(axes, buffers, own, halves, parts)
-    last = _FinishWriter(axes, buffers, combining(own), halves, parts)
+    first = _RunWriter(axes, buffers, config, split_operands, parts)
+    last = _FinishWriter(axes, buffers, config, split_operands, parts)
     return [first.kernel(f"{name}_runs", what), last.kernel(name, docstring)]
 
 
@@ -65,16 +65,14 @@ class _StreamWriter(PartsWriter):
 
     _reserved = STREAM_NAMES
 
-    def _tile(self, name: str) -> int:
-        """How many rows (or columns) a tile has that is dealt out."""
-        return int(self.config.get(f"tile_{name}", self.config[f"block_{name}"]))
-
-    def _sticks_out(self, name: str) -> bool:
-        return mask_needed(self.axes.sizes[name.upper()], self._tile(name))
+    @property
+    def _tile(self) -> tuple[int, int]:
+        """Rows and columns of the tiles that are dealt out."""
+        return self.product_config.block_m, self.product_config.block_n
 
     def _dealt_out(self, tall: str, wide: str) -> list[str]:
         """Statements that count tiles and blocks of K."""
-        for size_name, half in zip("MN", self.halves or [], strict=False):
+        for size_name, half in zip("MN", self.split_operands or [], strict=False):
             name_sizes(self.parameters, size_name, half)
         batch = f" * {self.parameters.size(self.axes.n_batch).at(PRODUCT)}" if self.axes.batch else ""
         return [
@@ -89,14 +87,15 @@ class _StreamWriter(PartsWriter):
 
     def _blocks_of_tile(self) -> str:
         """The number of blocks of K of each tile."""
-        if self.halves is not None:
-            return f"{self.parameters.size(self.halves[0].k_pad).text} // BLOCK_K"
-        taps = self.axes.taps if self.config.get("taps") else ()
+        if self.split_operands is not None:
+            return f"{self.parameters.size(self.split_operands[0].k_pad).text} // BLOCK_K"
+        kernel_positions = self.axes.kernel_positions if self.config.kernel_positions else ()
         count, depth = (
-            self.parameters.size(product([axis.size for axis in axes])) for axes in (taps, self.axes.k[len(taps) :])
+            self.parameters.size(product([axis.size for axis in axes]))
+            for axes in (kernel_positions, self.axes.k[len(kernel_positions) :])
         )
         blocks = f"tl.cdiv({depth.text}, BLOCK_K)"
-        return f"{count.at(PRODUCT)} * {blocks}" if taps else blocks
+        return f"{count.at(PRODUCT)} * {blocks}" if kernel_positions else blocks
 
     def _place_of_tile(self, tall: str, wide: str) -> list[str]:
         """Statements that say where the ``tile``-th tile is."""
@@ -109,7 +108,7 @@ class _StreamWriter(PartsWriter):
         ]
 
     def _blocks(self) -> dict[str, int]:
-        return {**super()._blocks(), "PROGRAMS": int(self.config["stream_k"])}
+        return {**super()._blocks(), "PROGRAMS": self.config.stream_k}
 
 
 class _RunWriter(WritesParts, _StreamWriter):
@@ -193,5 +192,6 @@ class _FinishWriter(AddsParts, _StreamWriter):
         return (f"({tiles} - 1) % {blocks['PROGRAMS']} + 1", str(pieces))
 
     def _blocks(self) -> dict[str, int]:
-        blocks = {**super()._blocks(), "TILE_M": self._tile("m"), "TILE_N": self._tile("n")}
+        tall, wide = self._tile
+        blocks = {**super()._blocks(), "TILE_M": tall, "TILE_N": wide}
         return {name: size for name, size in blocks.items() if name != "PIECE"}

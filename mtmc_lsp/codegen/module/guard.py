@@ -19,7 +19,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
 )
 from mtmc_lsp.codegen.module.module_lookups import looked_up_once, parts
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
-from mtmc_lsp.core.sizes import Size, renamed
+from mtmc_lsp.core.sizes import Size, rename_symbols
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def write_guard(
     conditions += _apart(graph, names)
     conditions += [binding.condition for binding in bound.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
-    conditions += [renamed(text, texts) for text in (*graph.conditions, *limits)]
+    conditions += [rename_symbols(text, texts) for text in (*graph.conditions, *limits)]
     if adds_in_no_order:
         # Who asks for warnings alone has code that may add in no order too. In words that torch.compile traces.
         warned = "torch.is_deterministic_algorithms_warn_only_enabled()"
@@ -347,4 +347,4 @@ def _values_alike(graph: Graph) -> dict[tuple[str, ...], list[str]]:
 
 def size_text(size: Size, texts: dict[str, str]) -> str:
     """A size as Python, each named size read from the arguments."""
-    return renamed(str(size), texts)
+    return rename_symbols(str(size), texts)

@@ -23,7 +23,7 @@ NOUNS = {
 
 PRODUCT_NAMES = RESERVED | frozenset(
     "m n k m_mask n_mask k_mask batch acc blocks_m blocks_n first_m group_m step steps BLOCK_M BLOCK_N BLOCK_K GROUP_M "
-    "tap blocks_k kept largest factor inverse scaled high low place inside stored part apart PIECE ONE_PIECE DEPTH "
+    "kernel_position blocks_k kept largest factor inverse scaled high low place inside stored part apart PIECE ONE_PIECE DEPTH "
     "m_start n_start".split()
 )
 """Names that the kernels of a product use for themselves."""

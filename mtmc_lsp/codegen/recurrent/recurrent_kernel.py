@@ -9,12 +9,13 @@ of the last state, which is reset before the two are added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES
-from mtmc_lsp.core.dtypes import is_half
-from mtmc_lsp.ir.recurrence import Recurrence, is_added_up, units_of
+from mtmc_lsp.core.dtypes import is_low_precision
+from mtmc_lsp.ir.recurrence import Recurrence
+from mtmc_lsp.schedule.configs import RecurrentConfig
+from mtmc_lsp.schedule.recurrent_configs import is_added_up, units_of
 
 OF_STATE, OF_INPUT = "gate != 2", "gate != 3"
 """The columns of a GRU's tile that take of the last state, and those that take of the input."""
@@ -26,7 +27,7 @@ class RecurrentKernel:
 
     form: Recurrence
     dtype: str
-    config: Mapping[str, int | str | bool]
+    config: RecurrentConfig
     gives_sequence: bool
     """Whether somebody reads what the last layer gives at each step."""
 
@@ -61,14 +62,14 @@ class RecurrentKernel:
         return {
             "LINES": self.form.lines,
             "HIDDEN": self.form.hidden,
-            "BLOCK_B": int(config["block_m"]),
+            "BLOCK_B": config.block_m,
             "BLOCK_H": units_of(self.form, config),
-            "BLOCK_K": int(config["block_k"]),
+            "BLOCK_K": config.block_k,
         }
 
     def body(self) -> list[str]:
         """Statements."""
-        wide = TRITON_DTYPES["float32" if is_half(self.dtype) else self.dtype]
+        wide = TRITON_DTYPES["float32" if is_low_precision(self.dtype) else self.dtype]
         shape = f"(BLOCK_B, {self._width}, BLOCK_K)" if self._adds_up else f"(BLOCK_B, {self._width})"
         lines = [*self._place(), "", f"acc = tl.zeros({shape}, {wide})"]
         lines.append("previous_ptr = hidden_ptr + (step % 2 * LINES + line) * state")
@@ -95,7 +96,7 @@ class RecurrentKernel:
     @property
     def _adds_up(self) -> bool:
         """Whether products are made by units of plain arithmetic, in registers, and added up at the end."""
-        return is_added_up(self.dtype, self.config["precision"])
+        return is_added_up(self.dtype, self.config.precision)
 
     @property
     def _fills_units(self) -> bool:
@@ -144,12 +145,12 @@ class RecurrentKernel:
         if self._adds_up:
             rows, row_k, columns, column_k = "[:, None, None]", "[None, None, :]", "[None, :, None]", "[None, None, :]"
             batch_mask = "batch_mask[:, :, None]"
-        exact = self.form.hidden % int(self.config["block_k"]) == 0
+        exact = self.form.hidden % self.config.block_k == 0
         own = self._column_mask(part)
         masks = [*([f"({own}){columns}"] if own else []), *([] if exact else [f"(k < HIDDEN){column_k}"])]
         weight_mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
         source_mask = batch_mask if exact else f"{batch_mask} & (k < HIDDEN){row_k}"
-        precision = f', input_precision="{self.config["precision"]}"' if self.dtype == "float32" else ""
+        precision = f', input_precision="{self.config.precision.value}"' if self.dtype == "float32" else ""
         product = f"acc += {source} * weight" if self._adds_up else f"acc = tl.dot({source}, weight, acc{precision})"
         return [
             f"rows_ptr = {weights} + {line}.to(tl.int64) * ({self.form.gates} * HIDDEN * HIDDEN) + row * HIDDEN",

@@ -13,8 +13,10 @@ from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.ir.primitives import KernelIR
-from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch, units_of
+from mtmc_lsp.ir.recurrence import recurrence_in, recurrence_of, steps_and_batch
 from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.schedule.configs import RecurrentConfig
+from mtmc_lsp.schedule.recurrent_configs import units_of
 
 LINEAR = "torch.nn.functional.linear"
 WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -26,11 +28,11 @@ LOCALS = ("gates", "hidden", "memory", "sequence", "weights", *WEIGHTS, "layer",
 class RecurrentSteps:
     """Writes the kernel of recurrent layers and its launches."""
 
-    def __init__(self, ir: KernelIR, region: Region, config: Mapping[str, int | str | bool]) -> None:
+    def __init__(self, ir: KernelIR, region: Region, config: RecurrentConfig) -> None:
         """Take what decides both.
 
         Args:
-            program: what the layers are part of.
+            ir: what the layers are part of.
             region: the layers.
             config: the kernel's choices.
         """
@@ -57,8 +59,8 @@ class RecurrentSteps:
             constexprs=constexprs,
             grid=(),
             grid_sizes={},
-            num_warps=int(self.config["warps"]),
-            num_stages=int(self.config["stages"]),
+            num_warps=self.config.warps,
+            num_stages=self.config.stages,
         )
 
     def _numbers(self) -> list[str]:
@@ -188,7 +190,7 @@ class RecurrentSteps:
         passed += [f"{name}={value}" for name, value in kernel.constexprs.items()]
         passed += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
         blocks = -(-self.form.hidden // units_of(self.form, self.config))
-        grid = f"{blocks}, {self.form.lines}, {blocks_text(self.batch, int(self.config['block_m']))}"
+        grid = f"{blocks}, {self.form.lines}, {blocks_text(self.batch, self.config.block_m)}"
         return [f"{indent}{line}" for line in call_text(f"{kernel.name}[({grid})]", passed, inside).splitlines()]
 
     def _signature(self, kernel: Kernel) -> KernelLaunch:

@@ -7,17 +7,19 @@ kernel combines them first. The last one writes what the region gives. No atomic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, blocks_text
-from mtmc_lsp.codegen.tile.tile import Config, merge_axes
+from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_kernel import TileWriter, steps_far
 from mtmc_lsp.core.dtypes import compute_dtype
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region
+from mtmc_lsp.schedule.configs import TileConfig
 
 Partials = dict[str, tuple[Scratch, ...]]
 """Reduction to the buffers of its partial results: its values, and for an arg-reduction where they were found."""
@@ -27,16 +29,16 @@ def write_split_kernels(
     ir: KernelIR,
     region: Region,
     buffers: Mapping[str, TensorType],
-    config: Config,
+    config: TileConfig,
     name: str,
     docstring: str,
 ) -> list[Kernel]:
-    """Render a reduce region with ``config["split"]`` parts per row.
+    """Render a reduce region with ``config.split`` parts per row.
 
     Raises:
         CannotCode: something in it has no Triton form.
     """
-    config = {**config, "loop": True}
+    config = replace(config, loop=True)
     probe = TileWriter(ir, region, buffers, config, [[a] for a in region.kept], [[a] for a in region.reduced])
     probe.write()
     kept, reduced = merge_axes(region.kept, probe.accesses), merge_axes(region.reduced, probe.accesses)
@@ -66,13 +68,13 @@ class _PassWriter(TileWriter):
         ir: KernelIR,
         region: Region,
         buffers: Mapping[str, TensorType],
-        config: Config,
+        config: TileConfig,
         kept: list[list[Axis]],
         reduced: list[list[Axis]],
         partials: Partials,
     ) -> None:
         self.partials = partials
-        self.parts = int(config["split"])
+        self.parts = config.split
         self.loaded: dict[Scratch, str] = {}
         self.read: list[tuple[str, Scratch]] = []
         self.written: list[tuple[str, Scratch]] = []
@@ -141,8 +143,8 @@ class _PassWriter(TileWriter):
             self.lines,
             grid=tuple(grid) or ("1",),
             grid_sizes={"n_cols": self.n_cols, "n_rows": self.n_rows},
-            num_warps=int(self.config.get("warps", 4)),
-            num_stages=int(self.config.get("stages", 2)),
+            num_warps=self.config.warps,
+            num_stages=self.config.stages,
             scratch_read=tuple(self.read),
             scratch_written=tuple(self.written),
         )

@@ -18,8 +18,7 @@ from mtmc_lsp.ir.memory_order import across, column_axes, strided_columns
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
-
-Config = Mapping[str, "int | str | bool"]
+from mtmc_lsp.schedule.configs import LoopOrder, TileConfig
 
 
 def merge_axes(axes: Sequence[Axis], accesses: Sequence[Index]) -> list[list[Axis]]:
@@ -47,7 +46,7 @@ class TileBase:
         ir: KernelIR,
         region: Region,
         buffers: Mapping[str, TensorType],
-        config: Config,
+        config: TileConfig,
         kept: list[list[Axis]],
         reduced: list[list[Axis]],
     ) -> None:
@@ -67,13 +66,13 @@ class TileBase:
         self.n_rows = product([axis.size for group in kept for axis in group])
         self.n_cols = product([axis.size for group in reduced for axis in group])
         self.has_rows = bool(kept)
-        self.columns_first = self.is_map and self.has_rows and bool(reduced) and config.get("order") == "columns"
-        self.rows_per_program = int(config.get("rows", 1)) if self.has_rows else 1
-        self.block = int(config.get("block", 1024))
+        self.columns_first = self.is_map and self.has_rows and bool(reduced) and config.order is LoopOrder.COLUMNS
+        self.rows_per_program = config.rows if self.has_rows else 1
+        self.block = config.block
         if self.is_map and not self.has_rows:
             # All axes run as one, so the tile's rows and columns do too.
-            self.block *= int(config.get("rows", 1))
-        self.loop = bool(config.get("loop", False)) and not self.is_map and bool(reduced)
+            self.block *= config.rows
+        self.loop = config.loop and not self.is_map and bool(reduced)
         self.loop = self.loop or region.kind is RegionKind.SCAN
         self.parameters = Parameters(ir, buffers)
         self.lines: list[str] = []
@@ -109,8 +108,8 @@ class TileBase:
 
     def _apart(self, rows: list[list[Axis]]) -> tuple[list[list[Axis]], list[list[Axis]]]:
         """The axes that are walked one place at a time, and those of the tile's rows."""
-        number = int(self.config.get("rows", 1))
-        if len(rows) < 2 or number == 1 or self.config.get("split"):
+        number = self.config.rows
+        if len(rows) < 2 or number == 1 or self.config.is_split:
             return [], rows
         if self.is_map:
             turned = across(self.ir, self.region)

@@ -15,7 +15,7 @@ from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
 from mtmc_lsp.codegen.kernel.persistence import one_group_after_another
 from mtmc_lsp.codegen.kernel.snippets import COMPARE, TRITON_DTYPES, Code, blocks_text
-from mtmc_lsp.codegen.tile.tile import Config, merge_axes
+from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_reductions import ReducingTile
 from mtmc_lsp.core.dtypes import compute_dtype, is_float
 from mtmc_lsp.core.graph import Ref, TensorType
@@ -26,7 +26,8 @@ from mtmc_lsp.ir.concat_outputs import Part
 from mtmc_lsp.ir.memory_order import column_axes
 from mtmc_lsp.ir.primitives import CENTRED, KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region, RegionKind
-from mtmc_lsp.schedule.tile_configs import MOST_ELEMENTS, is_wide_product
+from mtmc_lsp.schedule.configs import MOST_ELEMENTS, TileConfig
+from mtmc_lsp.schedule.tile_configs import is_wide_product
 
 MOST_PROGRAMS = 65535
 """Size of a grid's second dimension."""
@@ -58,7 +59,7 @@ def write_tile_kernel(
     ir: KernelIR,
     region: Region,
     buffers: Mapping[str, TensorType],
-    config: Config,
+    config: TileConfig,
     name: str,
     docstring: str,
 ) -> Kernel:
@@ -78,7 +79,7 @@ def write_tile_kernel(
     writer = TileWriter(ir, region, buffers, config, kept, reduced)
     writer.wide_columns = any(steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
-    if config.get("persist"):
+    if config.persist:
         body = one_group_after_another(body, writer.pieces())
     return writer.finish(name, docstring, body)
 
@@ -352,8 +353,8 @@ class TileWriter(ReducingTile):
             grid.reverse()
             pieces = self.n_outer * (self.n_rows + (self.rows_per_program - 1)) if self.outer_groups else self.n_rows
             limits = (f"{pieces} <= {MOST_PROGRAMS * self.rows_per_program}",)
-        if self.config.get("persist"):
-            grid[0] = f"min({self.config['persist']}, {grid[0]})"
+        if self.config.persist:
+            grid[0] = f"min({self.config.persist}, {grid[0]})"
         if self.loop or self.is_map or self.n_cols.is_constant:
             constexprs["BLOCK"] = self._static_block()
         else:
@@ -373,8 +374,8 @@ class TileWriter(ReducingTile):
             body,
             grid=tuple(grid),
             grid_sizes=sizes,
-            num_warps=int(self.config.get("warps", 4)),
-            num_stages=int(self.config.get("stages", 2)),
+            num_warps=self.config.warps,
+            num_stages=self.config.stages,
             dynamic=dynamic,
             limits=limits,
         )

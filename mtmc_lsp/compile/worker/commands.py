@@ -14,39 +14,34 @@ from pathlib import Path
 from typing import Any
 
 from mtmc_lsp.capture.worker.user_module import load_user_module
+from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.compile.occupancy import SHARED_LIMIT, occupancy
 from mtmc_lsp.compile.worker.find_launches import find_launches
 from mtmc_lsp.core.json_codec import from_json, to_json
-from mtmc_lsp.core.results import KernelReport
+from mtmc_lsp.core.results import CompileReport, KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.process.priority import usable_cores
 
 _modules: dict[str, Any] = {}
 
 
-def compile_launches(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile every launch for every architecture.
-
-    Args:
-        request: ``path``, ``name`` and ``source`` of the module, ``launches``, ``archs``, and the limit in ``seconds``.
-            Where the launches are not known, ``launcher`` and the inputs of its ``calls``, from which they are found.
-
-    Returns:
-        ``kernels`` (a :class:`KernelReport` each) and the ``seconds`` it took.
-    """
-    began = time.monotonic()
-    launches = [from_json(KernelLaunch, item) for item in request["launches"]]
+def compile_launches(request: CompileRequest) -> CompileReport:
+    """Compile every launch for every architecture."""
+    start = time.monotonic()
+    launches = list(request.launches)
     try:
-        module = _module(request["path"], request["source"], request["name"])
-        for inputs in request.get("calls", ()):
-            launches += find_launches(getattr(module, request["launcher"]), inputs)
+        module = _module(request.path, request.source, request.name)
+        if request.calls is not None:
+            launcher = getattr(module, request.calls.launcher)
+            for inputs in request.calls.inputs:
+                launches += find_launches(launcher, inputs)
         launches = list({repr(launch): launch for launch in launches}.values())
     except Exception as error:
-        reports = [KernelReport("", arch, error=_said(error)) for arch in request["archs"][:1]]
+        reports = [KernelReport("", arch, error=_message(error)) for arch in request.archs[:1]]
     else:
-        jobs = [(launch, arch) for launch in launches for arch in request["archs"]]
-        reports = _side_by_side(module, jobs, began + float(request["seconds"]))
-    return {"kernels": [to_json(report) for report in reports], "seconds": time.monotonic() - began}
+        jobs = [(launch, arch) for launch in launches for arch in request.archs]
+        reports = _compile_in_parallel(module, jobs, start + request.seconds)
+    return CompileReport(tuple(reports), time.monotonic() - start)
 
 
 def _module(path: str, source: str, name: str) -> Any:
@@ -55,10 +50,10 @@ def _module(path: str, source: str, name: str) -> Any:
     return _modules[source]
 
 
-def _side_by_side(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadline: float) -> list[KernelReport]:
-    """Compile in forked children, one for each core: a compiler that crashes or hangs takes only its own job along."""
+def _compile_in_parallel(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadline: float) -> list[KernelReport]:
+    """Compile in forked children, one per core, so that a compiler that crashes or hangs costs only one job."""
     if jobs:
-        _know_triton()
+        _hash_triton()
     context = multiprocessing.get_context("fork")
     reports: dict[int, KernelReport] = {}
     running: dict[Connection, tuple[int, Any]] = {}
@@ -80,8 +75,8 @@ def _side_by_side(module: Any, jobs: Sequence[tuple[KernelLaunch, str]], deadlin
     return [reports[index] for index in range(len(jobs))]
 
 
-def _know_triton() -> None:
-    """Have Triton read itself, hundreds of megabytes, for its cache's keys: once here, and not in each child."""
+def _hash_triton() -> None:
+    """Let Triton hash its own files for its cache keys: hundreds of megabytes, read once here instead of in each child."""
     with contextlib.suppress(ImportError):
         from triton.runtime.cache import triton_key
 
@@ -126,7 +121,7 @@ def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
         options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
         compiled = triton.compile(source, target=_target(arch), options=options)
     except Exception as error:
-        return KernelReport(launch.kernel, arch, error=_said(error))
+        return KernelReport(launch.kernel, arch, error=_message(error))
     shared = int(getattr(compiled.metadata, "shared", 0))
     if arch.startswith("sm_"):
         registers, spills = _nvidia_resources(compiled.asm.get("cubin", b""))
@@ -139,9 +134,9 @@ def _report(module: Any, launch: KernelLaunch, arch: str) -> KernelReport:
 
 
 def ast_source(kernel: Any, launch: KernelLaunch, target: Any) -> Any:
-    """What is compiled, just as the launch itself would have it, so that it finds the kernel in Triton's cache.
+    """The compiler's input, equal to that of a real launch, so that the launch finds the kernel in Triton's cache.
 
-    The cache's key names all attributes of parameters, which versions of Triton write down in ways of their own.
+    The cache key contains all attributes of parameters, whose format depends on the version of Triton.
     """
     import triton
 
@@ -150,14 +145,14 @@ def ast_source(kernel: Any, launch: KernelLaunch, target: Any) -> Any:
     special: list[tuple[str, object]] = []
     for name in names:
         kind = launch.signature.get(name)
-        # A number's attribute is that it is divisible, or an empty one; a float has none.
+        # An integer or pointer is divisible by 16 ("D") or has an empty attribute; a float has none.
         divisible = "D" if name in launch.divisible_by_16 else ("" if kind and not kind.startswith("fp") else None)
         special.append(("constexpr", values[name]) if kind is None else (kind, divisible))
     try:
         backend = triton.compiler.make_backend(target)
         _, signature, constexprs, attrs = kernel._pack_args(backend, {}, values, special, {})
     except (AttributeError, TypeError, ValueError):
-        # Another version, whose own launches then compile for themselves.
+        # Another version of Triton: its launches will compile again.
         signature = {name: launch.signature.get(name, "constexpr") for name in names}
         constexprs = dict(launch.constexprs)
         attrs = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name in launch.divisible_by_16}
@@ -165,7 +160,7 @@ def ast_source(kernel: Any, launch: KernelLaunch, target: Any) -> Any:
 
 
 def _kernel(module: Any, name: str) -> Any:
-    """The compiled function itself: what tunes it is wrapped around it."""
+    """The ``JITFunction`` inside wrappers such as the autotuner."""
     import triton
 
     kernel = getattr(module, name)
@@ -174,8 +169,8 @@ def _kernel(module: Any, name: str) -> Any:
     return kernel
 
 
-def _said(error: Exception) -> str:
-    """The last line that says something: Triton's errors quote the source before it."""
+def _message(error: Exception) -> str:
+    """The last line that is not empty; Triton's errors quote the source before it."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
+from mtmc_lsp.compile.messages import TensorLayout
 from mtmc_lsp.core.dtypes import POINTER_TYPES
 from mtmc_lsp.core.run import KernelLaunch
 
@@ -16,12 +17,12 @@ TAKEN = {"grid", "warmup", *OPTIONS}
 """Keywords of a launch that are no parameters of the kernel."""
 
 
-def find_launches(launcher: Any, inputs: Sequence[Mapping[str, Any]]) -> list[KernelLaunch]:
-    """Every launch of one call at the workload's own sizes; no memory is taken and nothing runs.
+def find_launches(launcher: Any, inputs: Sequence[TensorLayout]) -> list[KernelLaunch]:
+    """The kernel launches of one call; allocates no memory and runs no kernel.
 
     Args:
         launcher: the generated function.
-        inputs: ``shape``, ``stride`` and ``dtype`` of each of its tensors.
+        inputs: the layouts of its tensors.
     """
     found: list[KernelLaunch] = []
 
@@ -29,8 +30,7 @@ def find_launches(launcher: Any, inputs: Sequence[Mapping[str, Any]]) -> list[Ke
         found.append(_launch(kernel, args, kwargs))
 
     tensors = [
-        torch.empty_strided(item["shape"], item["stride"], dtype=getattr(torch, item["dtype"]), device="meta")
-        for item in inputs
+        torch.empty_strided(item.shape, item.stride, dtype=getattr(torch, item.dtype), device="meta") for item in inputs
     ]
     original = JITFunction.run
     JITFunction.run = run

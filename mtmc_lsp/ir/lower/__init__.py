@@ -13,7 +13,7 @@ from mtmc_lsp.ir.lower.rounding_division import with_exact_divisions
 from mtmc_lsp.ir.primitives import Builder, CannotLower, KernelIR, PrimOp
 
 Lowering = Callable[["Call"], "str | tuple[str, ...]"]
-RULES: dict[str, Lowering] = {}
+LOWERINGS: dict[str, Lowering] = {}
 
 
 def rule(*names: str) -> Callable[[Lowering], Lowering]:
@@ -21,7 +21,7 @@ def rule(*names: str) -> Callable[[Lowering], Lowering]:
 
     def register(function: Lowering) -> Lowering:
         for name in names:
-            RULES[name] = function
+            LOWERINGS[name] = function
         return function
 
     return register
@@ -142,9 +142,9 @@ def _lower(graph_box: GraphBox) -> KernelIR:
     for node in graph.nodes:
         builder.origin = node.name
         mark, streams = len(builder.prims), builder.streams
-        has_rule = _base(node.op) in RULES and node.name not in counted and _is_of_known_dtypes(graph, node)
+        has_rule = _base(node.op) in LOWERINGS and node.name not in counted and _is_of_known_dtypes(graph, node)
         try:
-            lowered = RULES[_base(node.op)](Call(builder, node)) if has_rule else None
+            lowered = LOWERINGS[_base(node.op)](Call(builder, node)) if has_rule else None
         except CannotLower:
             lowered = None
             for extra in list(builder.prims)[mark:]:

@@ -47,21 +47,23 @@ def convolution(c: Call) -> str:
     spatial = len(c.b.shape(weight)) - 2
     steps = per_dim(c, 3, "stride", 1, spatial)
     dilations = per_dim(c, 5, "dilation", 1, spatial)
-    taps = constant_sizes(c, c.b.shape(weight)[2:], "kernel size")
+    kernel_sizes = constant_sizes(c, c.b.shape(weight)[2:], "kernel size")
     if c.op == "convolution" and c.flag(6, "transposed"):
         margin = per_dim(c, 4, "padding", 0, spatial)
         return _transposed(c, x, weight, bias, steps, margin, dilations, c.integer(8, "groups", 1))
     groups = c.integer(8 if c.op == "convolution" else 6, "groups", 1)
     if c.overload == "padding":
         same = c.raw(4, "padding") == "same"
-        before = tuple(same * d * (k - 1) // 2 for d, k in zip(dilations, taps, strict=True))
+        before = tuple(same * d * (k - 1) // 2 for d, k in zip(dilations, kernel_sizes, strict=True))
     else:
         before = per_dim(c, 4, "padding", 0, spatial)
     shape = _batched(c, x, spatial)[1]
     pairs: list[tuple[str, str]] = []
     for own, factors in _pairs(c, x, weight):
         batched = _batched(c, own, spatial)[0]
-        windows = sliding(c.b, batched, shape[2:], taps, steps=steps, dilations=dilations, before=before, outside=0.0)
+        windows = sliding(
+            c.b, batched, shape[2:], kernel_sizes, steps=steps, dilations=dilations, before=before, outside=0.0
+        )
         pairs.append((windows, factors))
     depth = c.b.shape(weight)[1]
     if groups > 1 and depth == ONE:
@@ -94,26 +96,29 @@ def _with_bias(c: Call, result: str, bias: str | None) -> str:
 
 
 def _depthwise(b: Builder, windows: str, weight: str, shape: tuple[Size, ...], d: str) -> str:
-    """``windows`` is ``[N, C, places, taps]``, ``weight`` ``[C * m, 1, taps]``."""
+    """``windows`` is ``[N, C, places, positions]``, ``weight`` ``[C * m, 1, positions]``."""
     own, spatial = b.shape(windows), len(shape) - 2
-    taps, channels = b.shape(weight)[2:], own[1]
+    kernel_sizes, channels = b.shape(weight)[2:], own[1]
     times = shape[1].divide_exactly(channels)
     assert times is not None
     if times == ONE:
-        factors = b.reshape(weight, [1, channels, *[1] * spatial, *taps])
+        factors = b.reshape(weight, [1, channels, *[1] * spatial, *kernel_sizes])
     else:
         # Each channel makes several: they lie side by side.
         windows = b.reshape(windows, [own[0], channels, 1, *own[2:]])
-        factors = b.reshape(weight, [1, channels, times, *[1] * spatial, *taps])
+        factors = b.reshape(weight, [1, channels, times, *[1] * spatial, *kernel_sizes])
     terms = b.pointwise("mul", windows, factors, dtype=d)
     rank = len(b.shape(terms))
     return b.reshape(b.fold("sum", terms, range(rank - spatial, rank), d), shape)
 
 
 def _product(b: Builder, pairs: list[tuple[str, str]], shape: tuple[Size, ...], groups: int, dtype: str) -> str:
-    """Windows are ``[N, G * C, places, taps]``, weights ``[G * O, C, taps]``; a second pair is the low halves of the first."""
+    """Windows are ``[N, G * C, places, positions]``, weights ``[G * O, C, positions]``.
+
+    A second pair is the low halves of the first.
+    """
     own, spatial = b.shape(pairs[0][0]), len(shape) - 2
-    taps, channels = b.shape(pairs[0][1])[2:], b.shape(pairs[0][1])[1]
+    kernel_sizes, channels = b.shape(pairs[0][1])[2:], b.shape(pairs[0][1])[1]
     outputs = b.shape(pairs[0][1])[0] // groups
     places, after = range(2, 2 + spatial), range(2 + spatial, 2 + 2 * spatial)
     operands: list[str] = []
@@ -124,9 +129,9 @@ def _product(b: Builder, pairs: list[tuple[str, str]], shape: tuple[Size, ...], 
         else:
             grouped = b.reshape(windows, [own[0], groups, channels, *own[2:]])
             operands.append(b.permute(grouped, (1, 0, *(i + 1 for i in places), *(i + 1 for i in after), 2)))
-            apart = b.reshape(weight, [groups, outputs, channels, *taps])
+            apart = b.reshape(weight, [groups, outputs, channels, *kernel_sizes])
             operands.append(b.permute(apart, (0, *range(3, 3 + spatial), 2, 1)))
-    windowed = spatial if any(tap != ONE for tap in taps) else 0
+    windowed = spatial if any(tap != ONE for tap in kernel_sizes) else 0
     dims = ProductDims(int(groups > 1), 1 + spatial, spatial + 1, 1, windowed)
     made: list[SizeLike] = [*([groups] if groups > 1 else []), own[0], *shape[2:], outputs]
     result = b.add(PrimOp.MATMUL, operands, made, dtype, dims=dims, convolution=True)
@@ -172,7 +177,7 @@ def _transposed(
     b, spatial = c.b, len(steps)
     if not is_float(c.out.dtype):
         raise c.fail("integers")
-    taps = constant_sizes(c, b.shape(weight)[2:], "kernel size")
+    kernel_sizes = constant_sizes(c, b.shape(weight)[2:], "kernel size")
     shape = _batched(c, x, spatial)[1]
     depth, outputs = b.shape(weight)[0] // groups, b.shape(weight)[1]
     starts: list[int] = []
@@ -180,7 +185,7 @@ def _transposed(
     windows: list[int] = []
     places: list[Size] = []
     margins: list[tuple[int, int]] = []
-    for i, (s, p, d, k) in enumerate(zip(steps, before, dilations, taps, strict=True)):
+    for i, (s, p, d, k) in enumerate(zip(steps, before, dilations, kernel_sizes, strict=True)):
         length = d * (k - 1) + 1
         if p >= length:
             raise c.fail("padding beyond the kernel")
@@ -196,9 +201,9 @@ def _transposed(
     ones = (1,) * spatial
     pairs: list[tuple[str, str]] = []
     for own, factors in _pairs(c, x, weight):
-        stretched = b.reshape(factors, [groups, depth, outputs, *taps]) if groups > 1 else factors
+        stretched = b.reshape(factors, [groups, depth, outputs, *kernel_sizes]) if groups > 1 else factors
         lead = len(b.shape(stretched)) - spatial
-        for i, (d, k, (before_it, whole_size)) in enumerate(zip(dilations, taps, margins, strict=True)):
+        for i, (d, k, (before_it, whole_size)) in enumerate(zip(dilations, kernel_sizes, margins, strict=True)):
             stretched = _spread(b, stretched, lead + i, d, k)
             stretched = padded(b, stretched, {lead + i: (before_it, Size.of(whole_size))}, 0.0)
         split = [part for s, t in zip(phases, windows, strict=True) for part in (t, s)]
@@ -218,15 +223,15 @@ def _transposed(
     return _with_bias(c, result, bias)
 
 
-def _spread(b: Builder, x: str, dim: int, dilation: int, taps: int) -> str:
+def _spread(b: Builder, x: str, dim: int, dilation: int, kernel_sizes: int) -> str:
     """``dilation - 1`` zeros between the elements along ``dim``."""
-    if dilation == 1 or taps == 1:
+    if dilation == 1 or kernel_sizes == 1:
         return x
     shape = b.shape(x)
     x = b.reshape(x, [*shape[: dim + 1], 1, *shape[dim + 1 :]])
     x = padded(b, x, {dim + 1: (0, Size.of(dilation))}, 0.0)
-    x = b.reshape(x, [*shape[:dim], taps * dilation, *shape[dim + 1 :]])
-    return b.slice(x, dim, 0, dilation * (taps - 1) + 1)
+    x = b.reshape(x, [*shape[:dim], kernel_sizes * dilation, *shape[dim + 1 :]])
+    return b.slice(x, dim, 0, dilation * (kernel_sizes - 1) + 1)
 
 
 def _phase_product(
@@ -238,17 +243,17 @@ def _phase_product(
 ) -> str:
     """``[N, (G, O), places and phases in turn]``.
 
-    The windows are ``[N, G * C, places, taps]`` and the kernels ``[G, C, O, (tap, phase)...]``; a second pair of them is the
-    low halves of the first.
+    The windows are ``[N, G * C, places, positions]`` and the kernels ``[G, C, O, (position, phase)...]``. A second pair of
+    them is the low halves of the first.
     """
     groups, depth, outputs = sizes
     own, spatial, grouped = b.shape(pairs[0][0]), len(phases), int(groups > 1)
     first = 2 + grouped
-    places, taps = range(first, first + spatial), range(first + spatial, first + 2 * spatial)
+    places, kernel_sizes = range(first, first + spatial), range(first + spatial, first + 2 * spatial)
     operands: list[str] = []
     for windows, kernels in pairs:
         shaped = b.reshape(windows, [own[0], groups, depth, *own[2:]]) if grouped else windows
-        operands.append(b.permute(shaped, (*((1,) if grouped else ()), 0, *places, *taps, 1 + grouped)))
+        operands.append(b.permute(shaped, (*((1,) if grouped else ()), 0, *places, *kernel_sizes, 1 + grouped)))
         lead = len(b.shape(kernels)) - 2 * spatial
         tap_dims, phase_dims = range(lead, lead + 2 * spatial, 2), range(lead + 1, lead + 2 * spatial, 2)
         operands.append(b.permute(kernels, (*((0,) if grouped else ()), *tap_dims, lead - 2, lead - 1, *phase_dims)))

@@ -39,20 +39,20 @@ def padded(b: Builder, x: str, dims: dict[int, tuple[int, Size]], value: float) 
     return b.add(PrimOp.PAD, (x,), shape, b.dtype(x), before=tuple(before), value=value)
 
 
-def windowed(b: Builder, x: str, dim: int, places: Size, taps: int, step: int, dilation: int) -> str:
-    """``x`` with windows of ``taps`` elements along ``dim``; the places in a window are a new last dimension."""
+def windowed(b: Builder, x: str, dim: int, places: Size, kernel_size: int, step: int, dilation: int) -> str:
+    """``x`` with windows of ``kernel_size`` elements along ``dim``; the places in a window are a new last dimension."""
     shape = list(b.shape(x))
     shape[dim] = places
-    if taps == 1:
+    if kernel_size == 1:
         return b.reshape(b.slice(x, dim, 0, places, step), [*shape, 1])
-    return b.add(PrimOp.WINDOW, (x,), [*shape, taps], b.dtype(x), dim=dim, step=step, dilation=dilation)
+    return b.add(PrimOp.WINDOW, (x,), [*shape, kernel_size], b.dtype(x), dim=dim, step=step, dilation=dilation)
 
 
 def sliding(
     b: Builder,
     x: str,
     places: tuple[Size, ...],
-    taps: tuple[int, ...],
+    kernel_sizes: tuple[int, ...],
     *,
     steps: tuple[int, ...],
     dilations: tuple[int, ...],
@@ -60,17 +60,19 @@ def sliding(
     outside: float,
 ) -> str:
     """Windows along the last dimensions of ``x``, padded as far as they reach; their places are new last dimensions."""
-    first = len(b.shape(x)) - len(taps)
+    first = len(b.shape(x)) - len(kernel_sizes)
     reach = {}
-    for i, (count, tap, step, dilation, amount) in enumerate(
-        zip(places, taps, steps, dilations, before, strict=True), start=first
+    for i, (count, kernel_size, step, dilation, amount) in enumerate(
+        zip(places, kernel_sizes, steps, dilations, before, strict=True), start=first
     ):
-        end = (count - 1) * step + (tap - 1) * dilation + 1
+        end = (count - 1) * step + (kernel_size - 1) * dilation + 1
         # Padding behind counts only where a window reaches it; what no window reaches stays unread.
         inner = b.shape(x)[i] + amount
         beyond = end.is_constant and inner.is_constant and end.constant <= inner.constant
         reach[i] = (amount, inner if beyond else end)
     x = padded(b, x, reach, outside)
-    for i, (count, tap, step, dilation) in enumerate(zip(places, taps, steps, dilations, strict=True), start=first):
-        x = windowed(b, x, i, count, tap, step, dilation)
+    for i, (count, kernel_size, step, dilation) in enumerate(
+        zip(places, kernel_sizes, steps, dilations, strict=True), start=first
+    ):
+        x = windowed(b, x, i, count, kernel_size, step, dilation)
     return x

@@ -11,7 +11,7 @@ from dataclasses import replace
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
 from mtmc_lsp.codegen.coder import BuiltinCoder, render
 from mtmc_lsp.core.action import REMARK, MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Author, Candidate
@@ -137,12 +137,12 @@ class LlmCoder:
             candidates: dict[str, Candidate] = {}
             failures: list[tuple[list[Message], str, str]] = []
             for reply in replies:
-                next_conversation = [*conversation, Message("assistant", clipped(reply.text))]
+                next_conversation = [*conversation, Message("assistant", truncate_answer(reply.text))]
                 try:
                     version = self._parse_answer(capture, candidate, action, reply.text, next_conversation)
                     candidates.setdefault(_syntax(version), version)
                 except InvalidAnswer as error:
-                    failures.append((next_conversation, f"{error} {shortfall(reply)}".strip(), error.hint))
+                    failures.append((next_conversation, f"{error} {truncation_notice(reply)}".strip(), error.hint))
             for syntax in candidates:
                 self._outcomes[syntax] = "It was already tried."
             if candidates:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mtmc_lsp.core.chat import Message, ModelFailed, ModelNotUsable
-from mtmc_lsp.core.repetition import loop_in
+from mtmc_lsp.core.repetition import repetition_start
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.llm.redaction import redacted
 
@@ -198,7 +198,10 @@ class Endpoint:
                 for call in choice.delta.tool_calls or ():
                     answer.arguments += (call.function.arguments or "") if call.function else ""
                 answer.finish = choice.finish_reason or answer.finish
-            if answer.pieces % REPETITION_CHECK_INTERVAL == 0 and loop_in(answer.arguments or answer.text) is not None:
+            if (
+                answer.pieces % REPETITION_CHECK_INTERVAL == 0
+                and repetition_start(answer.arguments or answer.text) is not None
+            ):
                 # The rest would cost tokens without information. Closing the stream tells the server to stop.
                 answer.finish = REPETITION
                 return

@@ -57,7 +57,7 @@ class RecordingModel(ABC):
         redacted_messages = tuple(Message(item.role, redacted(item.content, self._project)) for item in messages)
         number = max((item.question for item in self.exchanges), default=0) + 1
         results = self._answers(Question(purpose, redacted_messages, schema, samples, number))
-        replies = [Reply(item.answer, item.is_cut) for item, error in results if error is None]
+        replies = [Reply(item.answer, item.is_truncated) for item, error in results if error is None]
         if not replies:
             raise next(error for _, error in results if error is not None)
         return replies

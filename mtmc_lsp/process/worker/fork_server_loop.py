@@ -1,4 +1,4 @@
-"""The template's own side: imports, waits, and makes copies of itself. Needs one thread only, for it forks."""
+"""The fork server's own side: imports modules, waits, and forks workers. It forks, so it runs a single thread."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.process.priority import keep_to
+from mtmc_lsp.process.priority import limit_to_cores
 
-MESSAGE = 1 << 17
+MAX_MESSAGE_BYTES = 1 << 17
 SET_CHILD_SUBREAPER = 36
-AHEAD = (
+CAPTURE_MODULES = (
     "torch._higher_order_ops.triton_kernel_wrap",
     "torch._dynamo",
     "torch.export._trace",
@@ -30,67 +30,68 @@ AHEAD = (
     "torch.utils.serialization",
     "triton.experimental.gluon",
 )
-"""What a captured function, the operator around a kernel and the handing over of tensors need: seconds of importing, not needed
-for torch itself."""
-AHEAD_TO_COMPILE = ("torch._inductor.compile_fx", "triton.compiler")
-"""What a GPU's baselines and kernels need."""
+"""What torch imports lazily for export, for operators around kernels and for saving tensors; it takes seconds."""
+COMPILER_MODULES = ("torch._inductor.compile_fx", "triton.compiler")
+"""What the baselines and kernels of a GPU need."""
 
 
-def serve_copies(number: int, *, ahead: bool = False, commands: Sequence[str] = ()) -> tuple[Sequence[str], int]:
-    """Make copies until the other side is gone; returns in each copy, never in the template itself.
+def serve_forks(
+    server_file: int, *, preload: bool = False, command_modules: Sequence[str] = ()
+) -> tuple[Sequence[str], int]:
+    """Fork workers until the client is gone. Returns in each forked worker, never in the fork server itself.
 
-    The other side may lend it to further ones; each of them can end its own copies alone.
+    The client may lend the fork server to other processes; each client can end only the workers that it forked.
 
     Args:
-        number: the descriptor that requests come on.
-        ahead: whether copies also have what capturing needs, and, as far as nobody asks for a copy meanwhile, compiling.
-        commands: modules of commands that copies will be asked for; they are imported ahead too.
+        server_file: descriptor of the socket to the first client.
+        preload: whether to import what capture needs and, while idle, the compilers.
+        command_modules: modules of the worker commands to import with ``preload``.
 
     Returns:
-        The copy's options, and the descriptor of its answers.
+        The worker's command line options and the descriptor for its answers.
     """
-    line = socket.socket(fileno=number)
-    line.set_inheritable(False)
+    owner = socket.socket(fileno=server_file)
+    owner.set_inheritable(False)
     _adopt_orphans()
-    # What is imported stays: copies neither look through it for garbage nor, by that, make pages of it their own.
+    # Garbage collection would write to the memory of all imported objects, and workers could not share it any more.
     gc.disable()
-    _import()
-    for name in (*AHEAD, *commands) if ahead else ():
-        _import_ahead(name)
-    woken, waker = os.pipe()
-    for end in (woken, waker):
+    _import_torch()
+    for name in (*CAPTURE_MODULES, *command_modules) if preload else ():
+        _preload(name)
+    signal_reader, signal_writer = os.pipe()
+    for end in (signal_reader, signal_writer):
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waker)
-    # Whoever asks for copies, with those that were made for it.
-    lines: dict[socket.socket, set[int]] = {line: set()}
-    # Compilers are of no use to the interpreter.
-    later = list(AHEAD_TO_COMPILE if ahead and not _interprets() else ())
+    signal.set_wakeup_fd(signal_writer)
+    # Each client with the ids of its workers.
+    clients: dict[socket.socket, set[int]] = {owner: set()}
+    # The interpreter needs no compilers.
+    pending = list(COMPILER_MODULES if preload and not _interprets() else ())
     while True:
-        sources: list[Any] = [*lines, woken]
-        ready, _, _ = select.select(sources, [], [], 0.0 if later else None)
+        sources: list[Any] = [*clients, signal_reader]
+        ready, _, _ = select.select(sources, [], [], 0.0 if pending else None)
         if not ready:
-            _import_ahead(later.pop(0))
+            _preload(pending.pop(0))
             continue
-        if woken in ready:
+        if signal_reader in ready:
             with contextlib.suppress(BlockingIOError):
-                os.read(woken, 1 << 12)
-            _report(lines)
-        for asking in lines.keys() & set(ready):
-            data, files, _, _ = _received(asking)
+                os.read(signal_reader, 1 << 12)
+            _report_exits(clients)
+        for client in clients.keys() & set(ready):
+            data, files, _, _ = _receive(client)
             if not data:
-                _end(lines.pop(asking))
-                asking.close()
-                if asking is line:
-                    for copies in lines.values():
-                        _end(copies)
+                _kill_groups(clients.pop(client))
+                client.close()
+                if client is owner:
+                    for workers in clients.values():
+                        _kill_groups(workers)
                     os._exit(0)
                 continue
             message = json.loads(data)
             if message.get("lend"):
                 borrower = socket.socket(fileno=files[0])
                 borrower.set_inheritable(False)
-                lines[borrower] = set()
+                clients[borrower] = set()
                 continue
             gc.freeze()
             pid = os.fork()
@@ -99,25 +100,25 @@ def serve_copies(number: int, *, ahead: bool = False, commands: Sequence[str] = 
                 os.setpgid(0, 0)
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for end in (woken, waker):
+                for end in (signal_reader, signal_writer):
                     os.close(end)
-                # A copy runs what must not ask for others.
-                for each in lines:
+                # User code in a worker must not be able to request forks.
+                for each in clients:
                     each.close()
-                return _become(message, files)
-            # In both, so that whoever is told the number can end the group.
+                return _become_worker(message, files)
+            # Both processes set the group, so that the client can kill it as soon as it knows the id.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             for file in files:
                 os.close(file)
-            lines[asking].add(pid)
-            _say(asking, {"pid": pid})
+            clients[client].add(pid)
+            _send(client, {"pid": pid})
 
 
-def _received(line: socket.socket) -> tuple[bytes, list[int], int, Any]:
-    """A message; none where the other side ended in the middle of one."""
+def _receive(client: socket.socket) -> tuple[bytes, list[int], int, Any]:
+    """One message; empty if the client ended."""
     try:
-        return socket.recv_fds(line, MESSAGE, 3)
+        return socket.recv_fds(client, MAX_MESSAGE_BYTES, 3)
     except OSError:
         return b"", [], 0, None
 
@@ -126,47 +127,47 @@ def _interprets() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _forget_interpreter() -> None:
-    """Have triton imported anew by a copy that compiles: which of the two it is, it decides when it is imported.
+def _unload_interpreter() -> None:
+    """Let a worker that compiles import triton again: triton chooses the interpreter or the compiler at import.
 
-    Its native part stays, which is the same for both and cannot be loaded twice.
+    Its native library stays; it is the same for both and cannot be loaded twice.
     """
     for name in [*sys.modules]:
         if (name == "triton" or name.startswith("triton.")) and not name.startswith("triton._C"):
             del sys.modules[name]
 
 
-def _import_ahead(name: str) -> None:
-    """Import without asking CUDA anything, which no copy could ask again; what cannot be is left to the copies.
+def _preload(name: str) -> None:
+    """Import a module without starting CUDA, which no forked worker could start again; errors are left to the workers.
 
-    With a GPU, imports that ask whether there is one and whether kernels can be compiled are told that it is so.
+    On a machine with a GPU, modules that ask for a GPU and for Triton at import are told that both exist.
     """
     with contextlib.suppress(Exception):
         import torch
         from torch.utils import _triton
 
-        changes: list[tuple[Any, str, Any]] = [(torch.cuda, "_lazy_init", _refuse)]
+        patches: list[tuple[Any, str, Any]] = [(torch.cuda, "_lazy_init", _refuse)]
         if hasattr(torch._C, "_cuda_getDeviceCount"):
-            changes += [(torch._C, "_cuda_getDeviceCount", _refuse)]
+            patches += [(torch._C, "_cuda_getDeviceCount", _refuse)]
         if not _interprets():
-            changes += [(_triton, "has_triton", functools.cache(lambda: True))]
-            changes += [(torch.cuda, "is_available", lambda: True)]
-        kept = [(place, key, getattr(place, key)) for place, key, _ in changes]
-        for place, key, value in changes:
-            setattr(place, key, value)
+            patches += [(_triton, "has_triton", functools.cache(lambda: True))]
+            patches += [(torch.cuda, "is_available", lambda: True)]
+        originals = [(module, key, getattr(module, key)) for module, key, _ in patches]
+        for module, key, value in patches:
+            setattr(module, key, value)
         try:
             importlib.import_module(name)
         finally:
-            for place, key, value in kept:
-                setattr(place, key, value)
+            for module, key, value in originals:
+                setattr(module, key, value)
 
 
 def _refuse(*_: object) -> None:
-    raise RuntimeError("CUDA must not be started here")
+    raise RuntimeError("a fork server must not start CUDA")
 
 
-def _import() -> None:
-    """What every worker needs; what is missing is said by the first request of a copy."""
+def _import_torch() -> None:
+    """Import what every worker needs; the first request of a worker reports what is missing."""
     with contextlib.suppress(Exception):
         import torch  # noqa: F401
     if _interprets():
@@ -175,13 +176,13 @@ def _import() -> None:
 
 
 def _adopt_orphans() -> None:
-    """What a copy starts and leaves behind becomes this process's child, wherever it moved to, and can be ended."""
+    """Become the parent of processes that workers leave behind, in whatever session, so that they can be ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _report(lines: Mapping[socket.socket, set[int]]) -> None:
-    """Tell which copies ended, and end what they left behind."""
+def _report_exits(clients: Mapping[socket.socket, set[int]]) -> None:
+    """Report the workers that ended to their clients, and end the processes that they left behind."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -189,37 +190,37 @@ def _report(lines: Mapping[socket.socket, set[int]]) -> None:
             return
         if not pid:
             break
-        for line, copies in lines.items():
-            if pid in copies:
-                copies.discard(pid)
-                _say(line, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+        for client, workers in clients.items():
+            if pid in workers:
+                workers.discard(pid)
+                _send(client, {"exited": pid, "code": os.waitstatus_to_exitcode(status)})
     with contextlib.suppress(OSError):
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
-        for orphan in {int(word) for word in children.split()}.difference(*lines.values()):
+        for orphan in {int(number) for number in children.split()}.difference(*clients.values()):
             os.kill(orphan, signal.SIGKILL)
 
 
-def _say(line: socket.socket, message: dict[str, int]) -> None:
+def _send(client: socket.socket, message: dict[str, int]) -> None:
     with contextlib.suppress(OSError):
-        line.send(json.dumps(message).encode())
+        client.send(json.dumps(message).encode())
 
 
-def _end(copies: set[int]) -> None:
-    for pid in copies:
+def _kill_groups(workers: set[int]) -> None:
+    for pid in workers:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
 
 
-def _keep_to(cores: Sequence[int]) -> None:
-    """Run where whoever asked runs, with as many threads; torch counted the cores when it was imported."""
-    keep_to(cores)
+def _limit_to_cores(cores: Sequence[int]) -> None:
+    """Run on the client's cores, with as many threads: torch counted the fork server's cores when it was imported."""
+    limit_to_cores(cores)
     torch = sys.modules.get("torch")
     if torch is not None and len(cores) < torch.get_num_threads():
         torch.set_num_threads(len(cores))
 
 
-def _become(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str], int]:
-    """Take the place of a process that was started by itself."""
+def _become_worker(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str], int]:
+    """Turn the forked process into what a new process would be."""
     requests, output, answers = files
     os.dup2(requests, 0)
     os.dup2(output, 1)
@@ -229,12 +230,12 @@ def _become(message: dict[str, Any], files: Sequence[int]) -> tuple[Sequence[str
     sys.stdin = os.fdopen(0, "r", encoding="utf-8", closefd=False)
     environment = message["env"]
     if _interprets() and environment.get("TRITON_INTERPRET") != "1":
-        _forget_interpreter()
+        _unload_interpreter()
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
-    _keep_to(message["cores"])
-    # It was looked up, perhaps, before this process had a folder of its own.
+    _limit_to_cores(message["cores"])
+    # The fork server may have cached its own temporary folder.
     tempfile.tempdir = None
     os.chdir(message["cwd"])
     return message["options"], answers

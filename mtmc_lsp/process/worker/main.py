@@ -1,7 +1,7 @@
 """Entry point of a worker process, run by its path under the user's interpreter.
 
-Reads requests from standard input, answers on the pipe given by ``--answers``. Makes the package ``mtmc_lsp`` importable from
-where this file lies, without putting anything else of our environment on the user's path.
+Reads requests from standard input and writes answers to the pipe given by ``--answers``. Makes the package ``mtmc_lsp``
+importable from the location of this file, without adding anything else of our environment to the user's path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,30 @@ from types import ModuleType
 from typing import Any
 
 COMMANDS = {
-    "capture.capture": "mtmc_lsp.capture.worker.commands:capture",
+    "capture.capture": ("mtmc_lsp.capture.messages:CaptureRequest", "mtmc_lsp.capture.worker.commands:capture"),
+    "compile.launches": (
+        "mtmc_lsp.compile.messages:CompileRequest",
+        "mtmc_lsp.compile.worker.commands:compile_launches",
+    ),
+    "timing.time": ("mtmc_lsp.timing.messages:TimeRequest", "mtmc_lsp.timing.worker.timing_commands:time_candidate"),
+    "timing.baselines": (
+        "mtmc_lsp.timing.messages:BaselinesRequest",
+        "mtmc_lsp.timing.worker.timing_commands:compile_baselines",
+    ),
+    "timing.rank": ("mtmc_lsp.timing.messages:RankRequest", "mtmc_lsp.timing.worker.ranking_commands:rank"),
+    "timing.calibration": (
+        "mtmc_lsp.timing.messages:CalibrationRequest",
+        "mtmc_lsp.timing.worker.calibration_commands:measure_device",
+    ),
+    "timing.environment": (
+        "mtmc_lsp.timing.messages:EnvironmentRequest",
+        "mtmc_lsp.timing.worker.calibration_commands:read_environment",
+    ),
+    "timing.profile": ("mtmc_lsp.timing.messages:ProfileRequest", "mtmc_lsp.timing.worker.profile_command:profile"),
+    "process.start": ("mtmc_lsp.process.messages:StartRequest", "mtmc_lsp.process.worker.start:start"),
+}
+"""For each command its request class and its handler, as ``module:name``: a worker imports only what it is asked to run."""
+UNTYPED_COMMANDS = {
     "measure.compare": "mtmc_lsp.verify.worker.commands:compare",
     "measure.reference": "mtmc_lsp.verify.worker.commands:reference",
     "measure.offer": "mtmc_lsp.verify.worker.commands:offer",
@@ -32,20 +55,17 @@ COMMANDS = {
     "measure.pair": "mtmc_lsp.verify.worker.pair_commands:candidate",
     "measure.reproduce": "mtmc_lsp.verify.worker.reproduction:reproduce",
     "measure.judge": "mtmc_lsp.verify.worker.pair_commands:compare",
-    "measure.compile": "mtmc_lsp.compile.worker.commands:compile_launches",
-    "measure.time": "mtmc_lsp.timing.worker.timing_commands:time_candidate",
-    "measure.baseline": "mtmc_lsp.timing.worker.timing_commands:baseline",
-    "measure.quick": "mtmc_lsp.timing.worker.ranking_commands:quick",
-    "measure.device": "mtmc_lsp.timing.worker.calibration_commands:device",
-    "measure.environment": "mtmc_lsp.timing.worker.calibration_commands:machine",
-    "measure.profile": "mtmc_lsp.timing.worker.profile_command:profile",
-    "measure.start": "mtmc_lsp.verify.worker.commands:start",
 }
-"""Command to ``module:function``; each takes and returns a JSON object."""
-AHEAD = ("capture.capture", "measure.candidate", "measure.pair")
-"""Commands that every run asks copies of a template for."""
-LARGEST_FILE = 64 << 30
-"""Bytes of one file of a process that is locked in: results may be large, but the disk is not its own."""
+"""Commands of verification, which take and return JSON objects until they have request classes."""
+PRELOADED_MODULES = (
+    "mtmc_lsp.capture.worker.commands",
+    "mtmc_lsp.verify.worker.commands",
+    "mtmc_lsp.verify.worker.pair_commands",
+)
+"""Modules of the commands that every run needs; a fork server imports them before it forks."""
+MAX_FILE_BYTES = 64 << 30
+"""Limit for one file of a sandboxed process: results may be large, but must not fill the disk."""
+MEMORY_REMEDY = "Make the sizes in the workload smaller."
 
 
 def _register_package() -> None:
@@ -65,34 +85,34 @@ def _limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))
 
 
-def _give_way(*, asked: bool) -> None:
+def _set_priority(*, lower: bool) -> None:
     from mtmc_lsp.process import priority
 
-    # Niceness is inherited; the share of a session, which a worker has of its own, is not.
-    if asked or priority.gives_way():
-        priority.give_way()
+    # A child inherits the niceness of its parent, but not the CPU share of its session.
+    if lower or priority.has_low_priority():
+        priority.lower_priority()
 
 
-def _lock_in(sandbox: dict[str, Any]) -> None:
+def _enter_sandbox(options: dict[str, Any]) -> None:
     import resource
 
-    from mtmc_lsp.process import sandbox as locking
+    from mtmc_lsp.process import sandbox
 
-    locking.active = locking.enter(**sandbox)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-    # A file that grows beyond is an error of the candidate's, not its end by a signal.
+    sandbox.active = sandbox.enter(**options)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+    # Writing beyond the limit then raises OSError in the candidate, instead of killing the process by a signal.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def _end_with(parent: int) -> None:
-    """End this process and what it started once the parent is gone, whatever user code is doing."""
+def _exit_with(parent: int) -> None:
+    """End this process group once the parent is gone, whatever user code is doing."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)
 
 
-def _imported(name: str) -> ModuleType:
-    """A module; what it imports is left alone by the garbage collector, for which torch alone is much to look through."""
+def _import(name: str) -> ModuleType:
+    """Import a module without garbage collection, which would scan all of torch, and exclude it from later collections."""
     if name not in sys.modules:
         gc.disable()
         try:
@@ -103,31 +123,47 @@ def _imported(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-def _answer(message: dict[str, Any]) -> dict[str, Any]:
-    from mtmc_lsp.core.errors import MtmcError, OutOfMemory, TargetRaises
+def _attribute(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(_import(module), name)
 
+
+def _run(command: str, request: Any) -> object:
+    from mtmc_lsp.core.json_codec import from_json
+
+    if command in UNTYPED_COMMANDS:
+        return _attribute(UNTYPED_COMMANDS[command])(request)
+    request_class, handler = COMMANDS[command]
+    return _attribute(handler)(from_json(_attribute(request_class), request))
+
+
+def _respond(message: dict[str, Any], token: str) -> str:
+    """Run the command; the line with its answer or error."""
+    from mtmc_lsp.core.errors import MtmcError, OutOfMemory, TargetRaises
+    from mtmc_lsp.process.protocol import encode_answer, encode_error
+    from mtmc_lsp.process.worker.failures import classify
+
+    command = message["command"]
     try:
-        module, _, function = COMMANDS[message["command"]].partition(":")
-        handler = getattr(_imported(module), function)
-        return {"result": handler(message["request"])}
+        return encode_answer(_run(command, message["request"]), token)
     except MtmcError as error:
-        return {"error": error.to_json()}
-    except MemoryError:
-        return {"error": OutOfMemory("out of memory", remedy="Make the sizes in the workload smaller.").to_json()}
+        error.kind = classify(error)
+        return encode_error(error, token)
     except SystemExit as error:
         text = f"the file's code ends the process (SystemExit: {error})"
-        return {"error": TargetRaises(text, remedy="Put it under `if __name__ == '__main__':`.").to_json()}
+        remedy = "Put it under `if __name__ == '__main__':`."
+        return encode_error(TargetRaises(text, remedy=remedy, kind=classify(error)), token)
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError" or "CUDA error: out of memory" in str(error):
-            text = "the GPU is out of memory, by what this needs or by what other programs take"
-            return {"error": OutOfMemory(text, remedy="Make the sizes in the workload smaller.").to_json()}
-        # A bug of ours: the whole trace goes to the log, its end to the user.
+        kind = classify(error)
+        if kind.is_out_of_memory:
+            text = "the GPU is out of memory" if kind.is_gpu_failure else "the machine is out of memory"
+            text += ", because of this workload or of other programs"
+            return encode_error(OutOfMemory(text, remedy=MEMORY_REMEDY, kind=kind), token)
+        # A bug of ours: the log gets the whole traceback, the user its last frame.
         traceback.print_exc()
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = (
-            f"internal error in {message['command']}: {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-        )
-        return {"error": MtmcError(text).to_json()}
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"internal error in {command}: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+        return encode_error(MtmcError(text, kind=kind), token)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -136,8 +172,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fork-server", type=int)
     parser.add_argument("--once", type=Path)
     parser.add_argument("--profile", type=Path)
-    parser.add_argument("--ahead", action="store_true")
-    parser.add_argument("--give-way", action="store_true")
+    parser.add_argument("--preload", action="store_true")
+    parser.add_argument("--low-priority", action="store_true")
     parser.add_argument("--memory", type=int)
     parser.add_argument("--sandbox", type=json.loads)
     return parser
@@ -147,65 +183,64 @@ def main() -> None:
     """Serve requests until standard input ends."""
     options = _parser().parse_args()
     if os.environ.get("TRITON_INTERPRET") == "1":
-        # Numpy multiplies the interpreter's tiles, for which more threads take longer than one. It reads this when imported.
+        # Numpy multiplies the small tiles of the interpreter fastest in one thread. It reads this variable at import.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # The folder of this file is first on the path of a script; the user's own modules must not find ours there.
+    # Python puts the folder of a script first on the path; the user's modules must not find ours there.
     if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
         sys.path.pop(0)
     _register_package()
     if options.once is not None:
         sys.exit(_run_once(options))
     if options.profile is not None:
-        _imported("mtmc_lsp.timing.worker.profile_command").once(str(options.profile))
+        _attribute("mtmc_lsp.timing.worker.profile_command:once")(str(options.profile))
         return
-    _give_way(asked=options.give_way)
+    _set_priority(lower=options.low_priority)
     if options.fork_server is None:
         _serve(options, options.answers)
         return
-    from mtmc_lsp.process.worker.fork_server_loop import serve_copies
+    from mtmc_lsp.process.worker.fork_server_loop import serve_forks
 
-    commands = [COMMANDS[name].partition(":")[0] for name in AHEAD]
-    arguments, answers = serve_copies(options.fork_server, ahead=options.ahead, commands=commands)
+    arguments, answers = serve_forks(options.fork_server, preload=options.preload, command_modules=PRELOADED_MODULES)
     code = 0
     try:
         options = _parser().parse_args(arguments)
-        _give_way(asked=options.give_way)
+        _set_priority(lower=options.low_priority)
         _serve(options, answers)
     except BaseException:
         traceback.print_exc()
         code = 1
-    # A copy ends here: what the template holds is not its to clean up.
+    # A forked worker must not run the exit handlers of the fork server.
     sys.stdout.flush()
     os._exit(code)
 
 
-def _serve(options: argparse.Namespace, number: int) -> None:
+def _serve(options: argparse.Namespace, answers_file: int) -> None:
     parent = os.getppid()
     if options.sandbox:
-        _lock_in(options.sandbox)
-    # Only now: a lock holds for threads that start later.
+        _enter_sandbox(options.sandbox)
+    # After entering the sandbox, which applies only to threads that start later.
     if os.getpgrp() == os.getpid():
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     if options.memory:
         _limit_memory(options.memory)
-    # A process that user code starts must not hold the pipe open after our end.
-    os.set_inheritable(number, False)
-    answers = os.fdopen(number, "w", encoding="utf-8")
+    # A process that user code starts must not keep the pipe open after our end.
+    os.set_inheritable(answers_file, False)
+    answers = os.fdopen(answers_file, "w", encoding="utf-8")
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    # User code that reads standard input gets nothing instead of our requests.
+    # User code that reads standard input gets nothing, instead of our requests.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for line in requests:
         message = json.loads(line)
-        answers.write(json.dumps({**_answer(message), "token": message["token"]}) + "\n")
+        answers.write(_respond(message, message["token"]))
         answers.flush()
 
 
 def _run_once(options: argparse.Namespace) -> int:
-    """Run a file's requests, one on each line; the exit code is 0 where all of them ran."""
+    """Run the requests in a file, one per line; the exit code is 0 if all of them succeeded."""
     messages = [json.loads(line) for line in options.once.read_text(encoding="utf-8").splitlines()]
     if options.sandbox:
-        _lock_in(options.sandbox)
-    answers = [_answer(message) for message in messages]
+        _enter_sandbox(options.sandbox)
+    answers = [json.loads(_respond(message, "")) for message in messages]
     return 0 if all(answer.get("result", {}).get("status") == "ran" for answer in answers) else 1
 
 

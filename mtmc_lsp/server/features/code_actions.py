@@ -17,7 +17,7 @@ from mtmc_lsp.server.edits import workspace_edit
 from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.source.outline import Outlined
+from mtmc_lsp.source.outline import OutlineEntry
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.suggestion import suggest_directive
@@ -98,7 +98,7 @@ def _kind(offer: _Offer) -> str:
     return f"{REVIEW_KIND if is_review else KIND}.{offer.name}"
 
 
-def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
+def _offers(ls: Server, document: Document, found: OutlineEntry) -> list[_Offer]:
     disabled_reason = _disabled_reason(ls, document, found)
     has_kernel = b"# mtmc: begin " + found.target.qualname.encode() in document.text.data
     is_kernel = found.target.kind is TargetKind.KERNEL
@@ -119,14 +119,14 @@ def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
     ]
 
 
-def _optimize_title(ls: Server, document: Document, found: Outlined) -> str:
+def _optimize_title(ls: Server, document: Document, found: OutlineEntry) -> str:
     review_state = ls.review_state(document, found.target.qualname)
     if review_state is not None and review_state.changes:
         return f"Optimize again: {review_state.changes[0]}"
     return "Optimize to Triton kernel"
 
 
-def _disabled_reason(ls: Server, document: Document, found: Outlined) -> str:
+def _disabled_reason(ls: Server, document: Document, found: OutlineEntry) -> str:
     """Why the target cannot be optimised now, with the remedy; empty if it can."""
     if reason := _syntax_error_reason(found):
         return reason
@@ -136,11 +136,11 @@ def _disabled_reason(ls: Server, document: Document, found: Outlined) -> str:
     return f"A job for it is already active: {job.title}. Wait for it or cancel it." if job is not None else ""
 
 
-def _syntax_error_reason(found: Outlined) -> str:
+def _syntax_error_reason(found: OutlineEntry) -> str:
     return f"{found.target.qualname} has a syntax error. Fix it first." if found.is_broken else ""
 
 
-def _review_offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
+def _review_offers(ls: Server, document: Document, found: OutlineEntry) -> list[_Offer]:
     """The commands of the code lenses, for clients without code lenses."""
     review_state = ls.review_state(document, found.target.qualname)
     if review_state is None:
@@ -175,12 +175,12 @@ def _review_offers(ls: Server, document: Document, found: Outlined) -> list[_Off
     return offers
 
 
-def _active_job_reason(ls: Server, document: Document, found: Outlined) -> str:
+def _active_job_reason(ls: Server, document: Document, found: OutlineEntry) -> str:
     is_active = ls.jobs.for_target(document.path, found.target.qualname) is not None
     return "The run is still active. Wait for it or cancel it." if is_active else ""
 
 
-def _action(ls: Server, document: Document, found: Outlined, offer: _Offer) -> lsp.CodeAction:
+def _action(ls: Server, document: Document, found: OutlineEntry, offer: _Offer) -> lsp.CodeAction:
     action = lsp.CodeAction(
         title=offer.title,
         kind=_kind(offer),
@@ -217,7 +217,7 @@ def resolve(ls: Server, action: lsp.CodeAction) -> lsp.CodeAction:
     return action
 
 
-def _relevant_source(text: bytes, found: Outlined) -> bytes:
+def _relevant_source(text: bytes, found: OutlineEntry) -> bytes:
     """The source that defines the parameters of a target: its own statement, or the file if a constructor is inherited."""
     part = found.chunk.text
     is_whole = found.target.kind is TargetKind.FUNCTION or b"def __init__" in part
@@ -225,7 +225,7 @@ def _relevant_source(text: bytes, found: Outlined) -> bytes:
     return part if known else text
 
 
-def proposed_directive(document: Document, found: Outlined) -> str:
+def proposed_directive(document: Document, found: OutlineEntry) -> str:
     """A suggested workload directive for a target, one line, derived from its code."""
     return suggest_directive(_relevant_source(document.text.data, found), found.target)
 

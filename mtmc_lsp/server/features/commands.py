@@ -18,7 +18,7 @@ from mtmc_lsp.server.model_consent import MODEL_JOBS
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.server.text import ERRORS
 from mtmc_lsp.source.compose import strip_generated
-from mtmc_lsp.source.outline import Outlined
+from mtmc_lsp.source.outline import OutlineEntry
 
 PROPOSED = "mtmc/proposedWorkload"
 DIRECTIVE = "# mtmc: "
@@ -43,7 +43,7 @@ def register(server: Server) -> None:
     server.feature(lsp.WINDOW_WORK_DONE_PROGRESS_CANCEL)(progress_cancelled)
 
 
-def resolve_target(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, Outlined, dict[str, Any]]:
+def resolve_target(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, OutlineEntry, dict[str, Any]]:
     """The document, the target and the argument object of a command.
 
     Raises:

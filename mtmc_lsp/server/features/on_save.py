@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.compile.occupancy import SHARED_LIMIT
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.settings import read_settings
 from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.source.lint import without_ignored
+from mtmc_lsp.source.lint import remove_ignored
 from mtmc_lsp.source.lint.finding import Finding, Severity
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class CompileChecks:
     async def _check(self, document: Document) -> None:
         # Imported lazily, because the server must start fast.
         from mtmc_lsp.source.triton.launch_sites import launch_forms
-        from mtmc_lsp.source.triton.standalone_kernels import kernels_alone
+        from mtmc_lsp.source.triton.standalone_kernels import standalone_kernels
 
         text = document.text.data
         client_settings = await self._server.settings_of(document.uri)
@@ -78,7 +78,7 @@ class CompileChecks:
         try:
             settings = read_settings(Path(document.path).parent)
             archs = [arch for arch in client_settings.archs or settings.archs if arch in SHARED_LIMIT]
-            kernels = kernels_alone(document.outline)
+            kernels = standalone_kernels(document.outline)
             async with self._lock:
                 if forms and document.text.data is text:
                     await self._compile(document, kernels, forms, archs, client_settings.python)
@@ -98,7 +98,7 @@ class CompileChecks:
             if (finding := finding_at(location_forms)) is not None
         ]
         if document.text.data is text:
-            document.on_save = (text, without_ignored(text, findings))
+            document.on_save = (text, remove_ignored(text, findings))
             self._server.refresh(document.uri)
 
     async def _compile(
@@ -119,25 +119,26 @@ class CompileChecks:
         if not missing:
             return
         worker = await asyncio.to_thread(self._running_worker, document.path, python)
-        request = {
-            "path": document.path,
-            "name": f"{Path(document.path).stem}__saved",
-            "source": kernels,
-            "launches": to_json(missing),
-            "archs": list(archs),
-            "seconds": COMPILE_SECONDS,
-        }
+        request = CompileRequest(
+            path=document.path,
+            name=f"{Path(document.path).stem}__saved",
+            source=kernels,
+            launches=tuple(missing),
+            archs=tuple(archs),
+            seconds=COMPILE_SECONDS,
+        )
         try:
-            answer = await asyncio.to_thread(worker.call, "measure.compile", request, 2 * COMPILE_SECONDS)
+            report = await asyncio.to_thread(worker.call, request, 2 * COMPILE_SECONDS)
         finally:
             self._idle_timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, worker.kill)
         jobs = [(launch, arch) for launch in missing for arch in archs]
-        reports = [from_json(KernelReport, item) for item in answer["kernels"]]
         if len(self._reports) > MAX_CACHED_REPORTS:
             self._reports.clear()
         # If the kernels cannot be imported, there is only one report, with that error.
-        if len(reports) == len(jobs):
-            self._reports |= {(kernels, repr(job), arch): r for (job, arch), r in zip(jobs, reports, strict=True)}
+        if len(report.kernels) == len(jobs):
+            self._reports |= {
+                (kernels, repr(job), arch): r for (job, arch), r in zip(jobs, report.kernels, strict=True)
+            }
 
     def _running_worker(self, path: str, python: str | None) -> Worker:
         from mtmc_lsp.app.interpreter import checked_python, find_python
@@ -150,7 +151,7 @@ class CompileChecks:
         if self._worker is None or self._worker_key != key:
             if self._worker is not None:
                 self._worker.close()
-            self._worker = Worker(checked_python(python), cwd=str(key[1]), gives_way=True)
+            self._worker = Worker(checked_python(python), cwd=str(key[1]), low_priority=True)
             self._worker_key = key
         return self._worker
 

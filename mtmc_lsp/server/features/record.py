@@ -8,7 +8,7 @@ from typing import Any
 
 from lsprotocol import types as lsp
 
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 from mtmc_lsp.server.features.code_actions import directive_edit
 from mtmc_lsp.server.features.commands import TITLES, resolve_target, start
 from mtmc_lsp.server.jobs import Job, JobState
@@ -16,7 +16,7 @@ from mtmc_lsp.server.progress import answer_calls, recording_text
 from mtmc_lsp.server.server import Server
 from mtmc_lsp.source.entry_points import programs_using
 
-RECORDER = own_command("mtmc_lsp.server.recorder")
+RECORDER = isolated_command("mtmc_lsp.server.recorder")
 MAX_PROGRAMS = 4
 """Maximum number of programs to choose from: clients show them as buttons."""
 ADD, OPTIMIZE, DONE = "Add as directive", "Optimize now", "Done"

@@ -9,7 +9,7 @@ from lsprotocol import types as lsp
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import BEGIN, END
-from mtmc_lsp.source.outline import Outlined
+from mtmc_lsp.source.outline import OutlineEntry
 
 KINDS = {
     TargetKind.FUNCTION: lsp.SymbolKind.Function,
@@ -44,7 +44,7 @@ def symbols(ls: Server, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSy
     return top_level
 
 
-def _symbol(document: Document, item: Outlined) -> lsp.DocumentSymbol:
+def _symbol(document: Document, item: OutlineEntry) -> lsp.DocumentSymbol:
     target = item.target
     name_line = document.text.line_range(target.start_line - 1)
     full_range = lsp.Range(lsp.Position(item.first_line - 1, 0), document.text.line_range(target.end_line - 1).end)

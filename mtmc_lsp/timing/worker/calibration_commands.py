@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.commands import environment
-from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.device.calibration import Calibration
+from mtmc_lsp.timing.messages import CalibrationRequest, EnvironmentRequest
 from mtmc_lsp.timing.worker.timing_commands import clock_of
 from mtmc_lsp.verify.worker.commands import release
 
@@ -28,19 +29,17 @@ L2_PART, L2_REPEATS = 4, 200
 """The part of the L2 that is read, and how often."""
 
 
-def machine(request: dict[str, Any]) -> dict[str, Any]:
-    """The interpreter's versions and its GPU as an :class:`~mtmc_lsp.core.workload.Environment`."""
-    data: dict[str, Any] = to_json(environment())
-    return data
+def read_environment(request: EnvironmentRequest) -> Environment:
+    """Read the versions and the GPU."""
+    return environment()
 
 
-def device(request: dict[str, Any]) -> dict[str, Any]:
-    """The GPU's own numbers as a :class:`Calibration`."""
+def measure_device(request: CalibrationRequest) -> Calibration:
+    """Measure the GPU without recording gradients."""
     with torch.no_grad():
         result = calibration()
     release()
-    data: dict[str, Any] = to_json(result)
-    return data
+    return result
 
 
 def calibration() -> Calibration:

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.calls import build_call
+from mtmc_lsp.core.json_codec import from_json
+from mtmc_lsp.timing.messages import KernelRow, OperatorRow, ProfileAnswer, ProfileRequest
 from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, reusing
-from mtmc_lsp.verify.worker.run_target import capture_of, module_of, original_text
+from mtmc_lsp.verify.worker.run_target import module_of, read_own_text
 
 WARM_CALLS = 3
 MOST_CALLS = 50
@@ -22,19 +24,14 @@ CALL = "mtmc: one call"
 """The range around each call; what is outside is the profiler's own."""
 
 
-def profile(request: dict[str, Any]) -> dict[str, Any]:
-    """Watch calls of the target as its file has it, or as a candidate (``source``) has it.
-
-    Returns:
-        Per call of the target: ``wall_us``, ``operators`` (name, calls, cpu_us, gpu_us), ``kernels`` (name, calls, us),
-        ``gpu_us`` and ``gap_us``; and ``calls``, how many were watched.
-    """
+def profile(request: ProfileRequest) -> ProfileAnswer:
+    """Profile calls of the target or of a candidate."""
     run, device = _run_of(request)
     wait = torch.cuda.synchronize if device == "cuda" else _nothing
     for _ in range(WARM_CALLS):
         run()
-    walls = _walls(run, wait, float(request["seconds"]) / 3)
-    calls = max(1, min(MOST_CALLS, int(float(request["seconds"]) / 3 / (statistics.median(walls) * 1e-6))))
+    walls = _walls(run, wait, request.seconds / 3)
+    calls = max(1, min(MOST_CALLS, int(request.seconds / 3 / (statistics.median(walls) * 1e-6))))
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if device == "cuda":
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
@@ -46,20 +43,20 @@ def profile(request: dict[str, Any]) -> dict[str, Any]:
     events = list(found.events())
     kernels = [event for event in events if _is_kernel(event)]
     spans = [(event.time_range.start, event.time_range.end) for event in kernels]
-    return {
-        "device": device,
-        "calls": calls,
-        "wall_us": statistics.median(walls),
-        "operators": _operators(events, calls),
-        "kernels": _kernels(kernels, calls),
-        "gpu_us": covered(spans) / calls,
-        "gap_us": gaps(spans, calls) / calls,
-    }
+    return ProfileAnswer(
+        device=device,
+        calls=calls,
+        wall_us=statistics.median(walls),
+        operators=_operators(events, calls),
+        kernels=_kernels(kernels, calls),
+        gpu_us=covered(spans) / calls,
+        gap_us=gaps(spans, calls) / calls,
+    )
 
 
 def once(path: str) -> None:
     """One call of the target between the profiler's marks, for a profiler outside of this process."""
-    run, _ = _run_of(json.loads(Path(path).read_text(encoding="utf-8")))
+    run, _ = _run_of(from_json(ProfileRequest, json.loads(Path(path).read_text(encoding="utf-8"))))
     for _ in range(WARM_CALLS):
         run()
     torch.cuda.synchronize()
@@ -69,15 +66,15 @@ def once(path: str) -> None:
     torch.cuda.profiler.stop()
 
 
-def _run_of(request: dict[str, Any]) -> tuple[Callable[[], Any], str]:
-    capture = capture_of(request)
+def _run_of(request: ProfileRequest) -> tuple[Callable[[], Any], str]:
+    capture = request.capture
     device = "cuda" if torch.cuda.is_available() and capture.workload.device == "cuda" else "cpu"
-    own = original_text(request, capture)
+    own = request.own if request.own is not None else read_own_text(capture)
     # What the file holds now, our own kernels in it included, in the module's own place; a candidate stands beside it.
-    module = module_of(capture, own, request.get("source"), False)
-    sizes = {**capture.workload.sizes, **request["sizes"]}
+    module = module_of(capture, own, request.source, False)
+    sizes = {**capture.workload.sizes, **request.sizes}
     start = build_call(module, capture.workload, device, sizes, values=False, construct=reusing(capture))
-    inputs = make_inputs(capture, start, request["sizes"], "normal", 0, device, False)
+    inputs = make_inputs(capture, start, request.sizes, "normal", 0, device, False)
     call, values = prepared_call(module, capture, inputs, device)
 
     def run() -> Any:
@@ -107,7 +104,7 @@ def _is_kernel(event: Any) -> bool:
     return event.device_type == torch.autograd.DeviceType.CUDA and event.name != CALL and not event.is_user_annotation
 
 
-def _operators(events: Iterable[Any], calls: int) -> list[dict[str, Any]]:
+def _operators(events: Iterable[Any], calls: int) -> tuple[OperatorRow, ...]:
     """Operators that the target itself calls, by name, with all that these call."""
     totals: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     for event in events:
@@ -116,10 +113,9 @@ def _operators(events: Iterable[Any], calls: int) -> list[dict[str, Any]]:
             total[0] += 1
             total[1] += event.cpu_time_total
             total[2] += _launched(event)
-    return [
-        {"name": name, "calls": count / calls, "cpu_us": cpu / calls, "gpu_us": gpu / calls}
-        for name, (count, cpu, gpu) in totals.items()
-    ]
+    return tuple(
+        OperatorRow(name, count / calls, cpu / calls, gpu / calls) for name, (count, cpu, gpu) in totals.items()
+    )
 
 
 def _launched(event: Any) -> float:
@@ -128,12 +124,12 @@ def _launched(event: Any) -> float:
     return float(own + sum(_launched(child) for child in event.cpu_children))
 
 
-def _kernels(kernels: Iterable[Any], calls: int) -> list[dict[str, Any]]:
+def _kernels(kernels: Iterable[Any], calls: int) -> tuple[KernelRow, ...]:
     totals: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
     for event in kernels:
         totals[event.name][0] += 1
         totals[event.name][1] += event.time_range.end - event.time_range.start
-    return [{"name": name, "calls": count / calls, "us": us / calls} for name, (count, us) in totals.items()]
+    return tuple(KernelRow(name, count / calls, us / calls) for name, (count, us) in totals.items())
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> float:

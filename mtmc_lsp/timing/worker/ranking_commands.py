@@ -5,16 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 
 from mtmc_lsp.codegen.module.cuda_graph import REPLAYED
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.timing.messages import RankAnswer, RankRequest
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.timing_commands import candidate_of, clock_of
 from mtmc_lsp.verify.worker.commands import release
-from mtmc_lsp.verify.worker.run_target import capture_of, original_text
+from mtmc_lsp.verify.worker.run_target import read_own_text
 
 ROUNDS = ((3, 100, 1.5), (9, 4, 1.2), (25, 1, 1.0))
 """How often each that is left is run, how many of them go on at most, and how much slower than the best they may be."""
@@ -23,16 +23,15 @@ MEMORY_PART = 0.5
 """The part of a GPU's free memory that first calls may take together."""
 
 
-def quick(request: dict[str, Any]) -> dict[str, Any]:
+def rank(request: RankRequest) -> RankAnswer:
     """Rank many candidates: compile them side by side, then a few cold-L2 samples of each; None for those that fail."""
-    capture = capture_of(request)
-    own = original_text(request, capture)
-    limit = request.get("seconds")
-    deadline = time.monotonic() + float(limit) if limit else float("inf")
+    capture = request.capture
+    own = request.own if request.own is not None else read_own_text(capture)
+    deadline = time.monotonic() + request.seconds if request.seconds else float("inf")
     with torch.no_grad():
-        loaded = [_loaded(capture, own, source) for source in request["sources"]]
+        loaded = [_loaded(capture, own, source) for source in request.sources]
         # A process captures one graph at a time; each variant knows only of its own.
-        replayed = any(REPLAYED in source for source in request["sources"])
+        replayed = any(REPLAYED in source for source in request.sources)
         with ThreadPoolExecutor(1 if replayed else _side_by_side(capture)) as pool:
             works = list(pool.map(_first_call, loaded))
         torch.cuda.synchronize()
@@ -48,7 +47,7 @@ def quick(request: dict[str, Any]) -> dict[str, Any]:
             timed = sorted((median, i) for i in left if (median := medians[i]) is not None)
             left = [i for median, i in timed[:most] if median <= within * timed[0][0]]
     release()
-    return {"medians": medians}
+    return RankAnswer(tuple(medians))
 
 
 def _side_by_side(capture: Capture) -> int:

@@ -14,19 +14,19 @@ from torch._inductor import config as inductor
 
 from mtmc_lsp.capture.worker.calls import Call, build_call
 from mtmc_lsp.core.errors import HandoverFailed
-from mtmc_lsp.core.json_codec import from_json, to_json
-from mtmc_lsp.core.workload import Capture, Target, WorkloadSource
+from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.process.gpu_lock import shared
+from mtmc_lsp.process.protocol import NoAnswer
 from mtmc_lsp.process.worker.tensor_ipc import take
+from mtmc_lsp.timing.messages import BaselinesRequest, SeparateCandidate, TimeAnswer, TimeRequest
 from mtmc_lsp.timing.worker.clock import Clock, CudaClock, Run
 from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contest, hold
 from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, rounded_within
 from mtmc_lsp.verify.worker.commands import release
 from mtmc_lsp.verify.worker.inputs import make_inputs, moved, prepared_call, reusing
 from mtmc_lsp.verify.worker.pair_commands import module_of_candidate, prepared_candidate
-from mtmc_lsp.verify.worker.run_target import capture_of, copies, module_of, original_text
+from mtmc_lsp.verify.worker.run_target import copies, module_of, read_own_text
 
-TIME_BUDGET_SECONDS = 2.0
 MODES = {"compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
 """Baselines under ``torch.compile`` and their mode."""
 
@@ -86,12 +86,11 @@ def _version(capture: Capture, own: str, source: str) -> tuple[Call, list[Any]]:
     return prepared_call(module_of(capture, own, source, False), capture, inputs, _device())
 
 
-def _stranger(capture: Capture, own: str, request: dict[str, Any]) -> tuple[Call, list[Any]]:
-    """A candidate in a file of its own, on the workload's inputs and with the reference's parameters."""
+def _separate(capture: Capture, own: str, source: str, candidate: SeparateCandidate) -> tuple[Call, list[Any]]:
+    """A candidate in a separate file, on the workload's inputs and with the reference's parameters."""
     inputs = _inputs(capture, own)[1]
-    target = from_json(Target, request["target"])
-    module = module_of_candidate(target, request["source"], False)
-    prepare = functools.partial(prepared_candidate, target=target, init=request["init"])
+    module = module_of_candidate(candidate.target, source, False)
+    prepare = functools.partial(prepared_candidate, target=candidate.target, init=candidate.init)
     return prepare(module, capture, inputs, _device())
 
 
@@ -120,27 +119,26 @@ def _compiled(capture: Capture, own: str, name: str) -> Compiled:
     return known[name]
 
 
-def baseline(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile the user's own code, so that the first timing need not wait for it.
+def compile_baselines(request: BaselinesRequest) -> NoAnswer:
+    """Compile the user's code, so that the first timing does not wait for it.
 
-    With ``given`` another process left the inputs there, by
-    :mod:`mtmc_lsp.process.worker.tensor_ipc`. The GPU, ``gpu``, is held as far
-    as something computes on it, by a lock among ``locks``: compiling takes a minute, in which others can verify and time.
+    Locks the GPU only while something computes on it: compiling takes a minute, in which others can verify and time.
     """
-    capture = capture_of(request)
+    capture = request.capture
+    own = request.own if request.own is not None else read_own_text(capture)
 
     def lock() -> contextlib.AbstractContextManager[None]:
-        return _computing(str(request["gpu"]), str(request["locks"]))
+        return _computing(request.gpu, request.lock_folder)
 
     with torch.no_grad():
         with lock():
-            _inputs(capture, original_text(request, capture), request.get("given", ""))
-        for name in request["baselines"]:
+            _inputs(capture, own, request.inputs)
+        for name in request.baselines:
             # The slowest mode tries its choices on the GPU all the time.
             with lock() if name == "max-autotune" else running_within(lock):
-                _compiled(capture, original_text(request, capture), name)
+                _compiled(capture, own, name)
     release()
-    return {}
+    return NoAnswer()
 
 
 @contextlib.contextmanager
@@ -179,21 +177,16 @@ def running_within(lock: Callable[[], contextlib.AbstractContextManager[None]]) 
         CompiledFxGraph.__call__ = own
 
 
-def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
-    """Time a candidate against eager, ``torch.compile`` and the previous version.
-
-    The request has ``target`` and ``init`` where the candidate is in a file of its own.
-
-    Returns:
-        ``timing``, a :class:`Timing` as JSON, and ``window``: from when to when, by the monotonic clock.
-    """
-    capture = capture_of(request)
-    own = original_text(request, capture)
+def time_candidate(request: TimeRequest) -> TimeAnswer:
+    """Time a candidate against eager mode, ``torch.compile`` and the previous version."""
+    capture = request.capture
+    own = request.own if request.own is not None else read_own_text(capture)
     with torch.no_grad():
         inputs = _inputs(capture, own)[1]
         # Before the candidate is loaded, so that it has no part in how its baselines are made.
-        compiled = {name: _compiled(capture, own, name) for name in request["baselines"]}
-        mine = _stranger(capture, own, request) if "target" in request else _version(capture, own, request["source"])
+        compiled = {name: _compiled(capture, own, name) for name in request.baselines}
+        separate = request.separate
+        mine = _separate(capture, own, request.source, separate) if separate else _version(capture, own, request.source)
         eager = _eager(capture, own)
         contest = Contest(
             candidate=mine[0].bound(mine[1]),
@@ -201,14 +194,14 @@ def time_candidate(request: dict[str, Any]) -> dict[str, Any]:
             inputs=inputs,
             moved=lambda: [own for call, _ in (mine, eager) for own in moved(call.instance, capture, inputs)],
             compiled=compiled,
-            previous=candidate_of(capture, own, request["previous"]) if request.get("previous") else None,
+            previous=candidate_of(capture, own, request.previous) if request.previous else None,
             random=capture.uses_random,
             tolerance=rounded_within(capture.graph),
             epsilon=coarsest_epsilon(capture.graph),
-            bound_us=float(request["bound_us"]),
-            least_us=float(request["least_us"]),
+            bound_us=request.bound_us,
+            least_us=request.least_us,
         )
         began = time.monotonic()
-        timing = hold(contest, clock_of(), float(request.get("seconds", TIME_BUDGET_SECONDS)))
+        timing = hold(contest, clock_of(), request.seconds)
     release()
-    return {"timing": to_json(timing), "window": [began, time.monotonic()]}
+    return TimeAnswer(timing, (began, time.monotonic()))

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.calls import build_call, user_error
-from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process import sandbox
+from mtmc_lsp.process.worker.failures import classify
 from mtmc_lsp.process.worker.tensor_ipc import give, is_large, take, withdraw
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
@@ -27,45 +27,17 @@ from mtmc_lsp.verify.worker.run_target import (
     device_for,
     is_interpreted,
     module_of,
-    original_text,
     outcome,
     plain,
     poison_new_memory,
     run_again,
     settled,
+    target_source,
     use_one_thread,
 )
 
 MUCH_RESERVED = 1 << 30
 """Bytes that a process may hold back for its next case."""
-GPU_MEMORY_PART = 0.85
-"""The part of a GPU's memory that a candidate may take: the reference's process needs some too."""
-
-
-def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Import torch and start the GPU's context, so that the first request need not wait.
-
-    With ``probe``, Triton's driver is started too, and the GPU's memory is limited.
-
-    Returns:
-        How the process is locked in, the GPU's UUID and free memory where a GPU was asked for, and why CUDA does not start.
-    """
-    gpu = failed = ""
-    free_bytes = 0
-    if request["gpu"]:
-        try:
-            torch.zeros(1, device="cuda")
-            free_bytes = torch.cuda.mem_get_info()[0]
-            gpu = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
-            if request.get("probe"):
-                import triton
-
-                # Builds what Triton starts kernels with, so compilers and caches are tried as well.
-                triton.runtime.driver.active.get_current_target()
-                torch.cuda.set_per_process_memory_fraction(GPU_MEMORY_PART)
-        except Exception as error:
-            failed = said(error)
-    return {"isolation": to_json(sandbox.active), "gpu": gpu, "free_bytes": free_bytes, "failed": failed}
 
 
 def reference(request: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +82,7 @@ def _inputs(request: dict[str, Any]) -> tuple[Any, Capture, dict[str, torch.Tens
     capture = capture_of(request)
     widened, case = bool(request["widened"]), request["case"]
     device = device_for(capture, case["kind"])
-    module = module_of(capture, original_text(request, capture), None, widened)
+    module = module_of(capture, target_source(request, capture), None, widened)
     if request.get("init"):
         _construct_with(module, request["init"])
     given = case["distribution"] == "given"
@@ -167,9 +139,9 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
         mend_interpreter()
         hasten_interpreter()
     try:
-        module = module_of(capture, original_text(request, capture), request["source"], bool(request["widened"]))
+        module = module_of(capture, target_source(request, capture), request["source"], bool(request["widened"]))
     except Exception as error:
-        return {"status": "compile_error", "reason": said(error)}
+        return candidate_failure("compile_error", error)
     withdraw(left)
     loaded = take(request["inputs"], device)
     inputs = {name: _with_layout_of(tensor, capture, name, case["sizes"]) for name, tensor in loaded.items()}
@@ -182,7 +154,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
                 run = run_again(module, capture, inputs, device, case)
                 run = settled(run, device)
             except Exception as error:
-                return {"status": "runtime_error", "reason": said(error)}
+                return candidate_failure("runtime_error", error)
             if first is None:
                 first = run
             else:
@@ -196,14 +168,15 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     return {"status": "ran", "launches": launches.count // calls, "differing": sorted(unlike)}
 
 
-def said(error: Exception) -> str:
-    """What a candidate raised, not at any length, and what stands behind it."""
-    text = f"{type(error).__name__}: {str(error)[:600]}"
-    if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
-        return f"it ran out of memory, which is limited: {text}"
-    if isinstance(error, PermissionError) and sandbox.active != sandbox.Isolation():
-        return f"{text}; candidates may write to no files, open no sockets and start no processes"
-    return text
+def candidate_failure(status: str, error: Exception) -> dict[str, Any]:
+    """The answer for a candidate that raised: its status, the kind of failure and the reason in words."""
+    kind = classify(error)
+    reason = f"{type(error).__name__}: {str(error)[:600]}"
+    if kind.is_out_of_memory:
+        reason = f"it ran out of memory, which is limited: {reason}"
+    elif isinstance(error, PermissionError) and sandbox.active != sandbox.Isolation():
+        reason = f"{reason}; candidates may write to no files, open no sockets and start no processes"
+    return {"status": status, "reason": reason, "failure": kind.value}
 
 
 def _with_layout_of(tensor: torch.Tensor, capture: Capture, name: str, sizes: dict[str, int]) -> torch.Tensor:
@@ -226,7 +199,7 @@ def unexplained(request: dict[str, Any], inputs: dict[str, torch.Tensor], want: 
     if not request["differing"]:
         return []
     capture = capture_of(request)
-    module = module_of(capture, original_text(request, capture), None, bool(request["widened"]))
+    module = module_of(capture, target_source(request, capture), None, bool(request["widened"]))
     return not_explained(request["differing"], module, capture, inputs, want, request["case"])
 
 

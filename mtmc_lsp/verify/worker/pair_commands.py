@@ -21,7 +21,7 @@ from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.process.worker.tensor_ipc import give, take
 from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
-from mtmc_lsp.verify.worker.commands import compared, said, unexplained
+from mtmc_lsp.verify.worker.commands import candidate_failure, compared, unexplained
 from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
 from mtmc_lsp.verify.worker.determinism import differing
 from mtmc_lsp.verify.worker.inputs import EXACT, dotted, homes_of, place
@@ -37,12 +37,12 @@ from mtmc_lsp.verify.worker.run_target import (
     device_for,
     is_interpreted,
     module_of,
-    original_text,
     outcome,
     poison_new_memory,
     run_case,
     settled,
     snapshot,
+    target_source,
     use_one_thread,
 )
 
@@ -57,7 +57,7 @@ _loaded: dict[str, Any] = {}
 def constructor(request: dict[str, Any]) -> dict[str, Any]:
     """The reference's constructor arguments as ``get_init_inputs`` makes them, as text of Python literals."""
     capture = capture_of(request)
-    module = module_of(capture, original_text(request, capture), None, bool(request["widened"]))
+    module = module_of(capture, target_source(request, capture), None, bool(request["widened"]))
     text = repr(list(init_arguments(module) or ([], {})))
     try:
         ast.literal_eval(text)
@@ -87,7 +87,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     try:
         module = module_of_candidate(target, request["source"], bool(request["widened"]))
     except Exception as error:
-        return {"status": "compile_error", "reason": said(error)}
+        return candidate_failure("compile_error", error)
     prepare = functools.partial(prepared_candidate, target=target, init=request["init"])
     inputs = take(request["inputs"], device)
     # Counts those too that the threading module does not know of.
@@ -113,7 +113,7 @@ def candidate(request: dict[str, Any]) -> dict[str, Any]:
     except RequestError:
         raise
     except Exception as error:
-        return {"status": "runtime_error", "reason": said(error)}
+        return candidate_failure("runtime_error", error)
     give(kept, left, in_memory=False)
     return {
         "status": "ran",

@@ -48,10 +48,15 @@ def device_for(capture: Capture, kind: str) -> str:
     return "cuda" if gpu and kind != ON_CPU else "cpu"
 
 
-def original_text(request: Mapping[str, Any], capture: Capture) -> str:
+def target_source(request: Mapping[str, Any], capture: Capture) -> str:
     """The user's file as the run began with it."""
     given = request.get("own")
-    return str(given) if given is not None else Path(capture.workload.target.path).read_bytes().decode("utf-8")
+    return str(given) if given is not None else read_own_text(capture)
+
+
+def read_own_text(capture: Capture) -> str:
+    """The user's file as it is on disk."""
+    return Path(capture.workload.target.path).read_bytes().decode("utf-8")
 
 
 def module_of(capture: Capture, own: str, candidate: str | None, widened: bool) -> Any:

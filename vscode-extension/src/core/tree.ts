@@ -210,7 +210,7 @@ function planRow(plan: Plan): Row {
     ...base(plan, "plan"),
     id: `${plan.uri}#${plan.target}#plan`,
     label: "Plan",
-    description: plan.actions.length === 0 ? "no action is predicted to save time" : `${plan.actions.length} ${plan.actions.length === 1 ? "action" : "actions"} · ${plan.device}`,
+    description: plan.actions.length === 0 ? "no action is predicted to be worth trying" : `${plan.actions.length} ${plan.actions.length === 1 ? "action" : "actions"} · ${plan.device}`,
     tooltip: `Actions to try on ${plan.device}, best first. Times are estimates.`,
     icon: "list-ordered",
     children: plan.actions.map((action, index) => plannedRow(plan, action, index)),

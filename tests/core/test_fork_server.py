@@ -16,7 +16,7 @@ import pytest
 
 from mtmc_lsp.core.errors import TargetRaises, WorkerFailed
 from mtmc_lsp.process.fork_server import ForkServer, Launch
-from mtmc_lsp.process.worker.fork_server_loop import AHEAD, AHEAD_TO_COMPILE
+from mtmc_lsp.process.worker.fork_server_loop import CAPTURE_MODULES, COMPILER_MODULES
 from mtmc_lsp.process.worker_process import Worker
 from tests.core.test_worker import plain_request
 
@@ -35,7 +35,7 @@ def copy_of(fork_server: ForkServer, folder: Path, **more) -> Worker:
 def said(worker: Worker, path: Path, body: str) -> str:
     """What the user's file says of itself when it is imported."""
     with pytest.raises(TargetRaises) as caught:
-        worker.call("capture.capture", plain_request(path, body), 60)
+        worker.call(plain_request(path, body), 60)
     return caught.value.message
 
 
@@ -72,7 +72,7 @@ def test_the_end_of_a_copy_is_told_and_the_next_call_works(
 ) -> None:
     with copy_of(fork_server, tmp_path) as worker:
         with pytest.raises(WorkerFailed, match=words):
-            worker.call("capture.capture", plain_request(tmp_path / "m.py", body), 60)
+            worker.call(plain_request(tmp_path / "m.py", body), 60)
         assert "next" in said(worker, tmp_path / "m.py", "raise RuntimeError('next')")
 
 
@@ -82,7 +82,7 @@ def test_what_a_copy_leaves_behind_is_ended_even_in_a_session_of_its_own(
     body = "import os, subprocess\nchild = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
     body += "open('pid', 'w').write(str(child.pid))\nos._exit(3)"
     with copy_of(fork_server, tmp_path) as worker, pytest.raises(WorkerFailed):
-        worker.call("capture.capture", plain_request(tmp_path / "m.py", body), 60)
+        worker.call(plain_request(tmp_path / "m.py", body), 60)
     assert gone(int((tmp_path / "pid").read_text()))
 
 
@@ -97,7 +97,7 @@ def test_without_the_template_its_copies_end_and_others_start_by_themselves(tmp_
 
 AS_WITH_A_GPU = """
 import torch
-from mtmc_lsp.process.worker.fork_server_loop import AHEAD, AHEAD_TO_COMPILE, _import_ahead
+from mtmc_lsp.process.worker.fork_server_loop import CAPTURE_MODULES, COMPILER_MODULES, _preload
 
 def asked(*_):
     print("CUDA was asked")
@@ -107,8 +107,8 @@ for name in ("_cuda_getDeviceCount", "_cuda_init", "_cuda_getArchFlags", "_cuda_
     setattr(torch._C, name, asked)
 torch.cuda._is_compiled = lambda: True
 import sys
-for name in AHEAD + AHEAD_TO_COMPILE:
-    _import_ahead(name)
+for name in CAPTURE_MODULES + COMPILER_MODULES:
+    _preload(name)
     print(name in sys.modules)
 torch._C._cuda_getDeviceCount()
 """
@@ -117,15 +117,17 @@ torch._C._cuda_getDeviceCount()
 def test_nothing_that_is_imported_ahead_asks_cuda_which_could_not_be_asked_again_after_a_fork() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", AS_WITH_A_GPU], capture_output=True, env=environment, text=True)
-    assert done.stdout.split("\n") == [*["True"] * len(AHEAD + AHEAD_TO_COMPILE), "CUDA was asked", ""], done.stderr
+    assert done.stdout.split("\n") == [*["True"] * len(CAPTURE_MODULES + COMPILER_MODULES), "CUDA was asked", ""], (
+        done.stderr
+    )
 
 
 AS_FOR_THE_INTERPRETER = """
 import sys
-from mtmc_lsp.process.worker.fork_server_loop import AHEAD, _import, _import_ahead
-_import()
-for name in AHEAD:
-    _import_ahead(name)
+from mtmc_lsp.process.worker.fork_server_loop import CAPTURE_MODULES, _import_torch, _preload
+_import_torch()
+for name in CAPTURE_MODULES:
+    _preload(name)
     print(name in sys.modules)
 """
 
@@ -136,7 +138,7 @@ def test_what_the_interpreter_needs_is_imported_ahead_as_it_would_be_later() -> 
     done = subprocess.run(
         [sys.executable, "-c", AS_FOR_THE_INTERPRETER], capture_output=True, env=environment, text=True
     )
-    assert done.stdout.split() == ["True"] * len(AHEAD), done.stderr
+    assert done.stdout.split() == ["True"] * len(CAPTURE_MODULES), done.stderr
 
 
 WHICH_TRITON = """
@@ -162,8 +164,8 @@ def test_a_copy_that_compiles_has_no_interpreter_though_its_template_has(
 @pytest.mark.parametrize("launch", [{"python": f"{sys.executable}3"}, {"env": {"TRITON_INTERPRET": "2"}}])
 def test_a_copy_is_not_made_for_another_interpreter_or_other_variables(fork_server: ForkServer, launch) -> None:
     fitting = {"python": sys.executable, "cwd": "/", "env": {"TRITON_INTERPRET": "1"}, "options": ()}
-    assert fork_server.fits(Launch(**fitting))
-    assert not fork_server.fits(Launch(**{**fitting, **launch}))
+    assert fork_server.can_fork(Launch(**fitting))
+    assert not fork_server.can_fork(Launch(**{**fitting, **launch}))
 
 
 def gone(pid: int) -> bool:
@@ -182,24 +184,24 @@ def gone(pid: int) -> bool:
 BORROWER = """
 import json, os, sys
 from mtmc_lsp.core.errors import MtmcError
-from mtmc_lsp.process.fork_server import INTERPRETS, Template
+from mtmc_lsp.process.fork_server import INTERPRETER_ENV, ForkServer
 from mtmc_lsp.process.worker_process import Worker
 from tests.core.test_worker import plain_request
 from pathlib import Path
 
 folder, body = Path(sys.argv[1]), sys.argv[2]
-template = Template(sys.executable, INTERPRETS)
-worker = Worker(sys.executable, cwd=str(folder), env=INTERPRETS, template=template)
+fork_server = ForkServer(sys.executable, INTERPRETER_ENV)
+worker = Worker(sys.executable, cwd=str(folder), env=INTERPRETER_ENV, fork_server=fork_server)
 for number in range(2):
     try:
-        worker.call("capture.capture", plain_request(folder / f"m{number}.py", body), 60)
+        worker.call(plain_request(folder / f"m{number}.py", body), 60)
     except MtmcError as error:
         print(error.message.splitlines()[0], flush=True)
 sys.stdin.readline()
-template.close()
+fork_server.close()
 sys.stdin.readline()
 """
-WHOSE = "import os\nraise RuntimeError(f\"{os.getpid()} of {os.getppid()} {'MTMC_TEMPLATE' in os.environ} {len(os.listdir('/proc/self/fd'))}\")"
+WHOSE = "import os\nraise RuntimeError(f\"{os.getpid()} of {os.getppid()} {'MTMC_FORK_SERVER' in os.environ} {len(os.listdir('/proc/self/fd'))}\")"
 
 
 @contextmanager
@@ -208,7 +210,7 @@ def borrowing(
 ) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """A process that borrows the template, after two calls of one worker; gives what they said of theirs."""
     root = str(Path(__file__).resolve().parents[2])
-    with fork_server.lent() as (offer, files):
+    with fork_server.lend() as (offer, files):
         process = subprocess.Popen(
             [sys.executable, "-c", BORROWER, str(folder), WHOSE],
             cwd=root,
@@ -262,7 +264,7 @@ def test_a_template_that_would_be_another_is_not_borrowed(fork_server: ForkServe
     """Where modules are found is decided when an interpreter starts, so a copy would find others."""
     assert fork_server._process is not None
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with fork_server.lent() as (offer, _):
+    with fork_server.lend() as (offer, _):
         assert offer
     with borrowing(fork_server, tmp_path, PYTHONPATH=path) as (_, lines):
         parents = {re.search(r" of (\d+) ", line)[1] for line in lines}  # type: ignore[index]
@@ -275,6 +277,6 @@ def test_copies_hold_no_line_on_which_others_could_be_asked_for(fork_server: For
         "links = [os.readlink(place) for place in places if os.path.islink(place)]\n"
         "raise RuntimeError([link for link in links if link.startswith('socket')])"
     )
-    with fork_server.lent() as (_, files), copy_of(fork_server, tmp_path) as worker:
+    with fork_server.lend() as (_, files), copy_of(fork_server, tmp_path) as worker:
         assert files
         assert "imported: []" in said(worker, tmp_path / "m.py", body)

@@ -47,10 +47,10 @@ REFUSED = {
     "transposed": "x=F[B,3,5,4], w=F[3,4,3,3]: F.conv_transpose2d(x, w) * 2",
     "no batch": "x=F[3,9,9], w=F[6,3,3,3]: F.conv2d(x, w) * 2",
 }
-RULES = {"f16": "window-order", "f32": "half-windows"}
+RULES = {"f16": "im2win", "f32": "im2win-fp16"}
 
 
-def in_window_order(
+def with_im2win(
     capture: Capture, text: str, rule: str, *, library: bool = False, **tile: int
 ) -> tuple[Candidate, MacroAction]:
     """The target's convolution in that order, every new operation in a kernel, or all but the convolution."""
@@ -64,11 +64,11 @@ def in_window_order(
         if library and convolution in fusion.nodes:
             continue
         changes = tile if convolution in fusion.nodes else {}
-        kernels.append({"nodes": list(fusion.region.nodes), "config": {**fusion.config, **changes}})
+        kernels.append({"nodes": list(fusion.region.nodes), "config": {**to_json(fusion.config), **changes}})
     if not library and not any(convolution in kernel["nodes"] for kernel in kernels):  # type: ignore[operator]
         kernels.append({"nodes": [convolution], "config": {}})
     params = {"rule": rule, "node": name, "kernels": kernels}
-    action = MacroAction(ActionKind.WINDOW_ORDER, (name,), (0, 0), params)
+    action = MacroAction(ActionKind.IM2WIN, (name,), (0, 0), params)
     return BuiltinCoder().write(capture, start(capture, text), action), action
 
 
@@ -79,18 +79,18 @@ TILE = {"block_m": 16, "block_n": 16, "block_k": 16}
 def test_in_half_precision_the_values_are_the_same(name: str, captured) -> None:
     text = source(CASES[name], "f16")
     capture = captured(text, "f")
-    candidate, _ = in_window_order(capture, text, "window-order", **TILE)
+    candidate, _ = with_im2win(capture, text, "im2win", **TILE)
     assert candidate.source.count("tl.dot(") == 1
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_on_scaled_half_operands_it_is_as_exact_as_tf32(name: str, captured) -> None:
+def test_on_scaled_fp16_operands_it_is_as_exact_as_tf32(name: str, captured) -> None:
     """On a CPU the user's own code is exact, so the verdict names the error; TF32's is about 3e-4."""
     text = source(CASES[name], "f32")
     capture = captured(text, "f")
-    candidate, _ = in_window_order(capture, text, "half-windows", **TILE)
+    candidate, _ = with_im2win(capture, text, "im2win-fp16", **TILE)
     found = re.search(r"relative L2 error (\S+), the user's own", verified(capture, candidate).reason)
     assert found is not None
     assert 1e-5 < float(found[1]) < 1e-3
@@ -99,7 +99,7 @@ def test_on_scaled_half_operands_it_is_as_exact_as_tf32(name: str, captured) -> 
 def test_the_library_can_run_it_too(captured) -> None:
     text = source(CASES["images"], "f16")
     capture = captured(text, "f")
-    candidate, _ = in_window_order(capture, text, "window-order", library=True)
+    candidate, _ = with_im2win(capture, text, "im2win", library=True)
     assert "tl.dot(" not in candidate.source
     assert "torch.conv2d(" in candidate.source.partition("f_launch")[2]
     verdict = verified(capture, candidate)
@@ -111,14 +111,14 @@ def test_what_is_written_in_order_must_be_written_by_a_kernel(captured) -> None:
     capture = captured(text, "f")
     node = next(node.name for node in capture.graph.nodes if "conv" in node.op)
     with pytest.raises(CannotCode, match="must be part of a kernel"):
-        act(capture, start(capture, text), ActionKind.WINDOW_ORDER, node, rule="window-order", node=node, kernels=[])
+        act(capture, start(capture, text), ActionKind.IM2WIN, node, rule="im2win", node=node, kernels=[])
 
 
 @pytest.mark.parametrize("dtype", RULES)
 def test_the_same_action_gives_the_same_bytes(dtype: str, captured) -> None:
     text = source(CASES["images"], dtype)
     capture = captured(text, "f")
-    candidate, action = in_window_order(capture, text, RULES[dtype])
+    candidate, action = with_im2win(capture, text, RULES[dtype])
     stored = from_json(MacroAction, json.loads(json.dumps(to_json(action))))
     assert BuiltinCoder().write(capture, start(capture, text), stored) == candidate
     assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
@@ -128,7 +128,7 @@ def test_the_same_action_gives_the_same_bytes(dtype: str, captured) -> None:
 def test_each_window_is_read_as_one_run(dtype: str, captured) -> None:
     """Of the product's left operand the address of a term is the row's, plus the term; the buffer is written before."""
     text = source(CASES["images"], dtype)
-    candidate, _ = in_window_order(captured(text, "f"), text, RULES[dtype])
+    candidate, _ = with_im2win(captured(text, "f"), text, RULES[dtype])
     loads = re.findall(r"= (tl\.load\(.*\))", candidate.source.partition("for start in")[2].partition("tl.dot(")[0])
     of_windows = next(load for load in loads if "k[None, :]" in load)
     assert "+ k[None, :] +" in of_windows
@@ -142,17 +142,17 @@ def test_what_has_no_dense_windows_is_refused(name: str, dtype: str, captured) -
     capture = captured(text, "f")
     node = next(node.name for node in capture.graph.nodes if "conv" in node.op)
     with pytest.raises(CannotCode, match="does not apply"):
-        act(capture, start(capture, text), ActionKind.WINDOW_ORDER, node, rule=RULES[dtype], node=node, kernels=[])
+        act(capture, start(capture, text), ActionKind.IM2WIN, node, rule=RULES[dtype], node=node, kernels=[])
 
 
 def test_what_is_in_that_order_is_left_alone(captured) -> None:
     text = source(CASES["images"], "f16")
     capture = captured(text, "f")
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
-    graph = rewritten(capture.graph, Rewrite("window-order", name))
+    graph = rewritten(capture.graph, Rewrite("im2win", name))
     again = next(node.name for node in graph.nodes if ".conv" in node.op)
     with pytest.raises(CannotRewrite):
-        rewritten(graph, Rewrite("window-order", again))
+        rewritten(graph, Rewrite("im2win", again))
 
 
 # Any numbers ---------------------------------------------------------------------------------------------------------
@@ -166,22 +166,22 @@ def convolutions(draw: st.DrawFn) -> Graph:
     def each(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw(st.lists(st.integers(low, high), min_size=spatial, max_size=spatial)))
 
-    taps, steps, margins = each(1, 5), each(1, 4), each(0, 2)
+    kernel_sizes, steps, margins = each(1, 5), each(1, 4), each(0, 2)
     dilations = (*each(1, 3)[:-1], 1)
-    taps = (*taps[:-1], max(taps[-1], 2))
+    kernel_sizes = (*kernel_sizes[:-1], max(kernel_sizes[-1], 2))
     batch, channels, outputs = draw(st.integers(1, 2)), draw(st.integers(1, 5)), draw(st.integers(2, 4))
     # Of one place it is not to be seen in which order the channels of it lie.
     places = (*each(1, 3)[:-1], 2)
-    own = zip(places, steps, dilations, taps, margins, each(0, 3), strict=True)
+    own = zip(places, steps, dilations, kernel_sizes, margins, each(0, 3), strict=True)
     lengths = tuple(max(2, (p - 1) * s + d * (t - 1) + 1 - 2 * m + min(more, s - 1)) for p, s, d, t, m, more in own)
     placed = tuple(
         (n + 2 * m - d * (t - 1) - 1) // s + 1
-        for n, m, d, t, s in zip(lengths, margins, dilations, taps, steps, strict=True)
+        for n, m, d, t, s in zip(lengths, margins, dilations, kernel_sizes, steps, strict=True)
     )
-    shapes = [(batch, channels, *lengths), (outputs, channels, *taps), (batch, outputs, *placed)]
+    shapes = [(batch, channels, *lengths), (outputs, channels, *kernel_sizes), (batch, outputs, *placed)]
     sized = [tuple(Size.of(size) for size in shape) for shape in shapes]
     # With channels densest, windows of a single row are runs already.
-    packed = channels > 1 and any(tap > 1 for tap in taps[:-1]) and draw(st.booleans())
+    packed = channels > 1 and any(tap > 1 for tap in kernel_sizes[:-1]) and draw(st.booleans())
     x, w, y = (
         channels_last(shape, "float16") if packed and i != 1 else dense(shape, "float16")
         for i, shape in enumerate(sized)
@@ -245,7 +245,7 @@ def eager(graph: Graph, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
 @given(convolutions(), st.integers(0, 99))
 def test_whatever_the_numbers_the_values_are_the_same(graph: Graph, seed: int) -> None:
     given_ = tensors(graph, seed)
-    assert torch.equal(run(rewritten(graph, Rewrite("window-order", "y")), given_), eager(graph, given_))
+    assert torch.equal(run(rewritten(graph, Rewrite("im2win", "y")), given_), eager(graph, given_))
 
 
 def as_float32(graph: Graph) -> Graph:
@@ -263,7 +263,7 @@ def as_float32(graph: Graph) -> Graph:
 @settings(max_examples=40, deadline=None)
 @given(convolutions(), st.integers(0, 99), st.sampled_from([float("nan"), float("inf"), -float("inf")]))
 def test_what_is_not_finite_reaches_no_other_results(graph: Graph, seed: int, special: float) -> None:
-    for own, rule in ((graph, "window-order"), (as_float32(graph), "half-windows")):
+    for own, rule in ((graph, "im2win"), (as_float32(graph), "im2win-fp16")):
         given_ = tensors(own, seed)
         given_["w"] = given_["w"].abs() + 1
         place = tuple(seed % size for size in given_["x"].shape)
@@ -283,7 +283,7 @@ def f(a, i, w):
     return F.conv2d(x, w, padding=1)
 """
     capture = captured(text, "f")
-    candidate, _ = in_window_order(capture, text, "window-order", **TILE)
+    candidate, _ = with_im2win(capture, text, "im2win", **TILE)
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 
@@ -309,7 +309,7 @@ def planned(capture: Capture, text: str, *history: Step) -> list[MacroAction]:
 def test_it_is_proposed_for_three_channels(dtype: str, captured) -> None:
     capture, text = large(captured, 3, dtype)
     action = planned(capture, text)[0]
-    assert (action.kind, action.params["rule"]) == (ActionKind.WINDOW_ORDER, RULES[dtype])
+    assert (action.kind, action.params["rule"]) == (ActionKind.IM2WIN, RULES[dtype])
     assert action.changes_rounding is (dtype == "f32")
     candidate = BuiltinCoder().write(capture, start(capture, text), action)
     assert candidate.source.count("tl.dot(") == 1
@@ -320,7 +320,7 @@ def test_it_is_proposed_for_three_channels(dtype: str, captured) -> None:
 def test_it_is_not_proposed_for_64_channels(dtype: str, captured) -> None:
     actions = planned(*large(captured, 64, dtype))
     assert actions
-    assert all(action.kind is not ActionKind.WINDOW_ORDER for action in actions)
+    assert all(action.kind is not ActionKind.IM2WIN for action in actions)
 
 
 def test_what_it_came_to_decides_what_follows(captured) -> None:
@@ -329,8 +329,8 @@ def test_what_it_came_to_decides_what_follows(captured) -> None:
     first = planned(capture, text)[0]
     verdict = Verdict(VerdictStatus.INCORRECT, (), "gpu", 2.8e-4, 2.6e-7, "too inexact")
     for step, gone in (
-        (Step(1, first, StepStatus.FAILED, verdict.reason, verdict=verdict), {"half-windows", "half-operands"}),
-        (Step(1, first, StepStatus.REJECTED, "not faster"), {"half-windows"}),
+        (Step(1, first, StepStatus.FAILED, verdict.reason, verdict=verdict), {"im2win-fp16", "fp16-operands"}),
+        (Step(1, first, StepStatus.REJECTED, "not faster"), {"im2win-fp16"}),
     ):
         after = planned(capture, text, step)
         assert after
@@ -344,6 +344,6 @@ def test_operands_are_rounded_only_where_that_can_be_judged(captured) -> None:
         found = proposals(situation(capture, start(capture, text), device=SHEET, **state))
         return {action.kind for action in found}
 
-    assert ActionKind.WINDOW_ORDER in kinds(has_gpu=True, strict=False)
-    assert ActionKind.WINDOW_ORDER not in kinds(has_gpu=True, strict=True)
-    assert ActionKind.WINDOW_ORDER not in kinds(has_gpu=False, strict=False)
+    assert ActionKind.IM2WIN in kinds(has_gpu=True, strict=False)
+    assert ActionKind.IM2WIN not in kinds(has_gpu=True, strict=True)
+    assert ActionKind.IM2WIN not in kinds(has_gpu=False, strict=False)

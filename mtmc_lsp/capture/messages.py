@@ -1,0 +1,24 @@
+"""The request that captures a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mtmc_lsp.core.workload import Capture, Workload
+from mtmc_lsp.process.protocol import Request
+
+
+@dataclass(frozen=True)
+class CaptureRequest(Request[Capture]):
+    """Run a target on its workload and export its graph."""
+
+    command: ClassVar[str] = "capture.capture"
+    answer: ClassVar[type] = Capture
+
+    workload: Workload
+    variables: Mapping[int, str]
+    """Line number to the variable that the line assigns."""
+    source: str | None = None
+    """The text of the file without earlier generated code; ``None`` reads the file."""

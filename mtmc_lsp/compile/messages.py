@@ -1,0 +1,55 @@
+"""The request that cross-compiles kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mtmc_lsp.core.results import CompileReport
+from mtmc_lsp.core.run import KernelLaunch
+from mtmc_lsp.process.protocol import Request
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """A tensor without data."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """In elements."""
+    dtype: str
+
+
+@dataclass(frozen=True)
+class LauncherCalls:
+    """Calls of a launcher on tensors without data, which show the kernels that it launches."""
+
+    launcher: str
+    """Name of the function in the module."""
+    inputs: tuple[tuple[TensorLayout, ...], ...]
+    """The tensors of each call."""
+
+
+@dataclass(frozen=True)
+class CompileRequest(Request[CompileReport]):
+    """Compile every launch for every architecture; no GPU is needed.
+
+    The answer has one report for each launch and architecture, in this order, or a single report with an empty kernel name if
+    the module cannot be imported.
+    """
+
+    command: ClassVar[str] = "compile.launches"
+    answer: ClassVar[type] = CompileReport
+
+    path: str
+    """The file that the module stands for."""
+    name: str
+    """The module's name."""
+    source: str
+    launches: tuple[KernelLaunch, ...]
+    archs: tuple[str, ...]
+    """``sm_90``, ``gfx942``."""
+    seconds: float
+    """Time limit; launches not compiled by then have an error in their reports."""
+    calls: LauncherCalls | None = None
+    """Where to find further launches."""

@@ -1,0 +1,133 @@
+"""Which configurations a region's kernel can have, and the one function that changes a plan's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from mtmc_lsp.core.json_codec import from_json, to_json
+from mtmc_lsp.ir.primitives import KernelIR
+from mtmc_lsp.ir.regions import Region, RegionKind, product_in
+from mtmc_lsp.schedule.configs import (
+    AttentionConfig,
+    IllegalConfig,
+    KernelConfig,
+    LoopOrder,
+    MatmulConfig,
+    PrecisionMode,
+    RecurrentConfig,
+    TileConfig,
+    field_names,
+)
+from mtmc_lsp.schedule.schedule import KernelPlan
+
+CONFIG_TYPES: Mapping[RegionKind, type[KernelConfig]] = {
+    RegionKind.MAP: TileConfig,
+    RegionKind.REDUCE: TileConfig,
+    RegionKind.SCAN: TileConfig,
+    RegionKind.MATMUL: MatmulConfig,
+    RegionKind.ATTENTION: AttentionConfig,
+    RegionKind.RECURRENT: RecurrentConfig,
+}
+KIND_NAMES = {RegionKind.MAP: "elementwise", RegionKind.REDUCE: "reduction", RegionKind.MATMUL: "product"}
+"""Kinds that are called otherwise in messages than in code."""
+
+
+def kind_word(kind: RegionKind) -> str:
+    """What a kernel of that kind is called in a sentence."""
+    return KIND_NAMES.get(kind, kind.value)
+
+
+def a_kernel(kind: RegionKind) -> str:
+    """``a product kernel``, ``an elementwise kernel``."""
+    word = kind_word(kind)
+    return f"{'an' if word[0] in 'aeio' else 'a'} {word} kernel"
+
+
+def decoded(ir: KernelIR, region: Region, data: object) -> KernelConfig:
+    """The configuration for a region's kernel that JSON data states; fields that it leaves out have their defaults.
+
+    Raises:
+        IllegalConfig: the data is no configuration of this kind of kernel.
+    """
+    try:
+        config = from_json(CONFIG_TYPES[region.kind], data)
+    except TypeError as reason:
+        raise IllegalConfig(f"the configuration does not fit {a_kernel(region.kind)}: {reason}") from None
+    _check_kind(ir, region, config)
+    return config
+
+
+def reconfigured(ir: KernelIR, region: Region, plan: KernelPlan, changes: Mapping[str, object]) -> KernelPlan:
+    """A kernel with some choices changed. Every action that changes a configuration uses this function.
+
+    Args:
+        ir: the primitives of the graph.
+        region: what the kernel computes.
+        plan: the kernel.
+        changes: field to value, as JSON data.
+
+    Raises:
+        IllegalConfig: the kernel has no such choice, or the value is not legal; the message says which one is.
+    """
+    names = field_names(plan.config)
+    if unknown := [name for name in changes if name not in names]:
+        choices = ", ".join(names)
+        raise IllegalConfig(f"{a_kernel(region.kind)} has no {unknown[0]} to choose; its choices are {choices}")
+    try:
+        config = from_json(type(plan.config), {**to_json(plan.config), **changes})
+    except TypeError as reason:
+        raise IllegalConfig(str(reason)) from None
+    _check(ir, region, config, changes)
+    return replace(plan, config=config)
+
+
+def _check(ir: KernelIR, region: Region, config: KernelConfig, changed: Collection[str]) -> None:
+    """Check the changed choices against the region.
+
+    Raises:
+        IllegalConfig: the region's kernel cannot have one of them.
+    """
+    word = a_kernel(region.kind)
+    _check_kind(ir, region, config)
+    parts, block = _parts(config)
+    terms = region.columns.value(ir.graph.sizes)
+    if {"split", "split_k"} & set(changed) and parts > max(1, -(-terms // block)):
+        name = "split_k" if isinstance(config, MatmulConfig) else "split"
+        raise IllegalConfig(
+            f"{name} cannot be {parts}: {parts} parts of {terms} in blocks of {block} would leave some empty"
+        )
+    if isinstance(config, (TileConfig, MatmulConfig)) and config.persist and not region.kept:
+        raise IllegalConfig(f"persist cannot be {config.persist}: there are no rows to compute one after another")
+    if not isinstance(config, TileConfig):
+        return
+    if "loop" in changed and config.loop and region.kind is RegionKind.MAP:
+        raise IllegalConfig("loop cannot be True: an elementwise kernel has nothing to loop over")
+    if "order" in changed and config.order is LoopOrder.COLUMNS and not has_order(region):
+        raise IllegalConfig(f"order cannot be 'columns': {word} over these axes has rows alone")
+
+
+def _check_kind(ir: KernelIR, region: Region, config: KernelConfig) -> None:
+    """Check what must hold for any configuration of the region's kernel.
+
+    Raises:
+        IllegalConfig: the kernel would compute something else, or not compile.
+    """
+    if isinstance(config, MatmulConfig):
+        dtype = ir.prims[product_in(ir, region).inputs[0]].dtype
+        if config.precision is PrecisionMode.NATIVE and dtype in ("float32", "float64"):
+            raise IllegalConfig(f"precision cannot be 'native': the operands are {dtype}, which has modes of its own")
+    if isinstance(config, TileConfig) and config.is_split and region.kind is not RegionKind.REDUCE:
+        raise IllegalConfig(f"split cannot be {config.split}: {a_kernel(region.kind)} has no parts")
+
+
+def has_order(region: Region) -> bool:
+    """Whether the programs of a region's kernel may advance along rows or columns first."""
+    return region.kind is RegionKind.MAP and len(region.kept) > 1
+
+
+def _parts(config: KernelConfig) -> tuple[int, int]:
+    """How many parts each sum has, and the terms that a step adds."""
+    if isinstance(config, TileConfig):
+        return config.split, config.block
+    return (config.split_k, config.block_k) if isinstance(config, MatmulConfig) else (1, 1)

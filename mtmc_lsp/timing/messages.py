@@ -1,0 +1,177 @@
+"""Requests that time, rank and profile code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mtmc_lsp.core.json_codec import Repeated
+from mtmc_lsp.core.results import Timing
+from mtmc_lsp.core.workload import Capture, Environment, Target
+from mtmc_lsp.device.calibration import Calibration
+from mtmc_lsp.process.protocol import NoAnswer, Request
+
+SAMPLING_SECONDS = 2.0
+"""How long one timing takes samples."""
+
+
+@dataclass(frozen=True)
+class SeparateCandidate:
+    """A candidate in its own file instead of the user's."""
+
+    target: Target
+    init: str
+    """The reference's constructor arguments, as text of Python literals."""
+
+
+@dataclass(frozen=True)
+class TimeAnswer:
+    """A timing and when it was taken."""
+
+    timing: Timing
+    window: tuple[float, float]
+    """Start and end by the monotonic clock, in seconds."""
+
+
+@dataclass(frozen=True)
+class TimeRequest(Request[TimeAnswer]):
+    """Time a candidate against eager mode, ``torch.compile`` and the previous version."""
+
+    command: ClassVar[str] = "timing.time"
+    answer: ClassVar[type] = TimeAnswer
+
+    capture: Repeated[Capture]
+    own: str | None
+    """The user's file at the start of the run; ``None`` reads the file."""
+    source: str
+    """The file with the candidate."""
+    baselines: tuple[str, ...]
+    """Modes of ``torch.compile`` to time: ``compile``, ``max-autotune``, ``reduce-overhead``."""
+    bound_us: float
+    """The roofline's lower bound of one call."""
+    least_us: float
+    """A time that no correct call can beat on this GPU."""
+    previous: str | None = None
+    """The file with the version before the candidate."""
+    separate: SeparateCandidate | None = None
+    """Set if ``source`` is the text of another file."""
+    seconds: float = SAMPLING_SECONDS
+    """Time to spend on samples."""
+
+
+@dataclass(frozen=True)
+class BaselinesRequest(Request[NoAnswer]):
+    """Compile the user's code by ``torch.compile``, so that the first timing does not wait for it."""
+
+    command: ClassVar[str] = "timing.baselines"
+    answer: ClassVar[type] = NoAnswer
+
+    capture: Repeated[Capture]
+    own: str | None
+    """As in :class:`TimeRequest`."""
+    baselines: tuple[str, ...]
+    """As in :class:`TimeRequest`."""
+    inputs: str = ""
+    """Path under which another process shares the inputs; empty to create them."""
+    gpu: str = ""
+    """UUID of the GPU to lock while computing; empty for no lock."""
+    lock_folder: str = ""
+    """Where the lock files are."""
+
+
+@dataclass(frozen=True)
+class RankAnswer:
+    """Median times of the variants."""
+
+    medians_us: tuple[float | None, ...]
+    """``None`` for variants that fail or were not timed before the limit."""
+
+
+@dataclass(frozen=True)
+class RankRequest(Request[RankAnswer]):
+    """Rank variants of one version by a few samples each."""
+
+    command: ClassVar[str] = "timing.rank"
+    answer: ClassVar[type] = RankAnswer
+
+    capture: Repeated[Capture]
+    own: str | None
+    """As in :class:`TimeRequest`."""
+    sources: tuple[str, ...]
+    """The file with each variant."""
+    seconds: float | None = None
+    """Time limit; ``None`` for none."""
+
+
+@dataclass(frozen=True)
+class CalibrationRequest(Request[Calibration]):
+    """Measure the ceilings of the GPU."""
+
+    command: ClassVar[str] = "timing.calibration"
+    answer: ClassVar[type] = Calibration
+
+
+@dataclass(frozen=True)
+class EnvironmentRequest(Request[Environment]):
+    """Read the versions of the interpreter and its libraries, and the GPU."""
+
+    command: ClassVar[str] = "timing.environment"
+    answer: ClassVar[type] = Environment
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator in a profile, per call of the target."""
+
+    name: str
+    calls: float
+    cpu_us: float
+    """With everything that the operator calls."""
+    gpu_us: float
+    """Of the kernels that it launches."""
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel in a profile, per call of the target."""
+
+    name: str
+    calls: float
+    us: float
+
+
+@dataclass(frozen=True)
+class ProfileAnswer:
+    """A profile by torch's profiler; times are microseconds per call of the target."""
+
+    device: str
+    """``cuda`` or ``cpu``."""
+    calls: int
+    """Number of profiled calls."""
+    wall_us: float
+    """Median on the host's clock, without the profiler, until the device is done."""
+    operators: tuple[OperatorRow, ...]
+    kernels: tuple[KernelRow, ...]
+    gpu_us: float
+    """Time in which at least one kernel runs."""
+    gap_us: float
+    """Time between the first and the last kernel of a call in which no kernel runs."""
+
+
+@dataclass(frozen=True)
+class ProfileRequest(Request[ProfileAnswer]):
+    """Profile calls of the target."""
+
+    command: ClassVar[str] = "timing.profile"
+    answer: ClassVar[type] = ProfileAnswer
+
+    capture: Repeated[Capture]
+    own: str | None
+    """As in :class:`TimeRequest`."""
+    sizes: Mapping[str, int]
+    """Values of the graph's size symbols."""
+    seconds: float
+    """Approximate duration."""
+    source: str | None = None
+    """The file with a candidate; ``None`` profiles the user's file."""
