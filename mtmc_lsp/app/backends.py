@@ -14,15 +14,15 @@ from mtmc_lsp.core.run import Author, Step
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.coder.auto import AutoCoder
-from mtmc_lsp.llm.coder.coder import LlmCoder, sheet_of
+from mtmc_lsp.llm.coder.coder import LlmCoder, editable_code_of
 from mtmc_lsp.llm.coder.prompts import coding_messages
-from mtmc_lsp.llm.coder.stored_edits import NoModel, edits_of
-from mtmc_lsp.llm.open_regions import OPEN, BuiltinFirst, WidePlanner
-from mtmc_lsp.llm.planner import MOST_LISTED, LlmPlanner, planning_messages
+from mtmc_lsp.llm.coder.stored_edits import NoModel, recorded_edits
+from mtmc_lsp.llm.open_regions import OPEN_REGION, BuiltinFirstPlanner, OpenRegionPlanner
+from mtmc_lsp.llm.planner import MAX_ACTIONS, LlmPlanner, planning_messages
 from mtmc_lsp.llm.redaction import redacted
 from mtmc_lsp.planners.roofline import RooflinePlanner
 
-RANKERS = {"builtin": RooflinePlanner, "auto": BuiltinFirst, "llm": WidePlanner}
+RANKERS = {"builtin": RooflinePlanner, "auto": BuiltinFirstPlanner, "llm": OpenRegionPlanner}
 """The planner that lists the legal actions, by coder: a model can write more actions than the built-in coder."""
 
 
@@ -89,14 +89,14 @@ class Backends:
         known = {}
         if capture is not None and steps:
             source = next((step.candidate.source for step in steps if step.candidate is not None), "")
-            known = edits_of(capture, BuiltinCoder().start(capture, source), steps)
+            known = recorded_edits(capture, BuiltinCoder().start(capture, source), steps)
         coder = LlmCoder(
             model or NoModel(),
             context_tokens=settings.llm.context_tokens,
             repairs=settings.llm.repairs,
             samples=settings.llm.samples,
             archs=settings.archs,
-            known=known,
+            known_edits=known,
         )
         return planner, AutoCoder(coder) if self.coder == "auto" else coder
 
@@ -106,21 +106,21 @@ class Backends:
 
     def first_questions(self, settings: Settings, state: State, project: Path) -> list[Question]:
         """The messages that a model would get in the first step, exactly as they would be sent."""
-        actions = self.ranking(settings).ranked(state)[:MOST_LISTED]
-        most_tokens, archs = settings.llm.context_tokens, settings.archs
+        actions = self.ranking(settings).ranked(state)[:MAX_ACTIONS]
+        max_tokens, archs = settings.llm.context_tokens, settings.archs
         questions = []
         if actions and self.planner == "llm":
-            questions.append(("plan", planning_messages(state, actions, most_tokens)))
+            questions.append(("plan", planning_messages(state, actions, max_tokens)))
         # With the coder ``auto``, the model only writes what the built-in coder cannot.
-        written = [action for action in actions if self.coder == "llm" or action.params.get(OPEN)]
+        written = [action for action in actions if self.coder == "llm" or action.params.get(OPEN_REGION)]
         if self.coder == "auto" and not written:
-            wide = WidePlanner(strict=settings.precision == "strict").ranked(state)
-            written = [action for action in wide if action.params.get(OPEN)]
+            wide = OpenRegionPlanner(strict=settings.precision == "strict").ranked(state)
+            written = [action for action in wide if action.params.get(OPEN_REGION)]
         if written and self.coder != "builtin":
             try:
-                sheet = sheet_of(state.capture, state.candidate)
+                sheet = editable_code_of(state.capture, state.candidate)
                 subject = (state.capture, state.candidate, written[0], sheet)
-                questions.append(("code", coding_messages(*subject, most_tokens=most_tokens, archs=archs)))
+                questions.append(("code", coding_messages(*subject, max_tokens=max_tokens, archs=archs)))
             except CannotCode:
                 # The run would not ask either; its step would say why.
                 pass

@@ -20,7 +20,7 @@ from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.settings import LlmSettings, read_settings
 from mtmc_lsp.llm.endpoint.client import model_name
 from mtmc_lsp.llm.endpoint.endpoint import host_of
-from mtmc_lsp.llm.endpoint.probe import abilities, look_at_endpoint
+from mtmc_lsp.llm.endpoint.probe import list_models, probe_abilities
 from mtmc_lsp.process import sandbox
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import Store
@@ -73,7 +73,7 @@ def _model(settings: LlmSettings) -> Iterator[Finding]:
         yield Finding("language model", True, "none configured: --planner llm and --coder llm are off", required=False)
         return
     try:
-        offered = look_at_endpoint(settings, os.environ)
+        offered = list_models(settings, os.environ)
     except (ModelNotUsable, ModelFailed) as error:
         yield Finding("language model", False, error.message, error.remedy, required=False)
         return
@@ -85,7 +85,7 @@ def _model(settings: LlmSettings) -> Iterator[Finding]:
         yield Finding("language model", False, detail, remedy, required=False)
         return
     try:
-        found = abilities(model, settings, os.environ)
+        found = probe_abilities(model, settings, os.environ)
     except (ModelNotUsable, ModelFailed) as error:
         yield Finding("language model", False, error.message, error.remedy, required=False)
         return

@@ -1,4 +1,4 @@
-"""The process that runs the user's program for the server, and notes how a target is called in it."""
+"""Process that runs the user's program for the server and records how it calls a target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mtmc_lsp.server.child import begin, report
 
 
 def main() -> None:
-    """Do the one job that standard input asks for."""
+    """Run the job that standard input requests."""
     request, out = begin()
     try:
         _record(request, out)
@@ -29,12 +29,14 @@ def _record(request: dict[str, Any], out: TextIO) -> None:
     try:
         command = shlex.split(request["command"])
     except ValueError as error:
-        command, why = [], f": {error}"
+        command, detail = [], f": {error}"
     else:
-        why = ""
+        detail = ""
     if not command:
-        raise RequestError(f"cannot read the command {request['command']!r}{why}", remedy="Write it as in a terminal.")
-    # `python` is the project's, as in a terminal where its environment is active.
+        raise RequestError(
+            f"cannot parse the command {request['command']!r}{detail}", remedy="Write the command as in a terminal."
+        )
+    # `python` runs the interpreter of the project, as in a terminal with its environment activated.
     python = request["settings"].get("python") or find_python(path, read_settings(path.parent))
     folder = os.path.dirname(python)
     if folder:

@@ -1,4 +1,4 @@
-"""A host whose measurements alone are faked: captures, coders, the store and the talk with a model are the real ones."""
+"""A host with a fake measurer. Captures, coders, the store and model requests are real."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from searching import Agreeing
+from searching import AgreeingMeasurer
 
 from mtmc_lsp.app.pipeline import Pipeline
 from mtmc_lsp.server.host import Job, serve
@@ -15,8 +15,8 @@ from mtmc_lsp.server.host import Job, serve
 class UnmeasuredPipeline(Pipeline):
     """Finds every candidate correct without running it."""
 
-    def _open_measurer(self, capture: object) -> Agreeing:
-        return Agreeing()
+    def _open_measurer(self, capture: object) -> AgreeingMeasurer:
+        return AgreeingMeasurer()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The search over a real capture with a model; only measuring is faked."""
+"""Runs the search with a real capture and a model. Only the measurer is fake."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ WRITES = Backends(coder="llm")
 H200 = model_of_arch("sm_90")
 
 
-class Agreeing:
-    """Finds every candidate correct, but for those that hold one of the given texts."""
+class AgreeingMeasurer:
+    """Measurer that accepts every candidate except those whose source contains a text of ``wrong``."""
 
     has_gpu = False
 
@@ -28,7 +28,7 @@ class Agreeing:
         self.wrong = wrong
         self.seen: list[str] = []
         self.spills: dict[str, int] = {}
-        """Bytes that candidates with a text spill."""
+        """Spilled bytes of candidates that contain a text."""
 
     def device(self) -> DeviceModel:
         return H200
@@ -48,28 +48,28 @@ class Agreeing:
         return None
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""
 
 
 def quick_settings(**llm: Any) -> Settings:
-    """No second tries of a request, and short waits."""
+    """Settings without retries and with short timeouts."""
     return Settings(llm=replace(LlmSettings(retries=0, timeout_seconds=10.0), **llm))
 
 
-def searched(
+def run_search(
     capture: Capture,
     source: str,
     model: LedgerModel | None,
     *,
     backends: Backends = WRITES,
-    measurer: Agreeing | None = None,
+    measurer: AgreeingMeasurer | None = None,
     steps: int = 1,
     settings: Settings | None = None,
     done: tuple[Step, ...] = (),
 ) -> RunResult:
     """One run."""
     planner, coder = backends.open(settings or quick_settings(), model)
-    components = SearchComponents(planner, coder, measurer or Agreeing(), False, Limits(60.0, steps))
+    components = SearchComponents(planner, coder, measurer or AgreeingMeasurer(), False, Limits(60.0, steps))
     search = GreedySearch(capture, source, components, Events())
     result = search.run("run", "hash", done)
     return replace(result, model_use=model.use()) if model is not None else result

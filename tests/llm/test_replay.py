@@ -1,4 +1,4 @@
-"""Which stored runs can be done again, and what is said of the others."""
+"""Which stored runs can be replayed, and the errors for others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store(user_file, tmp_path: Path):
 
 
 def stored(store: Store, *, revision: Revision | None = None, asked: bool = True, plain_hash: str = "") -> str:
-    """A run in the store, of the user's file as it is unless ``plain_hash`` is of another one."""
+    """Store a run of the current file, or of another file with the hash ``plain_hash``."""
     path = store.folder.parent / "model.py"
     opened = open_target(parse_request(f"{path}::ranks"))
     run = store.begin(str(path), "ranks", opened.source_hash, Environment("3.11", "2.13", "3.9", "", ""))
@@ -48,7 +48,7 @@ def test_a_run_is_opened_with_its_backends_its_settings_and_what_it_changed_of_a
     assert open_replay(store, first).revision is None
 
 
-def test_a_run_that_came_of_one_which_is_gone_says_so(store: Store) -> None:
+def test_a_replay_of_a_revision_of_a_missing_run_is_an_error(store: Store) -> None:
     run = stored(store, revision=Revision("undo", "gone", 2))
     with pytest.raises(
         RequestError, match=f"run {run} changes a step of run gone, which is not in the store, so it cannot be"
@@ -65,6 +65,6 @@ def test_a_run_in_which_nobody_was_asked_says_so(store: Store) -> None:
         open_replay(store, without_setup)
 
 
-def test_a_run_of_a_file_that_changed_since_is_refused(store: Store) -> None:
+def test_a_run_of_a_changed_file_is_rejected(store: Store) -> None:
     with pytest.raises(FileChanged, match="the file changed since run"):
         open_replay(store, stored(store, plain_hash="another"))

@@ -1,4 +1,4 @@
-"""Whole runs: `mtmc` in the user's project, against an endpoint whose answers are written down here."""
+"""Complete runs of `mtmc` in a user project with a scripted endpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import KERNEL, SOURCE, body, good, sheet
+from answers import KERNEL, SOURCE, body, editable_text, good
 from endpoint import Endpoint
 
 from mtmc_lsp.app.backends import BUILTIN, Backends
@@ -45,7 +45,7 @@ def optimised(folder: Path, endpoint: Endpoint, *arguments: str, **variables: st
 
 @dataclass(frozen=True)
 class Whole:
-    """A run with a model as planner and coder: refused for its key, resumed with a good one, written to the file."""
+    """A run with a model as planner and coder: rejected because of its key, resumed with a valid key, applied to the file."""
 
     folder: Path
     refused: Answer
@@ -70,7 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(folder, refused, optimised(folder, endpoint, *backends, "--resume", "--apply"), endpoint)
 
 
-def test_a_key_that_is_refused_leaves_a_run_to_resume(whole: Whole) -> None:
+def test_a_run_with_a_rejected_key_can_be_resumed(whole: Whole) -> None:
     assert (whole.refused.code, whole.refused.error["code"]) == (3, "model-not-usable")
     assert whole.resumed.code == 0, whole.resumed.err
     asked = whole.resumed.document["model_use"]["requests"]
@@ -122,7 +122,7 @@ def test_a_run_of_another_file_is_not_replayed(whole: Whole, tmp_path: Path) -> 
 
 
 def instead(old: str, new: str):
-    """The good answer with something else in it: nothing that a rule forbids."""
+    """The correct answer with a change that violates no rule."""
 
     def answer(request: dict[str, Any]) -> str:
         assert old in good(request)
@@ -132,11 +132,11 @@ def instead(old: str, new: str):
 
 
 STORED = "tl.cumsum(s, 0) * 2, mask"
-MENDED = [
-    ("holds no code", lambda request: "def f(): pass"),
+REPAIRED = [
+    ("contains no code", lambda request: "def f(): pass"),
     (
         "There is no line 'return nothing'",
-        lambda request: good(request).replace(body(sheet(request)), "    return nothing\n"),
+        lambda request: good(request).replace(body(editable_text(request)), "    return nothing\n"),
     ),
     ("bitonic_merge_sort", instead("tl.sort(x)", "tl.bitonic_merge_sort(x)")),
     ("values", instead("tl.where(mask, tl.maximum(s, 0.0), 0.0)", "tl.maximum(s, 1.0)")),
@@ -146,25 +146,25 @@ MENDED = [
     ("values", instead("ranks_kernel[(n_rows,)](x, out,", "ranks_kernel[(n_rows,)](x, torch.empty_like(x),")),
     ("shares memory with", instead("ranks_kernel[(n_rows,)](x, out,", "out = x\n    ranks_kernel[(n_rows,)](x, x,")),
 ]
-"""Answers that each fail at another place, and a word of what the model is then told."""
+"""Answers that fail in different checks, with a part of the repair message."""
 
 
-def test_what_fails_is_mended_with_a_message_that_says_what_failed(folder: Path) -> None:
+def test_failures_are_repaired_with_their_error_message(folder: Path) -> None:
     settings = folder / "pyproject.toml"
-    settings.write_text(settings.read_text() + f"repairs = {len(MENDED)}\n")
-    endpoint = Endpoint(*(answer for _, answer in MENDED), good)
+    settings.write_text(settings.read_text() + f"repairs = {len(REPAIRED)}\n")
+    endpoint = Endpoint(*(answer for _, answer in REPAIRED), good)
     run = optimised(folder, endpoint)
     assert run.code == 0, run.err
     step = run.document["steps"][0]
     assert step["status"] == "accepted"
     assert KERNEL in step["candidate"]["source"], "none of the wrong ones"
     told = [str(request["messages"][-1]["content"]) for request in endpoint.requests[1:]]
-    assert len(told) == len(MENDED)
-    for (word, _), message in zip(MENDED, told, strict=True):
+    assert len(told) == len(REPAIRED)
+    for (word, _), message in zip(REPAIRED, told, strict=True):
         assert word in message
 
 
-def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, monkeypatch, capsys) -> None:
+def test_consent_comes_from_the_command_line_but_not_from_settings(folder: Path, monkeypatch, capsys) -> None:
     host = {
         "OPENAI_BASE_URL": "http://model.example:8000/v1",
         "MTMC_LLM_MODEL": "m",
@@ -190,7 +190,7 @@ def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, mon
     assert mtmc(folder, "consent", "--withdraw", "--json", **host).document["hosts"] == []
 
 
-def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(folder: Path) -> None:
+def test_a_dry_run_shows_the_questions_and_sends_nothing(folder: Path) -> None:
     endpoint = Endpoint(good)
     run = optimised(folder, endpoint, "--coder", "llm", "--planner", "llm", "--dry-run")
     assert run.code == 0, run.err

@@ -1,6 +1,6 @@
-"""A host whose searches are decided by the user's file: ``# fake f: better wrong sleep far`` above everything else.
+"""A host whose search results are scripted in the user's file: ``# fake f: better wrong sleep far`` at the top.
 
-Planner and measurer are fakes; the store, the greedy search, the composition of files and the protocol are the real ones.
+Planner and measurer are fake. The store, the greedy search, the composition of files and the protocol are real.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GAIN = {"better": 0.8, "far": 0.8, "same": 1.0, "slower": 1.5}
 
 
 class ComposingCoder:
-    """Each action adds a line to the kernel's body, so that neighbouring versions are neighbouring sources."""
+    """Coder that adds one line to the kernel body for each action."""
 
     def start(self, capture: Capture, source: str) -> Candidate:
         return Candidate("root", None, None, source, None, {"us": 100.0, "outcome": "root", "lines": [], "own": source})
@@ -64,7 +64,7 @@ class ComposingCoder:
 
 
 class SleepingMeasurer(FakeMeasurer):
-    """Takes its time where the outcome is ``sleep``."""
+    """Sleeps if the outcome is ``sleep``."""
 
     def verify(self, candidate: Candidate) -> Verdict:
         if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "sleep":
@@ -79,7 +79,7 @@ class SleepingMeasurer(FakeMeasurer):
 
 
 class FarSeeingMeasurer(SleepingMeasurer):
-    """Finds what is wrong beyond 2^31 elements alone: ``far``."""
+    """Rejects the outcome ``far`` in the test with more than 2^31 elements."""
 
     def verify_int32_offsets(self, candidate: Candidate) -> Check:
         is_wrong = isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "far"
@@ -88,7 +88,7 @@ class FarSeeingMeasurer(SleepingMeasurer):
 
 
 def timed(candidate: Candidate) -> Candidate:
-    """The candidate as it is, or for the text in the editor one that takes 50 us."""
+    """The candidate; for the text in the editor, one that takes 50 us."""
     return replace(candidate, schedule=candidate.schedule or {"us": 50.0, "outcome": "better"})
 
 

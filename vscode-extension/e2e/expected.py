@@ -1,7 +1,6 @@
-"""Prints the file that keeping some steps of a run has to give: ``expected.py FILE TARGET STEP...``.
+"""Prints the expected file after keeping some steps of a run: ``expected.py FILE TARGET STEP...``.
 
-The steps are those that the planner proposes without a GPU; here they are written one on the other, with neither a search, nor a
-language server, nor an editor.
+Applies the steps that the planner proposes without a GPU, without a search, a language server or an editor.
 """
 
 import sys
@@ -18,7 +17,7 @@ from mtmc_lsp.planners.roofline import RooflinePlanner
 
 
 def main() -> None:
-    """Write the steps that are asked for."""
+    """Print the file with the requested steps."""
     path, target, *numbers = sys.argv[1:]
     wanted = {int(number) for number in numbers}
     opened = open_target(parse_request(f"{path}::{target}", Settings(archs=("sm_90",)), sys.executable))
