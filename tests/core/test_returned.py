@@ -39,7 +39,7 @@ class Output:
 
 
 LEAF = st.floats(allow_nan=False, allow_infinity=False) | st.none() | st.booleans() | st.text(max_size=4)
-TL_SUBMODULES = st.recursive(
+NESTED = st.recursive(
     LEAF | st.floats(allow_nan=False).map(Tensor),
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -53,7 +53,7 @@ TL_SUBMODULES = st.recursive(
 )
 
 
-@given(TL_SUBMODULES.filter(lambda value: value is not None))
+@given(NESTED.filter(lambda value: value is not None))
 def test_results_are_put_together_as_they_were(value: Any) -> None:
     found, own = tensors_of(value), form(value)
     if is_nested(own):

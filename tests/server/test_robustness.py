@@ -138,7 +138,7 @@ async def test_quick_fixes_fix_or_suppress_a_finding(ide: Editor) -> None:
         return list(await ide.client.text_document_code_action_async(params) or [])
 
     mend, silence = await fixes(lsp.CodeActionKind.QuickFix)
-    assert (mend.title, silence.title) == ("Widen to 64 bits", "Ignore int32-offset here")
+    assert (mend.title, silence.title) == ("Convert to 64 bits", "Ignore int32-offset here")
     ide.apply(uri, list(silence.edit.document_changes[0].edits))
     assert "    # mtmc: ignore[int32-offset]\n    x = tl.load" in ide.texts[uri]
     assert await fixes(lsp.CodeActionKind.QuickFix) == []
