@@ -102,7 +102,7 @@ class Backends:
 
     def ranking(self, settings: Settings) -> RooflinePlanner:
         """The planner that lists the legal actions for this coder."""
-        return RANKERS[self.coder](strict=settings.precision == "strict")
+        return RANKERS[self.coder].of(settings)
 
     def first_questions(self, settings: Settings, state: State, project: Path) -> list[Question]:
         """The messages that a model would get in the first step, exactly as they would be sent."""
@@ -114,7 +114,7 @@ class Backends:
         # With the coder ``auto``, the model only writes what the built-in coder cannot.
         written = [action for action in actions if self.coder == "llm" or action.params.get(OPEN_REGION)]
         if self.coder == "auto" and not written:
-            wide = OpenRegionPlanner(strict=settings.precision == "strict").ranked(state)
+            wide = OpenRegionPlanner.of(settings).ranked(state)
             written = [action for action in wide if action.params.get(OPEN_REGION)]
         if written and self.coder != "builtin":
             try:

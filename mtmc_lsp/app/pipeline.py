@@ -133,7 +133,7 @@ class Pipeline:
         Nothing is written.
         """
         state = self._first_state()
-        return RooflinePlanner(strict=self._is_strict).ranked(state), state.device
+        return RooflinePlanner.of(self.target.settings).ranked(state), state.device
 
     def first_questions(self) -> list[Question]:
         """Capture -> the messages that a model would get in the first step; nothing is sent.
@@ -271,10 +271,6 @@ class Pipeline:
     @property
     def _source(self) -> str:
         return self.target.plain.decode()
-
-    @property
-    def _is_strict(self) -> bool:
-        return self.target.settings.precision == "strict"
 
     def _first_state(self) -> State:
         capture, measurer = self.capture(), self.measurer()

@@ -11,6 +11,7 @@ import typer
 
 from mtmc_lsp.commands.options import Arch, AsJson, MaxAutotune, Python, read_project_settings
 from mtmc_lsp.core.errors import RequestError
+from mtmc_lsp.core.settings import override_settings
 
 if TYPE_CHECKING:
     from mtmc_lsp.app.bench.runner import Plan
@@ -51,6 +52,12 @@ def bench(
         Optional[float],  # noqa: UP045
         typer.Option("--budget", help="Seconds after which a problem starts no new step."),
     ] = None,
+    without: Annotated[
+        str,
+        typer.Option(
+            "--without", metavar="NAMES", help="Actions and rewrite rules that are not proposed: vectorize,layout."
+        ),
+    ] = "",
     arch: Arch = None,
     max_autotune: MaxAutotune = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is in the file already.")] = False,
@@ -79,6 +86,8 @@ def bench(
     if summary is None:
         assert folder is not None
         settings = read_project_settings(folder.absolute(), arch, budget, max_autotune=max_autotune)
+        if without:
+            settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
         _solve(problems, out, _plan(problems[0], settings, seconds, python), jobs, fresh)
     asked = [(problem.name, problem.level) for problem in problems]
     names = {name for name, _ in asked}

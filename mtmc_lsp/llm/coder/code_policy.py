@@ -105,11 +105,7 @@ def _check_launcher(editable: EditableCode, functions: dict[str, ast.FunctionDef
     names = [arg.arg for arg in launcher.args.args]
     if tuple(names[: len(editable.tensors)]) != editable.tensors:
         raise InvalidAnswer(f"{editable.launcher} must keep its parameters: {', '.join(editable.tensors)}.")
-    fixed_names = {
-        node.name
-        for node in ast.parse(f"{editable.guard}\n{editable.operator}").body
-        if isinstance(node, ast.FunctionDef)
-    }
+    fixed_names = _module_names(f"{editable.guard}\n{editable.operator}")
     conflicts = fixed_names & set(functions)
     if conflicts:
         raise InvalidAnswer(f"{min(conflicts)} already exists outside this text; remove it.")
@@ -170,6 +166,17 @@ def _check_names(text: str, available: set[str]) -> None:
             if symbol not in allowed:
                 problem = "is not allowed" if hasattr(builtins, symbol) else "is not defined"
                 raise InvalidAnswer(f"{scope.get_name()}: the name {symbol} {problem}.")
+
+
+def _module_names(text: str) -> set[str]:
+    """Functions and variables that a module's text defines."""
+    names = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
 
 
 def _shared_helpers(editable: EditableCode) -> set[str]:
