@@ -107,8 +107,8 @@ def test_on_a_gpu_operators_are_ordered_by_their_kernels_and_held_against_the_ro
     assert found.launches == 3
     assert 0 < found.roofline < 1
     text = " ".join(summary_lines(found, device))
-    assert "120.0 us a call" in text
-    assert "the GPU waits for 25.0 us" in text
+    assert "120.0 us per call" in text
+    assert "the GPU is idle for 25.0 us" in text
     assert "(data sheet)" in text
     head, rows = operator_table(found)
     assert rows[0][head.index("share")] == "80%"
