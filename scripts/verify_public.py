@@ -10,7 +10,6 @@ The exit code is 1 where one is not certified.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import tempfile
@@ -21,9 +20,10 @@ from pathlib import Path
 from mtmc_lsp.app.pipeline import capture_target
 from mtmc_lsp.app.verify_pair import open_pair
 from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict, verify_foreign
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
-from mtmc_lsp.verify.pair import Pair, PairVerdict, PairVerifier
-from mtmc_lsp.verify.pair_reference import Reference
+from mtmc_lsp.verify.adapters import ForeignCandidate
+from mtmc_lsp.verify.reference import Reference
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def outcome(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -
     return verdict.status.value, verdict.reason
 
 
-def verified(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> PairVerdict:
+def verified(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> ForeignVerdict:
     """Write both files, and judge the one against the other."""
     names = ", ".join(part.partition("=")[0] for part in kernel.workload.split() if "[" in part)
     stem = kernel.name.replace(" ", "_")
@@ -220,12 +220,9 @@ def verified(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) 
     )
     first, second = open_pair(f"{reference}::own", f"{candidate}::public", None, sys.executable)
     capture = capture_target(first, fork_server)
-    pair = Pair(capture, first.plain.decode(), second.target, second.text.decode())
-    with contextlib.ExitStack() as stack:
-        side = stack.enter_context(Reference(capture, pair.own, sys.executable, fork_server=fork_server))
-        verifier = PairVerifier(pair, side, takes_empty=kernel.takes_empty)
-        stack.callback(verifier.close)
-        return verifier.verify()
+    candidate = ForeignCandidate(capture, second.target, second.text.decode(), takes_empty=kernel.takes_empty)
+    with Reference(capture, first.plain.decode(), sys.executable, fork_server=fork_server) as side:
+        return verify_foreign(candidate, side)[0]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from mtmc_lsp.core.settings import Settings, read_settings
 from mtmc_lsp.core.workload import Capture, Target
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
 from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.process.worker_process import Worker
@@ -155,18 +155,15 @@ def open_measurer(
         template: what the workers become copies of; to be closed after the measurer.
     """
     settings = opened.request.settings
-    return LocalMeasurer(
-        capture,
-        opened.request.python,
-        source=opened.plain.decode(),
+    options = MeasureOptions(
         archs=settings.archs,
         precision=settings.precision,
-        deadline=deadline,
         baselines=settings.compiled_baselines,
         fresh=fresh,
         needs_sandbox=needs_sandbox,
-        fork_server=fork_server,
+        deadline=deadline,
     )
+    return LocalMeasurer(capture, opened.request.python, options, source=opened.plain.decode(), fork_server=fork_server)
 
 
 def plan(

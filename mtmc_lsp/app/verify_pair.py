@@ -8,11 +8,11 @@ from pathlib import Path
 from mtmc_lsp.app.pipeline import OpenTarget, capture_target, open_target, parse_request
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, TargetUnsupported
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.measure.pair_timing import with_timing
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict, verify_foreign, with_timing
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.verify.adapters import ForeignCandidate
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.pair import Pair, PairVerdict, PairVerifier
-from mtmc_lsp.verify.pair_reference import Reference
+from mtmc_lsp.verify.reference import Reference
 from mtmc_lsp.verify.sanitizer import Sanitizer, find_sanitizer
 
 REFERENCE, CANDIDATE = "Model", "ModelNew"
@@ -46,7 +46,7 @@ def verify_pair(
     sanitize: bool = False,
     on_case: Callable[[Case], None] = lambda _: None,
     fresh: bool = False,
-) -> PairVerdict:
+) -> ForeignVerdict:
     """The verdict on a pair; a failure's smallest case is written as a runnable file.
 
     Args:
@@ -76,33 +76,34 @@ def verify_pair(
         capture = capture_target(reference, fork_server)
         for item in capture.workload.kept:
             raise TargetUnsupported(
-                f"{reference.target.qualname} keeps {item.access} between calls, which a candidate would have under another name",
+                f"{reference.target.qualname} keeps {item.access} between calls, which a candidate may keep under another name",
                 where=Location(str(reference.request.path), reference.target.start_line),
-                remedy="Give both as an argument what they keep, and return it.",
+                remedy="Pass the kept tensor to both as an argument, and return its new value.",
             )
-        # The candidate is judged as its file has it, also where that is our own code in the reference's place.
-        pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
         if program and not (capture.environment.gpu and capture.workload.device == "cuda"):
             raise EnvironmentNotAble(
-                "--sanitize looks at kernels on a CUDA GPU, and this workload runs on none",
-                remedy="Run it where there is one, or leave out --sanitize.",
+                "--sanitize checks kernels on a CUDA GPU, and this workload does not run on one",
+                remedy="Run it on a machine with a GPU, or leave out --sanitize.",
             )
-        own_side = Reference(
-            capture, pair.own, python, seed=seed, precision=settings.precision, fork_server=fork_server
+        # The candidate is judged as its file is, even if that is our code in the reference's place.
+        foreign = ForeignCandidate(
+            capture, candidate.target, candidate.text.decode(), needs_kernel=needs_kernel, takes_empty=takes_empty
         )
-        verifier = PairVerifier(
-            pair,
-            own_side,
-            needs_kernel=needs_kernel,
-            needs_sandbox=needs_sandbox,
-            takes_empty=takes_empty,
-            far=far,
-            sanitizer=Sanitizer(program, python, str(candidate.root), gpu=True) if program else None,
-        )
-        try:
-            found = verifier.verify(reproduction.absolute(), on_case)
-            init = verifier.constructor_arguments
-            return with_timing(found, pair, init, python, baselines=settings.compiled_baselines, fresh=fresh)
-        finally:
-            verifier.close()
-            own_side.close()
+        with Reference(
+            capture,
+            reference.plain.decode(),
+            python,
+            seed=seed,
+            precision=settings.precision,
+            fork_server=fork_server,
+        ) as side:
+            result, source = verify_foreign(
+                foreign,
+                side,
+                needs_sandbox=needs_sandbox,
+                reproduction=reproduction.absolute(),
+                on_case=on_case,
+                far=far,
+                sanitizer=Sanitizer(program, python, str(candidate.root), gpu=True) if program else None,
+            )
+            return with_timing(result, source, side, baselines=settings.compiled_baselines, fresh=fresh)

@@ -17,6 +17,7 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.results import CheckStatus, Device, Timing
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.report.checks import by_name
 from mtmc_lsp.report.phrases import (
     headline,
@@ -29,7 +30,6 @@ from mtmc_lsp.report.phrases import (
     verdict_line,
 )
 from mtmc_lsp.search.store import RunRecord
-from mtmc_lsp.verify.pair import PairVerdict
 
 STYLE = {StepStatus.ACCEPTED: "green", StepStatus.REJECTED: "yellow", StepStatus.FAILED: "red"}
 MARK = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}
@@ -197,7 +197,7 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     return table
 
 
-def show_pair(out: Console, found: PairVerdict) -> None:
+def show_pair(out: Console, found: ForeignVerdict) -> None:
     """A pair's verdict: every check with the number of cases, then the verdict and what it does not say."""
     verdict = found.verdict
     table = Table("", "check", "cases", "", box=None, padding=(0, 1))

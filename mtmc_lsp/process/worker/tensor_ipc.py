@@ -55,7 +55,7 @@ class _Bytes:
         }
 
 
-def give(value: Any, path: str, *, in_memory: bool) -> None:
+def export_(value: Any, path: str, *, in_memory: bool) -> None:
     """Leave mappings and lists of tensors for another process, which finds them by the file's path.
 
     Args:
@@ -74,8 +74,8 @@ def give(value: Any, path: str, *, in_memory: bool) -> None:
     torch.save({"content": content, PACKED: packed}, path)
 
 
-def take(path: str, device: str) -> Any:
-    """What :func:`give` left, as copies on ``device``; small tensors are parts of one.
+def import_(path: str, device: str) -> Any:
+    """What :func:`export_` left, as copies on ``device``; small tensors are parts of one.
 
     Raises:
         HandoverFailed: its memory cannot be opened here, is gone, or is smaller than what is said to be in it.
