@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtmc_lsp.app.pipeline import Pipeline, RunOptions
-from mtmc_lsp.app.verify_pair import PairOptions, open_pair
+from mtmc_lsp.app.verify_pair import open_pair
 from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict, verify_foreign
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
-from mtmc_lsp.verify.pair import PairVerdict
+from mtmc_lsp.verify.adapters import ForeignCandidate
+from mtmc_lsp.verify.reference import Reference
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def outcome(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -
     return verdict.status.value, verdict.reason
 
 
-def verify_kernel(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> PairVerdict:
+def verify_kernel(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> ForeignVerdict:
     """Write both files and verify one against the other."""
     names = ", ".join(part.partition("=")[0] for part in kernel.workload.split() if "[" in part)
     stem = kernel.name.replace(" ", "_")
@@ -218,7 +220,12 @@ def verify_kernel(kernel: Kernel, code: Path, folder: Path, fork_server: ForkSer
     )
     first, second = open_pair(f"{reference}::own", f"{candidate}::public", None, sys.executable)
     with Pipeline(first, RunOptions(fork_server=fork_server)) as pipeline:
-        return pipeline.verify_candidate(second, PairOptions(takes_empty=kernel.takes_empty))
+        capture = pipeline.capture()
+        candidate_source = ForeignCandidate(
+            capture, second.definition, second.text.decode(), takes_empty=kernel.takes_empty
+        )
+        with Reference(capture, first.plain.decode(), sys.executable, fork_server=fork_server) as reference_side:
+            return verify_foreign(candidate_source, reference_side)[0]
 
 
 if __name__ == "__main__":

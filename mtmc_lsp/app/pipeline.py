@@ -36,7 +36,8 @@ from mtmc_lsp.core.results import Timing, Verdict
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
+from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.process.project_files import FOLDER
@@ -45,7 +46,6 @@ from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.search.greedy import GreedySearch, watched
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.targets import find_target
-from mtmc_lsp.verify.pair import PairVerdict
 
 CAPTURING = "capturing the target"
 """The name of the first stage in events."""
@@ -192,7 +192,7 @@ class Pipeline:
         self._events.on_stage("profiling")
         return profile_calls(self.target, capture, device, ncu=ncu), device
 
-    def verify_candidate(self, candidate: OpenTarget, options: PairOptions) -> PairVerdict:
+    def verify_candidate(self, candidate: OpenTarget, options: PairOptions) -> ForeignVerdict:
         """Capture -> whether any other ``candidate`` computes what the target computes.
 
         Raises:
@@ -249,18 +249,15 @@ class Pipeline:
 
     def _open_measurer(self, capture: Capture) -> LocalMeasurer:
         settings = self.target.settings
-        return LocalMeasurer(
-            capture,
-            self.target.python,
-            source=self._source,
+        options = MeasureOptions(
             archs=settings.archs,
             precision=settings.precision,
-            deadline=self._options.deadline,
             baselines=settings.compiled_baselines,
+            deadline=self._options.deadline,
             fresh=self._options.fresh,
             needs_sandbox=self._options.needs_sandbox,
-            fork_server=self._fork_server,
         )
+        return LocalMeasurer(capture, self.target.python, options, source=self._source, fork_server=self._fork_server)
 
     def _open_backends(self, model: LedgerModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
         backends = self._options.backends.after(steps)

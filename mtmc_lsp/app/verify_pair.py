@@ -10,12 +10,12 @@ from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, TargetUnsupported
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.pair_timing import with_timing
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict, verify_foreign, with_timing
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.project_files import FOLDER, check_file
+from mtmc_lsp.verify.adapters import ForeignCandidate
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.pair import Pair, PairVerdict, PairVerifier
-from mtmc_lsp.verify.pair_reference import Reference
+from mtmc_lsp.verify.reference import Reference
 from mtmc_lsp.verify.sanitizer import Sanitizer, find_sanitizer
 
 REFERENCE, CANDIDATE = "Model", "ModelNew"
@@ -91,7 +91,7 @@ def verify_pair(
     needs_sandbox: bool = False,
     fresh: bool = False,
     on_case: Callable[[Case], None] = lambda _: None,
-) -> PairVerdict:
+) -> ForeignVerdict:
     """Compare a candidate with its reference; the smallest failing case is written as a file that runs.
 
     Args:
@@ -120,24 +120,29 @@ def verify_pair(
             remedy="Run it on a machine with a GPU, or leave out --sanitize.",
         )
     # The candidate is judged as its file is, even if it is code that this tool generated for the reference.
-    pair = Pair(capture, reference.plain.decode(), candidate.definition, candidate.text.decode())
-    sanitizer = Sanitizer(prepared.sanitizer, python, str(candidate.project), gpu=True) if prepared.sanitizer else None
-    reference_side = Reference(
-        capture, pair.own, python, seed=options.seed, precision=settings.precision, fork_server=fork_server
-    )
-    verifier = PairVerifier(
-        pair,
-        reference_side,
+    foreign = ForeignCandidate(
+        capture,
+        candidate.definition,
+        candidate.text.decode(),
         needs_kernel=options.needs_kernel,
-        needs_sandbox=needs_sandbox,
         takes_empty=options.takes_empty,
-        far=options.far,
-        sanitizer=sanitizer,
     )
-    try:
-        verdict = verifier.verify(prepared.reproduction, on_case)
-        arguments = verifier.constructor_arguments
-        return with_timing(verdict, pair, arguments, python, baselines=settings.compiled_baselines, fresh=fresh)
-    finally:
-        verifier.close()
-        reference_side.close()
+    sanitizer = Sanitizer(prepared.sanitizer, python, str(candidate.project), gpu=True) if prepared.sanitizer else None
+    with Reference(
+        capture,
+        reference.plain.decode(),
+        python,
+        seed=options.seed,
+        precision=settings.precision,
+        fork_server=fork_server,
+    ) as reference_side:
+        result, source = verify_foreign(
+            foreign,
+            reference_side,
+            needs_sandbox=needs_sandbox,
+            reproduction=prepared.reproduction,
+            on_case=on_case,
+            far=options.far,
+            sanitizer=sanitizer,
+        )
+        return with_timing(result, source, reference_side, baselines=settings.compiled_baselines, fresh=fresh)
