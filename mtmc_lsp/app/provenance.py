@@ -34,8 +34,11 @@ class Build:
 
 @functools.cache
 def current_build() -> Build:
-    """The installed version, with its commit if it runs from a checkout or was installed from git."""
-    return Build(mtmc_lsp.__version__, _checkout_commit() or _installed_commit())
+    """The installed version, with its commit if it runs from a checkout or was installed from git.
+
+    ``MTMC_COMMIT`` names the commit of a copy without git metadata.
+    """
+    return Build(mtmc_lsp.__version__, os.environ.get("MTMC_COMMIT") or _checkout_commit() or _installed_commit())
 
 
 def _checkout_commit() -> str:

@@ -1,0 +1,35 @@
+"""The checks of generated guards are not mistaken for attempts to deceive, and nothing else passes for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtmc_lsp.codegen.module.up_to_date import write_check
+from mtmc_lsp.core.dependencies import Dependency, DependencyKind
+from mtmc_lsp.core.results import CheckStatus
+from mtmc_lsp.verify.source_scan import scan
+
+DEPENDENCIES = (
+    Dependency("K", DependencyKind.VALUE, value="3", type="int", access="K"),
+    Dependency("helper", DependencyKind.CODE, digest="0123", access="helper"),
+    Dependency("MODE", DependencyKind.ENVIRONMENT, value="fast", type="str", access="MODE"),
+)
+
+
+def failed(text: str) -> list[str]:
+    return [check.detail for check in scan(text, "model.py") if check.status is CheckStatus.FAILED]
+
+
+def test_the_check_that_a_guard_makes_of_its_dependencies_passes_the_scan() -> None:
+    text = write_check("f_up_to_date", DEPENDENCIES)
+    assert "inspect" in text and "except" in text
+    assert failed(f"import torch\n\n\n{text}") == []
+
+
+@pytest.mark.parametrize(
+    "change", [("K == 3", "K == 3 and spoil()"), ("import os", "import inspect"), ("_has_source(helper", "exec(helper")]
+)
+def test_a_check_that_does_anything_else_is_scanned_like_all_code(change: tuple[str, str]) -> None:
+    text = write_check("f_up_to_date", DEPENDENCIES)
+    assert change[0] in text
+    assert failed(f"import torch\n\n\n{text.replace(*change)}")
