@@ -48,7 +48,7 @@ BY_KIND: dict[ActionKind, ActionHandler] = {handler.kind: handler for handler in
 
 WHEN_IT_PAYS: dict[ActionKind, str] = {
     ActionKind.FUSE: "Operations that are limited by memory bandwidth, one after another: each intermediate tensor that stays in "
-    "registers saves one write and one read, and each kernel fewer saves a launch.",
+    "registers saves one write and one read, and fewer kernels mean fewer launches.",
     ActionKind.TENSOR_CORE: "Large float32 products on a GPU whose tensor cores are several times as fast as its fp32 units.",
     ActionKind.REORDER: "Kernels with operands that several programs read and that do not fit in the L2 cache together.",
     ActionKind.PIPELINE: "Loops over memory that wait for their loads, as long as shared memory holds one more block.",
