@@ -125,7 +125,7 @@ def _refusals(module: ModuleType, kind: ActionKind) -> list[str]:
             parts = node.args[0].values if isinstance(node.args[0], ast.JoinedStr) else [node.args[0]]
             message = "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in parts)
             # Several kinds of actions may share a module; a message without a name is about an action that is malformed.
-            if message.startswith(f"{kind.value}: "):
+            if message.startswith(f"{kind.value}: ") and message != f"{kind.value}: ...":
                 found[message] = None
     return list(found)
 
