@@ -46,7 +46,35 @@ HANDLERS: tuple[ActionHandler, ...] = (
 )
 BY_KIND: dict[ActionKind, ActionHandler] = {handler.kind: handler for handler in HANDLERS}
 
-__all__ = ["BY_KIND", "HANDLERS", "IllegalAction", "apply_action", "proposals"]
+WHEN_IT_PAYS: dict[ActionKind, str] = {
+    ActionKind.FUSE: "Operations that are limited by memory bandwidth, one after another: each intermediate tensor that stays in "
+    "registers saves one write and one read, and fewer kernels mean fewer launches.",
+    ActionKind.TENSOR_CORE: "Large float32 products on a GPU whose tensor cores are several times as fast as its fp32 units.",
+    ActionKind.REORDER: "Kernels with operands that several programs read and that do not fit in the L2 cache together.",
+    ActionKind.PIPELINE: "Loops over memory that wait for their loads, as long as shared memory holds one more block.",
+    ActionKind.VECTORIZE: "Kernels that are limited by memory bandwidth and have too few bytes in flight, or too many registers "
+    "per thread.",
+    ActionKind.SPLIT: "Few rows (or few tiles of a product) with a long sum: one program for each leaves most of the GPU idle. "
+    "Stream-K pays where the last wave of tiles is mostly empty.",
+    ActionKind.PERSIST: "Many short programs that all read the same values, such as the weights of a normalisation.",
+    ActionKind.SIDE_BY_SIDE: "Short kernels that do not depend on one another: launching them takes as long as their work.",
+    ActionKind.ALGEBRA: "Formulas with a cheaper equivalent, for example the sum of a matrix product: summing the weights first "
+    "turns the product of two matrices into a product of a matrix and a vector.",
+    ActionKind.CHANNELS_LAST: "Networks of convolutions: the library converts every image to channels last and back, unless it "
+    "is stored that way already.",
+    ActionKind.FP16_OPERANDS: "Convolutions in float32 with many channels, which are limited by arithmetic.",
+    ActionKind.IM2WIN: "Convolutions with few input channels, such as the first layer of a network: a kernel would load single "
+    "numbers, and the library fills most of its blocks with zeros.",
+    ActionKind.LIBRARY: "Products and convolutions where `torch.compile`, which calls the library, is faster than the kernels.",
+    ActionKind.RECOMPUTE: "Cheap elementwise values that several kernels read: computing them again takes less time than writing "
+    "and reading them.",
+    ActionKind.CUDA_GRAPH: "Calls whose launches take longer on the host than the kernels take on the GPU: many small kernels.",
+    ActionKind.AUTOTUNE: "Every kernel that is worth the seconds of measuring: the model predicts well which configurations are "
+    "good, but not which one is the best.",
+}
+"""For each action, the situation in which it saves time, for users; the pages of `docs/actions` show it."""
+
+__all__ = ["BY_KIND", "HANDLERS", "WHEN_IT_PAYS", "IllegalAction", "apply_action", "proposals"]
 
 
 def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:

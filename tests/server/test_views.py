@@ -10,6 +10,8 @@ import pytest
 from editor import Editor, capabilities, editor, position
 from lsprotocol import types as lsp
 
+from mtmc_lsp import docs
+
 pytestmark = pytest.mark.asyncio
 
 MODEL = """\
@@ -149,7 +151,7 @@ async def test_hover_shows_the_run_on_the_def_the_kernel_and_the_dispatch_line(i
     assert "|  | _eager_ | 100.0 us |  |" in table
     assert "80.0 us, 25% of the roofline, 50 samples; a fake" in table
     assert "correct on the GPU: 0 checks, relative error 1.0e-07" in table
-    assert "**Step 1: fuse.** reason 1" in table
+    assert f"**Step 1: [fuse]({docs.page('actions', 'fuse').as_uri()}).** reason 1" in table
     assert "Fake GPU, torch 2.13, triton 3.9, Python 3.11" in table
     assert await hover(ide, uri, "torch.relu") is None
 
@@ -222,7 +224,6 @@ async def test_symbols_and_folding(ide: Editor) -> None:
 
 
 async def test_every_code_has_a_page_and_every_page_a_code() -> None:
-    from mtmc_lsp import docs
     from mtmc_lsp.server.features import diagnostics as feature
 
     source = Path(feature.__file__).read_text()

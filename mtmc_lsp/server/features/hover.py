@@ -9,6 +9,7 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.core.run import Author, Step, StepStatus
+from mtmc_lsp.docs import page
 from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
 from mtmc_lsp.server.reviews import Review, ReviewState
 from mtmc_lsp.server.server import Document, Server
@@ -61,8 +62,14 @@ def _explanation(document: Document, line: int, word: str) -> str | None:
         return f"**`{word}`** (Triton)\n\n{TRITON[name]}"
     comment = document.text.line(line).decode("utf-8", "replace").partition("#")[2]
     if word in ACTIONS and word in comment and document.block_at(line) is not None:
-        return f"**{word}** (macro action)\n\n{ACTIONS[word]}"
+        return f"**{_action_link(word)}** (macro action)\n\n{ACTIONS[word]}"
     return None
+
+
+def _action_link(kind: str) -> str:
+    """An action's name, as a link to its page where it has one."""
+    path = page("actions", kind)
+    return f"[{kind}]({path.as_uri()})" if path.is_file() else kind
 
 
 def _target_at_line(document: Document, line: int) -> str | None:
@@ -130,7 +137,7 @@ def _cell(text: str) -> str:
 
 def _details(step: Step) -> list[str]:
     author = " Written by a language model." if step.candidate and step.candidate.author is Author.MODEL else ""
-    parts = [f"**Step {step.index}: {step.action.kind.value}.** {step.action.rationale}{author}"]
+    parts = [f"**Step {step.index}: {_action_link(step.action.kind.value)}.** {step.action.rationale}{author}"]
     lines = []
     if step.timing is not None:
         lines += [_timing(step.timing), *timing_notes(step.timing)]

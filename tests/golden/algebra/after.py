@@ -1,0 +1,216 @@
+import torch.nn.functional as F
+import torch  # mtmc: import
+import triton  # mtmc: import
+import triton.language as tl  # mtmc: import
+from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: begin linear_sum
+@triton.jit
+def linear_sum_total_kernel(
+    w_ptr,
+    total_ptr,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """total, in one kernel.
+
+        return F.linear(x, w, b).sum(dim=1)
+
+    Each row is read, reduced and written by one program.
+    """
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row_mask = rows < n_rows
+    running = tl.full([ROWS, BLOCK], 0.0, tl.float32)
+    for start in range(0, n_cols, BLOCK):
+        cols = (start + tl.arange(0, BLOCK)[None, :]).to(tl.int64)
+        col_mask = cols < n_cols
+        w = tl.load(w_ptr + rows + cols * n_rows, mask=row_mask & col_mask, other=0.0)
+        running += w
+    row_sum = tl.sum(running, axis=1, keep_dims=True)
+    tl.store(total_ptr + rows, row_sum, mask=row_mask)
+
+
+@triton.jit
+def linear_sum_out_kernel(
+    x_ptr,
+    total_ptr,
+    total_ptr_2,
+    out_ptr,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out, in one kernel.
+
+        return F.linear(x, w, b).sum(dim=1)
+
+    Each row is read, reduced and written by one program; nothing between is written to memory.
+    """
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row_mask = rows < n_rows
+    cols = tl.arange(0, BLOCK)[None, :]
+    col_mask = cols < n_cols
+    x = tl.load(x_ptr + rows * n_cols + cols, mask=row_mask & col_mask, other=0.0)
+    total = tl.load(total_ptr + cols, mask=col_mask, other=0.0)
+    row_sum = tl.sum(x * total, axis=1, keep_dims=True)
+    total_ptr_2_2 = tl.load(total_ptr_2)
+    tl.store(out_ptr + rows, row_sum + total_ptr_2_2, mask=row_mask)
+
+
+def _is_plain_call(tensors) -> bool:
+    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    for t in tensors:
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
+            return False
+    return (
+        torch.autograd.forward_ad._current_level < 0
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _syntax_text(node) -> str:
+    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
+    import ast
+
+    if isinstance(node, list):
+        kept = []
+        for item in node:
+            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+            names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
+            if not is_text and not any(name.endswith("_fits") for name in names):
+                kept.append(_syntax_text(item))
+        return f"[{','.join(kept)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+    # Later Python versions add fields, which are empty for older syntax.
+    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _source_digest(source: str) -> str:
+    """Digest of statements; they may be indented.
+
+    Raises:
+        SyntaxError: the source does not parse.
+    """
+    import ast
+    import hashlib
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent(source))
+    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_SOURCES = {}
+
+
+def _has_source(function, digest) -> bool:
+    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    code = function.__code__
+    known = _SOURCES.get(id(code))
+    if known is None:
+        import inspect
+
+        try:
+            text = inspect.getsource(code)
+            known = _SOURCES[id(code)] = (code, _source_digest(text))
+        except (OSError, SyntaxError):
+            return False  # there is no source to compare
+    return known[1] == digest
+
+
+@torch.compiler.assume_constant_result
+def linear_sum_up_to_date_code() -> bool:
+    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    try:
+        return (
+            _has_source(linear_sum, "3c00aa9f2f5dbdb7")
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def linear_sum_up_to_date() -> bool:
+    """Whether the original code would still read what the kernels were verified with."""
+    try:
+        return (
+            linear_sum_up_to_date_code()
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def linear_sum_fits(x, w, b) -> bool:
+    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    if not (
+        linear_sum_up_to_date()
+    ):
+        return False
+    tensors = (x, w, b)
+    return (
+        (torch.compiler.is_compiling() or _is_plain_call(tensors))
+        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and tensors[0].get_device() == torch.cuda.current_device()
+        and not torch.is_autocast_enabled()
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and x.ndim == 2
+        and x.numel() > 0
+        and w.ndim == 2
+        and w.shape[1] == x.shape[1]
+        and w.numel() > 0
+        and b.ndim == 1
+        and b.shape[0] == w.shape[0]
+        and b.numel() > 0
+        and x.shape[1] <= 4096
+    )
+
+
+def linear_sum_launch(
+    x,
+    w,
+    b,
+    linear_sum_total_kernel=linear_sum_total_kernel,
+    linear_sum_out_kernel=linear_sum_out_kernel,
+):
+    """``linear_sum`` by Triton kernels."""
+    K = x.shape[1]
+    N = w.shape[0]
+    M = x.shape[0]
+    total = torch.empty((K,), dtype=torch.float32, device=x.device)
+    n_cols = N
+    n_rows = K
+    linear_sum_total_kernel[((n_rows + 63) // 64,)](
+        w, total, n_rows, n_cols,
+        ROWS=64, BLOCK=16, num_warps=4, num_stages=2,
+    )
+    total_2 = torch.sum(b)
+    out = torch.empty((M,), dtype=torch.float32, device=x.device)
+    n_cols = K
+    n_rows = M
+    linear_sum_out_kernel[((n_rows + 15) // 16,)](
+        x, total, total_2, out, n_rows, n_cols,
+        ROWS=16, BLOCK=triton.next_power_of_2(n_cols), num_warps=2, num_stages=2,
+    )
+    return out
+
+
+@triton_op(f"{__name__.replace('.', '_')}::linear_sum_triton", mutates_args=())
+def linear_sum_triton(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``linear_sum_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    return linear_sum_launch(x, w, b, wrap_triton(linear_sum_total_kernel), wrap_triton(linear_sum_out_kernel))
+# mtmc: end linear_sum
+
+
+# mtmc: x=f32[M,K] w=f32[N,K] b=f32[N] M=48 K=40 N=64
+def linear_sum(x, w, b):
+    if linear_sum_fits(x, w, b):  # mtmc: dispatch
+        return (linear_sum_triton if torch.compiler.is_compiling() else linear_sum_launch)(x, w, b)
+    return F.linear(x, w, b).sum(dim=1)

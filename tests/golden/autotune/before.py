@@ -1,0 +1,6 @@
+import torch
+
+
+# mtmc: x=f32[M,N] weight=f32[N] M=16 N=96
+def rms_norm(x, weight):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight

@@ -1,0 +1,202 @@
+import torch.nn.functional as F
+import torch  # mtmc: import
+import triton  # mtmc: import
+import triton.language as tl  # mtmc: import
+from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: begin conv_relu
+@triton.jit
+def conv_relu_kernel(
+    x_ptr,
+    w_ptr,
+    b_ptr,
+    out_ptr,
+    M,
+    W,
+    H,
+    H_W,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """out, in one kernel.
+
+        return F.relu(F.conv2d(x, w, b, padding=1))
+
+    Each program makes one tile of the product; what surrounds the product is done on the tile in registers;
+    nothing between is written to memory.
+    """
+    # Programs that share operands run near each other, so the operands stay in the L2 cache.
+    pid = tl.program_id(0)
+    blocks_m = tl.cdiv(M, BLOCK_M)
+    blocks_n = tl.cdiv(N, BLOCK_N)
+    first_m = pid // (GROUP_M * blocks_n) * GROUP_M
+    group_m = min(blocks_m - first_m, GROUP_M)
+    m_start = (first_m + pid % group_m) * BLOCK_M
+    n_start = pid % (GROUP_M * blocks_n) // group_m * BLOCK_N
+    m = (m_start + tl.arange(0, BLOCK_M))[:, None]
+    n = (n_start + tl.arange(0, BLOCK_N))[None, :]
+    m_mask = m < M
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    # A block of K is a block of channels at one place of the window.
+    blocks_k = tl.cdiv(32, BLOCK_K)
+    h_index = m // W % H
+    w_index = m % W
+    b_index = m // H_W
+    for step in range(0, 9 * blocks_k):
+        kernel_position = step // blocks_k
+        k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)
+        i20 = kernel_position // 3
+        i21 = kernel_position % 3
+        inside_2 = (i20 - 1 + h_index >= 0) & (i20 - 1 + h_index < H) & (i21 - 1 + w_index >= 0) & (i21 - 1 + w_index < W)
+        x = tl.load(x_ptr + i20 * W + i21 - W - 1 + k[None, :] * H * W + b_index * 32 * H_W + h_index * W + w_index, mask=m_mask & inside_2, other=0.0)
+        w = tl.load(w_ptr + kernel_position + k[:, None] * 9 + n * K)
+        acc = tl.dot(x, w, acc)
+    b = tl.load(b_ptr + n).to(tl.float32)
+    value = acc + b
+    b_index_2 = m // H_W
+    i1 = m % H_W
+    tl.store(out_ptr + n * H_W + b_index_2 * 16 * H_W + i1, tl.where(value < 0, 0.0, value), mask=m_mask)
+
+
+def _is_plain_call(tensors) -> bool:
+    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    for t in tensors:
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
+            return False
+    return (
+        torch.autograd.forward_ad._current_level < 0
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _syntax_text(node) -> str:
+    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
+    import ast
+
+    if isinstance(node, list):
+        kept = []
+        for item in node:
+            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+            names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
+            if not is_text and not any(name.endswith("_fits") for name in names):
+                kept.append(_syntax_text(item))
+        return f"[{','.join(kept)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+    # Later Python versions add fields, which are empty for older syntax.
+    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _source_digest(source: str) -> str:
+    """Digest of statements; they may be indented.
+
+    Raises:
+        SyntaxError: the source does not parse.
+    """
+    import ast
+    import hashlib
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent(source))
+    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_SOURCES = {}
+
+
+def _has_source(function, digest) -> bool:
+    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    code = function.__code__
+    known = _SOURCES.get(id(code))
+    if known is None:
+        import inspect
+
+        try:
+            text = inspect.getsource(code)
+            known = _SOURCES[id(code)] = (code, _source_digest(text))
+        except (OSError, SyntaxError):
+            return False  # there is no source to compare
+    return known[1] == digest
+
+
+@torch.compiler.assume_constant_result
+def conv_relu_up_to_date_code() -> bool:
+    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    try:
+        return (
+            _has_source(conv_relu, "516b275f05e803e6")
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def conv_relu_up_to_date() -> bool:
+    """Whether the original code would still read what the kernels were verified with."""
+    try:
+        return (
+            conv_relu_up_to_date_code()
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def conv_relu_fits(x, w, b) -> bool:
+    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    if not (
+        conv_relu_up_to_date()
+    ):
+        return False
+    tensors = (x, w, b)
+    return (
+        (torch.compiler.is_compiling() or _is_plain_call(tensors))
+        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float16 and t.is_contiguous() for t in tensors)
+        and tensors[0].get_device() == torch.cuda.current_device()
+        and not torch.is_autocast_enabled()
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and x.ndim == 4
+        and x.shape[1] == 32
+        and x.numel() > 0
+        and w.shape == (16, 32, 3, 3)
+        and b.shape == (16,)
+        and 32 * x.shape[0] * x.shape[2] * x.shape[3] < 2147483648
+        and 16 * x.shape[0] * x.shape[2] * x.shape[3] < 2147483648
+    )
+
+
+def conv_relu_launch(x, w, b, conv_relu_kernel=conv_relu_kernel):
+    """``conv_relu`` by Triton kernels."""
+    B = x.shape[0]
+    H = x.shape[2]
+    W = x.shape[3]
+    out = torch.empty((B, 16, H, W), dtype=torch.float16, device=x.device)
+    n_m = B * H * W
+    n_n = 16
+    conv_relu_kernel[((n_m + 31) // 32 * ((n_n + 15) // 16),)](
+        x, w, b, out, n_m, W, H, H * W,
+        N=n_n, K=288, BLOCK_M=32, BLOCK_N=16, BLOCK_K=32, GROUP_M=8, num_warps=4, num_stages=3,
+    )
+    return out
+
+
+@triton_op(f"{__name__.replace('.', '_')}::conv_relu_triton", mutates_args=())
+def conv_relu_triton(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``conv_relu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    return conv_relu_launch(x, w, b, wrap_triton(conv_relu_kernel))
+# mtmc: end conv_relu
+
+
+# mtmc: x=f16[B,32,H,W] w=f16[16,32,3,3] b=f16[16] B=2 H=6 W=7
+def conv_relu(x, w, b):
+    if conv_relu_fits(x, w, b):  # mtmc: dispatch
+        return (conv_relu_triton if torch.compiler.is_compiling() else conv_relu_launch)(x, w, b)
+    return F.relu(F.conv2d(x, w, b, padding=1))

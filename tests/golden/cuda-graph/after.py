@@ -1,0 +1,220 @@
+import torch
+import triton  # mtmc: import
+import triton.language as tl  # mtmc: import
+from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: begin biased_softmax
+@triton.jit
+def biased_softmax_kernel(
+    x_ptr,
+    bias_ptr,
+    out_ptr,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out, in one kernel.
+
+        return torch.softmax(x + bias, -1)
+
+    Each row is read, reduced and written by one program; nothing between is written to memory.
+    """
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row_mask = rows < n_rows
+    cols = tl.arange(0, BLOCK)[None, :]
+    col_mask = cols < n_cols
+    x = tl.load(x_ptr + rows * n_cols + cols, mask=row_mask & col_mask, other=0.0)
+    bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0)
+    value = x + bias
+    rounded = tl.where(value == value, value, float("nan"))
+    row_max = tl.max(tl.where(col_mask, rounded, -float("inf")), axis=1, keep_dims=True)
+    row_total = tl.sum(tl.where(col_mask, tl.exp(rounded - row_max), 0.0), axis=1, keep_dims=True)
+    tl.store(out_ptr + rows * n_cols + cols, tl.exp(rounded - row_max) / row_total, mask=row_mask & col_mask)
+
+
+def _is_plain_call(tensors) -> bool:
+    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    for t in tensors:
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
+            return False
+    return (
+        torch.autograd.forward_ad._current_level < 0
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _syntax_text(node) -> str:
+    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
+    import ast
+
+    if isinstance(node, list):
+        kept = []
+        for item in node:
+            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+            names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
+            if not is_text and not any(name.endswith("_fits") for name in names):
+                kept.append(_syntax_text(item))
+        return f"[{','.join(kept)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+    # Later Python versions add fields, which are empty for older syntax.
+    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _source_digest(source: str) -> str:
+    """Digest of statements; they may be indented.
+
+    Raises:
+        SyntaxError: the source does not parse.
+    """
+    import ast
+    import hashlib
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent(source))
+    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_SOURCES = {}
+
+
+def _has_source(function, digest) -> bool:
+    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    code = function.__code__
+    known = _SOURCES.get(id(code))
+    if known is None:
+        import inspect
+
+        try:
+            text = inspect.getsource(code)
+            known = _SOURCES[id(code)] = (code, _source_digest(text))
+        except (OSError, SyntaxError):
+            return False  # there is no source to compare
+    return known[1] == digest
+
+
+@torch.compiler.assume_constant_result
+def biased_softmax_up_to_date_code() -> bool:
+    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    try:
+        return (
+            _has_source(biased_softmax, "5725380b3d32412c")
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def biased_softmax_up_to_date() -> bool:
+    """Whether the original code would still read what the kernels were verified with."""
+    try:
+        return (
+            biased_softmax_up_to_date_code()
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def biased_softmax_fits(x, bias) -> bool:
+    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    if not (
+        biased_softmax_up_to_date()
+    ):
+        return False
+    tensors = (x, bias)
+    return (
+        (torch.compiler.is_compiling() or _is_plain_call(tensors))
+        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and tensors[0].get_device() == torch.cuda.current_device()
+        and not torch.is_autocast_enabled()
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and x.ndim == 2
+        and x.numel() > 0
+        and bias.ndim == 1
+        and bias.shape[0] == x.shape[1]
+        and bias.numel() > 0
+        and x.shape[1] <= 2048
+    )
+
+
+def biased_softmax_launch(x, bias, biased_softmax_kernel=biased_softmax_kernel):
+    """``biased_softmax`` by Triton kernels."""
+    N = x.shape[1]
+    M = x.shape[0]
+    out = torch.empty_like(x)
+    n_cols = N
+    n_rows = M
+    biased_softmax_kernel[((n_rows + 31) // 32,)](
+        x, bias, out, n_rows, n_cols,
+        ROWS=32, BLOCK=triton.next_power_of_2(n_cols), num_warps=2, num_stages=2,
+    )
+    return out
+
+
+@triton_op(f"{__name__.replace('.', '_')}::biased_softmax_triton", mutates_args=())
+def biased_softmax_triton(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``biased_softmax_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    return biased_softmax_launch(x, bias, wrap_triton(biased_softmax_kernel))
+
+
+from threading import Lock
+
+_GRAPHS, _CAPTURING = {}, Lock()
+
+
+def _replayed(launch, given, held, changed=()):
+    """``launch(*given, *held)`` as one CUDA graph on copies of ``given``; its results are copies of the graph's own.
+
+    A graph is captured for each layout of ``given``, addresses of ``held`` (parameters are read where they lie), GPU and stream.
+    While a call uses a graph no other call finds it, and one at a time is captured. ``changed`` are the places in ``held`` of
+    tensors that a launch writes into.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return launch(*given, *held)
+    stream = torch.cuda.current_stream()
+    layouts = [(t.shape, t.stride(), t.dtype) for t in given]
+    key = (launch, stream, *layouts, *[t.data_ptr() for t in held])
+    found = _GRAPHS.pop(key, None)
+    if found is None:
+        if any(held[i].is_inference() for i in changed):
+            return launch(*given, *held)  # these cannot be written into where a graph is captured
+        for oldest in list(_GRAPHS)[: max(0, len(_GRAPHS) - 3)]:
+            _GRAPHS.pop(oldest, None)
+        with _CAPTURING, torch.inference_mode(False), torch.no_grad():
+            inputs = [t.clone() for t in given]
+            # A first run compiles the kernels and lets the libraries make ready; neither can be captured. It changes copies.
+            side = torch.cuda.Stream()
+            side.wait_stream(stream)
+            with torch.cuda.stream(side):
+                launch(*inputs, *[t.clone() if i in changed else t for i, t in enumerate(held)])
+            stream.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                results = launch(*inputs, *held)
+        found = graph, inputs, results
+    graph, inputs, results = found
+    for own, theirs in zip(inputs, given):
+        own.copy_(theirs)
+    graph.replay()
+    copies = results.clone() if isinstance(results, torch.Tensor) else tuple(t.clone() for t in results)
+    _GRAPHS[key] = found
+    return copies
+
+
+def biased_softmax_replay(x, bias):
+    """``biased_softmax_launch``, replayed as one CUDA graph."""
+    return _replayed(biased_softmax_launch, (x, bias), ())
+# mtmc: end biased_softmax
+
+
+# mtmc: x=f32[M,N] bias=f32[N] M=6 N=24
+def biased_softmax(x, bias):
+    if biased_softmax_fits(x, bias):  # mtmc: dispatch
+        return (biased_softmax_triton if torch.compiler.is_compiling() else biased_softmax_replay)(x, bias)
+    return torch.softmax(x + bias, -1)

@@ -1,0 +1,193 @@
+import torch.nn.functional as F
+import torch  # mtmc: import
+import triton  # mtmc: import
+import triton.language as tl  # mtmc: import
+from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: begin linear_gelu
+@triton.jit
+def linear_gelu_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """out, in one kernel.
+
+        return F.gelu(F.linear(x, w, bias))
+
+    Each program makes one tile of the product; what surrounds the product is done on the tile in registers;
+    nothing between is written to memory.
+    """
+    # Programs that share operands run near each other, so the operands stay in the L2 cache.
+    pid = tl.program_id(0)
+    blocks_m = tl.cdiv(M, BLOCK_M)
+    blocks_n = tl.cdiv(N, BLOCK_N)
+    first_m = pid // (GROUP_M * blocks_n) * GROUP_M
+    group_m = min(blocks_m - first_m, GROUP_M)
+    m_start = (first_m + pid % group_m) * BLOCK_M
+    n_start = pid % (GROUP_M * blocks_n) // group_m * BLOCK_N
+    m = (m_start + tl.arange(0, BLOCK_M))[:, None]
+    n = (n_start + tl.arange(0, BLOCK_N))[None, :]
+    m_mask = m < M
+    n_mask = n < N
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        x = tl.load(x_ptr + m * K + k[None, :], mask=m_mask & (k[None, :] < K), other=0.0)
+        w = tl.load(w_ptr + k[:, None] + n * K, mask=(k[:, None] < K) & n_mask, other=0.0)
+        acc = tl.dot(x, w, acc)
+    bias = tl.load(bias_ptr + n, mask=n_mask, other=0.0).to(tl.float32)
+    value = acc + bias
+    tl.store(out_ptr + m * N + n, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)), mask=m_mask & n_mask)
+
+
+def _is_plain_call(tensors) -> bool:
+    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    for t in tensors:
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
+            return False
+    return (
+        torch.autograd.forward_ad._current_level < 0
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _syntax_text(node) -> str:
+    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
+    import ast
+
+    if isinstance(node, list):
+        kept = []
+        for item in node:
+            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+            names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
+            if not is_text and not any(name.endswith("_fits") for name in names):
+                kept.append(_syntax_text(item))
+        return f"[{','.join(kept)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+    # Later Python versions add fields, which are empty for older syntax.
+    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _source_digest(source: str) -> str:
+    """Digest of statements; they may be indented.
+
+    Raises:
+        SyntaxError: the source does not parse.
+    """
+    import ast
+    import hashlib
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent(source))
+    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_SOURCES = {}
+
+
+def _has_source(function, digest) -> bool:
+    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    code = function.__code__
+    known = _SOURCES.get(id(code))
+    if known is None:
+        import inspect
+
+        try:
+            text = inspect.getsource(code)
+            known = _SOURCES[id(code)] = (code, _source_digest(text))
+        except (OSError, SyntaxError):
+            return False  # there is no source to compare
+    return known[1] == digest
+
+
+@torch.compiler.assume_constant_result
+def linear_gelu_up_to_date_code() -> bool:
+    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    try:
+        return (
+            _has_source(linear_gelu, "15f3f9a64228e607")
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def linear_gelu_up_to_date() -> bool:
+    """Whether the original code would still read what the kernels were verified with."""
+    try:
+        return (
+            linear_gelu_up_to_date_code()
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def linear_gelu_fits(x, w, bias) -> bool:
+    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    if not (
+        linear_gelu_up_to_date()
+    ):
+        return False
+    tensors = (x, w, bias)
+    return (
+        (torch.compiler.is_compiling() or _is_plain_call(tensors))
+        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float16 and t.is_contiguous() for t in tensors)
+        and tensors[0].get_device() == torch.cuda.current_device()
+        and not torch.is_autocast_enabled()
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and x.ndim == 2
+        and x.numel() > 0
+        and w.ndim == 2
+        and w.shape[1] == x.shape[1]
+        and w.numel() > 0
+        and bias.ndim == 1
+        and bias.shape[0] == w.shape[0]
+        and bias.numel() > 0
+        and x.shape[1] * x.shape[0] < 2147483648
+        and x.shape[1] * w.shape[0] < 2147483648
+        and x.shape[0] * w.shape[0] < 2147483648
+    )
+
+
+def linear_gelu_launch(x, w, bias, linear_gelu_kernel=linear_gelu_kernel):
+    """``linear_gelu`` by Triton kernels."""
+    M = x.shape[0]
+    N = w.shape[0]
+    K = x.shape[1]
+    out = torch.empty((M, N), dtype=torch.float16, device=x.device)
+    n_m = M
+    n_n = N
+    linear_gelu_kernel[((n_m + 15) // 16 * ((n_n + 15) // 16),)](
+        x, w, bias, out, n_m, n_n, K,
+        BLOCK_M=16, BLOCK_N=16, BLOCK_K=32, GROUP_M=4, num_warps=4, num_stages=2,
+    )
+    return out
+
+
+@triton_op(f"{__name__.replace('.', '_')}::linear_gelu_triton", mutates_args=())
+def linear_gelu_triton(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``linear_gelu_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    return linear_gelu_launch(x, w, bias, wrap_triton(linear_gelu_kernel))
+# mtmc: end linear_gelu
+
+
+# mtmc: x=f16[M,K] w=f16[N,K] bias=f16[N] M=48 K=64 N=32
+def linear_gelu(x, w, bias):
+    if linear_gelu_fits(x, w, bias):  # mtmc: dispatch
+        return (linear_gelu_triton if torch.compiler.is_compiling() else linear_gelu_launch)(x, w, bias)
+    return F.gelu(F.linear(x, w, bias))

@@ -1,0 +1,166 @@
+import torch
+import triton  # mtmc: import
+import triton.language as tl  # mtmc: import
+from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: begin log_sum
+@triton.jit
+def _max_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def log_sum_kernel(x_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
+    """out, in one kernel.
+
+        return torch.logsumexp(x * 0.5, -1)
+
+    Each row is read, reduced and written by one program; nothing between is written to memory.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    lane_max = tl.full([BLOCK], -3.4028234663852886e+38, tl.float32)
+    lane_total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        col_mask = cols < n_cols
+        x = tl.load(x_ptr + row * n_cols + cols, mask=col_mask, other=0.0)
+        value = x * 0.5
+        rounded = tl.where(value == value, value, float("nan"))
+        value_2 = tl.where(col_mask, rounded, -float("inf"))
+        new_max = tl.maximum(lane_max, value_2, propagate_nan=tl.PropagateNan.ALL)
+        lane_total = lane_total * tl.exp(lane_max - new_max) + tl.exp(value_2 - new_max)
+        lane_max = new_max
+    row_max = tl.reduce(lane_max, 0, _max_nan)
+    row_total = tl.sum(lane_total * tl.exp(lane_max - row_max), axis=0)
+    tl.store(out_ptr + row, tl.where(tl.abs(row_max) == float("inf"), row_max, tl.log(row_total) + row_max))
+
+
+def _is_plain_call(tensors) -> bool:
+    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    for t in tensors:
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
+            return False
+    return (
+        torch.autograd.forward_ad._current_level < 0
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _syntax_text(node) -> str:
+    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
+    import ast
+
+    if isinstance(node, list):
+        kept = []
+        for item in node:
+            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+            names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
+            if not is_text and not any(name.endswith("_fits") for name in names):
+                kept.append(_syntax_text(item))
+        return f"[{','.join(kept)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+    # Later Python versions add fields, which are empty for older syntax.
+    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _source_digest(source: str) -> str:
+    """Digest of statements; they may be indented.
+
+    Raises:
+        SyntaxError: the source does not parse.
+    """
+    import ast
+    import hashlib
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent(source))
+    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_SOURCES = {}
+
+
+def _has_source(function, digest) -> bool:
+    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    code = function.__code__
+    known = _SOURCES.get(id(code))
+    if known is None:
+        import inspect
+
+        try:
+            text = inspect.getsource(code)
+            known = _SOURCES[id(code)] = (code, _source_digest(text))
+        except (OSError, SyntaxError):
+            return False  # there is no source to compare
+    return known[1] == digest
+
+
+@torch.compiler.assume_constant_result
+def log_sum_up_to_date_code() -> bool:
+    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    try:
+        return (
+            _has_source(log_sum, "a64ecbf7083af22a")
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def log_sum_up_to_date() -> bool:
+    """Whether the original code would still read what the kernels were verified with."""
+    try:
+        return (
+            log_sum_up_to_date_code()
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def log_sum_fits(x) -> bool:
+    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    if not (
+        log_sum_up_to_date()
+    ):
+        return False
+    tensors = (x,)
+    return (
+        (torch.compiler.is_compiling() or _is_plain_call(tensors))
+        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and tensors[0].get_device() == torch.cuda.current_device()
+        and not torch.is_autocast_enabled()
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and x.ndim == 2
+        and x.numel() > 0
+    )
+
+
+def log_sum_launch(x, log_sum_kernel=log_sum_kernel):
+    """``log_sum`` by Triton kernels."""
+    M = x.shape[0]
+    N = x.shape[1]
+    out = torch.empty((M,), dtype=torch.float32, device=x.device)
+    n_cols = N
+    n_rows = M
+    log_sum_kernel[(n_rows,)](x, out, n_cols, BLOCK=64, num_warps=4, num_stages=4)
+    return out
+
+
+@triton_op(f"{__name__.replace('.', '_')}::log_sum_triton", mutates_args=())
+def log_sum_triton(x: torch.Tensor) -> torch.Tensor:
+    """``log_sum_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    return log_sum_launch(x, wrap_triton(log_sum_kernel))
+# mtmc: end log_sum
+
+
+# mtmc: x=f32[M,N] M=16 N=400
+def log_sum(x):
+    if log_sum_fits(x):  # mtmc: dispatch
+        return (log_sum_triton if torch.compiler.is_compiling() else log_sum_launch)(x)
+    return torch.logsumexp(x * 0.5, -1)

@@ -1,0 +1,176 @@
+import torch.nn.functional as F
+import torch  # mtmc: import
+import triton  # mtmc: import
+import triton.language as tl  # mtmc: import
+from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: begin layer_norm
+@triton.jit
+def layer_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out, in one kernel.
+
+        return F.layer_norm(x, (x.shape[-1],), weight, bias)
+
+    Each row is read, reduced and written by one program.
+    """
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row_mask = rows < n_rows
+    cols = tl.arange(0, BLOCK)[None, :]
+    col_mask = cols < n_cols
+    x = tl.load(x_ptr + rows * n_cols + cols, mask=row_mask & col_mask, other=0.0)
+    x_2 = tl.load(x_ptr + rows * n_cols, mask=row_mask, other=0.0)
+    sub = x - x_2
+    row_sum = tl.sum(tl.where(col_mask, sub, 0.0), axis=1, keep_dims=True)
+    sub_2 = sub - row_sum / n_cols
+    row_sum_2 = tl.sum(tl.where(col_mask, sub_2 * sub_2, 0.0), axis=1, keep_dims=True)
+    weight = tl.load(weight_ptr + cols, mask=col_mask, other=0.0)
+    bias = tl.load(bias_ptr + cols, mask=col_mask, other=0.0)
+    tl.store(out_ptr + rows * n_cols + cols, sub_2 * tl.rsqrt(row_sum_2 / n_cols + 1e-05) * weight + bias, mask=row_mask & col_mask)
+
+
+def _is_plain_call(tensors) -> bool:
+    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    for t in tensors:
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
+            return False
+    return (
+        torch.autograd.forward_ad._current_level < 0
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _syntax_text(node) -> str:
+    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
+    import ast
+
+    if isinstance(node, list):
+        kept = []
+        for item in node:
+            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+            names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
+            if not is_text and not any(name.endswith("_fits") for name in names):
+                kept.append(_syntax_text(item))
+        return f"[{','.join(kept)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+    # Later Python versions add fields, which are empty for older syntax.
+    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _source_digest(source: str) -> str:
+    """Digest of statements; they may be indented.
+
+    Raises:
+        SyntaxError: the source does not parse.
+    """
+    import ast
+    import hashlib
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent(source))
+    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_SOURCES = {}
+
+
+def _has_source(function, digest) -> bool:
+    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    code = function.__code__
+    known = _SOURCES.get(id(code))
+    if known is None:
+        import inspect
+
+        try:
+            text = inspect.getsource(code)
+            known = _SOURCES[id(code)] = (code, _source_digest(text))
+        except (OSError, SyntaxError):
+            return False  # there is no source to compare
+    return known[1] == digest
+
+
+@torch.compiler.assume_constant_result
+def layer_norm_up_to_date_code() -> bool:
+    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    try:
+        return (
+            _has_source(layer_norm, "8c3a19f5e909a378")
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def layer_norm_up_to_date() -> bool:
+    """Whether the original code would still read what the kernels were verified with."""
+    try:
+        return (
+            layer_norm_up_to_date_code()
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def layer_norm_fits(x, weight, bias) -> bool:
+    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    if not (
+        layer_norm_up_to_date()
+    ):
+        return False
+    tensors = (x, weight, bias)
+    return (
+        (torch.compiler.is_compiling() or _is_plain_call(tensors))
+        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and tensors[0].get_device() == torch.cuda.current_device()
+        and not torch.is_autocast_enabled()
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and x.ndim == 2
+        and x.numel() > 0
+        and weight.ndim == 1
+        and weight.shape[0] == x.shape[1]
+        and weight.numel() > 0
+        and bias.shape == weight.shape
+        and x.shape[1] <= 8192
+    )
+
+
+def layer_norm_launch(x, weight, bias, layer_norm_kernel=layer_norm_kernel):
+    """``layer_norm`` by Triton kernels."""
+    N = x.shape[1]
+    M = x.shape[0]
+    out = torch.empty_like(x)
+    n_cols = N
+    n_rows = M
+    layer_norm_kernel[((n_rows + 7) // 8,)](
+        x, weight, bias, out, n_rows, n_cols,
+        ROWS=8, BLOCK=triton.next_power_of_2(n_cols), num_warps=2, num_stages=2,
+    )
+    return out
+
+
+@triton_op(f"{__name__.replace('.', '_')}::layer_norm_triton", mutates_args=())
+def layer_norm_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``layer_norm_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    return layer_norm_launch(x, weight, bias, wrap_triton(layer_norm_kernel))
+# mtmc: end layer_norm
+
+
+# mtmc: x=f32[M,N] weight=f32[N] bias=f32[N] M=16 N=96
+def layer_norm(x, weight, bias):
+    if layer_norm_fits(x, weight, bias):  # mtmc: dispatch
+        return (layer_norm_triton if torch.compiler.is_compiling() else layer_norm_launch)(x, weight, bias)
+    return F.layer_norm(x, (x.shape[-1],), weight, bias)

@@ -1,0 +1,169 @@
+import torch  # mtmc: import
+import triton  # mtmc: import
+import triton.language as tl  # mtmc: import
+from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: begin add_transposed
+@triton.jit
+def add_transposed_kernel(
+    x_ptr,
+    column_ptr,
+    out_ptr,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out, in one kernel.
+
+        return x + 2.0 * column.t()
+
+    One pass over memory; nothing between is written to memory.
+    """
+    rows = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row_mask = rows < n_rows
+    cols = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]).to(tl.int64)
+    col_mask = cols < n_cols
+    x = tl.load(x_ptr + rows * n_cols + cols, mask=row_mask & col_mask, other=0.0)
+    column = tl.load(column_ptr + rows + cols * n_rows, mask=row_mask & col_mask, other=0.0)
+    tl.store(out_ptr + rows * n_cols + cols, x + column * 2.0, mask=row_mask & col_mask)
+
+
+def _is_plain_call(tensors) -> bool:
+    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    for t in tensors:
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
+            return False
+    return (
+        torch.autograd.forward_ad._current_level < 0
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _syntax_text(node) -> str:
+    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
+    import ast
+
+    if isinstance(node, list):
+        kept = []
+        for item in node:
+            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+            names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
+            if not is_text and not any(name.endswith("_fits") for name in names):
+                kept.append(_syntax_text(item))
+        return f"[{','.join(kept)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+    # Later Python versions add fields, which are empty for older syntax.
+    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _source_digest(source: str) -> str:
+    """Digest of statements; they may be indented.
+
+    Raises:
+        SyntaxError: the source does not parse.
+    """
+    import ast
+    import hashlib
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent(source))
+    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_SOURCES = {}
+
+
+def _has_source(function, digest) -> bool:
+    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    code = function.__code__
+    known = _SOURCES.get(id(code))
+    if known is None:
+        import inspect
+
+        try:
+            text = inspect.getsource(code)
+            known = _SOURCES[id(code)] = (code, _source_digest(text))
+        except (OSError, SyntaxError):
+            return False  # there is no source to compare
+    return known[1] == digest
+
+
+@torch.compiler.assume_constant_result
+def add_transposed_up_to_date_code() -> bool:
+    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    try:
+        return (
+            _has_source(add_transposed, "b90fdfcc5e243019")
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def add_transposed_up_to_date() -> bool:
+    """Whether the original code would still read what the kernels were verified with."""
+    try:
+        return (
+            add_transposed_up_to_date_code()
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def add_transposed_fits(x, column) -> bool:
+    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    if not (
+        add_transposed_up_to_date()
+    ):
+        return False
+    tensors = (x, column)
+    return (
+        (torch.compiler.is_compiling() or _is_plain_call(tensors))
+        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.device == tensors[0].device and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and tensors[0].get_device() == torch.cuda.current_device()
+        and not torch.is_autocast_enabled()
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and x.ndim == 2
+        and x.numel() > 0
+        and column.ndim == 2
+        and column.shape[0] == x.shape[1]
+        and column.shape[1] == x.shape[0]
+        and column.numel() > 0
+        and x.shape[0] <= 1048560
+        and x.shape[1] < 2147483648
+    )
+
+
+def add_transposed_launch(x, column, add_transposed_kernel=add_transposed_kernel):
+    """``add_transposed`` by Triton kernels."""
+    N = x.shape[1]
+    M = x.shape[0]
+    out = torch.empty_like(x)
+    n_cols = N
+    n_rows = M
+    add_transposed_kernel[((n_cols + 15) // 16, (n_rows + 15) // 16)](
+        x, column, out, n_rows, n_cols,
+        ROWS=16, BLOCK=16, num_warps=4, num_stages=2,
+    )
+    return out
+
+
+@triton_op(f"{__name__.replace('.', '_')}::add_transposed_triton", mutates_args=())
+def add_transposed_triton(x: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """``add_transposed_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    return add_transposed_launch(x, column, wrap_triton(add_transposed_kernel))
+# mtmc: end add_transposed
+
+
+# mtmc: x=f32[M,N] column=f32[N,M] M=64 N=96
+def add_transposed(x, column):
+    if add_transposed_fits(x, column):  # mtmc: dispatch
+        return (add_transposed_triton if torch.compiler.is_compiling() else add_transposed_launch)(x, column)
+    return x + 2.0 * column.t()

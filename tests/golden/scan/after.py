@@ -1,0 +1,158 @@
+import torch
+import triton  # mtmc: import
+import triton.language as tl  # mtmc: import
+from torch.library import triton_op, wrap_triton  # mtmc: import
+
+
+# mtmc: begin running_mean
+@triton.jit
+def running_mean_kernel(x_ptr, out_ptr, n_cols, BLOCK: tl.constexpr):
+    """out, in one kernel.
+
+        count = torch.arange(1, x.shape[1] + 1)
+        return torch.cumsum(x, 1) / count
+
+    Each row is scanned by one program, a block of columns at a time; nothing between is written to memory.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    carry = tl.full([1], 0.0, tl.float32)
+    for start in range(0, n_cols, BLOCK):
+        cols = start + tl.arange(0, BLOCK)
+        col_mask = cols < n_cols
+        x = tl.load(x_ptr + row * n_cols + cols, mask=col_mask, other=0.0)
+        value = x
+        scanned = tl.cumsum(value, axis=0) + carry
+        count = 1 + cols
+        tl.store(out_ptr + row * n_cols + cols, scanned / count.to(tl.float32), mask=col_mask)
+        carry = tl.sum(value, axis=0, keep_dims=True) + carry
+
+
+def _is_plain_call(tensors) -> bool:
+    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    for t in tensors:
+        if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
+            return False
+    return (
+        torch.autograd.forward_ad._current_level < 0
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _syntax_text(node) -> str:
+    """A syntax tree as text, without docstrings and without the dispatch statements that mtmc inserts."""
+    import ast
+
+    if isinstance(node, list):
+        kept = []
+        for item in node:
+            is_text = isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+            names = [n.id for n in ast.walk(item.test) if isinstance(n, ast.Name)] if isinstance(item, ast.If) else []
+            if not is_text and not any(name.endswith("_fits") for name in names):
+                kept.append(_syntax_text(item))
+        return f"[{','.join(kept)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in ("ctx", "kind", "type_comment"))
+    # Later Python versions add fields, which are empty for older syntax.
+    texts = [f"{name}={_syntax_text(value)}" for name, value in fields if value is not None and value != []]
+    return f"{type(node).__name__}({','.join(texts)})"
+
+
+def _source_digest(source: str) -> str:
+    """Digest of statements; they may be indented.
+
+    Raises:
+        SyntaxError: the source does not parse.
+    """
+    import ast
+    import hashlib
+    import textwrap
+
+    tree = ast.parse(textwrap.dedent(source))
+    return hashlib.sha256(_syntax_text(tree).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+_SOURCES = {}
+
+
+def _has_source(function, digest) -> bool:
+    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    code = function.__code__
+    known = _SOURCES.get(id(code))
+    if known is None:
+        import inspect
+
+        try:
+            text = inspect.getsource(code)
+            known = _SOURCES[id(code)] = (code, _source_digest(text))
+        except (OSError, SyntaxError):
+            return False  # there is no source to compare
+    return known[1] == digest
+
+
+@torch.compiler.assume_constant_result
+def running_mean_up_to_date_code() -> bool:
+    """Whether helper functions, closures and the environment are those that the kernels were verified with."""
+    try:
+        return (
+            _has_source(running_mean, "6149ed0e0e26c42e")
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def running_mean_up_to_date() -> bool:
+    """Whether the original code would still read what the kernels were verified with."""
+    try:
+        return (
+            running_mean_up_to_date_code()
+        )
+    except (AttributeError, IndexError, KeyError, NameError, TypeError, ValueError):
+        return False
+
+
+def running_mean_fits(x) -> bool:
+    """Whether the Triton version holds for these arguments; for any others the original code runs."""
+    if not (
+        running_mean_up_to_date()
+    ):
+        return False
+    tensors = (x,)
+    return (
+        (torch.compiler.is_compiling() or _is_plain_call(tensors))
+        and all(isinstance(t, torch.Tensor) and t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and tensors[0].get_device() == torch.cuda.current_device()
+        and not torch.is_autocast_enabled()
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and x.ndim == 2
+        and x.numel() > 0
+    )
+
+
+def running_mean_launch(x, running_mean_kernel=running_mean_kernel):
+    """``running_mean`` by Triton kernels."""
+    N = x.shape[1]
+    M = x.shape[0]
+    out = torch.empty_like(x)
+    n_cols = N
+    n_rows = M
+    running_mean_kernel[(n_rows,)](x, out, n_cols, BLOCK=32, num_warps=4, num_stages=2)
+    return out
+
+
+@triton_op(f"{__name__.replace('.', '_')}::running_mean_triton", mutates_args=())
+def running_mean_triton(x: torch.Tensor) -> torch.Tensor:
+    """``running_mean_launch`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""
+    return running_mean_launch(x, wrap_triton(running_mean_kernel))
+# mtmc: end running_mean
+
+
+# mtmc: x=f32[M,N] M=16 N=96
+def running_mean(x):
+    if running_mean_fits(x):  # mtmc: dispatch
+        return (running_mean_triton if torch.compiler.is_compiling() else running_mean_launch)(x)
+    count = torch.arange(1, x.shape[1] + 1)
+    return torch.cumsum(x, 1) / count
