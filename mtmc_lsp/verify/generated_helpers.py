@@ -1,7 +1,7 @@
 """Blanks the functions of generated guards that compare source code and the environment, before a text is scanned.
 
-They use ``inspect`` and handle exceptions, which no candidate may do otherwise. Only text that is known to be safe is removed: the
-fixed functions that compare source code, and comparisons without other effects.
+They use ``inspect`` and handle exceptions, which no candidate may do otherwise. Only text that is known to be safe is blanked:
+the fixed functions that compare source code, and comparisons without other effects.
 """
 
 from __future__ import annotations
