@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mtmc_lsp.capture.recorder
 from mtmc_lsp.capture.module_paths import project_root
-from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedTarget, keep_records, merged
+from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedTarget, merge_records, store_records
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.process.project_files import FOLDER
@@ -58,12 +58,12 @@ def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, q
         code = _run(command, folder, {**_environment(), "MTMC_RECORD": json.dumps(settings)}, quiet)
         files = sorted(Path(out).glob("*.json"))
         notes = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    targets = _known(merged(notes))
+    targets = _known(merge_records(notes))
     for place in {project_root(Path(target.path)) for target in targets}:
         # Opening the store makes the folder, which keeps itself out of version control.
         with Store(place / FOLDER) as store:
             own = [target for target in targets if project_root(Path(target.path)) == place]
-            keep_records(store.folder / RECORDS, own)
+            store_records(store.folder / RECORDS, own)
     return Recording(tuple(command), code, tuple(targets), bool(files))
 
 

@@ -77,7 +77,7 @@ def verify_pair(
     with ForkServer(python, likely_variables(), preload=True) as fork_server:
         fork_server.start()
         capture = capture_target(reference, fork_server)
-        for item in capture.workload.kept:
+        for item in capture.workload.state:
             raise TargetUnsupported(
                 f"{reference.target.qualname} keeps {item.access} between calls, which a candidate would have under another name",
                 where=Location(str(reference.request.path), reference.target.start_line),

@@ -59,7 +59,10 @@ def test_an_error_of_the_users_is_told_as_before() -> None:
         ("x.view(x.shape[0], x.shape[1] // 4, 4) * 2", "T is fixed at 32, because of line 4: `y = {}`"),
         ("x.unfold(1, 8, 4).sum(-1)", "T is fixed at 32, because of line 4: `y = {}`"),
         ("x[:, 1:] - x[:, :-1]", ""),
-        ("x.view(-1, 8) if x.shape[1] == 32 else x * 2", "T is fixed at 32, because torch's trace holds for it alone"),
+        (
+            "x.view(-1, 8) if x.shape[1] == 32 else x * 2",
+            "T is fixed at 32, because torch traced the target for this value only",
+        ),
     ],
 )
 def test_a_named_size_that_becomes_a_constant_is_told_with_the_line_that_asks_for_it(

@@ -73,8 +73,25 @@ def test_is_not_refused(captured, text: str) -> None:
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
 @pytest.mark.parametrize("text", ["x.cuda()", "x.to('cuda')", "x + torch.ones(48, device='cuda')"])
-def test_code_that_asks_for_cuda_by_itself_is_told_apart_from_a_wrong_workload(captured, text: str) -> None:
+def test_code_that_uses_cuda_without_a_gpu_is_an_error_of_the_environment(captured, text: str) -> None:
     error = refusal(captured, f"def f(x):\n    y = x + 1\n    return y * {text}\n")
     assert isinstance(error, EnvironmentNotAble)
-    assert "asks for CUDA by itself" in error.message
+    assert "this machine has no CUDA GPU" in error.message
     assert error.where is not None and error.where.line == 14
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("torch.from_numpy(y.numpy())", "f cannot be traced by torch.export"),
+        ("y if torch.equal(x, y) else x", "f depends on the values of a tensor"),
+    ],
+)
+def test_code_that_cannot_be_traced_is_an_error_in_our_words(captured, text: str, problem: str) -> None:
+    error = refusal(captured, f"def f(x):\n    y = x + 1\n    return x * ({text})\n")
+    assert isinstance(error, TargetUnsupported)
+    assert error.message.startswith(problem)
+    assert error.where is not None and error.where.line == 14
+    assert error.remedy
+    for advice in ("file an issue", "draft_export", "TORCH_LOGS", "https://", "\n"):
+        assert advice not in error.message

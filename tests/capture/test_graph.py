@@ -292,7 +292,7 @@ def test_calls_in_which_something_on_the_way_is_empty_are_left_to_the_target(cap
 
 def test_a_kernel_is_no_target_and_the_message_says_what_is(captured) -> None:
     text = "import triton\n\n\n@triton.jit\ndef k(x_ptr):\n    pass\n"
-    with pytest.raises(TargetUnsupported, match="Triton kernel already") as caught:
+    with pytest.raises(TargetUnsupported, match="already a Triton kernel") as caught:
         captured(text, "k")
     assert caught.value.where is not None and caught.value.where.line == 5
 

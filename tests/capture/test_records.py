@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from mtmc_lsp.capture.recorded_calls import RECORDS, keep_records, merged, read_records, recorded, recorded_workload
+from mtmc_lsp.capture.recorded_calls import (
+    RECORDS,
+    find_record,
+    merge_records,
+    read_records,
+    store_records,
+    workload_from_record,
+)
 from mtmc_lsp.capture.recorder.recorder import functions_of
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.workload import Target, TargetKind, WorkloadSource
@@ -32,7 +39,7 @@ def target(kind: TargetKind = TargetKind.FUNCTION, name: str = "f") -> Target:
 
 def test_like_calls_of_several_processes_are_one_with_the_wider_range() -> None:
     index = [tensor("i", [4], [1], "int64", low=2, high=5), tensor("i", [4], [1], "int64", low=0, high=3)]
-    (found,) = merged([note(3, index[0]), note(2, index[1])])
+    (found,) = merge_records([note(3, index[0]), note(2, index[1])])
     (call,) = found.calls
     assert (call.count, call.arguments[0].tensor.low, call.arguments[0].tensor.high) == (5, 0, 5)
 
@@ -44,7 +51,7 @@ def test_calls_of_another_shape_layout_or_type_are_others_and_the_most_frequent_
         tensor("x", [2, 3], [3, 1], "float16"),
         tensor("x", [2, 4], [4, 1]),
     ]
-    (found,) = merged([note(i + 1, kind) for i, kind in enumerate(kinds)])
+    (found,) = merge_records([note(i + 1, kind) for i, kind in enumerate(kinds)])
     assert [call.count for call in found.calls] == [4, 3, 2, 1]
     assert found.count == 10
 
@@ -52,25 +59,25 @@ def test_calls_of_another_shape_layout_or_type_are_others_and_the_most_frequent_
 def test_numbers_that_vary_do_not_make_calls_differ_and_flags_do() -> None:
     x = tensor("x", [2], [1])
     steps = [note(1, x, {"name": "step", "constant": i}) for i in range(3)]
-    (found,) = merged(steps)
+    (found,) = merge_records(steps)
     assert (len(found.calls), found.calls[0].varying) == (1, ("step",))
-    workload = recorded_workload(target(), found)
+    workload = workload_from_record(target(), found)
     assert workload is not None and workload.source is WorkloadSource.RECORDED
-    assert "step varied from call to call; it is taken as 0" in workload.assumed
+    assert "step varied between calls; the workload uses 0" in workload.assumed
     flags = [note(1, x, {"name": "flag", "constant": value}) for value in (True, False)]
-    assert len(merged(flags)[0].calls) == 2
+    assert len(merge_records(flags)[0].calls) == 2
 
 
 def test_calls_that_cannot_be_repeated_come_last_and_give_no_workload() -> None:
     x = tensor("x", [2], [1])
-    (found,) = merged(
+    (found,) = merge_records(
         [note(9, x, {"name": "config", "other": "Config"}), note(1, x, {"name": "config", "constant": None})]
     )
     assert [call.count for call in found.calls] == [1, 9]
-    assert "its argument 'config' was a Config" in found.calls[1].unusable
-    (only,) = merged([note(9, x, init=({"name": "layer", "other": "Linear"},))])
-    assert recorded_workload(target(), only) is None
-    (narrow,) = merged([note(1, tensor("x", [2], [1], "complex64"))])
+    assert "argument 'config' was a Config" in found.calls[1].unusable
+    (only,) = merge_records([note(9, x, init=({"name": "layer", "other": "Linear"},))])
+    assert workload_from_record(target(), only) is None
+    (narrow,) = merge_records([note(1, tensor("x", [2], [1], "complex64"))])
     assert "complex64, which is not supported" in narrow.calls[0].unusable
 
 
@@ -86,29 +93,31 @@ def test_what_is_recorded_reads_as_the_directive_that_is_shown() -> None:
         {"name": "flag", "constant": True},
         {"name": "rest", "constant": None},
     ]
-    (found,) = merged([note(1, *arguments)])
+    (found,) = merge_records([note(1, *arguments)])
     directive = found.calls[0].directive
     text = f"{directive}\ndef f(x, p, i, m, eps, dims, mode, flag, rest):\n    pass\n".encode()
     own = find_target(text, "/p/m.py", "f")
-    read, made = parse_directive(text, own, "/p/m.py"), recorded_workload(own, found)
+    read, made = parse_directive(text, own, "/p/m.py"), workload_from_record(own, found)
     assert read is not None and made is not None
     assert read.arguments == made.arguments
 
 
 def test_new_records_replace_those_of_the_same_target_alone(tmp_path: Path) -> None:
     file = tmp_path / RECORDS
-    old = merged([note(1, tensor("x", [2], [1])), note(5, tensor("x", [2], [1]), qualname="M.forward")])
-    keep_records(file, old)
-    keep_records(file, merged([note(3, tensor("x", [7], [1]))]))
+    old = merge_records([note(1, tensor("x", [2], [1])), note(5, tensor("x", [2], [1]), qualname="M.forward")])
+    store_records(file, old)
+    store_records(file, merge_records([note(3, tensor("x", [7], [1]))]))
     assert {item.qualname: item.count for item in read_records(file)} == {"f": 3, "M.forward": 5}
-    assert recorded(target(TargetKind.MODULE, "M"), file) == recorded(target(TargetKind.METHOD, "M.forward"), file)
-    assert recorded(target(name="g"), file) is None
+    assert find_record(target(TargetKind.MODULE, "M"), file) == find_record(
+        target(TargetKind.METHOD, "M.forward"), file
+    )
+    assert find_record(target(name="g"), file) is None
     assert [path.name for path in tmp_path.iterdir()] == [RECORDS]
 
 
 def test_a_damaged_file_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / RECORDS
-    keep_records(file, merged([note(1, tensor("x", [2], [1]))]))
+    store_records(file, merge_records([note(1, tensor("x", [2], [1]))]))
     with file.open("a") as stream:
         stream.write('{"path": 3}\n')
     with pytest.raises(RequestError, match="cannot be read") as caught:

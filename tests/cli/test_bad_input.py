@@ -69,7 +69,7 @@ def logs(x):
             "    return torch.softmax(y + torch.randn_like",
         ),
         ("chosen", 2, "unsupported", "values of a tensor", "    return torch.softmax(y[y > 0], -1)"),
-        ("to_cuda", 3, "environment", "asks for CUDA by itself", "    return torch.softmax(y.cuda(), -1)"),
+        ("to_cuda", 3, "environment", "this machine has no CUDA GPU", "    return torch.softmax(y.cuda(), -1)"),
         ("Rebinds", 2, "unsupported", "assigns self.calls", "        self.calls = 2"),
         ("logs", 2, "unsupported", "changes SEEN", "def logs(x):"),
     ],

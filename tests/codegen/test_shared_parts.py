@@ -68,7 +68,7 @@ def test_what_is_shared_is_verified_and_asked_for(captured, name: str) -> None:
 
 
 def test_a_module_that_shares_nothing_is_asked_nothing(captured) -> None:
-    assert captured(network("self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)"), "Net").graph.same == ()
+    assert captured(network("self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)"), "Net").graph.aliases == ()
 
 
 def test_a_tensor_is_placed_under_all_its_names() -> None:

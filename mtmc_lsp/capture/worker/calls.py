@@ -15,12 +15,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from mtmc_lsp.capture.worker.module_state import Home, calling_with, home_of
 from mtmc_lsp.capture.worker.value_signs import made_without_values
-from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, TargetRaises, TargetUnsupported
-from mtmc_lsp.core.workload import ArgumentSpec, KeptTensor, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.core.errors import (
+    EnvironmentNotAble,
+    FailureKind,
+    Location,
+    MtmcError,
+    OutOfMemory,
+    TargetRaises,
+    TargetUnsupported,
+)
+from mtmc_lsp.core.workload import ArgumentSpec, StateTensor, Target, TargetKind, TensorSpec, Workload, WorkloadSource
 from mtmc_lsp.process.worker.failures import classify
 
-NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
-"""How torch says that there is no GPU."""
 FURTHER: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 """Kinds of parameters that take what no other does."""
 MANY = 1 << 26
@@ -41,7 +47,7 @@ class Call:
     """Parameters that must be passed by name."""
     further: frozenset[str] = frozenset()
     """Those that take any number of arguments, as ``*args`` and ``**kwargs``, and take none."""
-    kept: Mapping[str, Home] = field(default_factory=dict)
+    state_homes: Mapping[str, Home] = field(default_factory=dict)
     """Where the instance holds those of ``names`` that the function does not take: see
     :mod:`mtmc_lsp.capture.worker.module_state`."""
     accesses: frozenset[str] = frozenset()
@@ -49,7 +55,7 @@ class Call:
 
     def bound(self, values: Sequence[Any] | None = None) -> Callable[[], Any]:
         """What calls the target, with other values where given, and with as little of ours between as can be."""
-        function = calling_with(self.function, self.kept) if self.kept else self.function
+        function = calling_with(self.function, self.state_homes) if self.state_homes else self.function
         pairs = list(zip(self.names, self.values if values is None else values, strict=True))
         pairs = [(name, value) for name, value in pairs if name not in self.further]
         positional = [value for name, value in pairs if name not in self.keyword]
@@ -62,7 +68,7 @@ class Call:
 
     def own(self, returned: Any) -> Any:
         """What the target itself returned, of what a run gave."""
-        return returned[0] if self.kept else returned
+        return returned[0] if self.state_homes else returned
 
 
 def resolve(module: ModuleType, qualname: str) -> Any:
@@ -164,10 +170,10 @@ def build_call(
         for value in positional
     ]
     call = _bound(function, instance, positional, named, target)
-    return _with_kept(call, workload.kept, target, device, seed if values else None) if workload.kept else call
+    return _with_state(call, workload.state, target, device, seed if values else None) if workload.state else call
 
 
-def _with_kept(call: Call, kept: Sequence[KeptTensor], target: Target, device: str, seed: int | None) -> Call:
+def _with_state(call: Call, kept: Sequence[StateTensor], target: Target, device: str, seed: int | None) -> Call:
     """The call with what the instance keeps as further arguments: as constructed, or random; without a seed shapes alone."""
     assert call.instance is not None
     homes = {item.name: home_of(call.instance, item.access) for item in kept}
@@ -193,7 +199,7 @@ def _with_kept(call: Call, kept: Sequence[KeptTensor], target: Target, device: s
         names=(*call.names, *homes),
         values=(*call.values, *values),
         keyword=call.keyword | frozenset(homes),
-        kept=homes,
+        state_homes=homes,
         accesses=frozenset(item.access for item in kept),
     )
 
@@ -295,11 +301,12 @@ def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:
             kind=kind,
         )
     where = _user_line(error, target)
-    if any(words in str(error) for words in NO_CUDA):
+    if kind is FailureKind.NO_GPU:
         return EnvironmentNotAble(
-            f"{target.qualname} asks for CUDA by itself {doing}, and there is no CUDA GPU here",
+            f"{target.qualname} uses CUDA {doing}, and this machine has no CUDA GPU",
             where=where,
-            remedy="Run this on a machine with a GPU, or make new tensors on the device of an argument (x.device).",
+            remedy="Run this on a machine with a GPU, or create tensors on the device of an argument (x.device).",
+            kind=kind,
         )
     remedy = "Check the workload's shapes, dtypes and constants against what the code expects."
     if isinstance(error, ModuleNotFoundError):

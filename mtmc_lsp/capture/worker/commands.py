@@ -20,7 +20,7 @@ from mtmc_lsp.capture.worker.dependencies import Recorder, dependencies
 from mtmc_lsp.capture.worker.eager_run import buffers, flat_function, run_eagerly, traced
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
-from mtmc_lsp.capture.worker.module_state import KeepsTensors, held_tensors, refuse_unknown
+from mtmc_lsp.capture.worker.module_state import StateFound, held_tensors, refuse_unknown
 from mtmc_lsp.capture.worker.module_structure import class_name, shared_parts, used_modules
 from mtmc_lsp.capture.worker.passes.graph_cleanup import (
     Layout,
@@ -59,15 +59,15 @@ def capture(request: CaptureRequest) -> Capture:
     while True:
         try:
             return _captured(module, workload, request.variables, text)
-        except KeepsTensors as found:
-            workload = replace(workload, kept=(*workload.kept, *found.kept))
+        except StateFound as found:
+            workload = replace(workload, state=(*workload.state, *found.tensors))
 
 
 def _captured(module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]) -> Capture:
     """The capture.
 
     Raises:
-        KeepsTensors: the target keeps more than the workload says.
+        StateFound: the target keeps more than the workload says.
     """
     device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
     constructing, calling = Recorder(), Recorder()
@@ -99,23 +99,23 @@ def _captured(module: Any, workload: Workload, variables: Mapping[int, str], tex
         graph = replace(graph, conditions=tuple(dict.fromkeys((*graph.conditions, *asked))))
         with calling:
             flops, given_back = traced(call, inputs, workload.target, named)
-    watched.refuse_writes(workload.target, {item.access for item in workload.kept})
+    watched.refuse_writes(workload.target, {item.access for item in workload.state})
     refuse_random(graph, workload.target)
     refuse_unseen_changes(graph, workload.target)
     notes += _gradient_notes(workload)
     constants = _constants(call, without_idle_modes(call.instance, watched.reads), workload.target)
-    graph = replace(graph, constants=constants, kept=tuple(item.access for item in workload.kept))
+    graph = replace(graph, constants=constants, state_attributes=tuple(item.access for item in workload.state))
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
     graph = with_unread_apart(without_dead_nodes(returning(graph, given_back)), watched.tensors)
     _check_graph(graph, workload.target)
     if device == "cuda":
         seen = convolution_modes(lambda: flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)
-        graph = replace(graph, convolutions_seen=seen)
-    tensors = [item.access for item in (*graph.inputs, *graph.unread)]
-    read = (*(access for access in tensors if access.startswith("self.")), *watched.reads, *graph.kept)
+        graph = replace(graph, observed_convolution_modes=seen)
+    tensors = [item.access for item in (*graph.inputs, *graph.unread_inputs)]
+    read = (*(access for access in tensors if access.startswith("self.")), *watched.reads, *graph.state_attributes)
     modules = used_modules(call.instance, module, watched.called, read)
     used = {*(item.access for item in modules), *tensors}
-    graph = replace(graph, modules=modules, same=shared_parts(call.instance, used))
+    graph = replace(graph, modules=modules, aliases=shared_parts(call.instance, used))
     graph = replace(graph, dependencies=dependencies(module, calling, constructing, call.instance))
     return Capture(
         workload=replace(workload, assumed=(*workload.assumed, *notes)),
@@ -160,7 +160,7 @@ def _build(module: Any, workload: Workload, device: str, constructing: Recorder)
 def _inputs(call: Call, workload: Workload) -> list[InputTensor]:
     """Arguments, then parameters, then buffers; a parameter's name is its access without ``self.``."""
     specs = {spec.name: spec.tensor for spec in workload.arguments if spec.tensor is not None}
-    kept = {item.name: item.access for item in workload.kept}
+    kept = {item.name: item.access for item in workload.state}
     result: list[InputTensor] = []
     for name, value in zip(call.names, call.values, strict=True):
         if isinstance(value, torch.Tensor):
@@ -231,7 +231,7 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
     arguments = []
     tensors = {item.name for item in inputs}
     for name, value in zip(call.names, call.values, strict=True):
-        keyword, is_kept = name in call.keyword, name in call.kept
+        keyword, is_state = name in call.keyword, name in call.state_homes
         if name in tensors and isinstance(value, torch.Tensor):
             low = high = None
             if not value.is_floating_point() and value.dtype is not torch.bool and value.numel():
@@ -240,7 +240,7 @@ def _arguments(call: Call, inputs: list[InputTensor]) -> tuple[CapturedArgument,
                 # Only the sign is of use, which stand-ins share: sums of what is never negative cancel nothing.
                 comparable = value.detach().float() if value.itemsize == 1 else value.detach()
                 low = 0.0 if bool(comparable.amin() >= 0) else None
-            arguments.append(CapturedArgument(name, name, None, keyword, low, high, is_kept))
+            arguments.append(CapturedArgument(name, name, None, keyword, low, high, is_state))
         else:
             plain = {} if name in call.further else list(value) if isinstance(value, tuple) else value
             arguments.append(CapturedArgument(name, None, plain, keyword))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.result_structure import PLAIN, classes, is_made_of_its_parts, leaves, parts, tensors_of
+from mtmc_lsp.capture.result_structure import PLAIN, can_be_rebuilt, classes, leaves, parts, tensors_of
 from mtmc_lsp.capture.worker.calls import Call, user_error
 from mtmc_lsp.capture.worker.export import export_error
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
@@ -131,7 +131,7 @@ def _check_returned(value: Any, target: Target, named: Callable[[type], str]) ->
         kind = "a dict with keys that are no strings or integers"
     elif unnamed:
         kind, remedy = f"a {unnamed[0]}, which has no name in its file", f"Import {unnamed[0]} at the top of the file."
-    elif not is_made_of_its_parts(value):
+    elif not can_be_rebuilt(value):
         kind, remedy = "a dataclass that is more than its fields", "Return a plain dataclass, or a dictionary."
     else:
         return

@@ -12,9 +12,15 @@ from typing import Any
 import torch
 from torch.export.graph_signature import OutputKind
 
-from mtmc_lsp.capture.result_structure import RESULTS, SIZES, is_nested, put_together
+from mtmc_lsp.capture.result_structure import RESULTS, SIZES, fill_structure, is_nested
 from mtmc_lsp.capture.worker.passes.aten_aliases import canonical
-from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import awkward_sizes, blamed, is_symbol, step_of, symbols_of
+from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
+    causes_of,
+    is_symbol,
+    non_polynomials,
+    simplified_stride,
+    symbols_of,
+)
 from mtmc_lsp.capture.worker.size_conditions import Guard, Question, condition, guards_of, strongest
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
@@ -38,12 +44,12 @@ class InputTensor:
     """The workload's names of its dimensions, empty where a dimension is a number."""
 
 
-def decides_by_values(target: Target, line: int) -> TargetUnsupported:
+def depends_on_values(target: Target, line: int) -> TargetUnsupported:
     """The error for a target of which no single graph can be made; the line is 0 where it is not known."""
     return TargetUnsupported(
-        f"{target.qualname} decides by the values of a tensor, so it is no single graph",
+        f"{target.qualname} depends on the values of a tensor, so no single graph describes it",
         where=Location(target.path, line or target.start_line),
-        remedy="Write the choice with torch.where, or optimise the functions that it chooses between.",
+        remedy="Use torch.where for the choice, or optimise each of the functions separately.",
     )
 
 
@@ -143,7 +149,7 @@ class Reader:
             for symbol in symbols_of(_size(each, -1))
         }
         for node in self.program.graph.nodes:
-            for expression in awkward_sizes(node.meta.get("val"), node.target, numbers=True):
+            for expression in non_polynomials(node.meta.get("val"), node.target, numbers=True):
                 found = {**dict.fromkeys(self._blamed(expression), line_of(node)), **found}
         for guard in self._guards:
             text = str(guard.expression)
@@ -161,7 +167,7 @@ class Reader:
         held = {i for i, item in enumerate(self.inputs) if item.kind is not InputKind.ARGUMENT}
         parameters = {symbol for (i, _), symbols in self.symbols_at.items() if i in held for symbol in symbols}
         values = {symbol: self.sizes[name] for symbol, name in self.names.items() if name in self.sizes}
-        return blamed(expression, set(self.names), parameters, values)
+        return causes_of(expression, set(self.names), parameters, values)
 
     @cached_property
     def _guards(self) -> list[Guard]:
@@ -189,7 +195,7 @@ class Reader:
         """A stride as our size."""
         if isinstance(value, int):
             return Size.of(value)
-        return self._named(step_of(value.node.expr))
+        return self._named(simplified_stride(value.node.expr))
 
     def read(self) -> Graph:
         """The graph."""
@@ -260,7 +266,7 @@ class Reader:
         """The form of the results, its numbers by the names of the sizes."""
         if not is_nested(self.returns):
             return self.returns
-        return put_together(self.returns, lambda i: f"{RESULTS}[{i}]", lambda i: f"{SIZES}[{str(sizes[i])!r}]")
+        return fill_structure(self.returns, lambda i: f"{RESULTS}[{i}]", lambda i: f"{SIZES}[{str(sizes[i])!r}]")
 
     def _node(self, node: torch.fx.Node, references: dict[str, Argument]) -> Node | None:
         value = node.meta.get("val")
@@ -270,7 +276,7 @@ class Reader:
             references[node.name] = Ref(source.name, node.args[1])
             return None
         if "_local_scalar_dense" in str(node.target) or "aten.item." in str(node.target):
-            raise decides_by_values(self.target, line_of(node))
+            raise depends_on_values(self.target, line_of(node))
         if _is_idle_copy(node, self.numbers) or self._is_whole_copy(node):
             # Of `copy(y, x)` the last argument, of `clone(x)` the only one.
             references[node.name] = references[node.args[-1].name]

@@ -12,24 +12,24 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.side_effects import access_of
-from mtmc_lsp.core.workload import KeptTensor
+from mtmc_lsp.core.workload import StateTensor
 
 Home = tuple[dict[str, Any], str]
 """The dictionary in which a module holds an attribute, and its name there."""
 
 
-class KeepsTensors(Exception):
+class StateFound(Exception):
     """A target was found to keep tensors that are not yet arguments of its calls."""
 
-    def __init__(self, kept: Sequence[KeptTensor]) -> None:
+    def __init__(self, kept: Sequence[StateTensor]) -> None:
         super().__init__(", ".join(item.access for item in kept))
-        self.kept = tuple(kept)
+        self.tensors = tuple(kept)
 
 
-def kept_tensor(access: str, value: torch.Tensor) -> KeptTensor:
+def state_tensor(access: str, value: torch.Tensor) -> StateTensor:
     """The attribute with this access, as its value says."""
     name = "_".join(access.removeprefix("self.").replace("[", ".").replace("]", "").split("."))
-    return KeptTensor(name, access, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+    return StateTensor(name, access, tuple(value.shape), str(value.dtype).removeprefix("torch."))
 
 
 def home_of(instance: torch.nn.Module, access: str) -> Home:
@@ -84,9 +84,9 @@ def refuse_unknown(before: Mapping[str, torch.Tensor], changed: Collection[str],
         device: where the call's tensors are; what is kept elsewhere is none of them.
 
     Raises:
-        KeepsTensors: says what more is kept.
+        StateFound: says what more is kept.
     """
-    kept = [kept_tensor(access, value) for access, value in before.items() if access in changed]
+    kept = [state_tensor(access, value) for access, value in before.items() if access in changed]
     on_device = [item for item in kept if before[item.access].device.type == device]
     if on_device:
-        raise KeepsTensors(on_device)
+        raise StateFound(on_device)

@@ -272,7 +272,7 @@ def _call_sizes(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> dict[st
     specs = {item.name: item.tensor for item in capture.workload.arguments if item.tensor is not None}
     if set(specs) <= set(inputs):
         return sizes
-    beside = [size for item in capture.graph.unread for size in item.type.shape]
+    beside = [size for item in capture.graph.unread_inputs for size in item.type.shape]
     free = {*capture.graph.sizes, *(name for size in beside for name in size.symbols())}
     sizes |= {name: value for name, value in capture.workload.sizes.items() if name not in free}
     for name in set(specs) & set(inputs):

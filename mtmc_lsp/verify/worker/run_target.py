@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.result_structure import form, is_nested, leaves, parts
+from mtmc_lsp.capture.result_structure import is_nested, leaves, parts, structure_of
 from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
@@ -163,7 +163,7 @@ def plain(result: Any) -> Any:
 
 def flatten(value: Any) -> list[Any]:
     """What a target returned, as a list; of nested results the form comes behind them, for it counts too."""
-    own = form(value, written=lambda leaf: type(leaf).__name__)
+    own = structure_of(value, leaf_text=lambda leaf: type(leaf).__name__)
     return [*leaves(value), own] if parts(value) is not None and is_nested(own) else leaves(value)
 
 

@@ -85,7 +85,7 @@ def with_unread_apart(graph: Graph, seen: Container[str]) -> Graph:
     # The sizes of a parameter that is not read are none of the graph's.
     read = {name for item in inputs for size in (*item.type.shape, *item.type.stride) for name in size.symbols()}
     sizes = {name: size for name, size in graph.sizes.items() if name in read}
-    return replace(graph, inputs=inputs, unread=unread, sizes=sizes)
+    return replace(graph, inputs=inputs, unread_inputs=unread, sizes=sizes)
 
 
 def _sizes_of(node: Node) -> Iterator[Size]:

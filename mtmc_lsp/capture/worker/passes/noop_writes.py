@@ -26,13 +26,13 @@ def without_idle_writes(graph: Graph) -> Graph:
     for node in graph.nodes:
         node, ref = node.reading(same), Ref(node.name)
         word = node.op.split(".")[1]
-        if word in DEFAULTS and ref not in graph.left:
+        if word in DEFAULTS and ref not in graph.escaping:
             same[ref] = parts.setdefault(_part(word, node.args[0], node.args[1:], graph), ref)
         elif word in PARTS:
             base, written = node.args[:2]
             own = parts.get(_part(PARTS[word], base, node.args[2:], graph))
             # What both leave the target are two tensors, of which the caller may change one.
-            both_leave = {base, ref} <= graph.left
+            both_leave = {base, ref} <= graph.escaping
             assert isinstance(base, Ref)
             is_idle = written == own and base.name in graph.named and not both_leave
             if is_idle and graph.type_of(base) == graph.type_of(ref):

@@ -32,7 +32,7 @@ def _read_through(graph: Graph) -> Graph:
     for node in graph.nodes:
         node, ref = node.reading(same), Ref(node.name)
         equal: Ref | None = None
-        if _word(node) == "select" and ref not in graph.left:
+        if _word(node) == "select" and ref not in graph.escaping:
             node = chains.as_it_was_written(node)
             equal = chains.written_row(node)
         elif _word(node) in ("slice", "slice_scatter"):
@@ -40,7 +40,7 @@ def _read_through(graph: Graph) -> Graph:
         elif _word(node) == "select_scatter":
             equal = chains.written_before(node)
         # Two values that both leave the target are two tensors, of which the caller may change one.
-        if equal is not None and not {equal, ref} <= graph.left:
+        if equal is not None and not {equal, ref} <= graph.escaping:
             same[ref] = equal
         else:
             made[node.name] = node
@@ -65,7 +65,7 @@ class _Chains:
         kind = self._type(node.args[0])
         is_all = _is(start, 0, None) and _is(step, 1) and (end is None or _reaches(end, kind.shape[_dim(dim, kind)]))
         # What is written must be nobody else's memory, and what is read stays a tensor beside the one that is returned.
-        is_own = Ref(node.name) not in self.graph.left if is_read else self._is_written(same)
+        is_own = Ref(node.name) not in self.graph.escaping if is_read else self._is_written(same)
         return same if is_all and is_own and self._type(same) == node.type else None
 
     def as_it_was_written(self, node: Node) -> Node:
