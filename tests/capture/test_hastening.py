@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch._subclasses import fake_impls
 from torch.export import exported_program
 
-from mtmc_lsp.capture.worker.export_speedups import hasten_export
+from mtmc_lsp.capture.worker.export_speedups import speed_up_export
 from mtmc_lsp.capture.worker.passes.decompositions import expansions
 
 MODULES = {
@@ -37,7 +37,7 @@ def _programs() -> list[str]:
 def hastened(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_override_composite_implicit_decomp", "_collect_all_valid_cia_ops"):
         monkeypatch.setattr(exported_program, name, getattr(exported_program, name))
-    hasten_export()
+    speed_up_export()
 
 
 def test_programs_taken_apart_one_after_the_other_are_torchs_own(request: pytest.FixtureRequest) -> None:

@@ -20,8 +20,15 @@ from torch.export import Dim, export
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from mtmc_lsp.capture.result_structure import PLAIN, SIZES, is_tensor, leaves, structure_of
-from mtmc_lsp.capture.worker.export_speedups import hasten_export
-from mtmc_lsp.capture.worker.graph_reader import LINE_MARK, InputTensor, Reader, depends_on_values, line_of, written_in
+from mtmc_lsp.capture.worker.export_speedups import speed_up_export
+from mtmc_lsp.capture.worker.graph_reader import (
+    LINE_MARK,
+    InputTensor,
+    Reader,
+    depends_on_values,
+    line_of,
+    literal_inputs,
+)
 from mtmc_lsp.capture.worker.passes.decompositions import expansions
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, noting_questions
@@ -140,9 +147,9 @@ def export_graph(
         except TargetUnsupported:
             # Tracing can fail for symbolic sizes but work for constant ones, for example if a condition on sizes has no solution.
             break
-        attempts, written = attempts + 1, written_in(program)
+        attempts, written = attempts + 1, literal_inputs(program)
         reader = Reader(program, inputs, variables, target, flat.returns, written, questions)
-        non_polynomial = reader.awkward_symbols()
+        non_polynomial = reader.non_polynomial_symbols()
         constants = _with_same_name(
             inputs, (dimension for dimension, symbols in reader.symbols_at.items() if not symbols)
         )
@@ -153,7 +160,7 @@ def export_graph(
         if not non_polynomial:
             # Decomposition takes longer than the export, so it runs only if all remaining symbolic sizes are supported.
             reader = Reader(_expanded(program, target), inputs, variables, target, flat.returns, written, questions)
-            non_polynomial = reader.awkward_symbols()
+            non_polynomial = reader.non_polynomial_symbols()
         if not non_polynomial:
             return reader.read(), tuple(_size_notes(inputs, reader, fixed_by, text))
         for dimension, symbols in reader.symbols_at.items():
@@ -162,7 +169,7 @@ def export_graph(
                 fixed_by[dimension] = non_polynomial[symbol]
     fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
     program, questions = _export(flat, inputs, fixed, target)
-    written, program = written_in(program), _expanded(program, target)
+    written, program = literal_inputs(program), _expanded(program, target)
     return Reader(program, inputs, variables, target, flat.returns, written, questions).read(), (
         "the graph is valid only for the sizes of the workload",
     )
@@ -209,7 +216,7 @@ def _name(inputs: Sequence[InputTensor], dimension: Dimension) -> str:
 
 def _expanded(program: Any, target: Target) -> Any:
     """Decompose an exported program into functional operators, and some operators into simpler ones."""
-    hasten_export()
+    speed_up_export()
     with _recording_lines(target.path), torch.no_grad():
         try:
             return program.run_decompositions(expansions())

@@ -24,7 +24,7 @@ from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
 from mtmc_lsp.verify.worker.commands import candidate_failure, compared, unexplained
 from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
 from mtmc_lsp.verify.worker.determinism import differing
-from mtmc_lsp.verify.worker.inputs import EXACT, dotted, homes_of, place
+from mtmc_lsp.verify.worker.inputs import EXACT, dotted, place, slots_of
 from mtmc_lsp.verify.worker.instances import instance_of
 from mtmc_lsp.verify.worker.interpreter.patches import mend_interpreter
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
@@ -195,7 +195,7 @@ def _instance(module: Any, target: Target, capture: Capture, device: str, init: 
 def _place(instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> None:
     """Give the candidate the case's parameters and buffers: those of the same name, else the next of the same shape."""
     held = {**dict(instance.named_parameters()), **dict(instance.named_buffers())}
-    free, homes = list(held), homes_of(instance)
+    free, slots = list(held), slots_of(instance)
     for item in capture.graph.inputs:
         if item.kind is InputKind.ARGUMENT:
             continue
@@ -210,7 +210,7 @@ def _place(instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, tor
                 remedy="Give the candidate the reference's parameters, best under the same names.",
             )
         free.remove(name)
-        place(homes[id(held[name])], value)
+        place(slots[id(held[name])], value)
 
 
 def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> Call:
