@@ -16,7 +16,7 @@ from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.capture.module_paths import module_name
 from mtmc_lsp.capture.worker.calls import Call, build_call, constructed, user_error
 from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
-from mtmc_lsp.capture.worker.dependencies import Recorder, dependencies
+from mtmc_lsp.capture.worker.dependencies import DependencyRecorder, dependencies
 from mtmc_lsp.capture.worker.eager_run import buffers, flat_function, run_eagerly, run_without_data
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
@@ -70,7 +70,7 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         StateFound: the target has state tensors that the workload does not list.
     """
     device = "cuda" if workload.device == "cuda" and torch.cuda.is_available() else "cpu"
-    constructing, calling = Recorder(), Recorder()
+    constructing, calling = DependencyRecorder(), DependencyRecorder()
     call = _build_target(module, workload, device, constructing)
     inputs = _inputs(call, workload)
     _check_inputs(inputs, workload.target)
@@ -144,7 +144,7 @@ def _load_module(target: Target, source: str | None) -> Any:
         raise user_error(error, target, "when its file is imported") from error
 
 
-def _build_target(module: Any, workload: Workload, device: str, constructing: Recorder) -> Call:
+def _build_target(module: Any, workload: Workload, device: str, constructing: DependencyRecorder) -> Call:
     def construct(*arguments: Any) -> torch.nn.Module:
         with constructing:
             return constructed(*arguments)

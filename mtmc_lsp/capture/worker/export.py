@@ -31,7 +31,7 @@ from mtmc_lsp.capture.worker.graph_reader import (
 )
 from mtmc_lsp.capture.worker.passes.decompositions import expansions
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import NonPolynomialSize, Watch
-from mtmc_lsp.capture.worker.size_conditions import Question, noting_questions
+from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Target
@@ -252,7 +252,7 @@ def _export(
         for i, item in enumerate(inputs)
     )
     tensors = tuple(item.value for item in inputs)
-    with _recording_lines(target.path, watch), noting_questions(target.path) as questions, torch.no_grad():
+    with _recording_lines(target.path, watch), recording_questions(target.path) as questions, torch.no_grad():
         try:
             return export(_Module(flat), tensors, dynamic_shapes=(shapes,), strict=False), questions
         except Exception as error:
