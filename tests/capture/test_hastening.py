@@ -10,7 +10,7 @@ from torch._subclasses import fake_impls
 from torch.export import exported_program
 
 from mtmc_lsp.capture.worker.export_speedups import speed_up_export
-from mtmc_lsp.capture.worker.passes.decompositions import expansions
+from mtmc_lsp.capture.worker.passes.decompositions import decompositions
 
 MODULES = {
     "kept whole": lambda x: torch.softmax(x, -1) + F.silu(x) @ x.mT,
@@ -30,7 +30,7 @@ class _Module(torch.nn.Module):
 
 def _programs() -> list[str]:
     exported = [torch.export.export(_Module(name), (torch.ones(4, 4),), strict=False) for name in MODULES]
-    return [str(program.run_decompositions(expansions()).graph) for program in exported]
+    return [str(program.run_decompositions(decompositions()).graph) for program in exported]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mtmc_lsp.capture.worker.passes.aten_aliases import canonical
-from mtmc_lsp.capture.worker.passes.recurrent_layers import kept_whole
+from mtmc_lsp.capture.worker.passes.recurrent_layers import single_recurrent_operators
 
 LAYERS = [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN]
 
@@ -16,7 +16,7 @@ def test_a_layer_is_one_node_with_the_types_of_its_real_results(layer, batch_fir
     """The export holds one call, and what it says of shapes and strides is what the layer really gives."""
     module = layer(6, 5, 2, batch_first=batch_first, bidirectional=bidirectional).eval()
     x = torch.randn(4, 7, 6)
-    with kept_whole(), torch.no_grad():
+    with single_recurrent_operators(), torch.no_grad():
         program = torch.export.export(module, (x,), strict=False)
     called = [node for node in program.graph.nodes if "recurrent" in str(node.target)]
     assert len(called) == 1
@@ -35,7 +35,7 @@ def test_layers_compute_the_same_inside_and_are_as_before_afterwards(layer):
     x = torch.randn(5, 2, 3)
     with torch.no_grad():
         own, _ = module(x)
-        with kept_whole():
+        with single_recurrent_operators():
             inside, _ = module(x)
         after, _ = module(x)
     assert torch.equal(own, inside) and torch.equal(own, after)
@@ -45,7 +45,7 @@ def test_layers_compute_the_same_inside_and_are_as_before_afterwards(layer):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_in_training_without_dropout_is_one_node_too(layer):
-    with kept_whole(), torch.no_grad():
+    with single_recurrent_operators(), torch.no_grad():
         program = torch.export.export(layer(6, 5, 2), (torch.randn(4, 7, 6),), strict=False)
     assert len([node for node in program.graph.nodes if "recurrent" in str(node.target)]) == 1
 
@@ -54,7 +54,7 @@ def test_packed_sequences_and_dropout_run_as_they_are():
     """Neither has an operator: one has sizes of batches, the other draws random numbers."""
     layer = torch.nn.LSTM(3, 4, 2, dropout=0.5)
     packed = torch.nn.utils.rnn.pack_sequence([torch.randn(5, 3), torch.randn(2, 3)])
-    with kept_whole(), torch.no_grad():
+    with single_recurrent_operators(), torch.no_grad():
         result, _ = layer.eval()(packed)
         inside, _ = layer.train()(torch.randn(5, 2, 3))
     assert result.data.shape == (7, 4)
@@ -65,6 +65,6 @@ def test_the_weights_are_those_that_a_call_is_made_with():
     """A call with other tensors in the place of the parameters uses them, though the layer keeps a list of its own."""
     layer = torch.nn.GRU(3, 4).eval()
     zeros = {name: torch.zeros_like(value) for name, value in layer.named_parameters()}
-    with kept_whole(), torch.no_grad():
+    with single_recurrent_operators(), torch.no_grad():
         result, _ = torch.func.functional_call(layer, zeros, (torch.randn(5, 2, 3),))
     assert torch.count_nonzero(result) == 0

@@ -24,15 +24,15 @@ from mtmc_lsp.capture.worker.module_state import StateFound, non_parameter_tenso
 from mtmc_lsp.capture.worker.module_structure import aliases_in, class_name, used_modules
 from mtmc_lsp.capture.worker.passes.graph_cleanup import (
     Layout,
-    laid_out_as,
-    returning,
-    with_unread_apart,
-    without_dead_nodes,
+    remove_dead_nodes,
+    separate_unread_inputs,
+    with_layouts,
+    with_returned_inputs,
 )
-from mtmc_lsp.capture.worker.passes.masked_updates import refuse_unknown_sizes, with_masks_in_place
-from mtmc_lsp.capture.worker.passes.noop_writes import without_idle_writes
-from mtmc_lsp.capture.worker.passes.recurrent_layers import kept_whole, without_idle_modes
-from mtmc_lsp.capture.worker.passes.row_writes import with_rows_stacked
+from mtmc_lsp.capture.worker.passes.masked_updates import refuse_unknown_sizes, rewrite_masked_updates
+from mtmc_lsp.capture.worker.passes.noop_writes import remove_noop_writes
+from mtmc_lsp.capture.worker.passes.recurrent_layers import drop_irrelevant_modes, single_recurrent_operators
+from mtmc_lsp.capture.worker.passes.row_writes import stack_rows
 from mtmc_lsp.capture.worker.side_effects import (
     access_of,
     is_random,
@@ -81,7 +81,7 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
         with calling:
             returned = run_eagerly(module, call, inputs, workload.target)
     before = non_parameter_tensors(call.instance)
-    with kept_whole(), recording_attribute_uses(call.instance, workload.target.path) as uses:
+    with single_recurrent_operators(), recording_attribute_uses(call.instance, workload.target.path) as uses:
         function = flat_function(call, inputs)
         try:
             graph, notes = export_graph(
@@ -89,8 +89,8 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
             )
         finally:
             refuse_new_state(before, uses.writes.keys() - call.accesses, device)
-        graph = laid_out_as(graph, returned)
-        graph = without_dead_nodes(without_idle_writes(with_rows_stacked(with_masks_in_place(graph))))
+        graph = with_layouts(graph, returned)
+        graph = remove_dead_nodes(remove_noop_writes(stack_rows(rewrite_masked_updates(graph))))
         refuse_unknown_sizes(graph, workload.target)
         size_conditions = (
             *sizes_above_one(function, graph, device),
@@ -105,10 +105,10 @@ def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str],
     refuse_random(graph, workload.target)
     refuse_hidden_mutations(graph, workload.target)
     notes += _gradient_notes(workload)
-    constants = _constants(call, without_idle_modes(call.instance, uses.reads), workload.target)
+    constants = _constants(call, drop_irrelevant_modes(call.instance, uses.reads), workload.target)
     graph = replace(graph, constants=constants, state_attributes=tuple(item.access for item in workload.state))
     graph = replace(graph, fp32_matmul=_fp32_matmul(), fp32_convolution=_fp32_convolution())
-    graph = with_unread_apart(without_dead_nodes(returning(graph, returned_inputs)), uses.tensors)
+    graph = separate_unread_inputs(remove_dead_nodes(with_returned_inputs(graph, returned_inputs)), uses.tensors)
     _check_graph(graph, workload.target)
     if device == "cuda":
         modes = convolution_modes(lambda: flat_function(call, inputs)(*(item.value.clone() for item in inputs)), graph)

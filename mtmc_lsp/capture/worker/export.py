@@ -29,7 +29,7 @@ from mtmc_lsp.capture.worker.graph_reader import (
     line_of,
     literal_inputs,
 )
-from mtmc_lsp.capture.worker.passes.decompositions import expansions
+from mtmc_lsp.capture.worker.passes.decompositions import decompositions
 from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import NonPolynomialSize, Watch
 from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.core.errors import Location, TargetUnsupported
@@ -219,7 +219,7 @@ def _expanded(program: Any, target: Target) -> Any:
     speed_up_export()
     with _recording_lines(target.path), torch.no_grad():
         try:
-            return program.run_decompositions(expansions())
+            return program.run_decompositions(decompositions())
         except Exception as error:
             raise export_error(error, target) from error
 
