@@ -114,8 +114,8 @@ def random_values(
 
 def constructed(kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str) -> torch.nn.Module:
     """Construct a module on the device."""
-    made: torch.nn.Module = kind(*positional, **named).to(device)
-    return made
+    instance: torch.nn.Module = kind(*positional, **named).to(device)
+    return instance
 
 
 def build_call(
@@ -138,7 +138,7 @@ def build_call(
         device: of all tensors.
         sizes: value of each named size.
         seed: of the random values.
-        values: without it, tensor arguments have a shape but no own values, which saves the time to generate gigabytes.
+        values: without it, tensor arguments have shapes but no values, which saves the time to generate gigabytes.
         read: names of arguments that get values even without ``values``.
         stand_in: whether large float inputs of ``get_inputs`` may be replaced by random values generated on the device.
         construct: constructs the module, as :func:`constructed` does.
@@ -239,11 +239,11 @@ def _stand_ins(make: Callable[[], Any], device: str) -> list[Any]:
         return []
     return [
         torch.empty_strided(item.shape, item.stride(), dtype=torch.float32, device=device)
-        .uniform_(0.0 if known else -1.0, 1.0)
+        .uniform_(0.0 if is_nonnegative else -1.0, 1.0)
         .to(item.dtype)
         if isinstance(item, FakeTensor)
         else item
-        for item, known in zip(traced, signs, strict=True)
+        for item, is_nonnegative in zip(traced, signs, strict=True)
     ]
 
 

@@ -59,8 +59,8 @@ def capture(request: CaptureRequest) -> Capture:
     while True:
         try:
             return _capture_once(module, workload, request.variables, text)
-        except StateFound as found:
-            workload = replace(workload, state=(*workload.state, *found.tensors))
+        except StateFound as state:
+            workload = replace(workload, state=(*workload.state, *state.tensors))
 
 
 def _capture_once(module: Any, workload: Workload, variables: Mapping[int, str], text: Sequence[str]) -> Capture:

@@ -6,7 +6,6 @@ The bytecode of these functions names the globals that they read. Functions amon
 
 from __future__ import annotations
 
-import dis
 import inspect
 import linecache
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 import mtmc_lsp
+from mtmc_lsp.capture.worker.global_reads import global_reads, imported_reads
 from mtmc_lsp.capture.worker.side_effects import PLAIN
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 from mtmc_lsp.core.source_digest import source_digest
@@ -177,10 +177,10 @@ class _Collector:
             for values in closures:
                 for name, value in values.items():
                     self._closure(code, owner, name, value, has_one=len(closures) == 1)
-            for name, steps in _reads(code):
+            for name, steps in global_reads(code):
                 if name in namespace:
                     self._global(namespace, name, steps)
-            for module, steps in _imported(code, namespace):
+            for module, steps in imported_reads(code, namespace):
                 self._chain(module, steps)
 
     def class_attributes(self, instance: torch.nn.Module | None) -> None:
@@ -224,10 +224,10 @@ class _Collector:
             )
         )
         function = self._function(code, namespace)
-        for what in ("__defaults__", "__kwdefaults__"):
-            value = getattr(function, what, None)
+        for attribute in ("__defaults__", "__kwdefaults__"):
+            value = getattr(function, attribute, None)
             if value and access and _is_plain(value):
-                self._value(f"{name}.{what}", f"{access}.{what}", value, "", "")
+                self._value(f"{name}.{attribute}", f"{access}.{attribute}", value, "", "")
 
     def _location(self, code: CodeType, namespace: dict[str, Any]) -> tuple[str, str, bool]:
         """Access expression, qualified name, and whether these belong to the function itself.
@@ -423,50 +423,3 @@ def _file_of(kind: type) -> str:
 def _file_in(namespace: Mapping[str, Any], default: str) -> str:
     path = str(namespace.get("__file__") or default)
     return path if is_user_file(path) else ""
-
-
-# Bytecode ------------------------------------------------------------------------------------------------------------
-
-
-def _reads(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The global names that a function reads, with the attributes read from them: ``cfg.a.b`` gives ``(a, b)``."""
-    instructions = list(dis.get_instructions(code))
-    for i, item in enumerate(instructions):
-        if item.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield str(item.argval), _attributes(instructions, i + 1)
-
-
-def _attributes(instructions: list[dis.Instruction], start: int) -> tuple[str, ...]:
-    steps = []
-    for item in instructions[start:]:
-        if item.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            steps.append(str(item.argval))
-        elif item.opname not in ("CACHE", "PUSH_NULL"):
-            break
-    return tuple(steps)
-
-
-def _imported(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[ModuleType, tuple[str, ...]]]:
-    """The attributes that a function reads from modules that it imports itself."""
-    instructions = list(dis.get_instructions(code))
-    module: ModuleType | None = None
-    aliases: dict[str, ModuleType] = {}
-    for i, item in enumerate(instructions):
-        if item.opname == "IMPORT_NAME":
-            module = _module(str(item.argval), namespace)
-            if module is not None and instructions[i + 1].opname == "STORE_FAST":
-                # `import a.b` binds `a`.
-                top = _module(str(item.argval).split(".")[0], namespace)
-                aliases[str(instructions[i + 1].argval)] = top or module
-        elif item.opname == "IMPORT_FROM" and module is not None:
-            yield module, (str(item.argval),)
-        elif item.opname.startswith("LOAD_FAST"):
-            name = item.argval[-1] if isinstance(item.argval, tuple) else item.argval
-            if name in aliases:
-                yield aliases[name], _attributes(instructions, i + 1)
-
-
-def _module(name: str, namespace: Mapping[str, Any]) -> ModuleType | None:
-    package = namespace.get("__package__") or ""
-    module = sys.modules.get(name) or sys.modules.get(f"{package}.{name}")
-    return module if isinstance(module, ModuleType) else None

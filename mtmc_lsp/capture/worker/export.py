@@ -141,8 +141,8 @@ def export_graph(
         try:
             program, questions = _export(flat, inputs, fixed, target, watch)
         except NonPolynomialSize:
-            fixed |= _with_same_name(inputs, watch.found)
-            fixed_by |= {dimension: line_of(node) for dimension, node in watch.found.items()}
+            fixed |= _with_same_name(inputs, watch.non_polynomial)
+            fixed_by |= {dimension: line_of(node) for dimension, node in watch.non_polynomial.items()}
             continue
         except TargetUnsupported:
             # Tracing can fail for symbolic sizes but work for constant ones, for example if a condition on sizes has no solution.
@@ -186,13 +186,13 @@ def _size_notes(
     inputs: Sequence[InputTensor], reader: Reader, fixed_by: Mapping[Dimension, int], text: Sequence[str]
 ) -> Iterator[str]:
     """Notes on named sizes that are constant in the graph. Sizes of 0 or 1 get no note: they are always specialised."""
-    noted: set[str] = set()
+    reported: set[str] = set()
     for i, item in enumerate(inputs):
         for d, name in enumerate(item.size_names):
             value = int(item.value.shape[d])
-            if not name or name in noted or reader.symbols_at[i, d] or value < 2:
+            if not name or name in reported or reader.symbols_at[i, d] or value < 2:
                 continue
-            noted.add(name)
+            reported.add(name)
             line = next(
                 (
                     fixed_by[dimension]
@@ -256,7 +256,7 @@ def _export(
         try:
             return export(_Module(flat), tensors, dynamic_shapes=(shapes,), strict=False), questions
         except Exception as error:
-            if watch is not None and watch.found:
+            if watch is not None and watch.non_polynomial:
                 # Torch may have wrapped the exception.
                 raise NonPolynomialSize from error
             raise export_error(error, target) from error

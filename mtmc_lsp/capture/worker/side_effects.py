@@ -129,18 +129,23 @@ def access_of(name: str) -> str:
 
 
 def _record_settings(
-    module: torch.nn.Module, access: str, uses: AttributeUses, known: set[int]
+    module: torch.nn.Module, access: str, uses: AttributeUses, seen_by_outer_modules: set[int]
 ) -> list[tuple[Any, type]]:
     """Record reads from objects that hold a module's settings, such as ``self.config``.
 
     Returns:
-        These objects and their classes, to restore them. Objects in ``known`` belong to an outer module and are skipped.
+        The objects and their classes, to restore them. ``seen_by_outer_modules`` has the ``id`` of objects to skip.
     """
     changed = []
     for name, value in list(module.__dict__.items()):
         kind = type(value)
         plain_object = hasattr(value, "__dict__") and not callable(value) and not isinstance(value, ModuleType)
-        if name.startswith("_") or not plain_object or isinstance(value, torch.Tensor) or id(value) in known:
+        if (
+            name.startswith("_")
+            or not plain_object
+            or isinstance(value, torch.Tensor)
+            or id(value) in seen_by_outer_modules
+        ):
             continue
         try:
             object.__setattr__(value, "__class__", _recording_settings(kind, f"{access}.{name}", uses))

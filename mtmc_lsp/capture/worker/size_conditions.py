@@ -25,7 +25,7 @@ from mtmc_lsp.core.sizes import rename_symbols
 
 LIBRARY_FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 FORWARDING_FILES = (torch.__file__, __file__)
-"""Files between the code that asks a question and the place where it is recorded."""
+"""Files between the code that asks a question and the code that records it."""
 OPERATORS = {
     "Add": " + ",
     "Mul": " * ",

@@ -34,7 +34,7 @@ class Watch:
         self._values, self._module_inputs, self._fixed = values, module_inputs, fixed
         self._placeholders: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
         self._checked: set[torch.fx.Node] = set()
-        self.found: dict[tuple[int, int], torch.fx.Node] = {}
+        self.non_polynomial: dict[tuple[int, int], torch.fx.Node] = {}
         """Dimensions to make constant after the export was stopped, each with the node whose size or stride is non-polynomial."""
 
     def check_inputs(self, node: torch.fx.Node) -> None:
@@ -53,8 +53,8 @@ class Watch:
                 continue
             self._checked.add(source)
             for expression in non_polynomials(value, source.target, numbers=False):
-                self.found |= dict.fromkeys(self._causes(expression, placeholders) - self._fixed, source)
-            if self.found:
+                self.non_polynomial |= dict.fromkeys(self._causes(expression, placeholders) - self._fixed, source)
+            if self.non_polynomial:
                 raise NonPolynomialSize
 
     def _causes(self, expression: Any, placeholders: Sequence[torch.fx.Node]) -> set[tuple[int, int]]:
