@@ -1,6 +1,6 @@
 """Set up a fresh machine and run the demo or the tests. Needs only the standard library and Python 3.10 or later.
 
-    python3 scripts/dev.py setup | demo | test | e2e
+    python3 scripts/dev.py setup | demo | test | test-all | e2e
 
 Creates ``.venv`` in the checkout, without sudo. ``e2e`` tests the VS Code extension in a real VS Code; it also installs Debian
 packages, and exits with 3 if that is not possible. Without a CUDA GPU, a CPU build of torch is preferred if pip can find one.
@@ -38,7 +38,7 @@ DEMO = "examples/rmsnorm_residual.py::rmsnorm_residual"
 def main() -> int:
     """Run the command given by the first argument."""
     command, *rest = sys.argv[1:] or ["setup"]
-    if command not in ("setup", "demo", "test", "e2e"):
+    if command not in ("setup", "demo", "test", "test-all", "e2e"):
         print(__doc__, file=sys.stderr)
         return 2
     set_up()
@@ -46,7 +46,9 @@ def main() -> int:
         return run(PYTHON, "-m", "mtmc_lsp", "optimize", DEMO, *rest)
     if command == "e2e":
         return end_to_end(rest)
-    return test(rest) if command == "test" else 0
+    if command == "setup":
+        return 0
+    return test("not gpu" if command == "test-all" else "not gpu and not slow", rest)
 
 
 def worker_count() -> str:
@@ -54,13 +56,17 @@ def worker_count() -> str:
     return str(min(os.cpu_count() or 1, MAX_CORES) + 1)
 
 
-def test(arguments: list[str]) -> int:
-    """Run linter, type checker, tests, and the extension's tests. All run; the exit code is the first failure's."""
+def test(marks: str, arguments: list[str]) -> int:
+    """Run linter, type checker, the tests that ``marks`` selects, and the extension's tests; all run.
+
+    Returns:
+        The exit code of the first that fails, or 0.
+    """
     codes = [
         run(PYTHON, "-m", "ruff", "check", "."),
         run(PYTHON, "-m", "ruff", "format", "--check", "."),
         run(PYTHON, "-m", "mypy"),
-        run(PYTHON, "-m", "pytest", "-n", worker_count(), "-m", "not gpu", *arguments),
+        run(PYTHON, "-m", "pytest", "-n", worker_count(), "-m", marks, *arguments),
     ]
     extension = ROOT / "vscode-extension"
     # Only if node_modules exists: other developers need neither node nor these packages.

@@ -21,8 +21,9 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.app import pipeline as session
 from mtmc_lsp.app.export import REFERENCE, kernelbench, kernelbench_reference
+from mtmc_lsp.app.pipeline import Pipeline
+from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.errors import MtmcError
@@ -107,8 +108,9 @@ def write(row: dict[str, Any], problems: Path, out: Path) -> str:
     name, _, target = str(row["problem"]).partition("::")
     try:
         path = (problems / f"{name}.py").resolve()
-        opened = session.open_target(session.Request(path, target or REFERENCE, Settings(), sys.executable))
-        capture = session.capture_target(opened)
+        opened = open_target(Request(path, target or REFERENCE, Settings(), sys.executable))
+        with Pipeline(opened) as pipeline:
+            capture = pipeline.capture()
         coder = BuiltinCoder()
         version = coder.start(capture, opened.plain.decode())
         actions = [from_json(MacroAction, step["action"]) for step in accepted_steps(row)]
@@ -121,7 +123,17 @@ def write(row: dict[str, Any], problems: Path, out: Path) -> str:
     final = Final(version.source, "", None, None)
     status, source_hash = RunStatus.IMPROVED, opened.source_hash
     result = RunResult(
-        SCHEMA, "", opened.target, capture.workload, capture.environment, (), (step,), final, status, 0.0, source_hash
+        SCHEMA,
+        "",
+        opened.definition,
+        capture.workload,
+        capture.environment,
+        (),
+        (step,),
+        final,
+        status,
+        0.0,
+        source_hash,
     )
     (out / f"{file_name(row)}.py").write_text(kernelbench_reference(result), encoding="utf-8")
     (out / f"{file_name(row)}_new.py").write_text(kernelbench(result), encoding="utf-8")

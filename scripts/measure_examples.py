@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mtmc_lsp.app.provenance import current_build, without_absolute_paths
+from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.process.isolation import isolated_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,7 +111,8 @@ def main() -> None:
             print(rows[-1], flush=True)
             for step in document.get("steps", []) or []:
                 print(f"    {step['status']:9} {step['action']['text'][:60]:60} {step['reason'][:170]}", flush=True)
-            stream.write(json.dumps(summary(name, document)) + "\n")
+            result = {**to_json(current_build()), **summary(name, document)}
+            stream.write(json.dumps(without_absolute_paths(result, ROOT)) + "\n")
             stream.flush()
     (options.folder / "table.txt").write_text("\n".join(rows) + "\n")
 

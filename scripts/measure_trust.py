@@ -18,7 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.app.pipeline import Request, capture_target, open_measurer, open_target
+from mtmc_lsp.app.pipeline import Pipeline, RunOptions
+from mtmc_lsp.app.provenance import current_build, without_absolute_paths
+from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.results import Ratio, Speed, Timing
@@ -90,9 +92,15 @@ class Bench:
         self.rows = rows
         path = folder / f"scaled_{rows}.py"
         path.write_text(source(rows))
-        self._opened = open_target(Request(path, "scaled", Settings(), sys.executable))
-        self.capture: Capture = capture_target(self._opened)
-        self.measurer: LocalMeasurer = open_measurer(self._opened, self.capture, fresh=True)
+        target = open_target(Request(path, "scaled", Settings(), sys.executable))
+        self._pipeline = Pipeline(target, RunOptions(fresh=True))
+        self._pipeline.__enter__()
+        self.capture: Capture = self._pipeline.capture()
+        self.measurer: LocalMeasurer = self._pipeline.measurer()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pipeline.__exit__(None, None, None)
 
     def time(self, number: int, more: float = 0.0, previous: float | None = None) -> Timing:
         """One timing without caches."""
@@ -182,7 +190,7 @@ def main() -> int:
             if not long.measurer.has_gpu:
                 print("this machine has no GPU", file=sys.stderr)
                 return 3
-            report["environment"] = to_json(long.capture.environment)
+            report.update(to_json(current_build()), environment=to_json(long.capture.environment))
             parts: dict[str, Callable[[], dict[str, Any]]] = {
                 "overhead": lambda: overhead(short, 3),
                 "spread of repeats": lambda: repeats(long, options.repeats),
@@ -195,12 +203,12 @@ def main() -> int:
                     report[name] = {**part(), "wall_seconds": time.monotonic() - started}
                 except MtmcError as error:
                     report[name] = {"held": False, "error": str(error), "wall_seconds": time.monotonic() - started}
-                options.out.write_text(json.dumps(report, indent=1) + "\n")
+                options.out.write_text(json.dumps(without_absolute_paths(report, Path(folder)), indent=1) + "\n")
                 printed = {key: value for key, value in report[name].items() if key != "timing"}
                 print(f"{'held' if report[name]['held'] else 'NOT HELD'}  {name}: {json.dumps(printed)}", flush=True)
         finally:
-            long.measurer.close()
-            short.measurer.close()
+            long.close()
+            short.close()
     return 0 if all(value["held"] for value in report.values() if isinstance(value, dict) and "held" in value) else 1
 
 

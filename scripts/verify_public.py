@@ -10,7 +10,6 @@ interpreter. The exit code is 1 if a kernel is not certified.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import tempfile
@@ -18,12 +17,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtmc_lsp.app.pipeline import capture_target
+from mtmc_lsp.app.pipeline import Pipeline, RunOptions
 from mtmc_lsp.app.verify_pair import open_pair
 from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict, verify_foreign
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
-from mtmc_lsp.verify.pair import Pair, PairVerdict, PairVerifier
-from mtmc_lsp.verify.pair_reference import Reference
+from mtmc_lsp.verify.adapters import ForeignCandidate
+from mtmc_lsp.verify.reference import Reference
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def outcome(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -
     return verdict.status.value, verdict.reason
 
 
-def verify_kernel(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> PairVerdict:
+def verify_kernel(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> ForeignVerdict:
     """Write both files and verify one against the other."""
     names = ", ".join(part.partition("=")[0] for part in kernel.workload.split() if "[" in part)
     stem = kernel.name.replace(" ", "_")
@@ -219,13 +219,13 @@ def verify_kernel(kernel: Kernel, code: Path, folder: Path, fork_server: ForkSer
         encoding="utf-8",
     )
     first, second = open_pair(f"{reference}::own", f"{candidate}::public", None, sys.executable)
-    capture = capture_target(first, fork_server)
-    pair = Pair(capture, first.plain.decode(), second.target, second.text.decode())
-    with contextlib.ExitStack() as stack:
-        reference_process = stack.enter_context(Reference(capture, pair.own, sys.executable, fork_server=fork_server))
-        verifier = PairVerifier(pair, reference_process, takes_empty=kernel.takes_empty)
-        stack.callback(verifier.close)
-        return verifier.verify()
+    with Pipeline(first, RunOptions(fork_server=fork_server)) as pipeline:
+        capture = pipeline.capture()
+        candidate_source = ForeignCandidate(
+            capture, second.definition, second.text.decode(), takes_empty=kernel.takes_empty
+        )
+        with Reference(capture, first.plain.decode(), sys.executable, fork_server=fork_server) as reference_side:
+            return verify_foreign(candidate_source, reference_side)[0]
 
 
 if __name__ == "__main__":

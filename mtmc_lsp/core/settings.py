@@ -84,6 +84,8 @@ class Settings:
     """What chooses the next step: ``roofline`` or ``llm``."""
     coder: str = "builtin"
     """What writes the step: ``builtin``, ``llm``, or ``auto`` (built-in first, then the model for what it cannot write)."""
+    exclude_actions: tuple[str, ...] = ()
+    """Action kinds and rewrite rules that the planner never proposes, such as ``vectorize``."""
     max_autotune: bool = False
     """Whether to time ``torch.compile`` in ``max-autotune`` mode as another baseline. This takes minutes."""
     llm: LlmSettings = LlmSettings()
@@ -116,6 +118,11 @@ def _one_of(allowed: tuple[str, ...]) -> typing.Callable[[Any], str]:
     return lambda value: "" if value in allowed else f"{value!r} is not one of {', '.join(allowed)}"
 
 
+def _exclude_problem(names: tuple[str, ...]) -> str:
+    invalid = [name for name in names if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)]
+    return f"{invalid[0]!r} is not the name of an action or rewrite rule; use names like vectorize" if invalid else ""
+
+
 CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "archs": _archs_problem,
     "precision": lambda value: "" if value in ("budget", "strict") else f"{value!r} is neither budget nor strict",
@@ -123,6 +130,7 @@ CHECKS: dict[str, typing.Callable[[Any], str]] = {
     "max_steps": lambda value: "" if value > 0 else f"{value} steps are not possible; it must be above 0",
     "planner": _one_of(PLANNERS),
     "coder": _one_of(CODERS),
+    "exclude_actions": _exclude_problem,
 }
 """Setting to a function that returns the problem with a value, or an empty string."""
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mtmc_lsp.app.bench_summary import Means, Score, Summary
+from mtmc_lsp.app.bench.summary import Means, Score, Summary
 
 MAX_REASONS, MAX_NAMES, MAX_OPERATIONS = 20, 4, 20
 
@@ -14,6 +14,10 @@ MAX_REASONS, MAX_NAMES, MAX_OPERATIONS = 20, 4, 20
 def show_summary(out: Console, summary: Summary) -> None:
     """Show correctness and speedups by level, then the unsolved problems with reasons."""
     out.print()
+    for build in summary.builds:
+        out.print(Text(build, style="dim"))
+    if len(summary.builds) > 1:
+        out.print(Text("these results come from more than one build: their means mix them", style="yellow"))
     for environment in summary.environments:
         out.print(Text(environment, style="dim"))
     if len(summary.environments) > 1:

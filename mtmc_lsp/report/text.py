@@ -18,6 +18,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.results import CheckStatus, Timing
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.report.checks import by_name
 from mtmc_lsp.report.phrases import (
     headline,
@@ -30,7 +31,6 @@ from mtmc_lsp.report.phrases import (
     verdict_line,
 )
 from mtmc_lsp.search.store import RunRecord
-from mtmc_lsp.verify.pair import PairVerdict
 
 STYLE = {StepStatus.ACCEPTED: "green", StepStatus.REJECTED: "yellow", StepStatus.FAILED: "red"}
 MARK = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}
@@ -200,7 +200,7 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     return table
 
 
-def show_pair(out: Console, pair: PairVerdict) -> None:
+def show_pair(out: Console, pair: ForeignVerdict) -> None:
     """Show a pair's verdict: all checks with their numbers of cases, the verdict, and the timing."""
     verdict = pair.verdict
     table = Table("", "check", "cases", "", box=None, padding=(0, 1))

@@ -20,7 +20,7 @@ def line_of(text: str) -> int:
 MISTAKES = [
     # arguments, exit code, error code, words of the message, line
     (["optimize", "model.py"], 2, "request", "cannot read 'model.py'", 0),
-    (["optimize"], 2, "request", "what is to be optimised", 0),
+    (["optimize"], 2, "request", "no target is named", 0),
     (["optimize", "absent.py::f"], 2, "request", "no such file", 0),
     (["optimize", "model.py::nope"], 2, "no-such-target", "'nope'", 0),
     (["optimize", "model.py::broken"], 2, "syntax-error", "does not parse", line_of("    return x +")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,19 +15,20 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.errors import TargetRaises
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.results import KernelReport
+from mtmc_lsp.core.results import CheckStatus, KernelReport
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind, analyse
-from mtmc_lsp.process.worker.tensor_ipc import give, take
+from mtmc_lsp.process.worker.tensor_ipc import export_, import_
 from mtmc_lsp.process.worker_process import RESULTS, Worker
 from mtmc_lsp.schedule.configs import KernelConfig
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.messages import CandidateRequest, CandidateSource, CaseRequest, JudgeRequest, ReferenceRequest
 
 SECONDS = 60.0
 NOT_LAUNCHED = "no kernel was launched"
@@ -44,6 +44,7 @@ class Checker:
         self._own, self._runner = (Worker(sys.executable, cwd=str(folder), env=env) for _ in range(2))
         self._compiler = Worker(sys.executable, cwd=str(folder))
         self._written = 0
+        self._expected, self._results = str(folder / "expected.pt"), folder / "results.pt"
 
     def close(self) -> None:
         """End the workers."""
@@ -62,19 +63,19 @@ class Checker:
 
     def wrong(self, capture: Capture, candidates: Sequence[Candidate], case: Case) -> list[str]:
         """For each candidate what is wrong with it on the case; empty texts where nothing is."""
-        common = self._referenced(capture, case)
-        return [self._wrong(common, candidate) for candidate in candidates]
+        data = self._referenced(capture, case)
+        return [self._wrong(data, candidate) for candidate in candidates]
 
     def first_wrong(self, capture: Capture, candidate: Candidate, cases: Sequence[Case]) -> str:
         """What is wrong on the first case where something is. The guard must hold on the first of them."""
         for number, case in enumerate(cases):
             try:
-                common = self._referenced(capture, case)
+                data = self._referenced(capture, case)
             except TargetRaises:
                 # The user's own code does not take these sizes; it takes those of its workload.
                 assert number
                 continue
-            wrong = self._wrong(common, candidate)
+            wrong = self._wrong(data, candidate)
             if wrong and not (number and wrong == NOT_LAUNCHED):
                 return f"{wrong} (on {case.label})"
         return ""
@@ -85,33 +86,29 @@ class Checker:
         Raises:
             AssertionError: it failed, or launched no kernel.
         """
-        sizes = dict(capture.graph.sizes)
-        common = self._common(capture, Case(sizes, "given", 0))
-        give(dict(inputs), common["inputs"], in_memory=False)
-        seen = self._runner.call_untyped("measure.candidate", {**common, "source": candidate.source}, SECONDS)
-        assert seen["status"] == "ran", seen["reason"]
-        assert seen["launches"], NOT_LAUNCHED
-        self._runner.copy_file(RESULTS, Path(common["results"]))
-        results: list[torch.Tensor] = take(common["results"], "cpu")["results"]
+        data = self._data(capture, Case(dict(capture.graph.sizes), "given", 0))
+        export_(dict(inputs), data.inputs, in_memory=False)
+        answer = self._runner.call(CandidateRequest(data, CandidateSource(candidate.source)), SECONDS)
+        assert answer.status == "ran", answer.reason
+        assert answer.launches, NOT_LAUNCHED
+        self._runner.copy_file(RESULTS, self._results)
+        results: list[torch.Tensor] = import_(str(self._results), "cpu")["results"]
         return results
 
-    def _referenced(self, capture: Capture, case: Case) -> dict[str, Any]:
-        common = self._common(capture, case)
-        self._own.call_untyped("measure.reference", common, SECONDS)
-        return common
+    def _referenced(self, capture: Capture, case: Case) -> CaseRequest:
+        data = self._data(capture, case)
+        self._own.call(ReferenceRequest(data, self._expected), SECONDS)
+        return data
 
-    def _common(self, capture: Capture, case: Case) -> dict[str, Any]:
-        """What all requests about a case say."""
-        files = {name: str(self.folder / f"{name}.pt") for name in ("inputs", "expected", "results")}
-        return {
-            "capture": to_json(capture),
-            "own": Path(capture.workload.target.path).read_text(),
-            "widened": any(item.type.dtype == "bfloat16" for item in capture.graph.inputs),
-            "case": {**to_json(case), "label": case.label},
-            "precision": "budget",
-            "repeats": 1,
-            **files,
-        }
+    def _data(self, capture: Capture, case: Case) -> CaseRequest:
+        """What all requests about a case share."""
+        return CaseRequest(
+            capture,
+            own=Path(capture.workload.target.path).read_text(),
+            case=case,
+            inputs=str(self.folder / "inputs.pt"),
+            widened=any(item.type.dtype == "bfloat16" for item in capture.graph.inputs),
+        )
 
     def compile_errors(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[str]:
         """What the compiler says against the candidate's kernels."""
@@ -132,16 +129,16 @@ class Checker:
         assert len(kernels) == len(candidate.launches) * len(archs)
         return list(kernels)
 
-    def _wrong(self, common: Mapping[str, Any], candidate: Candidate) -> str:
-        seen = self._runner.call_untyped("measure.candidate", {**common, "source": candidate.source}, SECONDS)
-        if seen["status"] != "ran":
-            return str(seen["reason"])
-        if not seen["launches"]:
+    def _wrong(self, data: CaseRequest, candidate: Candidate) -> str:
+        answer = self._runner.call(CandidateRequest(data, CandidateSource(candidate.source)), SECONDS)
+        if answer.status != "ran":
+            return answer.reason
+        if not answer.launches:
             return NOT_LAUNCHED
-        self._runner.copy_file(RESULTS, Path(common["results"]))
-        compared = self._own.call_untyped("measure.compare", {**common, "differing": seen["differing"]}, SECONDS)
-        failed = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
-        return "; ".join(failed)
+        self._runner.copy_file(RESULTS, self._results)
+        request = JudgeRequest(data, self._expected, str(self._results), precision="budget")
+        checks = self._own.call(request, SECONDS).checks
+        return "; ".join(f"{check.name}: {check.detail}" for check in checks if check.status is CheckStatus.FAILED)
 
 
 def start(capture: Capture) -> Candidate:

@@ -53,7 +53,7 @@ MUTATIONS: tuple[tuple[str, dict[str, object], str, str], ...] = (
 def rejection(checker: Checker, capture: Capture, candidate: Candidate) -> str:
     """What is first seen to be wrong on the cases on which verification runs kernels."""
     for case in verification_cases(capture, interpreted=True, seed=5):
-        if not case.is_kernels_ground:
+        if not case.expects_kernel:
             continue
         try:
             if wrong := checker.wrong(capture, [candidate], case)[0]:
