@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mtmc_lsp.capture.recorder
 from mtmc_lsp.capture.module_paths import project_root
-from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedTarget, keep_records, merged
+from mtmc_lsp.capture.recorded_calls import RECORDS, RecordedTarget, merge_records, store_records
 from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.process.project_files import FOLDER
@@ -58,12 +58,12 @@ def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, q
         code = _run(command, folder, {**_environment(), "MTMC_RECORD": json.dumps(settings)}, quiet)
         files = sorted(Path(out).glob("*.json"))
         recorded = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    targets = _known(merged(recorded))
+    targets = _known(merge_records(recorded))
     for project in {project_root(Path(target.path)) for target in targets}:
         # Opening the store creates the folder with its .gitignore.
         with Store(project / FOLDER) as store:
             in_project = [target for target in targets if project_root(Path(target.path)) == project]
-            keep_records(store.folder / RECORDS, in_project)
+            store_records(store.folder / RECORDS, in_project)
     return Recording(tuple(command), code, tuple(targets), bool(files))
 
 

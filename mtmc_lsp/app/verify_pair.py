@@ -108,7 +108,7 @@ def verify_pair(
     """
     reference, candidate, options = prepared.reference, prepared.candidate, prepared.options
     settings, python = reference.settings, reference.python
-    for item in capture.workload.kept:
+    for item in capture.workload.state:
         raise TargetUnsupported(
             f"{reference.qualname} keeps {item.access} between calls; a candidate would keep it under another name",
             where=Location(str(reference.path), reference.definition.start_line),

@@ -1,1 +1,1 @@
-"""Workload to example inputs, graph and eager facts; the in_worker part runs under the user's interpreter."""
+"""Captures a target: finds its workload and turns it into a graph. ``worker`` runs under the user's interpreter."""

@@ -1,4 +1,4 @@
-"""Find a target's workload, and capture it in a worker."""
+"""Finds a target's workload and captures it in a worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.capture.module_paths import package_of, project_root
-from mtmc_lsp.capture.recorded_calls import recorded, recorded_workload
+from mtmc_lsp.capture.recorded_calls import find_record, workload_from_record
 from mtmc_lsp.core.errors import Location, NoWorkload, TargetUnsupported
 from mtmc_lsp.core.workload import Capture, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.process.worker_process import Worker
@@ -18,40 +18,42 @@ from mtmc_lsp.source.workload.directive import parse_directive, suggest_directiv
 
 
 def find_workload(path: str, text: bytes, target: Target, records: Path | None = None) -> Workload:
-    """The target's workload: from its directive, jaxtyping annotations, ``get_inputs``, or recorded calls, in this order.
+    """Find the target's workload in its directive, jaxtyping annotations, ``get_inputs`` or recorded calls, in this order.
 
     Raises:
-        TargetUnsupported: the target is a kernel.
-        NoWorkload: there is none; the remedy is the directive to add.
+        TargetUnsupported: the target is a Triton kernel.
+        NoWorkload: the target has no workload; the remedy contains a directive to paste.
     """
     if target.kind is TargetKind.KERNEL:
         raise TargetUnsupported(
-            f"{target.qualname} is a Triton kernel already, and kernels cannot be optimised yet",
+            f"{target.qualname} is already a Triton kernel, and mtmc-lsp does not optimise kernels",
             where=Location(path, target.start_line),
-            remedy="Choose the function that calls it, or a PyTorch function.",
+            remedy="Choose a PyTorch function, for example the one that launches this kernel.",
         )
-    found = parse_directive(text, target, path) or workload_from_annotations(text, target, path)
-    if found is None and any(item.qualname == "get_inputs" for item in find_targets(text, path)):
-        found = Workload(target, WorkloadSource.GET_INPUTS)
-    calls = recorded(target, records) if found is None and records is not None else None
+    workload = parse_directive(text, target, path) or workload_from_annotations(text, target, path)
+    if workload is None and any(item.qualname == "get_inputs" for item in find_targets(text, path)):
+        workload = Workload(target, WorkloadSource.GET_INPUTS)
+    calls = find_record(target, records) if workload is None and records is not None else None
     if calls is not None:
-        found = recorded_workload(target, calls)
-    if found is None:
-        seen = f": its {calls.count} recorded calls cannot be repeated, as {calls.calls[0].unusable}" if calls else ""
+        workload = workload_from_record(target, calls)
+    if workload is None:
+        reason = (
+            f": none of its {calls.count} recorded calls can be repeated: {calls.calls[0].unusable}" if calls else ""
+        )
         raise NoWorkload(
-            f"no example inputs are known for {target.qualname}{seen}",
+            f"no example inputs are known for {target.qualname}{reason}",
             where=Location(path, target.start_line),
-            remedy=f"Add this line above it, with your own sizes:\n    {suggest_directive(text, target)}\n"
+            remedy=f"Add this line above it, with your sizes:\n    {suggest_directive(text, target)}\n"
             "  or record real calls: mtmc record -- python your_program.py",
         )
-    return found
+    return workload
 
 
 def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: float) -> Capture:
-    """Run the target's file in the worker and bring back its graph.
+    """Run the target's file in the worker and return its graph.
 
     Raises:
-        RequestError: the target or its workload cannot be captured; names file, line and remedy.
+        RequestError: the target cannot be captured with this workload; names file, line and remedy.
     """
     target = workload.target
     first, last = (
@@ -61,5 +63,5 @@ def run_capture(workload: Workload, source: bytes, worker: Worker, timeout_s: fl
     capture = worker.call(CaptureRequest(workload, variables, source.decode()), timeout_s)
     path = Path(target.path)
     roots = (str(project_root(path)), str(package_of(path)[1]))
-    known = with_definitions(capture.graph.dependencies, target, source, roots)
-    return replace(capture, graph=replace(capture.graph, dependencies=known))
+    dependencies = with_definitions(capture.graph.dependencies, target, source, roots)
+    return replace(capture, graph=replace(capture.graph, dependencies=dependencies))

@@ -19,6 +19,6 @@ class CaptureRequest(Request[Capture]):
 
     workload: Workload
     variables: Mapping[int, str]
-    """Line number to the variable that the line assigns."""
+    """1-based line number to the variable that the line assigns."""
     source: str | None = None
-    """The text of the file without earlier generated code; ``None`` reads the file."""
+    """Text of the file without generated code of earlier runs; ``None`` reads the file."""

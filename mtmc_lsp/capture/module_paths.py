@@ -1,22 +1,22 @@
-"""Where a file belongs: its project and its package."""
+"""The project and the package that a file belongs to."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
+PROJECT_MARKERS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
 def project_root(path: Path) -> Path:
-    """The nearest folder above the file with a project mark, else the folder of its top-level package."""
+    """The nearest parent folder that contains a project file, else the parent folder of the top-level package."""
     for folder in path.parents:
-        if any((folder / mark).exists() for mark in ROOT_MARKS):
+        if any((folder / marker).exists() for marker in PROJECT_MARKERS):
             return folder
     return package_of(path)[1]
 
 
 def package_of(path: Path) -> tuple[str, Path]:
-    """The dotted package that holds the file (empty for none), and the folder that must be on the path for it."""
+    """The dotted name of the file's package (empty if none), and the folder that has to be in ``sys.path`` to import it."""
     parts: list[str] = []
     folder = path.parent
     while (folder / "__init__.py").exists():
@@ -26,6 +26,6 @@ def package_of(path: Path) -> tuple[str, Path]:
 
 
 def module_name(path: Path) -> str:
-    """The name under which the file is imported."""
+    """The file's module name for imports."""
     package, _ = package_of(path)
     return f"{package}.{path.stem}" if package else path.stem

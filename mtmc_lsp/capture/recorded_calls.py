@@ -1,4 +1,4 @@
-"""Calls noted by ``mtmc record``: put together from the processes that saw them, kept in the project, made workloads."""
+"""Calls recorded by ``mtmc record``: merges the records of all processes, stores them, and derives workloads from them."""
 
 from __future__ import annotations
 
@@ -17,70 +17,74 @@ from mtmc_lsp.core.workload import ArgumentSpec, Target, TargetKind, TensorSpec,
 from mtmc_lsp.process.project_files import read_bytes, replace_bytes
 
 RECORDS = "records.jsonl"
-"""The file in the project's ``.mtmc``; one :class:`RecordedTarget` a line."""
+"""The file in the project's ``.mtmc`` folder, with one :class:`RecordedTarget` per line."""
 
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """Calls of one target that look alike."""
+    """Calls of one target with the same signature."""
 
     count: int
     arguments: tuple[ArgumentSpec, ...]
     init_arguments: tuple[ArgumentSpec, ...] = ()
-    """For modules: what the constructor was called with."""
+    """Arguments of the constructor, for modules."""
     in_training: int = 0
-    """How many of them were on a module in training mode."""
+    """Number of these calls on a module in training mode."""
     under_autograd: int = 0
-    """How many of them recorded gradients."""
+    """Number of these calls that recorded gradients."""
     varying: tuple[str, ...] = ()
-    """Numbers that differed from call to call; the first is kept."""
+    """Names of numeric arguments that differed between calls. ``arguments`` has their first value."""
     unusable: str = ""
-    """Why no workload can be made of it; empty where one can."""
+    """Why these calls cannot become a workload, as a clause; empty if they can."""
 
     @property
     def directive(self) -> str:
-        """The same as a directive."""
-        words = [f"{item.name}={_word(item)}" for item in self.arguments]
-        init = [f"{item.name}={_word(item)}" for item in self.init_arguments]
-        return " ".join(["# mtmc:", *words, *(["init:", *init] if init else [])])
+        """The call as a directive."""
+        arguments = [f"{item.name}={_directive_value(item)}" for item in self.arguments]
+        init = [f"{item.name}={_directive_value(item)}" for item in self.init_arguments]
+        return " ".join(["# mtmc:", *arguments, *(["init:", *init] if init else [])])
 
 
 @dataclass(frozen=True)
 class RecordedTarget:
-    """All recorded calls of one function or method, the most frequent first."""
+    """All recorded calls of one function or method, most frequent signature first."""
 
     path: str
     qualname: str
     calls: tuple[RecordedCall, ...]
     others: int = 0
-    """Calls of yet other kinds, which were only counted."""
+    """Calls with further signatures, which were only counted."""
 
     @property
     def count(self) -> int:
-        """How often it was called."""
+        """Total number of calls."""
         return sum(call.count for call in self.calls) + self.others
 
 
-def merged(notes: Iterable[list[dict[str, Any]]]) -> list[RecordedTarget]:
-    """The notes of all processes as one, the most called target first."""
+def merge_records(records: Iterable[list[dict[str, Any]]]) -> list[RecordedTarget]:
+    """Merge the records of all processes. The target with the most calls comes first."""
     calls: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     others: dict[tuple[str, str], int] = {}
-    for function in (item for process in notes for item in process):
-        place = (function["path"], function["qualname"])
-        others[place] = others.get(place, 0) + function["others"]
-        known = calls.setdefault(place, {})
+    for function in (item for process in records for item in process):
+        key = (function["path"], function["qualname"])
+        others[key] = others.get(key, 0) + function["others"]
+        signatures = calls.setdefault(key, {})
         for call in function["calls"]:
-            key = json.dumps([[_kind(item) for item in call["arguments"]], call["init"]], sort_keys=True)
-            known[key] = _added(known[key], call) if key in known else call
-    found = []
-    for place, known in calls.items():
-        ordered = sorted((_call(call) for call in known.values()), key=lambda call: (bool(call.unusable), -call.count))
-        found.append(RecordedTarget(*place, tuple(ordered), others[place]))
-    return sorted(found, key=lambda target: (-target.count, target.path, target.qualname))
+            signature = json.dumps(
+                [[_signature_part(item) for item in call["arguments"]], call["init"]], sort_keys=True
+            )
+            signatures[signature] = _sum_of(signatures[signature], call) if signature in signatures else call
+    targets = []
+    for key, signatures in calls.items():
+        ordered = sorted(
+            (_call(call) for call in signatures.values()), key=lambda call: (bool(call.unusable), -call.count)
+        )
+        targets.append(RecordedTarget(*key, tuple(ordered), others[key]))
+    return sorted(targets, key=lambda target: (-target.count, target.path, target.qualname))
 
 
-def _kind(argument: Mapping[str, Any]) -> Any:
-    """What two calls of one signature have in common."""
+def _signature_part(argument: Mapping[str, Any]) -> Any:
+    """The part of an argument that is equal in all calls of one signature."""
     if "tensor" in argument:
         return [argument["name"], [argument["tensor"][name] for name in ("shape", "stride", "dtype")]]
     if type(argument.get("constant")) in (int, float):
@@ -88,7 +92,7 @@ def _kind(argument: Mapping[str, Any]) -> Any:
     return argument
 
 
-def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _sum_of(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     arguments = []
     for a, b in zip(one["arguments"], other["arguments"], strict=True):
         item = dict(a)
@@ -119,14 +123,14 @@ def _call(data: Mapping[str, Any]) -> RecordedCall:
 def _unusable(data: Mapping[str, Any]) -> str:
     for item in data["arguments"]:
         if "other" in item:
-            return f"its argument {item['name']!r} was a {item['other']}"
+            return f"argument {item['name']!r} was a {item['other']}"
         dtype = item["tensor"]["dtype"] if "tensor" in item else "float32"
         if dtype not in SHORT.values():
-            return f"its argument {item['name']!r} was {dtype}, which is not supported"
+            return f"argument {item['name']!r} had dtype {dtype}, which is not supported"
     for item in data["init"]:
         if "constant" not in item:
             kind = item.get("other", "tensor")
-            return f"the argument {item['name']!r} of its constructor was a {kind}"
+            return f"constructor argument {item['name']!r} was a {kind}"
     return ""
 
 
@@ -136,7 +140,8 @@ def _spec(item: Mapping[str, Any]) -> ArgumentSpec:
     tensor = item["tensor"]
     shape, stride = tuple(tensor["shape"]), tuple(tensor["stride"])
     low, high = tensor.get("low"), tensor.get("high")
-    # Normal numbers stand for most floats. Those that are never negative may be wanted so, as by a logarithm.
+    # Most float inputs are generated from a normal distribution. A range without negative numbers is preserved because
+    # the code may need it, for example for a logarithm.
     if low is not None and is_float(tensor["dtype"]) and (low < 0 or low == high):
         low = high = None
     return ArgumentSpec(
@@ -155,7 +160,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _word(item: ArgumentSpec) -> str:
+def _directive_value(item: ArgumentSpec) -> str:
     if item.tensor is None:
         return repr(item.constant).replace(" ", "") if not isinstance(item.constant, str) else repr(item.constant)
     spec = item.tensor
@@ -172,42 +177,42 @@ def _word(item: ArgumentSpec) -> str:
 
 
 def read_records(file: Path) -> list[RecordedTarget]:
-    """What the project keeps; nothing where nothing was recorded.
+    """Read the stored records; empty if nothing was recorded.
 
     Raises:
-        RequestError: the file is not as we write it.
-        UnsafeFile: it is a link, a pipe or a device.
+        RequestError: the file has invalid content.
+        UnsafeFile: the file is a link, a pipe or a device.
     """
-    found = []
+    records = []
     for number, line in enumerate((read_bytes(file) or b"").splitlines(), 1):
         try:
-            found.append(from_json(RecordedTarget, json.loads(line)))
+            records.append(from_json(RecordedTarget, json.loads(line)))
         except (ValueError, TypeError, KeyError) as error:
             raise RequestError(
-                f"the recorded calls cannot be read: {error}",
+                f"the file of recorded calls is invalid: {error}",
                 where=Location(str(file), number),
-                remedy="Delete the file, and record again.",
+                remedy="Delete the file and record again.",
             ) from None
-    return found
+    return records
 
 
-def keep_records(file: Path, found: Iterable[RecordedTarget]) -> None:
-    """Put new records in the place of older ones of the same targets, in one step."""
-    new = {(target.path, target.qualname): target for target in found}
-    kept = {(target.path, target.qualname): target for target in read_records(file)}
-    text = "".join(json.dumps(to_json(target)) + "\n" for target in {**kept, **new}.values())
+def store_records(file: Path, targets: Iterable[RecordedTarget]) -> None:
+    """Store new records, which atomically replace older records of the same targets."""
+    new = {(target.path, target.qualname): target for target in targets}
+    stored = {(target.path, target.qualname): target for target in read_records(file)}
+    text = "".join(json.dumps(to_json(target)) + "\n" for target in {**stored, **new}.values())
     replace_bytes(file, text.encode())
 
 
-def recorded(target: Target, file: Path) -> RecordedTarget | None:
-    """The records of a target; those of a module are its ``forward``'s."""
+def find_record(target: Target, file: Path) -> RecordedTarget | None:
+    """The record of a target; for a module, the record of its ``forward``."""
     name = f"{target.qualname}.forward" if target.kind is TargetKind.MODULE else target.qualname
     return next((item for item in read_records(file) if (item.path, item.qualname) == (target.path, name)), None)
 
 
-def recorded_workload(target: Target, found: RecordedTarget) -> Workload | None:
-    """The workload of the most frequent recorded calls; None where no call can be made again."""
-    call = found.calls[0] if found.calls else None
+def workload_from_record(target: Target, record: RecordedTarget) -> Workload | None:
+    """The workload of the most frequent recorded calls; ``None`` if they cannot be repeated."""
+    call = record.calls[0] if record.calls else None
     if call is None or call.unusable:
         return None
     return Workload(
@@ -215,19 +220,19 @@ def recorded_workload(target: Target, found: RecordedTarget) -> Workload | None:
         WorkloadSource.RECORDED,
         call.arguments,
         call.init_arguments if target.class_name else (),
-        assumed=tuple(_assumed(found, call)),
+        assumed=tuple(_assumed(record, call)),
     )
 
 
-def _assumed(found: RecordedTarget, call: RecordedCall) -> Iterable[str]:
-    yield f"the inputs are like {call.count} of the {found.count} recorded calls"
+def _assumed(record: RecordedTarget, call: RecordedCall) -> Iterable[str]:
+    yield f"the inputs have the shapes and dtypes of {call.count} of the {record.count} recorded calls"
     for name in call.varying:
         value = next(item.constant for item in call.arguments if item.name == name)
-        yield f"{name} varied from call to call; it is taken as {value!r}"
+        yield f"{name} varied between calls; the workload uses {value!r}"
     if call.in_training:
         yield "the module was recorded in training mode; it is optimised in evaluation mode"
     if call.under_autograd:
         yield (
-            f"{call.under_autograd} of these calls recorded gradients; the Triton version is forward only, "
-            "and such calls keep running the original code"
+            f"{call.under_autograd} of these calls recorded gradients; the Triton version has no backward pass, "
+            "so such calls continue to run the original code"
         )

@@ -1,7 +1,8 @@
-"""How a target's results are put together: tensors and plain values in tuples, lists, dictionaries, named tuples and dataclasses.
+"""Structure of a target's return value: tensors and plain values in tuples, lists, dictionaries, named tuples and dataclasses.
 
-The form of results is ``tensor``; ``tuple`` or ``list`` of tensors alone; or else Python in which ``results[0]`` is the first
-tensor and ``sizes['B*T']`` a number that follows from the sizes, such as ``{'loss': results[0], 'count': sizes['B*T']}``.
+A structure is a string: ``tensor``; ``tuple`` or ``list`` if all items are tensors; otherwise a Python expression. In the
+expression ``results[0]`` is the first tensor, and ``sizes['B*T']`` is a number that depends on the input sizes. Example:
+``{'loss': results[0], 'count': sizes['B*T']}``.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 
 CONTAINERS = (tuple, list, dict)
 PLAIN = (bool, int, float, str, type(None))
-"""Values that are written down as they are; of other types only the name is."""
+"""Values that a structure contains literally; for other types it contains only the type name."""
 RESULTS, SIZES = "results", "sizes"
-"""What a form's tensors and its numbers that follow from the sizes are items of."""
+"""Names in a structure: ``results`` indexes the tensors, ``sizes`` the numbers that depend on the input sizes."""
 
 
 def parts(value: Any) -> dict[Any, Any] | None:
-    """What a container holds, by key, index or field; ``None`` for all else."""
+    """The items of a container by key, index or field; ``None`` if the value is not a container."""
     kind = type(value)
     if is_tensor(value):
         return None
@@ -39,7 +40,7 @@ def _is_named_tuple(kind: type) -> bool:
 
 
 def _is_of_torch(kind: type) -> bool:
-    """Whether it is what ``torch.max`` of a dimension and the like give, or the shape of a tensor."""
+    """Whether the type is ``torch.Size`` or a named tuple of torch, such as the result of ``torch.max`` along a dimension."""
     return issubclass(kind, tuple) and (kind.__module__, kind.__name__) in (
         ("torch", "Size"),
         ("torch.return_types", kind.__name__),
@@ -47,70 +48,74 @@ def _is_of_torch(kind: type) -> bool:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Everything that containers hold, in order; a value that is none of these by itself."""
+    """All values inside nested containers, in order; the value itself if it is not a container."""
     return list(_leaves(value))
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    held = parts(value)
-    if held is None:
+    items = parts(value)
+    if items is None:
         yield value
         return
-    for item in held.values():
+    for item in items.values():
         yield from _leaves(item)
 
 
 def tensors_of(value: Any) -> list[Any]:
-    """Those leaves that are tensors."""
+    """The leaves that are tensors."""
     return [item for item in leaves(value) if is_tensor(item)]
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a leaf is a result of its own: no plain value. Torch need not be imported to say so."""
+    """Whether a leaf is a tensor. Does not import torch."""
     return hasattr(value, "dtype") and hasattr(value, "stride")
 
 
 def classes(value: Any) -> list[type]:
-    """The classes of all named tuples, dataclasses and ordered dictionaries among the containers."""
-    held = parts(value)
-    if held is None:
+    """The classes of all named tuples, dataclasses and ordered dictionaries in the value."""
+    items = parts(value)
+    if items is None:
         return []
     kind = type(value)
-    own = [] if kind in CONTAINERS or _is_of_torch(kind) else [kind]
-    return own + [found for item in held.values() for found in classes(item)]
+    classes_here = [] if kind in CONTAINERS or _is_of_torch(kind) else [kind]
+    return classes_here + [inner for item in items.values() for inner in classes(item)]
 
 
-def is_made_of_its_parts(value: Any) -> bool:
-    """Whether a container, and each in it, is what its class makes of its parts, and no more."""
-    held = parts(value)
-    if held is None:
+def can_be_rebuilt(value: Any) -> bool:
+    """Whether each nested container equals a new one that its class constructs from the items alone."""
+    items = parts(value)
+    if items is None:
         return True
-    made = value
+    rebuilt = value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         try:
-            made = type(value)(**held)
+            rebuilt = type(value)(**items)
         except TypeError:
             return False
-        if set(getattr(made, "__dict__", ())) != set(getattr(value, "__dict__", ())):
+        if set(getattr(rebuilt, "__dict__", ())) != set(getattr(value, "__dict__", ())):
             return False
     elif _is_named_tuple(type(value)) and not _is_of_torch(type(value)):
-        made = type(value)(*value)
-    again = parts(made)
-    same = again is not None and again.keys() == held.keys() and all(again[key] is held[key] for key in held)
-    return same and all(is_made_of_its_parts(item) for item in held.values())
+        rebuilt = type(value)(*value)
+    rebuilt_items = parts(rebuilt)
+    same = (
+        rebuilt_items is not None
+        and rebuilt_items.keys() == items.keys()
+        and all(rebuilt_items[key] is items[key] for key in items)
+    )
+    return same and all(can_be_rebuilt(item) for item in items.values())
 
 
-def form(
+def structure_of(
     value: Any,
-    named: Callable[[type], str] = lambda kind: kind.__qualname__,
-    written: Callable[[Any], str] = lambda leaf: repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__,
+    class_name: Callable[[type], str] = lambda item_type: item_type.__qualname__,
+    leaf_text: Callable[[Any], str] = lambda leaf: repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__,
 ) -> str:
-    """The form of what was returned; see this module.
+    """The structure of a return value, as described in this module's docstring.
 
     Args:
-        value: what was returned.
-        named: Python for a class.
-        written: Python for a leaf that is no tensor.
+        value: the return value.
+        class_name: Python expression for a class.
+        leaf_text: Python expression for a leaf that is not a tensor.
     """
     if is_tensor(value):
         return "tensor"
@@ -118,48 +123,48 @@ def form(
         return type(value).__name__
     numbers = count()
 
-    def said(item: Any) -> str:
-        held = parts(item)
-        if held is None:
-            return f"{RESULTS}[{next(numbers)}]" if is_tensor(item) else written(item)
-        kind, inner = type(item), [said(part) for part in held.values()]
-        if isinstance(item, dict) and kind in (dict, OrderedDict):
-            text = "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(held, inner, strict=True)) + "}"
-            return text if kind is dict else f"{named(kind)}({text})"
-        if kind is list:
-            return f"[{', '.join(inner)}]"
-        if kind is tuple or _is_of_torch(kind):
-            text = f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
-            return text if kind is tuple else f"{kind.__module__}.{kind.__name__}({text})"
-        if _is_named_tuple(kind):
-            return f"{named(kind)}({', '.join(inner)})"
-        return f"{named(kind)}({', '.join(f'{key}={part}' for key, part in zip(held, inner, strict=True))})"
+    def describe(item: Any) -> str:
+        items = parts(item)
+        if items is None:
+            return f"{RESULTS}[{next(numbers)}]" if is_tensor(item) else leaf_text(item)
+        item_type, texts = type(item), [describe(part) for part in items.values()]
+        if isinstance(item, dict) and item_type in (dict, OrderedDict):
+            text = "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(items, texts, strict=True)) + "}"
+            return text if item_type is dict else f"{class_name(item_type)}({text})"
+        if item_type is list:
+            return f"[{', '.join(texts)}]"
+        if item_type is tuple or _is_of_torch(item_type):
+            text = f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+            return text if item_type is tuple else f"{item_type.__module__}.{item_type.__name__}({text})"
+        if _is_named_tuple(item_type):
+            return f"{class_name(item_type)}({', '.join(texts)})"
+        return f"{class_name(item_type)}({', '.join(f'{key}={part}' for key, part in zip(items, texts, strict=True))})"
 
-    return said(value)
+    return describe(value)
 
 
 def is_nested(text: str) -> bool:
-    """Whether a form is neither one tensor nor a tuple or list of tensors."""
+    """Whether a structure is neither one tensor nor a flat tuple or list of tensors."""
     return text not in ("", "tensor", "tuple", "list")
 
 
-def put_together(text: str, result: Callable[[int], str], size: Callable[[Any], str]) -> str:
-    """Python that gives a nested form its results, each by the expression that ``result`` has for its number.
+def fill_structure(text: str, result: Callable[[int], str], size: Callable[[Any], str]) -> str:
+    """Python expression that builds a nested structure. ``result(i)`` is the expression of tensor ``i``.
 
-    ``size`` has the expression of a number that follows from the sizes.
+    ``size(text)`` is the expression of a number that depends on the input sizes.
     """
 
     class Filled(ast.NodeTransformer):
         def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
             item: Any = ast.literal_eval(node.slice)
-            own = result(item) if ast.unparse(node.value) == RESULTS else size(item)
-            return ast.parse(own, mode="eval").body
+            expression = result(item) if ast.unparse(node.value) == RESULTS else size(item)
+            return ast.parse(expression, mode="eval").body
 
     return ast.unparse(Filled().visit(ast.parse(text, mode="eval").body))
 
 
 def sizes_in(text: str) -> list[str]:
-    """The numbers in a form that follow from the sizes."""
+    """The symbolic sizes in a structure."""
     nodes = ast.walk(ast.parse(text, mode="eval")) if is_nested(text) else iter(())
     items = [node for node in nodes if isinstance(node, ast.Subscript) and ast.unparse(node.value) == SIZES]
     return [str(ast.literal_eval(node.slice)) for node in items]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
-from mtmc_lsp.capture.result_structure import RESULTS, is_nested, put_together
+from mtmc_lsp.capture.result_structure import RESULTS, fill_structure, is_nested
 from mtmc_lsp.codegen.attention.attention_kernel import write_attention_kernel
 from mtmc_lsp.codegen.kernel.device_functions import HELPERS, helpers_used
 from mtmc_lsp.codegen.kernel.kernel import Kernel
@@ -353,7 +353,7 @@ def _helpers(text: str) -> list[str]:
 def _guard_parameters(capture: Capture) -> list[str]:
     target = capture.workload.target
     own = [] if target.kind is TargetKind.FUNCTION else ["self"]
-    return [*own, *(argument.name for argument in capture.arguments if not argument.is_kept)]
+    return [*own, *(argument.name for argument in capture.arguments if not argument.is_state)]
 
 
 def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: bool) -> str:
@@ -367,14 +367,14 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: b
         call, fits = f"{run}(*{base}_tensors)", f"({base}_tensors := {fits}) is not None"
     else:
         call = call_text(run, [item.access for item in graph.inputs], "    ")
-    if is_nested(graph.returns) or graph.kept:
+    if is_nested(graph.returns) or graph.state_attributes:
         results = f"{base}_results"
         own = len(graph.results)
-        kept = "".join(f"    {access} = {results}[{own + i}]\n" for i, access in enumerate(graph.kept))
+        kept = "".join(f"    {access} = {results}[{own + i}]\n" for i, access in enumerate(graph.state_attributes))
         numbered = ", ".join(f"{RESULTS}[{i}]" for i in range(own))
         plain = {"tensor": numbered, "tuple": f"({numbered},)", "list": f"[{numbered}]"}
         texts = {symbol: own.text for symbol, own in bindings(graph, {i.name: i.access for i in graph.inputs}).items()}
-        returned = put_together(
+        returned = fill_structure(
             plain.get(graph.returns, graph.returns),
             lambda i: f"{results}[{i}]",
             lambda size: size_text(Size.parse(size), texts),

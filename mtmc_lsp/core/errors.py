@@ -28,6 +28,8 @@ class FailureKind(str, Enum):
     GPU_OUT_OF_MEMORY = "gpu_out_of_memory"
     COMPILE_ERROR = "compile_error"
     """Triton or its assembler rejected a kernel, or the kernel exceeds the resources of the GPU."""
+    NO_GPU = "no_gpu"
+    """The code uses CUDA, and no CUDA GPU is available."""
     GPU_ERROR = "gpu_error"
     """A GPU call failed, and the context may still work."""
     GPU_CONTEXT_LOST = "gpu_context_lost"

@@ -261,9 +261,9 @@ class Graph:
     sizes: Mapping[str, int]
     """Value of every named size in the workload."""
     mutations: tuple[Mutation, ...] = ()
-    kept: tuple[str, ...] = ()
+    state_attributes: tuple[str, ...] = ()
     """Attributes that the target sets (``self.hidden``), one per trailing entry of ``outputs``. They are not return values."""
-    unread: tuple[GraphInput, ...] = ()
+    unread_inputs: tuple[GraphInput, ...] = ()
     """Input tensors that no node reads. The graph may still depend on their constant sizes, their dtype, or their presence."""
     conditions: tuple[str, ...] = ()
     """Python conditions over named sizes (``s0 >= 2``, ``s0 % 8 == 0``) under which the graph is valid."""
@@ -275,13 +275,13 @@ class Graph:
     """Other inputs of the graph: globals, helper functions, class attributes, environment variables."""
     modules: tuple[UsedModule, ...] = ()
     """Containers come before their contents."""
-    same: tuple[tuple[str, str], ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
     """Aliases: pairs of access expressions for one object. The second one is used in the graph."""
     fp32_matmul: str = "ieee"
     """Precision of fp32 matmuls in the user's code: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"
     """Precision of fp32 convolutions in the user's code on a GPU: ``ieee`` or ``tf32`` (PyTorch's default)."""
-    convolutions_seen: Mapping[str, str] = field(default_factory=dict)
+    observed_convolution_modes: Mapping[str, str] = field(default_factory=dict)
     """Precision observed for individual float32 convolutions on the workload's GPU, by node name. Where TF32 is allowed, the
     library decides for each convolution."""
 
@@ -291,7 +291,7 @@ class Graph:
         Args:
             node: name of the node, or of a node that a rewrite derived from it.
         """
-        return self.convolutions_seen.get(node.partition("_packed")[0], self.fp32_convolution)
+        return self.observed_convolution_modes.get(node.partition("_packed")[0], self.fp32_convolution)
 
     @property
     def runs_tf32(self) -> bool:
@@ -349,15 +349,15 @@ class Graph:
     @property
     def results(self) -> tuple[Ref | None, ...]:
         """The target's return values, without the attributes that it sets."""
-        return self.outputs[: len(self.outputs) - len(self.kept)]
+        return self.outputs[: len(self.outputs) - len(self.state_attributes)]
 
     @cached_property
-    def left(self) -> frozenset[Ref]:
+    def escaping(self) -> frozenset[Ref]:
         """Values that are visible outside the target: returned, or written into an input."""
         return frozenset({*self.outputs, *(mutation.value for mutation in self.mutations)})
 
     @cached_property
-    def replaced(self) -> Mapping[Ref, str]:
+    def written_inputs(self) -> Mapping[Ref, str]:
         """The input that each value is written into; the first one if there are several."""
         return {mutation.value: mutation.input for mutation in reversed(self.mutations)}
 

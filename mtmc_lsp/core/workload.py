@@ -81,7 +81,7 @@ class ArgumentSpec:
 
 
 @dataclass(frozen=True)
-class KeptTensor:
+class StateTensor:
     """A state tensor of the target's module: an attribute that each call replaces."""
 
     name: str
@@ -109,7 +109,7 @@ class Workload:
     """1-based line of the directive or annotation, 0 if there is none."""
     assumed: tuple[str, ...] = ()
     """Assumptions that were made, as sentences for the user."""
-    kept: tuple[KeptTensor, ...] = ()
+    state: tuple[StateTensor, ...] = ()
     """State tensors that the target was observed to keep between calls: passed as extra arguments, returned as extra results."""
 
     @property
@@ -137,7 +137,7 @@ class CapturedArgument:
     """Smallest observed value of an integer tensor; 0 for a float tensor without negative elements."""
     high: float | None = None
     """Largest observed value of an integer tensor."""
-    is_kept: bool = False
+    is_state: bool = False
     """Whether this is a state tensor of the module, which the caller does not pass."""
 
 

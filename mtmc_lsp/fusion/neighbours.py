@@ -21,7 +21,7 @@ class Surroundings:
         """Look at every node once."""
         graph = ir.graph
         self._schedule = schedule
-        self.returned = {ref.name for ref in graph.left}
+        self.returned = {ref.name for ref in graph.escaping}
         self.opaque = ir.opaque
         self._nodes = graph.named
         self.order = graph.positions

@@ -34,7 +34,7 @@ def summed_products(ir: KernelIR) -> frozenset[str]:
             within, through = frozenset(), within | through if prim.fn.startswith("sum") else through
         whole[name], summed[name] = within, through
     found: set[str] = set()
-    for ref in ir.graph.left:
+    for ref in ir.graph.escaping:
         result = ir.of(ref).name
         found |= summed[result] - whole[result]
     return frozenset(found)

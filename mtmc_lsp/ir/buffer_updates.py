@@ -55,12 +55,12 @@ def running_statistics(graph: Graph, node: Node) -> dict[Ref, str]:
     found = {}
     for argument, result in RUNNING.items():
         before, after = node.args[argument], Ref(node.name, result)
-        if not isinstance(before, Ref) or graph.replaced.get(after) != before.name or after in graph.outputs:
+        if not isinstance(before, Ref) or graph.written_inputs.get(after) != before.name or after in graph.outputs:
             return {}
         if not _is_read_once(graph, before.name, node):
             return {}
         found[after] = before.name
-    wanted = {ref for reader in graph.readers(node.name) for ref in reader.inputs()} | graph.left
+    wanted = {ref for reader in graph.readers(node.name) for ref in reader.inputs()} | graph.escaping
     return {} if {Ref(node.name, 1), Ref(node.name, 2)} & wanted else found
 
 

@@ -99,7 +99,7 @@ def used_outside(ir: KernelIR, nodes: Iterable[str]) -> tuple[Ref, ...]:
     for name in sorted(inside, key=graph.positions.__getitem__):
         read = {ref for node in graph.readers(name) if node.name not in inside for ref in node.inputs()}
         outputs = [Ref(name, i) for i in range(len(graph.node(name).outputs))]
-        found += [ref for ref in outputs if ref in read or ref in graph.left]
+        found += [ref for ref in outputs if ref in read or ref in graph.escaping]
     return tuple(found)
 
 

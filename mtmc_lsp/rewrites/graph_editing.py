@@ -66,7 +66,7 @@ def readers(graph: Graph, name: str) -> list[Node]:
 
 def is_returned(graph: Graph, name: str) -> bool:
     """Whether a node's value leaves the target, or is written into an input."""
-    return any(ref.name == name for ref in graph.left)
+    return any(ref.name == name for ref in graph.escaping)
 
 
 def escapes(graph: Graph, name: str) -> bool:
@@ -84,7 +84,7 @@ def is_only_for(graph: Graph, name: str, reader: str) -> bool:
 def uses_other_outputs(graph: Graph, node: Node) -> bool:
     """Whether anybody wants more than the first thing that a node returns."""
     read = [ref for other in graph.readers(node.name) for ref in other.inputs()]
-    return any(ref.name == node.name and ref.index for ref in (*read, *graph.left))
+    return any(ref.name == node.name and ref.index for ref in (*read, *graph.escaping))
 
 
 def dense(shape: tuple[Size, ...], dtype: str) -> TensorType:

@@ -155,7 +155,9 @@ class Precisions:
 def _in_full(box: GraphBox) -> Graph:
     graph = box.graph
     all_full = {node.name: "ieee" for node in graph.nodes if "conv" in node.op}
-    return replace(graph, convolutions_seen={**all_full, **graph.convolutions_seen}, fp32_matmul="ieee")
+    return replace(
+        graph, observed_convolution_modes={**all_full, **graph.observed_convolution_modes}, fp32_matmul="ieee"
+    )
 
 
 def as_run(graph: Graph, schedule: Schedule, history: Sequence[Step]) -> Graph:

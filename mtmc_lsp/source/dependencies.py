@@ -1,4 +1,4 @@
-"""Whether the source that defines a version's dependencies changed. Only text is compared; no user code runs."""
+"""Detects changes of the source that defines a version's dependencies. Compares text only; no user code runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mtmc_lsp.core.workload import Target
 from mtmc_lsp.source.chunks import Chunk, chunks_of
 from mtmc_lsp.source.syntax import parse
 
-MOST_DEFINITIONS = 2000
-"""Definitions that are followed from one target."""
+MAX_DEFINITIONS = 2000
+"""Maximum number of definitions that are followed from one target."""
 
 
 @dataclass(frozen=True)
@@ -28,35 +28,35 @@ class Definition:
     value: str = ""
     """The right-hand side of an assignment."""
     reads: frozenset[str] = frozenset()
-    """Names that the statement reads from its module."""
+    """Module-level names that the statement reads."""
     module: str = ""
-    """Where an import takes the name from: ``cfg``, ``.cfg``."""
+    """Module of an import: ``cfg``, ``.cfg``."""
     imported: str = ""
-    """The name there; empty where the module itself is bound."""
+    """Imported name; empty if the statement imports the module itself."""
 
 
 @dataclass(frozen=True)
 class Definitions:
-    """All names that a file defines, members of its classes included (``Block.forward``)."""
+    """All names that a file defines, including members of its classes (``Block.forward``)."""
 
     by_name: dict[str, tuple[Definition, ...]]
 
     def digest(self, qualname: str) -> str:
-        """Digest of all statements that bind the name; empty where there is none."""
+        """Digest of all statements that bind the name; empty if there are none."""
         return ".".join(item.digest for item in self.by_name.get(qualname, ()))
 
 
 Finder = Callable[[str], Definitions | None]
-"""Gives the definitions of a file by its absolute path, None where there is no such file."""
+"""Returns the definitions of a file by its absolute path; ``None`` if there is no such file."""
 
 
 def definitions_of(chunks: Iterable[Chunk]) -> Definitions:
     """The definitions of a file's top-level statements."""
-    found: dict[str, list[Definition]] = {}
+    definitions: dict[str, list[Definition]] = {}
     for chunk in chunks:
         for name, item in _defined(chunk.text):
-            found.setdefault(name, []).append(replace(item, line=item.line + chunk.line))
-    return Definitions({name: tuple(items) for name, items in found.items()})
+            definitions.setdefault(name, []).append(replace(item, line=item.line + chunk.line))
+    return Definitions({name: tuple(items) for name, items in definitions.items()})
 
 
 def definitions_in(text: bytes) -> Definitions:
@@ -81,21 +81,21 @@ def _defined(text: bytes) -> tuple[tuple[str, Definition], ...]:
     return tuple(item for statement in tree.body for item in _of_statement(statement, "", None))
 
 
-def _of_statement(node: ast.stmt, prefix: str, around: ast.stmt | None) -> Iterator[tuple[str, Definition]]:
-    """The names that a statement binds; ``around`` is the ``if`` or ``try`` that decides whether it runs."""
+def _of_statement(node: ast.stmt, prefix: str, enclosing: ast.stmt | None) -> Iterator[tuple[str, Definition]]:
+    """The names that a statement binds. ``enclosing`` is the enclosing ``if`` or ``try`` that decides whether it runs."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from _of_import(node, prefix)
         return
-    digest = source_digest(ast.unparse(around or node))
+    digest = source_digest(ast.unparse(enclosing or node))
     line = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", []))])
-    reads = _reads(around or node)
+    reads = _reads(enclosing or node)
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield prefix + node.name, Definition(digest, line, reads=reads)
         for inner in node.body if isinstance(node, ast.ClassDef) else ():
-            yield from _of_statement(inner, f"{prefix}{node.name}.", around)
+            yield from _of_statement(inner, f"{prefix}{node.name}.", enclosing)
     elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        is_plain = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None and around is None
+        is_plain = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None and enclosing is None
         value = ast.unparse(node.value) if is_plain and node.value is not None else ""
         names = [item for target in targets for item in ast.walk(target) if isinstance(item, ast.Name)]
         for name in names:
@@ -104,10 +104,10 @@ def _of_statement(node: ast.stmt, prefix: str, around: ast.stmt | None) -> Itera
     else:
         for item in ast.iter_child_nodes(node):
             if isinstance(item, ast.stmt):
-                yield from _of_statement(item, prefix, around or node)
+                yield from _of_statement(item, prefix, enclosing or node)
             elif isinstance(item, ast.ExceptHandler):
                 for inner in item.body:
-                    yield from _of_statement(inner, prefix, around or node)
+                    yield from _of_statement(inner, prefix, enclosing or node)
             elif isinstance(node, (ast.For, ast.With)):
                 for name in (n for n in ast.walk(item) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)):
                     yield prefix + name.id, Definition(digest, line, reads=reads)
@@ -130,9 +130,9 @@ def _reads(node: ast.AST) -> frozenset[str]:
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return frozenset(loads)
     outside = [*node.decorator_list, *node.args.defaults, *(item for item in node.args.kw_defaults if item)]
-    kept = {n.id for part in outside for n in ast.walk(part) if isinstance(n, ast.Name)}
+    read_outside = {n.id for part in outside for n in ast.walk(part) if isinstance(n, ast.Name)}
     bound = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    return frozenset((loads - bound - {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}) | kept)
+    return frozenset((loads - bound - {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}) | read_outside)
 
 
 # Recording -----------------------------------------------------------------------------------------------------------
@@ -141,13 +141,13 @@ def _reads(node: ast.AST) -> frozenset[str]:
 def with_definitions(
     recorded: Sequence[Dependency], target: Target, text: bytes, roots: Sequence[str]
 ) -> tuple[Dependency, ...]:
-    """The dependencies with the digests of what defines them, and with what those definitions are computed from.
+    """Add definition digests to the dependencies, and add the definitions that they depend on.
 
     Args:
-        recorded: as the capture worker found them.
-        target: what was captured; its own text is compared as a whole elsewhere.
-        text: the target's file as it was captured.
-        roots: folders that absolute imports start from.
+        recorded: dependencies from the capture worker.
+        target: the captured target; its own text is compared elsewhere.
+        text: the target's file at the time of the capture.
+        roots: folders for absolute imports.
     """
     files: dict[str, Definitions | None] = {target.path: definitions_in(text)}
 
@@ -156,22 +156,22 @@ def with_definitions(
             files[path] = read_definitions(path)
         return files[path]
 
-    found: dict[tuple[str, str, str], Dependency] = {}
+    result: dict[tuple[str, str, str], Dependency] = {}
     pending = [
         *recorded,
         Dependency(target.qualname, DependencyKind.DEFINITION, path=target.path, qualname=target.qualname),
     ]
     followed: set[tuple[str, str]] = set()
-    while pending and len(followed) < MOST_DEFINITIONS:
+    while pending and len(followed) < MAX_DEFINITIONS:
         item = pending.pop(0)
         file = find(item.path) if item.path else None
         defined = file.by_name.get(item.qualname, ()) if file is not None else ()
-        is_own = item.path == target.path and f"{item.qualname}.".startswith(f"{target.qualname}.")
+        is_target = item.path == target.path and f"{item.qualname}.".startswith(f"{target.qualname}.")
         if defined and file is not None:
-            digest = "" if is_own else file.digest(item.qualname)
+            digest = "" if is_target else file.digest(item.qualname)
             item = replace(item, line=defined[-1].line, definition=digest)
         if item.definition or item.access:
-            found.setdefault((item.path, item.name, item.access), item)
+            result.setdefault((item.path, item.name, item.access), item)
         if (item.path, item.qualname) in followed:
             continue
         followed.add((item.path, item.qualname))
@@ -182,16 +182,16 @@ def with_definitions(
                     pending.append(replace(item, access="", path=path, qualname=definition.imported, definition=""))
             for name in sorted(definition.reads & file.by_name.keys() if file is not None else ()):
                 pending.append(Dependency(name, DependencyKind.DEFINITION, path=item.path, qualname=name))
-    known = {(item.path, item.qualname) for item in found.values() if item.kind is not DependencyKind.DEFINITION}
+    specific = {(item.path, item.qualname) for item in result.values() if item.kind is not DependencyKind.DEFINITION}
     return tuple(
         item
-        for item in found.values()
-        if item.kind is not DependencyKind.DEFINITION or (item.path, item.qualname) not in known
+        for item in result.values()
+        if item.kind is not DependencyKind.DEFINITION or (item.path, item.qualname) not in specific
     )
 
 
 def module_file(module: str, importer: str, roots: Sequence[str]) -> str:
-    """The file of a module that a file imports; empty for a module outside ``roots``."""
+    """The file of an imported module; empty if the module is outside ``roots``."""
     dots = len(module) - len(module.lstrip("."))
     folders = [Path(importer).parents[dots - 1]] if dots else [Path(importer).parent, *map(Path, roots)]
     parts = [part for part in module.lstrip(".").split(".") if part]
@@ -207,29 +207,29 @@ def module_file(module: str, importer: str, roots: Sequence[str]) -> str:
 
 
 def changes(recorded: Sequence[Dependency], path: str, find: Finder) -> tuple[str, ...]:
-    """What changed since the dependencies were recorded, one clause each: ``K (line 1) was 3 ..., is 5 now``.
+    """Describe changes since the dependencies were recorded, one clause each: ``K (line 1) was 3 ..., is 5 now``.
 
     Args:
-        recorded: of the version.
+        recorded: dependencies of the version.
         path: the target's file.
-        find: gives the present definitions of a file.
+        find: returns the current definitions of a file.
     """
-    found: dict[str, None] = {}
+    clauses: dict[str, None] = {}
     for item in recorded:
         if item.definition:
-            now = find(item.path)
-            if now is None or now.digest(item.qualname) != item.definition:
-                found[_change(item, path, now)] = None
-    return tuple(found)
+            current = find(item.path)
+            if current is None or current.digest(item.qualname) != item.definition:
+                clauses[_change(item, path, current)] = None
+    return tuple(clauses)
 
 
-def _change(item: Dependency, path: str, now: Definitions | None) -> str:
+def _change(item: Dependency, path: str, current: Definitions | None) -> str:
     file = "" if item.path == path else f"{Path(item.path).name}, "
-    defined = now.by_name.get(item.qualname, ()) if now is not None else ()
+    defined = current.by_name.get(item.qualname, ()) if current is not None else ()
     if not defined:
         return f"{item.name} ({file}line {item.line} when this was verified) is no longer defined"
-    place = f"{item.name} ({file}line {defined[-1].line})"
+    location = f"{item.name} ({file}line {defined[-1].line})"
     value = defined[-1].value
     if item.kind is DependencyKind.VALUE and value and value != item.value:
-        return f"{place} was {item.value} when this was verified, is {value} now"
-    return f"{place} changed since this was verified"
+        return f"{location} was {item.value} when this was verified, is {value} now"
+    return f"{location} changed since this was verified"

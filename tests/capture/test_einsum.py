@@ -1,4 +1,4 @@
-"""Products in Einstein's notation: the same numbers by matrix products, and graphs as those of ``@``."""
+"""Einsums give the same results as matrix products, and the same graphs as ``@``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.capture.worker.passes.einsum import einsum_by
+from mtmc_lsp.capture.worker.passes.einsum import einsum_with_fallback
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import ActionKind
 from tests.codegen.harness import compile_errors, fused, verified
 from tests.planning.situations import SHEET, fused_as_far_as_it_goes, proposed, start
 
 
-def refused(equation: str, operands: object, *, path: object = None) -> str:
-    """What is left to PyTorch."""
-    return "left"
+def fallback(equation: str, operands: object, *, path: object = None) -> str:
+    """The fallback."""
+    return "fallback"
 
 
-AS_MATRICES = [
+MATRIX_PRODUCTS = [
     "ij,jk->ik",
     "bhid,bhjd->bhij",
     "bihd,bjhd->bhij",
@@ -30,7 +30,7 @@ AS_MATRICES = [
     "bijl,lk->bijk",
     "ij,kj->ki",
 ]
-LEFT = [
+NOT_MATRIX_PRODUCTS = [
     "ii,ij->ij",
     "ij,ij->ij",
     "ij,jk",
@@ -48,40 +48,42 @@ def operands_of(equation: str, sizes: dict[str, int]) -> list[torch.Tensor]:
     return [torch.randn([sizes[c] for c in text.replace("...", "xy")], dtype=torch.float64) for text in texts]
 
 
-@pytest.mark.parametrize("equation", AS_MATRICES)
-def test_a_product_is_one_of_matrices(equation: str) -> None:
+@pytest.mark.parametrize("equation", MATRIX_PRODUCTS)
+def test_an_einsum_runs_as_a_matrix_product(equation: str) -> None:
     operands = operands_of(equation, {c: 2 + i % 5 for i, c in enumerate("abcdefghijklmnopqrstuvwxyz")})
-    found = einsum_by(refused)(equation, operands)
+    found = einsum_with_fallback(fallback)(equation, operands)
     torch.testing.assert_close(found, torch.einsum(equation, *operands))
 
 
-@pytest.mark.parametrize("equation", LEFT)
-def test_what_is_none_is_left_to_pytorch(equation: str) -> None:
+@pytest.mark.parametrize("equation", NOT_MATRIX_PRODUCTS)
+def test_an_einsum_that_is_no_matrix_product_uses_the_fallback(equation: str) -> None:
     operands = operands_of(equation, dict.fromkeys("abcdefghijklmnopqrstuvwxyz", 3))
-    assert einsum_by(refused)(equation, operands) == "left"
+    assert einsum_with_fallback(fallback)(equation, operands) == "fallback"
 
 
-def test_an_axis_of_one_that_stands_for_many_is_left_to_pytorch() -> None:
-    assert einsum_by(refused)("ij,jk->ik", [torch.randn(3, 1), torch.randn(4, 5)]) == "left"
+def test_a_broadcast_axis_uses_the_fallback() -> None:
+    assert einsum_with_fallback(fallback)("ij,jk->ik", [torch.randn(3, 1), torch.randn(4, 5)]) == "fallback"
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_any_notation_gives_what_pytorch_gives(data: st.DataObject) -> None:
+def test_random_einsums_equal_those_of_pytorch(data: st.DataObject) -> None:
     letters = st.lists(st.sampled_from("abcde"), max_size=4, unique=True)
     left, right = data.draw(letters), data.draw(letters)
     out = data.draw(st.permutations(sorted({*left, *right})))
     out = out[: data.draw(st.integers(0, len(out)))]
     equation = f"{''.join(left)},{''.join(right)}->{''.join(out)}"
     operands = operands_of(equation, {c: 2 + i for i, c in enumerate("abcde")})
-    found = einsum_by(lambda equation, operands, *, path: torch.einsum(equation, *operands))(equation, operands)
+    found = einsum_with_fallback(lambda equation, operands, *, path: torch.einsum(equation, *operands))(
+        equation, operands
+    )
     torch.testing.assert_close(found, torch.einsum(equation, *operands))
 
 
 @pytest.mark.parametrize(
     ("scores", "mixed"), [("bhid,bhjd->bhij", "bhij,bhjd->bhid"), ("bihd,bjhd->bhij", "bhij,bjhd->bihd")]
 )
-def test_an_attention_in_this_notation_is_one_kernel_for_all_sizes(scores: str, mixed: str, captured) -> None:
+def test_an_attention_with_einsums_is_one_kernel_for_all_sizes(scores: str, mixed: str, captured) -> None:
     text = f"""import torch
 # mtmc: q=f16[B,H,S,D] k=f16[B,H,S,D] v=f16[B,H,S,D] B=2 H=3 S=40 D=16
 def f(q, k, v):
@@ -97,8 +99,8 @@ def f(q, k, v):
 
 
 @pytest.mark.parametrize("sizes", ["M K N", "m k n", "rows cols start"])
-def test_sizes_may_be_called_as_the_kernels_own_are(sizes: str, captured) -> None:
-    """The product's rows are two of these sizes together, and its columns another: none is what the kernel calls so."""
+def test_size_names_do_not_clash_with_names_in_the_kernel(sizes: str, captured) -> None:
+    """The rows of the product combine two of these sizes, and the columns are a third: none is the kernel's variable."""
     m, k, n = sizes.split()
     text = f"""import torch
 # mtmc: a=f32[{m},{k}] b=f32[{k},{n}] {m}=12 {k}=20 {n}=9
@@ -117,7 +119,7 @@ def f(a, b):
         ("a=f32[B,1,K] b=f32[B,K,N] B=3 K=20 N=12", "bij,bjk->bik"),
     ],
 )
-def test_a_product_may_have_a_single_row_or_column(inputs: str, equation: str, captured) -> None:
+def test_a_product_can_have_a_single_row_or_column(inputs: str, equation: str, captured) -> None:
     text = f"""import torch
 # mtmc: {inputs}
 def f(a, b):
@@ -132,7 +134,7 @@ def f(a, b):
 
 
 @pytest.mark.parametrize("equation", ["ij,jk->ki", "ij,jk,lj->ilk"])
-def test_where_a_single_term_makes_pytorch_lay_results_otherwise_its_own_code_runs(equation: str, captured) -> None:
+def test_a_reduction_of_length_one_runs_the_original_code(equation: str, captured) -> None:
     operands = "a, b, a" if equation.count(",") == 2 else "a, b"
     text = f"""import torch
 # mtmc: a=f32[M,K] b=f32[K,N] M=12 K=20 N=9

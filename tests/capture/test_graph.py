@@ -1,4 +1,4 @@
-"""The captured graph: lines, names, sizes and symbols, module parameters, constants, and how the target is called."""
+"""The captured graph: source lines, names, sizes, parameters, constants, and how the target is called."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def named(x, w, eps=1e-6, *, flag=True):
 )
 
 
-def test_nodes_know_their_line_and_the_variable_assigned_there(captured) -> None:
+def test_nodes_have_the_line_and_the_variable_of_their_assignment(captured) -> None:
     graph = captured(NAMED, "named").graph
     seen = [(node.op.split(".")[1], node.line, node.variable) for node in graph.nodes]
     assert seen == [("mul", 7, "scaled"), ("sum", 9, ""), ("add", 9, "total"), ("div", 12, "")]
 
 
 @pytest.mark.parametrize("arguments", ["0.5, training=False", "0.0, training=True"])
-def test_a_dropout_that_keeps_all_is_no_operation(captured, arguments: str) -> None:
-    """Tracing makes a copy of it, which the call itself does not."""
+def test_a_dropout_that_drops_nothing_is_no_operation(captured, arguments: str) -> None:
+    """The trace contains a copy that the eager call does not make."""
     body = f"    h = torch.dropout(torch.relu(x), {arguments.replace('training', 'train')})\n    return torch.relu(h) + 1.0\n"
     graph = captured(f"import torch\n\n\n# mtmc: x=f32[6,5]\ndef f(x):\n{body}", "f").graph
     assert [node.word for node in graph.nodes] == ["relu", "relu", "add"]
 
 
 @pytest.mark.parametrize("body", ["x.clone() * 2.0", "(x * 2.0).clone()", "(x * 2.0).t().clone() + 1.0"])
-def test_a_copy_that_may_be_seen_stays(captured, body: str) -> None:
-    """It may be what is returned, or differ in layout, or be of an argument."""
+def test_a_copy_that_the_caller_can_observe_stays(captured, body: str) -> None:
+    """It is returned, or has other strides, or copies an argument."""
     graph = captured(f"import torch\n\n\n# mtmc: x=f32[6,5]\ndef f(x):\n    return {body}\n", "f").graph
     assert "clone" in [node.word for node in graph.nodes]
 
@@ -66,14 +66,14 @@ def test_defaults_are_constants_and_keyword_arguments_are_passed_by_name(capture
     ]
 
 
-def test_sizes_that_the_directive_gives_as_numbers_are_constants_beside_named_ones(captured) -> None:
+def test_numeric_sizes_of_a_directive_with_named_sizes_are_constants(captured) -> None:
     text = HEAD + "# mtmc: x=f32[B,64] B=4\ndef f(x):\n    a, b = x.chunk(2, -1)\n    return a * b\n"
     capture = captured(text, "f")
     assert capture.graph.sizes == {"B": 4}
     assert [str(size) for size in capture.graph.nodes[-1].type.shape] == ["B", "32"]
 
 
-def test_sizes_without_names_get_some(captured) -> None:
+def test_sizes_without_names_get_names(captured) -> None:
     text = HEAD + "# mtmc: x=f32[4,16] y=f32[16,8]\ndef f(x, y):\n    return torch.relu(x @ y)\n"
     capture = captured(text, "f")
     assert capture.graph.sizes == {"s0": 4, "s1": 16, "s2": 8}
@@ -82,14 +82,14 @@ def test_sizes_without_names_get_some(captured) -> None:
     assert capture.bytes == 4 * (4 * 16 + 16 * 8 + 4 * 8)
 
 
-def test_sizes_that_divisions_speak_of_become_constants(captured) -> None:
+def test_sizes_in_divisions_become_constants(captured) -> None:
     text = HEAD + "# mtmc: x=f32[8,4,6]\ndef f(x):\n    return x.reshape(8, -1, 12).sum(-1)\n"
     capture = captured(text, "f")
     assert capture.graph.sizes == {}
     assert [size.value(capture.graph.sizes) for size in capture.graph.nodes[-1].type.shape] == [8, 2]
 
 
-def test_strides_and_several_results_come_through(captured) -> None:
+def test_the_graph_has_strides_and_several_results(captured) -> None:
     text = HEAD + "# mtmc: x=f32[4,16]{1,4}\ndef f(x):\n    return torch.relu(x), x.t() + 1, None\n"
     graph = captured(text, "f").graph
     assert [str(size) for size in graph.inputs[0].type.stride] == ["1", "s0"]
@@ -97,7 +97,7 @@ def test_strides_and_several_results_come_through(captured) -> None:
     assert len(graph.outputs) == 2
 
 
-def test_an_operator_called_as_an_argument_is_another_value(captured) -> None:
+def test_an_operator_with_the_name_of_an_argument_gets_another_name(captured) -> None:
     text = HEAD + "# mtmc: table=f32[10,16] index=i64[4]@0..9\ndef f(table, index):\n    return table[index] + 1\n"
     graph = captured(text, "f").graph
     names = [item.name for item in graph.inputs] + [node.name for node in graph.nodes]
@@ -107,7 +107,7 @@ def test_an_operator_called_as_an_argument_is_another_value(captured) -> None:
     assert Ref(lookup.name) in list(graph.nodes[-1].inputs())
 
 
-def test_sizes_that_indices_point_into_do_not_vary(captured) -> None:
+def test_sizes_of_indexed_dimensions_do_not_vary(captured) -> None:
     text = HEAD + "# mtmc: table=f32[10,16] index=i64[4]@0..9\ndef f(table, index):\n    return table[index] + 1\n"
     capture = captured(text, "f")
     rows = str(capture.graph.inputs[0].type.shape[0])
@@ -149,7 +149,7 @@ class Outer(nn.Module):
 )
 
 
-def test_parameters_and_buffers_are_inputs_with_their_access_and_unread_ones_are_none(captured) -> None:
+def test_parameters_and_buffers_that_are_read_are_inputs_with_their_access(captured) -> None:
     graph = captured(MODULE, "Outer").graph
     assert [(item.name, item.access, item.kind) for item in graph.inputs] == [
         ("x", "x", InputKind.ARGUMENT),
@@ -163,14 +163,14 @@ def test_parameters_and_buffers_are_inputs_with_their_access_and_unread_ones_are
     assert set(graph.sizes) == {"s0"}, "the sizes of what is not read are none of the graph's"
 
 
-def test_numbers_that_modules_read_from_themselves_are_constants_of_the_graph(captured) -> None:
+def test_numbers_that_modules_read_from_their_attributes_are_constants(captured) -> None:
     constants = captured(MODULE, "Outer").graph.constants
     assert constants["self.layers[0].slope"] == 0.1
     assert constants["self.norm.eps"] == 1e-5
     assert constants["self.norm.normalized_shape"] == [16]
 
 
-def test_another_method_than_forward_is_captured(captured) -> None:
+def test_a_method_other_than_forward_is_captured(captured) -> None:
     graph = captured(MODULE, "Outer.half").graph
     assert {item.access for item in graph.inputs} == {"x", "self.norm.weight", "self.norm.bias"}
     assert graph.constants["by"] == 0.5
@@ -185,12 +185,12 @@ def test_a_changed_argument_is_a_mutation_and_dropout_is_random(captured) -> Non
     assert capture.uses_random
 
 
-def test_a_function_under_torch_compile_is_captured_as_it_was_before(captured) -> None:
+def test_a_compiled_function_is_captured_without_torch_compile(captured) -> None:
     text = HEAD + "# mtmc: x=f32[8,48]\n@torch.compile\ndef f(x):\n    return torch.relu(x) + 1\n"
     assert [node.op for node in captured(text, "f").graph.nodes] == ["aten.relu.default", "aten.add.Tensor"]
 
 
-def test_kernelbench_constructor_arguments_may_be_a_pair_of_positional_and_named_ones(captured) -> None:
+def test_kernelbench_constructor_arguments_can_be_positional_and_named(captured) -> None:
     text = HEAD + (
         "class Model(nn.Module):\n    def __init__(self, scale, shift):\n        super().__init__()\n"
         "        self.scale, self.shift = scale, shift\n\n"
@@ -202,8 +202,10 @@ def test_kernelbench_constructor_arguments_may_be_a_pair_of_positional_and_named
     assert (constants["self.scale"], constants["self.shift"]) == (2.0, 0.5)
 
 
-def test_a_text_in_the_place_of_the_file_is_what_is_captured_and_named(captured, interpreter_worker, user_file) -> None:
-    """As when the file holds an earlier run's kernels: lines are those of the text without them."""
+def test_a_text_without_generated_code_is_captured_under_the_name_of_the_file(
+    captured, interpreter_worker, user_file
+) -> None:
+    """The file may contain kernels of an earlier run. Lines are those of the text without them."""
     from mtmc_lsp.capture.client import find_workload, run_capture
     from mtmc_lsp.source.targets import find_target
 
@@ -257,7 +259,7 @@ def distances(q, x):
 """
 
 
-def test_an_argument_of_which_only_the_sizes_are_read_stays_one(captured) -> None:
+def test_an_argument_whose_sizes_alone_are_read_stays_an_input(captured) -> None:
     capture = captured(ONLY_SIZES, "distances")
     assert [item.name for item in capture.graph.inputs] == ["q", "x"]
     assert capture.graph.sizes == {"T": 12, "D": 8, "B": 4}
@@ -267,8 +269,8 @@ def test_an_argument_of_which_only_the_sizes_are_read_stays_one(captured) -> Non
 @pytest.mark.parametrize(
     ("name", "conditions"), [("f", ("B != 7", "T > 1")), ("attend", ("T > 1",)), ("steps", ("B > 4",)), ("plain", ())]
 )
-def test_sizes_at_which_the_target_does_something_else_are_left_to_it(captured, name: str, conditions: tuple) -> None:
-    """A single decoded token is no causal attention; export itself takes every size for 2 or more."""
+def test_sizes_with_other_behaviour_run_the_original_code(captured, name: str, conditions: tuple) -> None:
+    """Attention of a single decoded token is not causal, but the export assumes that every size is at least 2."""
     assert captured(BRANCHES, name).graph.conditions == conditions
 
 
@@ -283,16 +285,16 @@ def f(x):
 """
 
 
-def test_calls_in_which_something_on_the_way_is_empty_are_left_to_the_target(captured) -> None:
-    """The mean of no steps is no number, and a kernel's block of none no block."""
+def test_calls_with_an_empty_intermediate_run_the_original_code(captured) -> None:
+    """The mean of zero elements is NaN, and a kernel has no block for zero elements."""
     capture = captured(STEPS, "f")
     assert [text for text in capture.graph.conditions if text.endswith(" > 0")] == ["H - 1 > 0", "W - 2 > 0"]
     assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, STEPS))).reason == ""
 
 
-def test_a_kernel_is_no_target_and_the_message_says_what_is(captured) -> None:
+def test_a_kernel_is_refused_and_the_message_names_valid_targets(captured) -> None:
     text = "import triton\n\n\n@triton.jit\ndef k(x_ptr):\n    pass\n"
-    with pytest.raises(TargetUnsupported, match="Triton kernel already") as caught:
+    with pytest.raises(TargetUnsupported, match="already a Triton kernel") as caught:
         captured(text, "k")
     assert caught.value.where is not None and caught.value.where.line == 5
 
@@ -309,8 +311,8 @@ def picked(logits, labels):
 """
 
 
-def test_a_size_that_is_fixed_is_so_wherever_it_has_the_name(captured) -> None:
-    """Torch asks of a gather's index only that it is no longer: rows of 4 and of B would be no one kernel."""
+def test_a_size_is_constant_in_all_dimensions_with_its_name(captured) -> None:
+    """Torch only requires that the index of a gather is not longer than the input, so it would keep two separate sizes."""
     graph = captured(NAMED_ALIKE, "picked").graph
     assert [str(item.type.shape[0]) for item in graph.inputs] == ["4", "4"]
     assert not graph.conditions, "that a size is no more than itself is no condition"

@@ -69,7 +69,7 @@ def logs(x):
             "    return torch.softmax(y + torch.randn_like",
         ),
         ("chosen", 2, "unsupported", "values of a tensor", "    return torch.softmax(y[y > 0], -1)"),
-        ("to_cuda", 3, "environment", "asks for CUDA by itself", "    return torch.softmax(y.cuda(), -1)"),
+        ("to_cuda", 3, "environment", "this machine has no CUDA GPU", "    return torch.softmax(y.cuda(), -1)"),
         ("Rebinds", 2, "unsupported", "assigns self.calls", "        self.calls = 2"),
         ("logs", 2, "unsupported", "changes SEEN", "def logs(x):"),
     ],
@@ -302,7 +302,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_a_workload_with_gradients_is_told_that_the_triton_version_is_forward_only(asked) -> None:
     _, document, said = asked
     (note,) = document["workload"]["assumed"]
-    assert "gradients are asked for x: the Triton version is forward only" in note
+    assert "the workload has gradients for x: the Triton version has no backward pass" in note
     assert note in said
     cases = {check["case"] for step in document["steps"] for check in step["verdict"]["checks"]}
     assert any("autograd" in case for case in cases)

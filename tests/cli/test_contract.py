@@ -74,7 +74,7 @@ def test_without_json_a_mistake_is_told_on_standard_error_only(tmp_path: Path) -
 WRONG_TARGETS = [
     ("raises", 2, "target-raises", "boom", line_of('    raise ValueError("boom")')),
     ("branches", 2, "unsupported", "values of a tensor", line_of("    if x.sum() > 0:")),
-    ("nothing", 2, "unsupported", "does no tensor work", line_of("def nothing(x):")),
+    ("nothing", 2, "unsupported", "has no tensor operations", line_of("def nothing(x):")),
     ("chance", 2, "unsupported", "different results", line_of("def chance(x):")),
     ("remembers", 2, "unsupported", "different results", line_of("def remembers(x):")),
     ("misfits", 2, "target-raises", "raises RuntimeError", line_of("    return y @ x[:3]")),

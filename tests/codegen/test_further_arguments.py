@@ -36,5 +36,5 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-    with pytest.raises(TargetUnsupported, match=r"any number of arguments, as \*more, and is given some"):
+    with pytest.raises(TargetUnsupported, match=r"several arguments through \*more"):
         captured(text, "Model")

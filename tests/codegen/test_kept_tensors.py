@@ -109,7 +109,7 @@ def test_a_version_that_keeps_another_is_wrong(right: str, wrong: str, captured)
 @pytest.mark.parametrize(
     ("forward", "words"),
     [
-        ("self.last = x * 2\nreturn x + 1", "assigns self.last, which its module does not have before a first call"),
+        ("self.last = x * 2\nreturn x + 1", "assigns self.last, which its module does not have before the first call"),
         ("self.calls = len(x)\nreturn x + 1", "self.calls"),
         ("self.state = 3\nreturn x + 1", "self.state"),
     ],

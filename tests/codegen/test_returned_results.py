@@ -80,9 +80,9 @@ def test_another_form_is_not_correct(returned: str, wrong: str, right: str, capt
     ("returned", "message"),
     [
         ('{"y": y, "on": x.device}', "f returns a dict with a device in it, which cannot be verified"),
-        ("{(1, 2): y}", "f returns a dict with keys that are no strings or integers, which cannot be verified"),
+        ("{(1, 2): y}", "f returns a dict with keys that are neither strings nor integers, which cannot be verified"),
         ("Kept([y])", "f returns a Kept, which cannot be verified"),
-        ("namedtuple('Here', 'y')(y)", "f returns a Here, which has no name in its file, which cannot be verified"),
+        ("namedtuple('Here', 'y')(y)", "f returns a Here, which its file does not name, which cannot be verified"),
     ],
 )
 def test_what_cannot_be_put_together_again_is_named(returned: str, message: str, captured) -> None:
@@ -111,7 +111,7 @@ def test_a_function_that_only_changes_what_it_is_given_is_verified_by_that(captu
 
 
 def test_a_function_that_neither_returns_nor_changes_a_tensor_does_nothing(captured) -> None:
-    with pytest.raises(TargetUnsupported, match="step does no tensor work"):
+    with pytest.raises(TargetUnsupported, match="step has no tensor operations"):
         captured(IN_PLACE.replace("mul_", "mul").replace("p.add_", "p.add"), "step")
 
 
@@ -129,5 +129,5 @@ def test_keys_of_classes_of_their_own_are_refused(captured) -> None:
     text = text_of("{Name.LOSS: y}").replace(
         "# mtmc", 'import enum\nclass Name(str, enum.Enum):\n    LOSS = "loss"\n# mtmc'
     )
-    with pytest.raises(TargetUnsupported, match="f returns a dict with keys that are no strings or integers"):
+    with pytest.raises(TargetUnsupported, match="f returns a dict with keys that are neither strings nor integers"):
         captured(text, "f")

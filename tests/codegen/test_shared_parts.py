@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mtmc_lsp.core.errors import TargetUnsupported
-from mtmc_lsp.verify.worker.inputs import homes_of, place
+from mtmc_lsp.verify.worker.inputs import place, slots_of
 from tests.codegen.checker import planned
 from tests.codegen.harness import verified
 
@@ -68,15 +68,15 @@ def test_what_is_shared_is_verified_and_asked_for(captured, name: str) -> None:
 
 
 def test_a_module_that_shares_nothing_is_asked_nothing(captured) -> None:
-    assert captured(network("self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)"), "Net").graph.same == ()
+    assert captured(network("self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)"), "Net").graph.aliases == ()
 
 
 def test_a_tensor_is_placed_under_all_its_names() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     net[1].weight = net[0].weight
-    homes, other = homes_of(net), net[1].bias
-    place(homes[id(net[0].weight)], torch.ones(3, 3))
-    place(homes[id(net[2].running_mean)], torch.full((3,), 2.0))
+    slots, other = slots_of(net), net[1].bias
+    place(slots[id(net[0].weight)], torch.ones(3, 3))
+    place(slots[id(net[2].running_mean)], torch.full((3,), 2.0))
     assert net[0].weight is net[1].weight and bool((net[1].weight == 1.0).all())
     assert isinstance(net[0].weight, torch.nn.Parameter) and net[1].bias is other
     assert bool((net[2].running_mean == 2.0).all()) and not isinstance(net[2].running_mean, torch.nn.Parameter)

@@ -190,7 +190,7 @@ def test_a_workload_of_another_kind_is_evaluated(captured) -> None:
 
 def test_a_lazy_module_is_refused_with_a_remedy(captured) -> None:
     text = module("nn.Identity()", "nn.LazyBatchNorm1d()", "torch.randn(9, 6)")
-    with pytest.raises(TargetUnsupported, match="before a first call"):
+    with pytest.raises(TargetUnsupported, match="before the first call"):
         captured(text, "Net")
 
 

@@ -61,6 +61,14 @@ def test_an_exception_has_its_kind(error: BaseException, kind: FailureKind) -> N
     assert classify(error) is kind
 
 
+@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
+def test_a_cuda_call_without_a_gpu_has_its_kind() -> None:
+    with pytest.raises((AssertionError, RuntimeError)) as caught:
+        torch.zeros(1, device="cuda")
+    assert classify(caught.value) is FailureKind.NO_GPU
+    assert classify(AssertionError(str(caught.value))) is FailureKind.EXCEPTION
+
+
 def test_the_kind_of_the_cause_passes_through_an_error_for_the_user() -> None:
     try:
         try:

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtmc_lsp.capture.result_structure import form, is_made_of_its_parts, is_nested, leaves, put_together, tensors_of
+from mtmc_lsp.capture.result_structure import (
+    can_be_rebuilt,
+    fill_structure,
+    is_nested,
+    leaves,
+    structure_of,
+    tensors_of,
+)
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,10 @@ NESTED = st.recursive(
 
 @given(NESTED.filter(lambda value: value is not None))
 def test_results_are_put_together_as_they_were(value: Any) -> None:
-    found, own = tensors_of(value), form(value)
+    found, own = tensors_of(value), structure_of(value)
     if is_nested(own):
         names = {"Pair": Pair, "Output": Output, "OrderedDict": OrderedDict, "results": found}
-        made = eval(put_together(own, lambda i: f"results[{i}]", str), names)
+        made = eval(fill_structure(own, lambda i: f"results[{i}]", str), names)
         assert made == value
         assert type(made) is type(value)
     else:
@@ -83,12 +90,12 @@ A, B = Tensor(1.0), Tensor(2.0)
     ],
 )
 def test_forms_are_as_people_write_them(value: Any, expected: str) -> None:
-    assert form(value) == expected
+    assert structure_of(value) == expected
 
 
 def test_a_size_among_the_results_is_read_when_they_are_put_together() -> None:
     text = "{'y': results[0], 'count': sizes['B*T']}"
-    made = put_together(text, lambda i: f"out[{i}]", lambda size: size.replace("B", "x.shape[0]"))
+    made = fill_structure(text, lambda i: f"out[{i}]", lambda size: size.replace("B", "x.shape[0]"))
     assert made == "{'y': out[0], 'count': x.shape[0] * T}"
 
 
@@ -125,7 +132,7 @@ def _with_a_note(value: Any) -> Any:
     ],
 )
 def test_classes_that_are_more_than_their_parts_are_told(make: Callable[[], Any], plain: bool) -> None:
-    assert is_made_of_its_parts(make()) is plain
+    assert can_be_rebuilt(make()) is plain
 
 
 def test_leaves_are_in_order() -> None:

@@ -260,7 +260,7 @@ def test_a_convolution_that_was_seen_to_be_exact_gets_split_operands_at_once(cap
     capture = with_precision(captured(text, "f"), "tf32")
     name = next(node.name for node in capture.graph.nodes if "conv" in node.op)
     seen = {
-        mode: replace(capture, graph=replace(capture.graph, convolutions_seen={name: mode}))
+        mode: replace(capture, graph=replace(capture.graph, observed_convolution_modes={name: mode}))
         for mode in ("ieee", "tf32")
     }
     assert modes(planned(seen["tf32"], text, ())[0]) == {"fp16-operands"}
@@ -281,5 +281,5 @@ def test_what_was_seen_outweighs_the_errors_of_results(captured) -> None:
     verdict = Verdict(VerdictStatus.INCORRECT, (), "gpu", 2.8e-4, 2.6e-7, "too inexact")
     history = (Step(1, failed, StepStatus.FAILED, verdict.reason, verdict=verdict),)
     assert as_run(capture.graph, Schedule(), history).convolution_mode(name) == "ieee"
-    seen = replace(capture.graph, convolutions_seen={name: "tf32"})
+    seen = replace(capture.graph, observed_convolution_modes={name: "tf32"})
     assert as_run(seen, Schedule(), history).convolution_mode(name) == "tf32"

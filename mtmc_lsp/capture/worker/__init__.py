@@ -1,1 +1,1 @@
-"""Capture in the user's interpreter: load the file, run the target, export its graph."""
+"""Capture under the user's interpreter: load the file, run the target, export its graph."""

@@ -1,4 +1,4 @@
-"""How the target is called: resolving it in its module, building instances, making example tensors."""
+"""Builds the call of a target: resolves it in its module, constructs its module, creates example tensors."""
 
 from __future__ import annotations
 
@@ -13,60 +13,66 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mtmc_lsp.capture.worker.module_state import Home, calling_with, home_of
-from mtmc_lsp.capture.worker.value_signs import made_without_values
-from mtmc_lsp.core.errors import EnvironmentNotAble, Location, MtmcError, OutOfMemory, TargetRaises, TargetUnsupported
-from mtmc_lsp.core.workload import ArgumentSpec, KeptTensor, Target, TargetKind, TensorSpec, Workload, WorkloadSource
+from mtmc_lsp.capture.worker.module_state import AttributeSlot, attribute_slot, with_explicit_state
+from mtmc_lsp.capture.worker.value_signs import run_without_values
+from mtmc_lsp.core.errors import (
+    EnvironmentNotAble,
+    FailureKind,
+    Location,
+    MtmcError,
+    OutOfMemory,
+    TargetRaises,
+    TargetUnsupported,
+)
+from mtmc_lsp.core.workload import ArgumentSpec, StateTensor, Target, TargetKind, TensorSpec, Workload, WorkloadSource
 from mtmc_lsp.process.worker.failures import classify
 
-NO_CUDA = ("Torch not compiled with CUDA enabled", "Found no NVIDIA driver", "No CUDA GPUs are available")
-"""How torch says that there is no GPU."""
-FURTHER: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-"""Kinds of parameters that take what no other does."""
-MANY = 1 << 26
-"""Elements that take a CPU a second to draw."""
+VARIADIC: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+"""Kinds of parameters that take any number of arguments, and their prefix."""
+MANY_ELEMENTS = 1 << 26
+"""Number of random elements that a CPU generates in about a second."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A target with its arguments, ready to run."""
+    """A target with its arguments."""
 
     function: Any
-    """Bound: called with the arguments alone."""
+    """Bound method or function; it takes only the arguments."""
     instance: torch.nn.Module | None
     names: tuple[str, ...]
-    """Parameter names of ``values``."""
+    """Parameter names of ``values``, in the same order."""
     values: tuple[Any, ...]
     keyword: frozenset[str]
-    """Parameters that must be passed by name."""
-    further: frozenset[str] = frozenset()
-    """Those that take any number of arguments, as ``*args`` and ``**kwargs``, and take none."""
-    kept: Mapping[str, Home] = field(default_factory=dict)
-    """Where the instance holds those of ``names`` that the function does not take: see
+    """Parameters that must be passed by keyword."""
+    variadic: frozenset[str] = frozenset()
+    """``*args`` and ``**kwargs`` parameters, which are empty."""
+    state_homes: Mapping[str, AttributeSlot] = field(default_factory=dict)
+    """Names of state tensors, which the function does not take as arguments, to the attributes that hold them. See
     :mod:`mtmc_lsp.capture.worker.module_state`."""
     accesses: frozenset[str] = frozenset()
-    """Python for these inside the target's body."""
+    """Python expressions for the state tensors inside the target's body."""
 
     def bound(self, values: Sequence[Any] | None = None) -> Callable[[], Any]:
-        """What calls the target, with other values where given, and with as little of ours between as can be."""
-        function = calling_with(self.function, self.kept) if self.kept else self.function
+        """A function that calls the target with ``values`` or the example values, with as little overhead as possible."""
+        function = with_explicit_state(self.function, self.state_homes) if self.state_homes else self.function
         pairs = list(zip(self.names, self.values if values is None else values, strict=True))
-        pairs = [(name, value) for name, value in pairs if name not in self.further]
+        pairs = [(name, value) for name, value in pairs if name not in self.variadic]
         positional = [value for name, value in pairs if name not in self.keyword]
         named = {name: value for name, value in pairs if name in self.keyword}
         return lambda: function(*positional, **named)
 
     def run(self, values: Sequence[Any] | None = None) -> Any:
-        """Call the target, with other values where given."""
+        """Call the target with ``values`` or the example values."""
         return self.bound(values)()
 
-    def own(self, returned: Any) -> Any:
-        """What the target itself returned, of what a run gave."""
-        return returned[0] if self.kept else returned
+    def target_result(self, returned: Any) -> Any:
+        """The return value of the target, from the return value of :meth:`run`."""
+        return returned[0] if self.state_homes else returned
 
 
 def resolve(module: ModuleType, qualname: str) -> Any:
-    """The object called ``qualname`` in the module; what ``torch.compile`` made, as it was before."""
+    """The object called ``qualname`` in the module. For a ``torch.compile`` wrapper, the original function."""
     item: Any = module
     for part in qualname.split("."):
         item = getattr(item, part)
@@ -76,24 +82,24 @@ def resolve(module: ModuleType, qualname: str) -> Any:
 
 
 def make_tensor(spec: TensorSpec, sizes: Mapping[str, int], device: str, seed: int) -> torch.Tensor:
-    """A random tensor as the workload describes it."""
-    # Made where it is used: a CPU takes seconds for what a GPU makes at once.
+    """Create a random tensor according to the workload."""
+    # Generated on its device: a GPU is much faster than a CPU.
     generator = torch.Generator(device).manual_seed(seed)
     shape = [size.value(sizes) for size in spec.shape]
     high = spec.high if spec.high_size is None else float(spec.high_size.value(sizes))
     tensor = random_values(shape, spec.dtype, generator, spec.low, high)
     if spec.stride is not None:
-        laid = torch.empty_strided(shape, [s.value(sizes) for s in spec.stride], dtype=tensor.dtype, device=device)
-        tensor = laid.copy_(tensor)
+        strided = torch.empty_strided(shape, [s.value(sizes) for s in spec.stride], dtype=tensor.dtype, device=device)
+        tensor = strided.copy_(tensor)
     return tensor.requires_grad_(spec.requires_grad)
 
 
 def random_values(
     shape: Sequence[int], dtype: str, generator: torch.Generator, low: float | None, high: float | None
 ) -> torch.Tensor:
-    """Normal floats (uniform where a range is given), integers of the range (0 or 1 without one), random bools.
+    """Random floats (normal, or uniform in a given range), integers in the range (0 or 1 by default), or bools.
 
-    They are made on the generator's device.
+    They are generated on the generator's device.
     """
     kind, device = getattr(torch, dtype), generator.device
     if kind.is_floating_point:
@@ -107,9 +113,9 @@ def random_values(
 
 
 def constructed(kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str) -> torch.nn.Module:
-    """A new instance on the device."""
-    made: torch.nn.Module = kind(*positional, **named).to(device)
-    return made
+    """Construct a module on the device."""
+    instance: torch.nn.Module = kind(*positional, **named).to(device)
+    return instance
 
 
 def build_call(
@@ -124,12 +130,18 @@ def build_call(
     stand_in: bool = False,
     construct: Callable[..., torch.nn.Module] = constructed,
 ) -> Call:
-    """The target of ``module`` with the workload's arguments, made with ``sizes``.
+    """Build the call of the workload's target with arguments of the given sizes.
 
-    Without ``values`` the tensors that the target is called with have their shapes alone: making gigabytes of random numbers
-    that others replace takes longer than all else; those of a directive that ``read`` names are made all the same. With
-    ``stand_in`` such gigabytes are other numbers, drawn on the device. ``construct`` makes the instance, as
-    :func:`constructed` does.
+    Args:
+        module: the user's module.
+        workload: describes the arguments.
+        device: of all tensors.
+        sizes: value of each named size.
+        seed: of the random values.
+        values: without it, tensor arguments have shapes but no values, which saves the time to generate gigabytes.
+        read: names of arguments that get values even without ``values``.
+        stand_in: whether large float inputs of ``get_inputs`` may be replaced by random values generated on the device.
+        construct: constructs the module, as :func:`constructed` does.
     """
     target = workload.target
     torch.manual_seed(seed)
@@ -140,10 +152,10 @@ def build_call(
     if workload.source is WorkloadSource.GET_INPUTS:
         init_positional, init_named = init_arguments(module) or ([], {})
         if not values:
-            positional = _shapes_of(module.get_inputs, device)
+            positional = _shaped_like(module.get_inputs, device)
         else:
             positional = (stand_in and _stand_ins(module.get_inputs, device)) or list(module.get_inputs())
-        # What the module draws does not hang on what was drawn for its arguments.
+        # The module's random values must not depend on those of its arguments.
         torch.manual_seed(seed)
     else:
         named = _values(workload.arguments, sizes, device, seed, None if values else read)
@@ -164,74 +176,79 @@ def build_call(
         for value in positional
     ]
     call = _bound(function, instance, positional, named, target)
-    return _with_kept(call, workload.kept, target, device, seed if values else None) if workload.kept else call
+    return _with_state(call, workload.state, target, device, seed if values else None) if workload.state else call
 
 
-def _with_kept(call: Call, kept: Sequence[KeptTensor], target: Target, device: str, seed: int | None) -> Call:
-    """The call with what the instance keeps as further arguments: as constructed, or random; without a seed shapes alone."""
+def _with_state(call: Call, state: Sequence[StateTensor], target: Target, device: str, seed: int | None) -> Call:
+    """Add the module's state tensors as arguments: their initial values, else random values; without a seed only shapes."""
     assert call.instance is not None
-    homes = {item.name: home_of(call.instance, item.access) for item in kept}
+    homes_by_name = {item.name: attribute_slot(call.instance, item.access) for item in state}
     values = []
-    for item in kept:
-        held, attribute = homes[item.name]
-        if attribute not in held:
+    for item in state:
+        attributes, attribute = homes_by_name[item.name]
+        if attribute not in attributes:
             raise TargetUnsupported(
-                f"{target.qualname} assigns {item.access}, which its module does not have before a first call",
+                f"{target.qualname} assigns {item.access}, which its module does not have before the first call",
                 where=Location(target.path, target.start_line),
-                remedy=f"Set {item.access} in __init__, to None or to its first value.",
+                remedy=f"Set {item.access} in __init__, to None or to its initial value.",
             )
-        own = held[attribute]
-        if isinstance(own, torch.Tensor) and (tuple(own.shape), own.dtype) == (item.shape, getattr(torch, item.dtype)):
-            values.append(own.detach().to(device))
+        initial = attributes[attribute]
+        if isinstance(initial, torch.Tensor) and (tuple(initial.shape), initial.dtype) == (
+            item.shape,
+            getattr(torch, item.dtype),
+        ):
+            values.append(initial.detach().to(device))
         elif seed is None:
-            values.append(_shape_alone(item.shape, getattr(torch, item.dtype), device))
+            values.append(_without_values(item.shape, getattr(torch, item.dtype), device))
         else:
             generator = torch.Generator(device).manual_seed(seed)
             values.append(random_values(item.shape, item.dtype, generator, None, None))
     return replace(
         call,
-        names=(*call.names, *homes),
+        names=(*call.names, *homes_by_name),
         values=(*call.values, *values),
-        keyword=call.keyword | frozenset(homes),
-        kept=homes,
-        accesses=frozenset(item.access for item in kept),
+        keyword=call.keyword | frozenset(homes_by_name),
+        state_homes=homes_by_name,
+        accesses=frozenset(item.access for item in state),
     )
 
 
-def _shapes_of(make: Callable[[], Any], device: str) -> list[Any]:
-    """What ``make`` gives, each tensor as a single zero that has its shape; all of it where that cannot be known without."""
-    made = made_without_values(make)
-    if made is None:
+def _shaped_like(make: Callable[[], Any], device: str) -> list[Any]:
+    """The result of ``make`` with tensors without values. If the shapes cannot be determined, the actual result."""
+    traced = run_without_values(make)
+    if traced is None:
         return list(make())
-    return [_shape_alone(item.shape, item.dtype, device) if isinstance(item, FakeTensor) else item for item in made[0]]
+    return [
+        _without_values(item.shape, item.dtype, device) if isinstance(item, FakeTensor) else item for item in traced[0]
+    ]
 
 
-def _shape_alone(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+def _without_values(shape: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def _stand_ins(make: Callable[[], Any], device: str) -> list[Any]:
-    """What ``make`` gives with other floats in the place of its own; empty where that would save nothing.
+    """The result of ``make`` with random floats generated on the device; empty if that would not be faster.
 
-    They lie between -1 and 1, and between 0 and 1 where the user's own are known to have no negative element. Integers are left
-    as they are made: they may be indices.
+    The values are in [-1, 1), or in [0, 1) if no element of the user's tensor is negative. Integers may be indices, so results
+    with integer tensors are not replaced.
     """
-    made, signs = (made_without_values(make) if device != "cpu" else None) or ([], [])
-    tensors = [item for item in made if isinstance(item, FakeTensor)]
-    if sum(t.numel() for t in tensors) < MANY or not all(t.is_floating_point() for t in tensors):
+    traced, signs = (run_without_values(make) if device != "cpu" else None) or ([], [])
+    tensors = [item for item in traced if isinstance(item, FakeTensor)]
+    if sum(t.numel() for t in tensors) < MANY_ELEMENTS or not all(t.is_floating_point() for t in tensors):
         return []
     return [
         torch.empty_strided(item.shape, item.stride(), dtype=torch.float32, device=device)
-        .uniform_(0.0 if known else -1.0, 1.0)
+        .uniform_(0.0 if is_nonnegative else -1.0, 1.0)
         .to(item.dtype)
         if isinstance(item, FakeTensor)
         else item
-        for item, known in zip(made, signs, strict=True)
+        for item, is_nonnegative in zip(traced, signs, strict=True)
     ]
 
 
 def init_arguments(module: Any) -> tuple[list[Any], dict[str, Any]] | None:
-    """What the file's ``get_init_inputs`` gives, by position and by name; ``None`` where it has none."""
+    """Positional and keyword arguments from the file's ``get_init_inputs``; ``None`` if it has none."""
     if not hasattr(module, "get_init_inputs"):
         return None
     init = module.get_init_inputs()
@@ -247,14 +264,14 @@ def _values(
     seed: int,
     read: Container[str] | None = None,
 ) -> dict[str, Any]:
-    """Every argument's value, by name; of tensors that ``read`` does not name the shape alone, where it is given."""
+    """The value of each argument by name. With ``read``, only the tensors named there have values."""
 
     def value(number: int, spec: ArgumentSpec) -> Any:
         if spec.tensor is None:
             return spec.constant
         if read is None or spec.name in read:
             return make_tensor(spec.tensor, sizes, device, seed + number)
-        return _shape_alone(
+        return _without_values(
             [size.value(sizes) for size in spec.tensor.shape], getattr(torch, spec.tensor.dtype), device
         )
 
@@ -264,46 +281,47 @@ def _values(
 def _bound(
     function: Any, instance: torch.nn.Module | None, positional: list[Any], named: dict[str, Any], target: Target
 ) -> Call:
-    """Fill in defaults, so every value that the graph is built from is known by name."""
+    """Bind the arguments and fill in defaults, so that all values in the graph are known by name."""
     signature = inspect.signature(function)
     bound = signature.bind(*positional, **named)
     bound.apply_defaults()
     names = tuple(bound.arguments)
     kinds = {name: signature.parameters[name].kind for name in names}
-    further = frozenset(name for name, kind in kinds.items() if kind in FURTHER)
-    for name in sorted(further):
+    variadic = frozenset(name for name, kind in kinds.items() if kind in VARIADIC)
+    for name in sorted(variadic):
         if bound.arguments[name]:
             raise TargetUnsupported(
-                f"{target.qualname} takes any number of arguments, as {FURTHER[kinds[name]]}{name}, and is given some",
+                f"{target.qualname} gets several arguments through {VARIADIC[kinds[name]]}{name}, which is not supported",
                 where=Location(target.path, target.start_line),
-                remedy="Name each of these in its definition, or leave them out of the workload.",
+                remedy="Give each of these arguments a parameter, or remove them from the workload.",
             )
     keyword = frozenset(name for name, kind in kinds.items() if kind is inspect.Parameter.KEYWORD_ONLY)
-    return Call(function, instance, names, tuple(bound.arguments.values()), keyword, further)
+    return Call(function, instance, names, tuple(bound.arguments.values()), keyword, variadic)
 
 
 def user_error(error: BaseException, target: Target, doing: str) -> MtmcError:
-    """What the user's own code raised, placed at the last line of their file that was running."""
+    """The error for the user when their code raises, with the last line of their file that was running."""
     if isinstance(error, MtmcError):
         return error
     kind = classify(error)
     if kind.is_out_of_memory:
         return OutOfMemory(
-            f"{target.qualname} does not fit in memory on this workload",
+            f"{target.qualname} runs out of memory on this workload",
             where=Location(target.path, target.start_line),
-            remedy="Make the sizes in the workload smaller.",
+            remedy="Use smaller sizes in the workload.",
             kind=kind,
         )
     where = _user_line(error, target)
-    if any(words in str(error) for words in NO_CUDA):
+    if kind is FailureKind.NO_GPU:
         return EnvironmentNotAble(
-            f"{target.qualname} asks for CUDA by itself {doing}, and there is no CUDA GPU here",
+            f"{target.qualname} uses CUDA {doing}, and this machine has no CUDA GPU",
             where=where,
-            remedy="Run this on a machine with a GPU, or make new tensors on the device of an argument (x.device).",
+            remedy="Run this on a machine with a GPU, or create tensors on the device of an argument (x.device).",
+            kind=kind,
         )
-    remedy = "Check the workload's shapes, dtypes and constants against what the code expects."
+    remedy = "Check that the shapes, dtypes and constants of the workload are valid arguments of the function."
     if isinstance(error, ModuleNotFoundError):
-        remedy = f"Install it for {sys.executable}, or name the interpreter that has it with --python."
+        remedy = f"Install it for {sys.executable}, or select another interpreter with --python."
     return TargetRaises(
         f"{target.qualname} raises {type(error).__name__} {doing}: {error}",
         where=where,

@@ -1,7 +1,7 @@
-"""How the user's own float32 convolutions run on a GPU: PyTorch allows TF32 there, and the library decides for each whether to.
+"""Determines how float32 convolutions run on a GPU. PyTorch allows TF32 for them, and cuDNN decides for each convolution.
 
-It is asked, not guessed: each convolution of the workload is run on its own operands with TF32 allowed and with it forbidden.
-Where both give the same, full float32 is what the user has.
+The decision is measured: each convolution of the workload runs with TF32 allowed and with TF32 forbidden. If both results are
+equal, it runs in full float32.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmc_lsp.core.graph import Graph, Node
 
-ROUNDED = 2e-5
-"""Relative distance of two results from which on one of them is TF32's, whose operands are rounded to 11 bits (about 3e-4 on
-an H200); two algorithms in float32 are about 1e-6 apart."""
+TF32_ERROR = 2e-5
+"""Relative difference above which one result is from TF32, which rounds operands to 11 bits (about 3e-4 on
+an H200). Two float32 algorithms differ by about 1e-6."""
 
 
 def convolution_modes(run: Callable[[], object], graph: Graph) -> dict[str, str]:
-    """Node to ``ieee`` or ``tf32`` for every float32 convolution, as the library runs it on this device.
+    """Node name to ``ieee`` or ``tf32`` for every float32 convolution, as observed on this device.
 
     Args:
         run: calls the target on the workload's inputs.
-        graph: of the target.
+        graph: the target's graph.
 
     Returns:
-        Nothing where TF32 is not allowed, where there are no such convolutions, or where the calls are not the graph's nodes.
+        Empty if TF32 is not allowed, if there are no such convolutions, or if the calls do not match the nodes.
     """
     nodes = [node for node in graph.nodes if node.op.startswith("aten.conv")]
     if graph.fp32_convolution != "tf32" or not any(_is_float32(node) for node in nodes):
         return {}
-    asking = _Asking()
-    # Whatever cannot be asked is taken as it was before: allowed to run in TF32.
-    with contextlib.suppress(RuntimeError, torch.OutOfMemoryError), torch.no_grad(), asking:
+    recorder = _ModeRecorder()
+    # If the measurement fails, convolutions count as before: allowed to run in TF32.
+    with contextlib.suppress(RuntimeError, torch.OutOfMemoryError), torch.no_grad(), recorder:
         run()
     shapes = [tuple(size.value(graph.sizes) for size in node.type.shape) for node in nodes]
-    # One sample without a batch dimension is run with one.
-    if len(shapes) != len(asking.seen) or not all(
-        seen in (shape, (1, *shape)) for shape, (seen, _) in zip(shapes, asking.seen, strict=True)
+    # A sample without a batch dimension runs with one.
+    if len(shapes) != len(recorder.calls) or not all(
+        shape_seen in (shape, (1, *shape)) for shape, (shape_seen, _) in zip(shapes, recorder.calls, strict=True)
     ):
         return {}
-    return {node.name: mode for node, (_, mode) in zip(nodes, asking.seen, strict=True) if mode}
+    return {node.name: mode for node, (_, mode) in zip(nodes, recorder.calls, strict=True) if mode}
 
 
 def _is_float32(node: Node) -> bool:
     return node.type.dtype == "float32"
 
 
-class _Asking(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
-    """Notes the shape of each convolution's result, and its mode where it is float32."""
+class _ModeRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
+    """Records the shape of each convolution's result, and its mode if it is float32."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[tuple[int, ...], str]] = []
+        self.calls: list[tuple[tuple[int, ...], str]] = []
         self._modes: dict[Hashable, str] = {}
 
     def __torch_dispatch__(
@@ -69,40 +69,40 @@ class _Asking(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed he
                 if key not in self._modes:
                     self._modes[key] = _mode(function, args, result)
                 mode = self._modes[key]
-            self.seen.append((tuple(result.shape), mode))
+            self.calls.append((tuple(result.shape), mode))
         return result
 
 
 def _key(args: Any) -> Hashable:
-    """What the library chooses by: sizes, strides and numbers."""
+    """The properties that the library's choice depends on: sizes, strides and numbers."""
     return tuple((tuple(item.shape), item.stride()) if isinstance(item, torch.Tensor) else str(item) for item in args)
 
 
 def _mode(function: Any, args: Any, allowed: torch.Tensor) -> str:
-    """How a convolution runs whose result with TF32 allowed is ``allowed``; empty where the results say nothing."""
+    """The mode of a convolution with the result ``allowed`` if TF32 is allowed; empty if the values do not tell."""
     with _full_float32():
         exact = function(*args)
-    size = float(torch.linalg.vector_norm(exact))
+    norm = float(torch.linalg.vector_norm(exact))
     distance = float(torch.linalg.vector_norm(exact.sub_(allowed)))
-    if not size > 0.0 or not distance < float("inf"):
+    if not norm > 0.0 or not distance < float("inf"):
         return ""
-    return "tf32" if distance > ROUNDED * size else "ieee"
+    return "tf32" if distance > TF32_ERROR * norm else "ieee"
 
 
 @contextlib.contextmanager
 def _full_float32() -> Iterator[None]:
-    """Convolutions without TF32, as far as PyTorch is asked."""
+    """Forbid TF32 for convolutions."""
     cudnn = torch.backends.cudnn
-    place: Any = cudnn
-    name, full = "allow_tf32", cast(Any, False)
+    owner: Any = cudnn
+    name, value = "allow_tf32", cast(Any, False)
     try:
         before = cudnn.allow_tf32
     except RuntimeError:
-        # The user set it by the newer names, and the older one may no longer be asked.
-        place, name, full = cudnn.conv, "fp32_precision", "ieee"
-        before = place.fp32_precision
-    setattr(place, name, full)
+        # The user set it through the newer attribute, and torch does not allow reading the older one then.
+        owner, name, value = cudnn.conv, "fp32_precision", "ieee"
+        before = owner.fp32_precision
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(place, name, before)
+        setattr(owner, name, before)

@@ -1,4 +1,4 @@
-"""Runs the target as it is, as a function of all tensors that it reads: what it does and gives, before its graph is looked at."""
+"""Runs the target in eager mode as a function of all its input tensors, and records its behaviour before the export."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.result_structure import PLAIN, classes, is_made_of_its_parts, leaves, parts, tensors_of
+from mtmc_lsp.capture.result_structure import PLAIN, can_be_rebuilt, classes, leaves, parts, tensors_of
 from mtmc_lsp.capture.worker.calls import Call, user_error
 from mtmc_lsp.capture.worker.export import export_error
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
-from mtmc_lsp.capture.worker.module_state import held_tensors, refuse_unknown
+from mtmc_lsp.capture.worker.module_state import non_parameter_tensors, refuse_new_state
 from mtmc_lsp.capture.worker.module_structure import class_name
 from mtmc_lsp.capture.worker.passes.graph_cleanup import Layout
 from mtmc_lsp.capture.worker.side_effects import Snapshot, access_of
@@ -23,7 +23,7 @@ from mtmc_lsp.core.workload import Target
 
 
 def buffers(call: Call) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those of the call's module that are no arguments of it."""
+    """The buffers of the call's module, without state tensors, which are arguments of the call."""
     named = call.instance.named_buffers() if call.instance is not None else iter(())
     return ((name, buffer) for name, buffer in named if access_of(name) not in call.accesses)
 
@@ -36,7 +36,7 @@ def _values(call: Call, inputs: list[InputTensor], tensors: tuple[torch.Tensor, 
 
 
 class _Bound(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """Gives functional_call a ``forward`` that is the target's method."""
+    """A module for ``functional_call`` whose ``forward`` is the target's method."""
 
     def __init__(self, instance: torch.nn.Module, call: Call) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
 
 def flat_function(call: Call, inputs: list[InputTensor]) -> Any:
-    """The target as a function of the input tensors alone, parameters included."""
+    """The target as a function of the input tensors only, parameters included."""
     parameters = [item for item in inputs if item.kind is not InputKind.ARGUMENT]
     names = []
     if call.instance is not None:
@@ -58,40 +58,40 @@ def flat_function(call: Call, inputs: list[InputTensor]) -> Any:
         values = _values(call, inputs, tensors)
         if call.instance is None or not parameters:
             return call.run(values)
-        given = tensors[len(inputs) - len(parameters) :]
-        replaced = {f"instance.{name}": tensor for name, tensor in zip(names, given, strict=True)}
-        return torch.func.functional_call(_Bound(call.instance, call), replaced, (values,))
+        tensors_of_module = tensors[len(inputs) - len(parameters) :]
+        by_name = {f"instance.{name}": tensor for name, tensor in zip(names, tensors_of_module, strict=True)}
+        return torch.func.functional_call(_Bound(call.instance, call), by_name, (values,))
 
     return flat
 
 
 def run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], target: Target) -> list[Layout]:
-    """Run the target twice: it must not raise, and must do the same again.
+    """Run the target twice. It must not raise an error, and both runs must give the same results.
 
     Returns:
-        The shape and strides of each tensor that it returns.
+        The shape and strides of each returned tensor.
     """
     runs: list[list[Any]] = []
-    before, held = None, dict[str, torch.Tensor]()
+    before, state = None, dict[str, torch.Tensor]()
     try:
         for _ in range(2):
-            # What the first call alone changes is a cache, as a table of positions is.
-            before, held = Snapshot(module, call.instance) if runs else None, held_tensors(call.instance)
+            # A change that only the first call makes is a cache, such as a table of positions.
+            before, state = Snapshot(module, call.instance) if runs else None, non_parameter_tensors(call.instance)
             torch.manual_seed(0)
             tensors = tuple(item.value.clone(memory_format=torch.preserve_format) for item in inputs)
             with torch.no_grad():
                 value = flat_function(call, inputs)(*tensors)
-            _check_returned(call.own(value), target, partial(class_name, file=module))
+            _check_returned(call.target_result(value), target, partial(class_name, file=module))
             changed = [not torch.equal(t, item.value) for t, item in zip(tensors, inputs, strict=True)]
-            written = [t if is_other else None for t, is_other in zip(tensors, changed, strict=True)]
+            written = [t if is_changed else None for t, is_changed in zip(tensors, changed, strict=True)]
             runs.append([*leaves(value), *written])
         if torch.cuda.is_available():
             torch.cuda.synchronize()
     except Exception as error:
         raise user_error(error, target, "on the workload's inputs") from error
-    now = held_tensors(call.instance)
-    anew = {access for access in held if now.get(access) is not held[access]}
-    refuse_unknown(held, anew, inputs[0].value.device.type)
+    now = non_parameter_tensors(call.instance)
+    replaced = {access for access in state if now.get(access) is not state[access]}
+    refuse_new_state(state, replaced, inputs[0].value.device.type)
     first, second = runs
     for a, b in zip(first, second, strict=True):
         if not _nearly_same(a, b):
@@ -106,7 +106,7 @@ def run_eagerly(module: ModuleType, call: Call, inputs: list[InputTensor], targe
 
 
 def _nearly_same(a: Any, b: Any) -> bool:
-    """Equal but for the reordering of atomic sums."""
+    """Whether two results are equal up to the summation order of atomic additions."""
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return repr(a) == repr(b)
     if not a.is_floating_point():
@@ -115,24 +115,27 @@ def _nearly_same(a: Any, b: Any) -> bool:
     return bool(difference <= 1e-3 * torch.linalg.vector_norm(torch.nan_to_num(a.double())) + 1e-30)
 
 
-def _check_returned(value: Any, target: Target, named: Callable[[type], str]) -> None:
-    """Refuse results that cannot be put together again.
+def _check_returned(value: Any, target: Target, named_class: Callable[[type], str]) -> None:
+    """Refuse results that cannot be rebuilt from tensors and plain values.
 
     Raises:
-        TargetUnsupported: there is one; says which.
+        TargetUnsupported: names the first such result.
     """
     items = leaves(value)
-    other = [type(item).__name__ for item in items if not isinstance(item, (torch.Tensor, *PLAIN))]
-    unnamed = [kind.__name__ for kind in classes(value) if not named(kind).replace(".", "").isidentifier()]
+    unsupported = [type(item).__name__ for item in items if not isinstance(item, (torch.Tensor, *PLAIN))]
+    unnamed_classes = [
+        kind.__name__ for kind in classes(value) if not named_class(kind).replace(".", "").isidentifier()
+    ]
     remedy = "Return tensors and plain values, or tuples, lists, dictionaries, named tuples and dataclasses of these."
-    if other:
-        kind = f"a {type(value).__name__}{f' with a {other[0]} in it' if parts(value) is not None else ''}"
+    if unsupported:
+        kind = f"a {type(value).__name__}{f' with a {unsupported[0]} in it' if parts(value) is not None else ''}"
     elif not all(type(key) in (str, int, bool) for key in _keys(value)):
-        kind = "a dict with keys that are no strings or integers"
-    elif unnamed:
-        kind, remedy = f"a {unnamed[0]}, which has no name in its file", f"Import {unnamed[0]} at the top of the file."
-    elif not is_made_of_its_parts(value):
-        kind, remedy = "a dataclass that is more than its fields", "Return a plain dataclass, or a dictionary."
+        kind = "a dict with keys that are neither strings nor integers"
+    elif unnamed_classes:
+        kind = f"a {unnamed_classes[0]}, which its file does not name"
+        remedy = f"Import {unnamed_classes[0]} at the top of the file."
+    elif not can_be_rebuilt(value):
+        kind, remedy = "a dataclass with more state than its fields", "Return a plain dataclass, or a dictionary."
     else:
         return
     raise TargetUnsupported(
@@ -142,13 +145,13 @@ def _check_returned(value: Any, target: Target, named: Callable[[type], str]) ->
     )
 
 
-def traced(
-    call: Call, inputs: list[InputTensor], target: Target, named: Callable[[type], str]
+def run_without_data(
+    call: Call, inputs: list[InputTensor], target: Target, named_class: Callable[[type], str]
 ) -> tuple[float, list[str]]:
-    """What a call shows on tensors without data, for targets that were not run.
+    """Run the call on tensors without data.
 
     Returns:
-        The work of the call, and for each tensor that it returns the input that it is, if it is one.
+        The number of floating-point operations, and for each returned tensor the name of the input that it is, or "".
     """
     if call.instance is not None and any(item.value.numel() == 0 for item in inputs):
         return 0.0, []
@@ -156,23 +159,23 @@ def traced(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
     from torch.utils.flop_counter import FlopCounterMode
 
-    # What a mask picks has no size that is known.
+    # The number of elements that a mask selects is unknown, hence the shape environment.
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     counter = FlopCounterMode(display=False)
     with mode, torch.no_grad():
-        given = tuple(mode.from_tensor(item.value, static_shapes=True) for item in inputs)
+        fake_inputs = tuple(mode.from_tensor(item.value, static_shapes=True) for item in inputs)
         try:
             with counter:
-                value = flat_function(call, inputs)(*given)
+                value = flat_function(call, inputs)(*fake_inputs)
         except Exception as error:
             raise export_error(error, target) from error
-    _check_returned(call.own(value), target, named)
-    own = {id(tensor): item.name for tensor, item in zip(given, inputs, strict=True)}
-    return float(counter.get_total_flops()), [own.get(id(result), "") for result in tensors_of(value)]
+    _check_returned(call.target_result(value), target, named_class)
+    input_names = {id(tensor): item.name for tensor, item in zip(fake_inputs, inputs, strict=True)}
+    return float(counter.get_total_flops()), [input_names.get(id(result), "") for result in tensors_of(value)]
 
 
 def _keys(value: Any) -> Iterator[Any]:
-    """Those of all dictionaries among the results."""
+    """The keys of all dictionaries among the results."""
     for key, item in (parts(value) or {}).items():
         if isinstance(value, dict):
             yield key

@@ -1,37 +1,56 @@
-"""Export a call as a functional ATen graph with named sizes and source lines, as our own plain value."""
+"""Exports a call as a functional ATen graph with named sizes and source lines, as a :class:`Graph`."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx.proxy
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.export import Dim, export
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from mtmc_lsp.capture.result_structure import PLAIN, SIZES, form, is_tensor, leaves
-from mtmc_lsp.capture.worker.export_speedups import hasten_export
-from mtmc_lsp.capture.worker.graph_reader import LINE_MARK, InputTensor, Reader, decides_by_values, line_of, written_in
-from mtmc_lsp.capture.worker.passes.decompositions import expansions
-from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import AwkwardSize, Watch
-from mtmc_lsp.capture.worker.size_conditions import Question, noting_questions
+from mtmc_lsp.capture.result_structure import PLAIN, SIZES, is_tensor, leaves, structure_of
+from mtmc_lsp.capture.worker.export_speedups import speed_up_export
+from mtmc_lsp.capture.worker.graph_reader import (
+    LINE_MARK,
+    InputTensor,
+    Reader,
+    depends_on_values,
+    line_of,
+    literal_inputs,
+)
+from mtmc_lsp.capture.worker.passes.decompositions import decompositions
+from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import NonPolynomialSize, Watch
+from mtmc_lsp.capture.worker.size_conditions import Question, recording_questions
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import Graph, InputKind
 from mtmc_lsp.core.workload import Target
+from mtmc_lsp.process.worker.failures import exception_chain
 
-Place = tuple[int, int]
-"""A dimension of an input: the input's number and its own."""
+Dimension = tuple[int, int]
+"""A dimension of an input: index of the input and of the dimension."""
 ATTEMPTS = 6
-"""Whole exports tried while sizes that divisions speak of are made constant."""
+"""Complete exports that are tried while sizes in divisions are made constant."""
+LONGEST_REASON = 200
+"""Characters of torch's reason in an error message."""
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+"""What torch raises where a trace would need the values of a tensor."""
 
 
-class _Flat(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """The target as a module without parts: an export takes modules alone, and puts back what they assign to themselves."""
+class _Module(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
+    """The target as a module without submodules: export accepts only modules, and would undo assignments to a user's module."""
 
-    def __init__(self, function: _Returning) -> None:
+    def __init__(self, function: _FlatTarget) -> None:
         super().__init__()
         self._function = function
 
@@ -39,43 +58,43 @@ class _Flat(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return self._function(*tensors)
 
 
-class _Returning:
-    """The target as a function of tensors alone, which gives tensors and numbers that follow from the sizes."""
+class _FlatTarget:
+    """The target as a function of tensors only. It returns the result tensors and the numbers that depend on input sizes."""
 
-    def __init__(self, function: Any, named: Callable[[type], str], own: Callable[[Any], Any]) -> None:
-        self._function, self._named, self._own = function, named, own
+    def __init__(self, function: Any, class_name: Callable[[type], str], target_result: Callable[[Any], Any]) -> None:
+        self._function, self._class_name, self._target_result = function, class_name, target_result
         self.returns = ""
-        """The form of what it returned last, in which such a number is ``sizes[0]``: by its place among these."""
+        """Structure of the last return value. Such a number is ``sizes[0]``, indexed by its position among these numbers."""
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         value = self._function(*tensors)
-        found = leaves(value)
-        numbers = [item for item in found if isinstance(item, torch.SymInt)]
-        places = iter(range(len(numbers)))
+        items = leaves(value)
+        numbers = [item for item in items if isinstance(item, torch.SymInt)]
+        indices = iter(range(len(numbers)))
 
-        def written(leaf: Any) -> str:
+        def leaf_text(leaf: Any) -> str:
             if not isinstance(leaf, (torch.SymInt, *PLAIN)):
-                # Without free sizes it is a plain value.
-                raise TypeError(f"a result follows from the sizes, as {leaf}")
-            return f"{SIZES}[{next(places)}]" if isinstance(leaf, torch.SymInt) else repr(leaf)
+                # Happens only with symbolic sizes; with fixed sizes this is a plain value.
+                raise TypeError(f"the target returns {leaf}, which depends on the input sizes")
+            return f"{SIZES}[{next(indices)}]" if isinstance(leaf, torch.SymInt) else repr(leaf)
 
-        self.returns = form(self._own(value), self._named, written)
-        return (*(item for item in found if is_tensor(item)), *numbers)
+        self.returns = structure_of(self._target_result(value), self._class_name, leaf_text)
+        return (*(item for item in items if is_tensor(item)), *numbers)
 
 
 @contextlib.contextmanager
 def _recording_lines(path: str, watch: Watch | None = None) -> Iterator[None]:
-    """While exporting, every node remembers the innermost line of the user's file that made it, and is watched.
+    """During an export, record for every node the innermost line of the user's file, and show the node to ``watch``.
 
-    Export's own stack traces keep only frames called ``forward``; a node's ``stack_trace`` survives decomposition, so the
-    line travels in it.
+    Export's stack traces keep only frames named ``forward``. A node's ``stack_trace`` survives decomposition, so it stores the
+    line.
     """
     original = torch.fx.proxy.TracerBase.create_node
 
     def create_node(self: Any, *args: Any, **kwargs: Any) -> Any:
         node = original(self, *args, **kwargs)
         if watch is not None:
-            watch.look(node)
+            watch.check_inputs(node)
         frame: Any = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == path:
@@ -96,127 +115,136 @@ def export_graph(
     inputs: Sequence[InputTensor],
     target: Target,
     variables: Mapping[int, str],
-    named: Callable[[type], str],
+    class_name: Callable[[type], str],
     text: Sequence[str],
-    own: Callable[[Any], Any] = lambda value: value,
+    target_result: Callable[[Any], Any] = lambda value: value,
 ) -> tuple[Graph, tuple[str, ...]]:
-    """The graph of ``function`` over ``inputs``, and notes on what was fixed.
+    """Export ``function`` on ``inputs``. Returns the graph, and notes on the sizes that are fixed.
 
     Args:
-        function: takes the input tensors in order.
-        variables: line to the user's variable assigned there.
-        named: Python for the class of a result.
+        function: takes the input tensors in this order.
+        variables: 1-based line to the user's variable that the line assigns.
+        class_name: Python expression for the class of a result.
         text: the lines of the target's file.
-        own: what the target itself returned, of what ``function`` gives; what it keeps comes behind that.
+        target_result: the return value of the target, from the value that ``function`` returns; state tensors follow it there.
 
     Raises:
-        TargetUnsupported: it cannot be exported; names file and line where that is known.
+        TargetUnsupported: the target cannot be exported; names file and line if known.
     """
-    flat = _Returning(function, named, own)
-    fixed: set[Place] = set()
-    lines: dict[Place, int] = {}
-    held = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
+    flat = _FlatTarget(function, class_name, target_result)
+    fixed: set[Dimension] = set()
+    fixed_by: dict[Dimension, int] = {}
+    module_inputs = {i for i, item in enumerate(inputs) if item.kind is not InputKind.ARGUMENT}
     attempts = 0
     while attempts < ATTEMPTS:
-        watch = Watch([item.value for item in inputs], held, fixed)
+        watch = Watch([item.value for item in inputs], module_inputs, fixed)
         try:
             program, questions = _export(flat, inputs, fixed, target, watch)
-        except AwkwardSize:
-            fixed |= _alike(inputs, watch.found)
-            lines |= {place: line_of(node) for place, node in watch.found.items()}
+        except NonPolynomialSize:
+            fixed |= _with_same_name(inputs, watch.non_polynomial)
+            fixed_by |= {dimension: line_of(node) for dimension, node in watch.non_polynomial.items()}
             continue
         except TargetUnsupported:
-            # What cannot be traced for any size, as where a condition on sizes has no solution, may be for the given ones.
+            # Tracing can fail for symbolic sizes but work for constant ones, for example if a condition on sizes has no solution.
             break
-        attempts, written = attempts + 1, written_in(program)
+        attempts, written = attempts + 1, literal_inputs(program)
         reader = Reader(program, inputs, variables, target, flat.returns, written, questions)
-        awkward = reader.awkward_symbols()
-        numbers = _alike(inputs, (place for place, symbols in reader.symbols_at.items() if not symbols))
-        if any(reader.symbols_at[place] for place in numbers):
-            # Torch has made it constant at one place, as where a loop runs over it.
-            fixed |= numbers
+        non_polynomial = reader.non_polynomial_symbols()
+        constants = _with_same_name(
+            inputs, (dimension for dimension, symbols in reader.symbols_at.items() if not symbols)
+        )
+        if any(reader.symbols_at[dimension] for dimension in constants):
+            # Torch has made the size constant in one dimension, for example because a loop runs over it.
+            fixed |= constants
             continue
-        if not awkward:
-            # Taking operations apart takes longer than the export: it is only done with sizes that may stay.
+        if not non_polynomial:
+            # Decomposition takes longer than the export, so it runs only if all remaining symbolic sizes are supported.
             reader = Reader(_expanded(program, target), inputs, variables, target, flat.returns, written, questions)
-            awkward = reader.awkward_symbols()
-        if not awkward:
-            return reader.read(), tuple(_told(inputs, reader, lines, text))
-        for place, symbols in reader.symbols_at.items():
-            for symbol in symbols & awkward.keys():
-                fixed |= _alike(inputs, [place])
-                lines[place] = awkward[symbol]
+            non_polynomial = reader.non_polynomial_symbols()
+        if not non_polynomial:
+            return reader.read(), tuple(_size_notes(inputs, reader, fixed_by, text))
+        for dimension, symbols in reader.symbols_at.items():
+            for symbol in symbols & non_polynomial.keys():
+                fixed |= _with_same_name(inputs, [dimension])
+                fixed_by[dimension] = non_polynomial[symbol]
     fixed = {(i, d) for i, item in enumerate(inputs) for d in range(item.value.dim())}
     program, questions = _export(flat, inputs, fixed, target)
-    written, program = written_in(program), _expanded(program, target)
+    written, program = literal_inputs(program), _expanded(program, target)
     return Reader(program, inputs, variables, target, flat.returns, written, questions).read(), (
-        "the graph holds for the workload's sizes alone",
+        "the graph is valid only for the sizes of the workload",
     )
 
 
-def _alike(inputs: Sequence[InputTensor], places: Iterable[Place]) -> set[Place]:
-    """These places and all that the workload gives the same name: what is constant at one would else be a size at the other."""
-    found = set(places)
-    names = {_name(inputs, place) for place in found} - {""}
-    return found | {(i, d) for i, item in enumerate(inputs) for d, name in enumerate(item.size_names) if name in names}
+def _with_same_name(inputs: Sequence[InputTensor], dimensions: Iterable[Dimension]) -> set[Dimension]:
+    """These dimensions and all with the same name in the workload. They are equal, so all become constant together."""
+    result = set(dimensions)
+    names = {_name(inputs, dimension) for dimension in result} - {""}
+    return result | {(i, d) for i, item in enumerate(inputs) for d, name in enumerate(item.size_names) if name in names}
 
 
-def _told(
-    inputs: Sequence[InputTensor], reader: Reader, lines: Mapping[Place, int], text: Sequence[str]
+def _size_notes(
+    inputs: Sequence[InputTensor], reader: Reader, fixed_by: Mapping[Dimension, int], text: Sequence[str]
 ) -> Iterator[str]:
-    """What to say of sizes that the workload names and the graph has as numbers; one of 0 or 1 is no other size's case."""
-    told: set[str] = set()
+    """Notes on named sizes that are constant in the graph. Sizes of 0 or 1 get no note: they are always specialised."""
+    reported: set[str] = set()
     for i, item in enumerate(inputs):
         for d, name in enumerate(item.size_names):
             value = int(item.value.shape[d])
-            if not name or name in told or reader.symbols_at[i, d] or value < 2:
+            if not name or name in reported or reader.symbols_at[i, d] or value < 2:
                 continue
-            told.add(name)
-            line = next((lines[place] for place in lines if _name(inputs, place) == name and lines[place]), 0)
+            reported.add(name)
+            line = next(
+                (
+                    fixed_by[dimension]
+                    for dimension in fixed_by
+                    if _name(inputs, dimension) == name and fixed_by[dimension]
+                ),
+                0,
+            )
             why = (
                 f"of line {line}: `{text[line - 1].strip()}`"
                 if 0 < line <= len(text)
-                else "torch's trace holds for it alone"
+                else "torch traced the target for this value only"
             )
             yield f"{name} is fixed at {value}, because {why}"
 
 
-def _name(inputs: Sequence[InputTensor], place: Place) -> str:
-    names = inputs[place[0]].size_names
-    return names[place[1]] if place[1] < len(names) else ""
+def _name(inputs: Sequence[InputTensor], dimension: Dimension) -> str:
+    names = inputs[dimension[0]].size_names
+    return names[dimension[1]] if dimension[1] < len(names) else ""
 
 
 def _expanded(program: Any, target: Target) -> Any:
-    """An exported program as functions without side effects, with some operations as the smaller ones they are made of."""
-    hasten_export()
+    """Decompose an exported program into functional operators, and some operators into simpler ones."""
+    speed_up_export()
     with _recording_lines(target.path), torch.no_grad():
         try:
-            return program.run_decompositions(expansions())
+            return program.run_decompositions(decompositions())
         except Exception as error:
             raise export_error(error, target) from error
 
 
 def _export(
-    flat: _Returning,
+    flat: _FlatTarget,
     inputs: Sequence[InputTensor],
-    fixed: set[Place],
+    fixed: set[Dimension],
     target: Target,
     watch: Watch | None = None,
 ) -> tuple[Any, list[Question]]:
-    """The target's program, as torch exports it, and what was asked of sizes on the way.
+    """Export the target with torch. Returns the program, and the size questions that were asked during the trace.
 
     Raises:
-        AwkwardSize: the watch ended it.
-        TargetUnsupported: it cannot be traced with these sizes fixed and all others free.
+        NonPolynomialSize: ``watch`` stopped the export.
+        TargetUnsupported: the target cannot be traced with these sizes fixed and all others symbolic.
     """
-    # On a GPU a module's own sizes are constants of its kernels. The interpreter needs smaller ones than that.
+    # On a GPU, the sizes of parameters are constants in the kernels. The interpreter needs them symbolic, to use smaller ones.
     free_parameters = all(item.value.device.type == "cpu" for item in inputs)
-    named = any(name for item in inputs for name in item.size_names)
+    has_names = any(name for item in inputs for name in item.size_names)
 
     def is_static(i: int, d: int) -> bool:
         item = inputs[i]
-        # Where the workload names some sizes, those that it gives as numbers are constants.
-        literal = named and d < len(item.size_names) and not item.size_names[d]
+        # If the workload names some sizes, the sizes that it states as numbers are constants.
+        literal = has_names and d < len(item.size_names) and not item.size_names[d]
         return (item.kind is not InputKind.ARGUMENT and not free_parameters) or literal or (i, d) in fixed
 
     shapes = tuple(
@@ -224,32 +252,38 @@ def _export(
         for i, item in enumerate(inputs)
     )
     tensors = tuple(item.value for item in inputs)
-    with _recording_lines(target.path, watch), noting_questions(target.path) as questions, torch.no_grad():
+    with _recording_lines(target.path, watch), recording_questions(target.path) as questions, torch.no_grad():
         try:
-            return export(_Flat(flat), tensors, dynamic_shapes=(shapes,), strict=False), questions
+            return export(_Module(flat), tensors, dynamic_shapes=(shapes,), strict=False), questions
         except Exception as error:
-            if watch is not None and watch.found:
-                # Torch may have put an error of its own around it.
-                raise AwkwardSize from error
+            if watch is not None and watch.non_polynomial:
+                # Torch may have wrapped the exception.
+                raise NonPolynomialSize from error
             raise export_error(error, target) from error
 
 
 def export_error(error: Exception, target: Target) -> TargetUnsupported:
-    """What stopped a target from being traced, at the user's line."""
-    import traceback
-
+    """The error for the user when torch cannot trace the target, with the innermost line of the user's file."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == target.path]
     line = frames[-1].lineno if frames and frames[-1].lineno else target.start_line
-    text = f"{type(error).__name__}: {error}"
-    where = Location(target.path, line)
-    if any(word in text for word in ("data-dependent", "DataDependent", "_local_scalar_dense", "DynamicOutputShape")):
-        return decides_by_values(target, line)
-    lines = str(error).strip().splitlines()
-    # torch adds requests to report the error to its developers, which do not help the user.
-    first = re.sub(r"\s*Please (file|report|open)\b.*", "", lines[0]).strip() if lines else ""
+    causes = list(exception_chain(error))
+    if any(isinstance(cause, DATA_DEPENDENT) for cause in causes):
+        return depends_on_values(target, line)
+    operator = next((cause.func for cause in causes if isinstance(cause, UnsupportedOperatorException)), None)
+    problem = f"calls {operator}, which torch.export cannot trace" if operator else "cannot be traced by torch.export"
+    reason = "" if operator else first_sentence(str(error))
     return TargetUnsupported(
-        f"{target.qualname} cannot be exported as a graph: torch.export stops at this line"
-        f" with {type(error).__name__}{': ' + first if first else ''}",
-        where=where,
-        remedy="Move this line into a separate function, and optimize a function or module that does not contain it.",
+        f"{target.qualname} {problem}{f': {reason}' if reason else ''}",
+        where=Location(target.path, line),
+        remedy="Move the code of this line into a separate function, and optimise the function without it.",
     )
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of an exception's message, at most ``LONGEST_REASON`` characters, without the final period.
+
+    The rest of torch's messages is advice for PyTorch developers: where to report the error, which log to enable.
+    """
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    sentence = re.split(r"[.!?](?= |$)", paragraph)[0]
+    return sentence if len(sentence) <= LONGEST_REASON else f"{sentence[:LONGEST_REASON].rstrip()} ..."

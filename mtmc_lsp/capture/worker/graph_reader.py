@@ -1,4 +1,4 @@
-"""Reads a program that torch exported as our graph: its sizes by name, its nodes with the lines that made them."""
+"""Converts a program that torch exported to a :class:`Graph`: named sizes, and nodes with their source lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from typing import Any
 import torch
 from torch.export.graph_signature import OutputKind
 
-from mtmc_lsp.capture.result_structure import RESULTS, SIZES, is_nested, put_together
+from mtmc_lsp.capture.result_structure import RESULTS, SIZES, fill_structure, is_nested
 from mtmc_lsp.capture.worker.passes.aten_aliases import canonical
-from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import awkward_sizes, blamed, is_symbol, step_of, symbols_of
+from mtmc_lsp.capture.worker.passes.non_polynomial_sizes import (
+    causes_of,
+    is_symbol,
+    non_polynomials,
+    simplified_stride,
+    symbols_of,
+)
 from mtmc_lsp.capture.worker.size_conditions import Guard, Question, condition, guards_of, strongest
 from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.graph import INPUT_DEVICE, Argument, Graph, GraphInput, InputKind, Mutation, Node, Ref, TensorType
@@ -22,33 +28,33 @@ from mtmc_lsp.core.sizes import FUNCTIONS, Size
 from mtmc_lsp.core.workload import Target
 
 LINE_MARK = "mtmc-line "
-MOST_WRITTEN = 4096
-"""Numbers of a tensor that a launcher writes down."""
+MAX_LITERAL_ELEMENTS = 4096
+"""Elements of the largest constant tensor that is written out in the generated launcher."""
 
 
 @dataclass(frozen=True)
 class InputTensor:
-    """A tensor that the target reads, in the order in which the export takes them."""
+    """An input tensor of the target, in the order of the export's arguments."""
 
     name: str
     access: str
     kind: InputKind
     value: torch.Tensor
     size_names: tuple[str, ...] = ()
-    """The workload's names of its dimensions, empty where a dimension is a number."""
+    """The workload's names of its dimensions; empty for a dimension that is a number."""
 
 
-def decides_by_values(target: Target, line: int) -> TargetUnsupported:
-    """The error for a target of which no single graph can be made; the line is 0 where it is not known."""
+def depends_on_values(target: Target, line: int) -> TargetUnsupported:
+    """The error for a target that has no single graph; ``line`` is 0 if unknown."""
     return TargetUnsupported(
-        f"{target.qualname} decides by the values of a tensor, so it is no single graph",
+        f"{target.qualname} depends on the values of a tensor, so no single graph describes it",
         where=Location(target.path, line or target.start_line),
-        remedy="Write the choice with torch.where, or optimise the functions that it chooses between.",
+        remedy="Use torch.where for the choice, or optimise each of the functions separately.",
     )
 
 
 class Reader:
-    """Turns an exported program into our graph."""
+    """Converts an exported program to a :class:`Graph`."""
 
     def __init__(
         self,
@@ -57,7 +63,7 @@ class Reader:
         variables: Mapping[int, str],
         target: Target,
         returns: str,
-        written: Set[str],
+        literal_names: Set[str],
         questions: Sequence[Question],
     ) -> None:
         self.program = program
@@ -68,36 +74,36 @@ class Reader:
         self.target = target
         self.device = str(inputs[0].value.device)
         self.placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        self.numbers = self._take_numbers(written)
+        self.literals = self._literal_tensors(literal_names)
         if len(self.placeholders) != len(inputs):
             raise TargetUnsupported(
-                f"{target.qualname} uses a tensor that is neither an argument nor a parameter",
+                f"{target.qualname} uses a tensor that is neither an argument nor a parameter nor a buffer",
                 where=Location(target.path, target.start_line),
                 remedy="Pass it as an argument, or register it as a buffer of the module.",
             )
-        self.taken = {item.name for item in inputs}
-        """Names of inputs and nodes: an operator may be called as an argument is."""
+        self.used_names = {item.name for item in inputs}
+        """Names of inputs and nodes, to keep them distinct: an operator can have the name of an argument."""
         self.symbols_at: dict[tuple[int, int], set[str]] = {}
         self.names: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
-        self._name_symbols()
+        self._assign_size_names()
 
-    def _take_numbers(self, written: Set[str]) -> dict[str, torch.Tensor]:
-        """Tensors of numbers that the target makes, as ``torch.tensor([1, 2, 1])`` and ``y[:, 0] = 0`` do, by node."""
+    def _literal_tensors(self, literal_names: Set[str]) -> dict[str, torch.Tensor]:
+        """Constant tensors that the target writes out, such as ``torch.tensor([1, 2, 1])`` and ``y[:, 0] = 0``, by node name."""
         signature = self.program.graph_signature
-        found = {
+        literals = {
             name: self.program.constants[target]
             for name, target in signature.inputs_to_lifted_tensor_constants.items()
-            if self.program.constants[target].dim() == 0 or name in written
+            if self.program.constants[target].dim() == 0 or name in literal_names
         }
-        self.placeholders = [node for node in self.placeholders if node.name not in found]
-        return found
+        self.placeholders = [node for node in self.placeholders if node.name not in literals]
+        return literals
 
-    def _name_symbols(self) -> None:
-        taken = {*FUNCTIONS, *(item.name for item in self.inputs)}
-        same = _same_by_attention(self.program)
-        given: set[str] = set()
-        numbered = 0
+    def _assign_size_names(self) -> None:
+        used_names = {*FUNCTIONS, *(item.name for item in self.inputs)}
+        equal_symbols = _equal_by_attention(self.program)
+        workload_names: set[str] = set()
+        next_number = 0
         for i, (node, item) in enumerate(zip(self.placeholders, self.inputs, strict=True)):
             value = node.meta["val"]
             for d, size in enumerate(value.shape):
@@ -106,69 +112,69 @@ class Reader:
                 for symbol in sorted(symbols):
                     if symbol in self.names:
                         continue
-                    wanted = item.size_names[d] if d < len(item.size_names) else ""
-                    if same.get(symbol) in self.names:
-                        wanted = self.names[same[symbol]]
-                    elif not wanted or len(symbols) != 1 or (wanted in taken and wanted not in given):
-                        wanted, numbered = f"s{numbered}", numbered + 1
+                    name = item.size_names[d] if d < len(item.size_names) else ""
+                    if equal_symbols.get(symbol) in self.names:
+                        name = self.names[equal_symbols[symbol]]
+                    elif not name or len(symbols) != 1 or (name in used_names and name not in workload_names):
+                        name, next_number = f"s{next_number}", next_number + 1
                     else:
-                        # One name in the workload is one size, also where the operations would take two.
-                        given.add(wanted)
-                    taken.add(wanted)
-                    self.names[symbol] = wanted
+                        # One name in the workload is one size, even if the trace has two symbols for it.
+                        workload_names.add(name)
+                    used_names.add(name)
+                    self.names[symbol] = name
                 if is_symbol(size):
                     self.sizes.setdefault(self.names[next(iter(symbols))], int(item.value.shape[d]))
-        # Steps over memory that no size explains, as those of a slice, are sizes of their own.
+        # Strides that no size explains, such as those of a slice, become sizes themselves.
         for node, item in zip(self.placeholders, self.inputs, strict=True):
             for d, stride in enumerate(node.meta["val"].stride()):
                 for symbol in symbols_of(stride) - set(self.names):
                     if str(stride.node.expr) == symbol:
                         name = f"{item.name}_stride{d}"
-                        while name in taken:
+                        while name in used_names:
                             name += "_"
-                        taken.add(name)
+                        used_names.add(name)
                         self.names[symbol] = name
                         self.sizes[name] = int(item.value.stride(d))
 
-    def awkward_symbols(self) -> dict[str, int]:
-        """Symbols in sizes or guards that are no polynomials (divisions, remainders, maxima), and attention's head sizes.
+    def non_polynomial_symbols(self) -> dict[str, int]:
+        """Symbols that have to become constant: in sizes or guards that are not polynomials, and attention's head sizes.
 
-        Each with the line that makes it so; 0 where that is not known.
+        Returns each symbol with the line that causes it, 0 if unknown. Divisions, remainders and maxima are not polynomials.
         """
-        # A kernel is for one head size, and the scale comes from it.
-        found = {
+        # A kernel supports one head size, and the softmax scale depends on it.
+        causes = {
             symbol: line_of(node)
             for node in _attentions(self.program)
             for each in node.args[:3]
             for symbol in symbols_of(_size(each, -1))
         }
         for node in self.program.graph.nodes:
-            for expression in awkward_sizes(node.meta.get("val"), node.target, numbers=True):
-                found = {**dict.fromkeys(self._blamed(expression), line_of(node)), **found}
+            for expression in non_polynomials(node.meta.get("val"), node.target, numbers=True):
+                causes = {**dict.fromkeys(self._causes(expression), line_of(node)), **causes}
         for guard in self._guards:
             text = str(guard.expression)
             if guard.is_asked:
-                awkward = condition(guard, self.names, self.sizes) is None
+                is_rejected = condition(guard, self.names, self.sizes) is None
             else:
-                # Comparisons with Max(1, size) only ask whether a tensor is dense; sizes of at least 1 satisfy them.
-                awkward = not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Piecewise"))
-            if awkward:
-                found = {**dict.fromkeys(self._blamed(guard.expression), guard.line), **found}
-        # Only symbols of the inputs can be made constant.
-        return {symbol: line for symbol, line in found.items() if symbol in self.names}
+                # Comparisons with Max(1, size) only ask whether a tensor is dense. All sizes of at least 1 satisfy them.
+                is_rejected = not text.startswith("Ne(") and any(word in text for word in ("Mod(", "//", "Piecewise"))
+            if is_rejected:
+                causes = {**dict.fromkeys(self._causes(guard.expression), guard.line), **causes}
+        # Only symbols of the inputs can become constant.
+        return {symbol: line for symbol, line in causes.items() if symbol in self.names}
 
-    def _blamed(self, expression: Any) -> set[str]:
-        held = {i for i, item in enumerate(self.inputs) if item.kind is not InputKind.ARGUMENT}
-        parameters = {symbol for (i, _), symbols in self.symbols_at.items() if i in held for symbol in symbols}
+    def _causes(self, expression: Any) -> set[str]:
+        module_inputs = {i for i, item in enumerate(self.inputs) if item.kind is not InputKind.ARGUMENT}
+        parameters = {symbol for (i, _), symbols in self.symbols_at.items() if i in module_inputs for symbol in symbols}
         values = {symbol: self.sizes[name] for symbol, name in self.names.items() if name in self.sizes}
-        return blamed(expression, set(self.names), parameters, values)
+        return causes_of(expression, set(self.names), parameters, values)
 
     @cached_property
     def _guards(self) -> list[Guard]:
         return guards_of(self.placeholders, self.questions, self.target.path)
 
     def size(self, value: Any) -> Size:
-        """A dimension as our size."""
+        """Convert a dimension."""
         if isinstance(value, int):
             return Size.of(value)
         return self._named(value.node.expr)
@@ -178,37 +184,37 @@ class Reader:
         return parsed.substitute({symbol: Size.symbol(name) for symbol, name in self.names.items()})
 
     def type(self, value: torch.Tensor) -> TensorType:
-        """A fake tensor's type."""
+        """The type of a fake tensor."""
         return TensorType(
             tuple(self.size(s) for s in value.shape),
             str(value.dtype).removeprefix("torch."),
-            tuple(self._step(s) for s in value.stride()),
+            tuple(self._stride(s) for s in value.stride()),
         )
 
-    def _step(self, value: Any) -> Size:
-        """A stride as our size."""
+    def _stride(self, value: Any) -> Size:
+        """Convert a stride."""
         if isinstance(value, int):
             return Size.of(value)
-        return self._named(step_of(value.node.expr))
+        return self._named(simplified_stride(value.node.expr))
 
     def read(self) -> Graph:
-        """The graph."""
+        """Build the graph."""
         references: dict[str, Argument] = {}
         for node, item in zip(self.placeholders, self.inputs, strict=True):
             references[node.name] = Ref(item.name)
-        nodes: list[Node] = [self._number(node) for node in self.program.graph.nodes if node.name in self.numbers]
+        nodes: list[Node] = [self._literal(node) for node in self.program.graph.nodes if node.name in self.literals]
         references |= {node.name: Ref(node.name) for node in nodes}
         returned: Sequence[Any] = ()
         for node in self.program.graph.nodes:
             if node.op == "call_function":
-                made = self._node(node, references)
-                if made is not None:
-                    nodes.append(made)
+                converted = self._node(node, references)
+                if converted is not None:
+                    nodes.append(converted)
             elif node.op == "output":
                 returned = node.args[0]
             elif node.op == "get_attr":
                 raise TargetUnsupported(
-                    f"{self.target.qualname} uses a constant tensor of its own",
+                    f"{self.target.qualname} uses a tensor that is neither an argument nor a parameter nor a buffer",
                     where=Location(self.target.path, line_of(node) or self.target.start_line),
                     remedy="Pass it as an argument, or register it as a buffer of the module.",
                 )
@@ -227,15 +233,15 @@ class Reader:
             conditions=self._conditions(),
         )
 
-    def _number(self, node: torch.fx.Node) -> Node:
+    def _literal(self, node: torch.fx.Node) -> Node:
         kind = self.type(node.meta["val"])
-        self.taken.add(node.name)
-        keywords: dict[str, Argument] = {"dtype": kind.dtype, "device": INPUT_DEVICE}
-        numbers = self.numbers[node.name]
-        if not numbers.dim():
-            return Node(node.name, "aten.full.default", ((), numbers.item()), keywords, (kind,))
+        self.used_names.add(node.name)
+        kwargs: dict[str, Argument] = {"dtype": kind.dtype, "device": INPUT_DEVICE}
+        tensor = self.literals[node.name]
+        if not tensor.dim():
+            return Node(node.name, "aten.full.default", ((), tensor.item()), kwargs, (kind,))
         line = next(map(line_of, node.users), 0)
-        return Node(node.name, "aten.tensor.default", (_as_written(numbers),), keywords, (kind,), line)
+        return Node(node.name, "aten.tensor.default", (_nested_literals(tensor),), kwargs, (kind,), line)
 
     def _results(
         self, returned: Sequence[Any], references: Mapping[str, Argument]
@@ -257,10 +263,10 @@ class Reader:
         return tuple(outputs), tuple(mutations), sizes
 
     def _returns(self, sizes: Sequence[Size]) -> str:
-        """The form of the results, its numbers by the names of the sizes."""
+        """The structure of the results, with the numbers by size name."""
         if not is_nested(self.returns):
             return self.returns
-        return put_together(self.returns, lambda i: f"{RESULTS}[{i}]", lambda i: f"{SIZES}[{str(sizes[i])!r}]")
+        return fill_structure(self.returns, lambda i: f"{RESULTS}[{i}]", lambda i: f"{SIZES}[{str(sizes[i])!r}]")
 
     def _node(self, node: torch.fx.Node, references: dict[str, Argument]) -> Node | None:
         value = node.meta.get("val")
@@ -270,23 +276,23 @@ class Reader:
             references[node.name] = Ref(source.name, node.args[1])
             return None
         if "_local_scalar_dense" in str(node.target) or "aten.item." in str(node.target):
-            raise decides_by_values(self.target, line_of(node))
-        if _is_idle_copy(node, self.numbers) or self._is_whole_copy(node):
-            # Of `copy(y, x)` the last argument, of `clone(x)` the only one.
+            raise depends_on_values(self.target, line_of(node))
+        if _is_redundant_copy(node, self.literals) or self._is_full_copy(node):
+            # The source is the last argument of `copy(y, x)`, and the only one of `clone(x)`.
             references[node.name] = references[node.args[-1].name]
             return None
         if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
             references[node.name] = self.size(value)
             return None
         if value is None or isinstance(value, (bool, float, torch.SymBool, torch.SymFloat)):
-            # Assertions on sizes: the graph's conditions say the same.
+            # An assertion on sizes. The graph's conditions contain it.
             references[node.name] = None
             return None
         tensors = list(value if isinstance(value, (tuple, list)) else [value])
         name = node.name
-        while name in self.taken:
+        while name in self.used_names:
             name += "_"
-        self.taken.add(name)
+        self.used_names.add(name)
         references[node.name] = Ref(name)
         return Node(
             name=name,
@@ -297,30 +303,30 @@ class Reader:
             line=line_of(node),
         )
 
-    def _is_whole_copy(self, node: torch.fx.Node) -> bool:
-        """Whether it is what ``y.copy_(x)`` makes of an input ``y``, which is ``x``: no result, that would be ``x`` itself."""
+    def _is_full_copy(self, node: torch.fx.Node) -> bool:
+        """Whether the node is ``y.copy_(x)`` on an input ``y`` and ``x`` can replace it. A result cannot be replaced."""
         if node.target is not torch.ops.aten.copy.default:
             return False
         specs = self.program.graph_signature.output_specs
-        changed = {spec.target for spec in specs if spec.kind is OutputKind.USER_INPUT_MUTATION}
+        written_inputs = {spec.target for spec in specs if spec.kind is OutputKind.USER_INPUT_MUTATION}
         results = {spec.arg.name for spec in specs if spec.kind is not OutputKind.USER_INPUT_MUTATION}
-        source, made = node.args[1], node.meta["val"]
+        source, copy = node.args[1], node.meta["val"]
         value = source.meta["val"]
-        alike = (value.shape, value.stride(), value.dtype) == (made.shape, made.stride(), made.dtype)
-        return alike and node.name not in results and source.name not in changed
+        has_same_type = (value.shape, value.stride(), value.dtype) == (copy.shape, copy.stride(), copy.dtype)
+        return has_same_type and node.name not in results and source.name not in written_inputs
 
     def _keywords(self, node: torch.fx.Node, references: Mapping[str, Argument]) -> dict[str, Argument]:
-        found = {
+        kwargs = {
             key: self._argument(item, references)
             for key, item in node.kwargs.items()
             if key not in ("pin_memory", "layout") and item is not None
         }
-        # The kernels run where the inputs are, which need not be where they are captured.
+        # The kernels run on the device of the inputs, which can differ from the device of the capture.
         if str(node.kwargs.get("device") or "") in (self.device, self.device.partition(":")[0]):
-            found["device"] = INPUT_DEVICE
+            kwargs["device"] = INPUT_DEVICE
             if "_to_copy" in str(node.target):
-                del found["device"]
-        return found
+                del kwargs["device"]
+        return kwargs
 
     def _argument(self, value: Any, references: Mapping[str, Argument]) -> Argument:
         if isinstance(value, torch.fx.Node):
@@ -336,7 +342,7 @@ class Reader:
         return str(value)
 
     def _with_variables(self, nodes: list[Node]) -> list[Node]:
-        """Give the last node of each assignment's line the name it is assigned to."""
+        """Name the last node of each assignment's line after the assigned variable."""
         last = {node.line: i for i, node in enumerate(nodes) if node.line}
         return [
             replace(node, variable=self.variables.get(node.line, "")) if last.get(node.line) == i else node
@@ -344,29 +350,29 @@ class Reader:
         ]
 
     def _conditions(self) -> tuple[str, ...]:
-        """Guards that say more than that sizes differ or are at least 2 (the kernels hold for size 1 too)."""
-        found = (condition(guard, self.names, self.sizes) for guard in self._guards)
-        return tuple(strongest(text for text in found if text))
+        """The guards that are stronger than "sizes differ" or "size >= 2". Kernels are valid for size 1, too."""
+        texts = (condition(guard, self.names, self.sizes) for guard in self._guards)
+        return tuple(strongest(text for text in texts if text))
 
 
-def _as_written(numbers: torch.Tensor) -> tuple[Argument, ...]:
-    """The numbers of a tensor in nested tuples, each as short as it can be written."""
+def _nested_literals(tensor: torch.Tensor) -> tuple[Argument, ...]:
+    """The elements of a tensor as nested tuples, each with the fewest digits that give the same value."""
 
     def short(number: Any) -> Argument:
         if not isinstance(number, float) or not math.isfinite(number):
             return number  # type: ignore[no-any-return]
         texts = (float(f"{number:.{digits}g}") for digits in range(1, 18))
-        return next(text for text in texts if torch.tensor(text, dtype=numbers.dtype).item() == number)
+        return next(text for text in texts if torch.tensor(text, dtype=tensor.dtype).item() == number)
 
     def nested(value: Any) -> Any:
         return tuple(map(nested, value)) if isinstance(value, list) else short(value)
 
-    made: tuple[Argument, ...] = nested(numbers.tolist())
-    return made
+    literals: tuple[Argument, ...] = nested(tensor.tolist())
+    return literals
 
 
-def written_in(program: Any) -> set[str]:
-    """The inputs of an exported program that are tensors of numbers which the target writes down, and none that it finds."""
+def literal_inputs(program: Any) -> set[str]:
+    """The inputs of an exported program that are constant tensors written out in the target, not tensors from elsewhere."""
     lift = torch.ops.aten.lift_fresh_copy.default
     constants = program.graph_signature.inputs_to_lifted_tensor_constants
     return {
@@ -374,29 +380,29 @@ def written_in(program: Any) -> set[str]:
         for node in program.graph.nodes
         if node.name in constants
         and all(user.target is lift for user in node.users)
-        and program.constants[constants[node.name]].numel() <= MOST_WRITTEN
+        and program.constants[constants[node.name]].numel() <= MAX_LITERAL_ELEMENTS
     }
 
 
 def line_of(node: torch.fx.Node) -> int:
-    """The line of the user's file that made a node; 0 where it is not known."""
+    """The line of the user's file that created a node; 0 if unknown."""
     trace = node.meta.get("stack_trace") or ""
     return int(trace.removeprefix(LINE_MARK)) if trace.startswith(LINE_MARK) else 0
 
 
-def _is_idle_copy(node: Any, numbers: Container[str]) -> bool:
-    """Whether it copies a computed value for operations that compute: the trace of a dropout that keeps all has such copies.
+def _is_redundant_copy(node: Any, literals: Container[str]) -> bool:
+    """Whether the node copies a computed value, and only operators that compute read the copy.
 
-    So has that of written numbers, which are ``numbers``.
+    A dropout with probability 0 has such copies, and so has every tensor in ``literals``.
     """
 
-    def computes(other: Any) -> bool:
-        return isinstance(other.target, torch._ops.OpOverload) and not other.target.is_view
+    def computes(node: Any) -> bool:
+        return isinstance(node.target, torch._ops.OpOverload) and not node.target.is_view
 
     if node.target is not torch.ops.aten.clone.default or node.kwargs or not all(computes(user) for user in node.users):
         return False
     source = node.args[0]
-    return (computes(source) or source.name in numbers) and source.meta["val"].stride() == node.meta["val"].stride()
+    return (computes(source) or source.name in literals) and source.meta["val"].stride() == node.meta["val"].stride()
 
 
 def _attentions(program: Any) -> list[Any]:
@@ -407,12 +413,12 @@ def _size(node: Any, dim: int) -> Any:
     return node.meta["val"].shape[dim]
 
 
-def _same_by_attention(program: Any) -> dict[str, str]:
-    """Symbols of keys and values whose numbers must be equal, each to the other: attention's meta kernel does not say so."""
-    same: dict[str, str] = {}
+def _equal_by_attention(program: Any) -> dict[str, str]:
+    """Pairs of symbols for the lengths of keys and values, which are equal. Attention's meta kernel does not tie them."""
+    equal: dict[str, str] = {}
     for node in _attentions(program):
         keys, values = (symbols_of(_size(operand, -2)) for operand in node.args[1:3])
         if len(keys) == len(values) == 1 and keys != values:
             (key,), (value,) = keys, values
-            same |= {key: value, value: key}
-    return same
+            equal |= {key: value, value: key}
+    return equal

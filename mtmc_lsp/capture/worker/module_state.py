@@ -1,7 +1,7 @@
-"""Tensors that a module keeps from one call to the next, as the hidden state of a recurrent net: it sets an attribute anew.
+"""State tensors of a module: attributes that each call replaces, such as the hidden state of a recurrent network.
 
-Such a tensor is an argument of the call, and what the attribute holds afterwards a further result: the call is a function
-again, whose graph can be captured and whose every call can be repeated.
+A state tensor becomes an argument of the call, and the value after the call becomes an additional result. The call is then a
+pure function, so its graph can be captured and every call can be repeated.
 """
 
 from __future__ import annotations
@@ -12,81 +12,81 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.side_effects import access_of
-from mtmc_lsp.core.workload import KeptTensor
+from mtmc_lsp.core.workload import StateTensor
 
-Home = tuple[dict[str, Any], str]
-"""The dictionary in which a module holds an attribute, and its name there."""
-
-
-class KeepsTensors(Exception):
-    """A target was found to keep tensors that are not yet arguments of its calls."""
-
-    def __init__(self, kept: Sequence[KeptTensor]) -> None:
-        super().__init__(", ".join(item.access for item in kept))
-        self.kept = tuple(kept)
+AttributeSlot = tuple[dict[str, Any], str]
+"""The dictionary of a module that holds an attribute, and the name of the attribute."""
 
 
-def kept_tensor(access: str, value: torch.Tensor) -> KeptTensor:
-    """The attribute with this access, as its value says."""
+class StateFound(Exception):
+    """The target has state tensors that are not yet arguments of its calls."""
+
+    def __init__(self, tensors: Sequence[StateTensor]) -> None:
+        super().__init__(", ".join(item.access for item in tensors))
+        self.tensors = tuple(tensors)
+
+
+def state_tensor(access: str, value: torch.Tensor) -> StateTensor:
+    """The state tensor for an attribute with this value."""
     name = "_".join(access.removeprefix("self.").replace("[", ".").replace("]", "").split("."))
-    return KeptTensor(name, access, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+    return StateTensor(name, access, tuple(value.shape), str(value.dtype).removeprefix("torch."))
 
 
-def home_of(instance: torch.nn.Module, access: str) -> Home:
-    """Where ``self.cell.hidden`` is held: among a module's buffers, or its own attributes."""
+def attribute_slot(instance: torch.nn.Module, access: str) -> AttributeSlot:
+    """The slot of ``self.cell.hidden``: in the module's buffers or its ``__dict__``."""
     *path, name = access.removeprefix("self.").replace("[", ".").replace("]", "").split(".")
     owner = instance.get_submodule(".".join(path))
     return (owner._buffers if name in owner._buffers else owner.__dict__), name
 
 
-def calling_with(function: Callable[..., Any], homes: Mapping[str, Home]) -> Callable[..., Any]:
-    """``function`` as one of what its module keeps, too.
+def with_explicit_state(function: Callable[..., Any], slots: Mapping[str, AttributeSlot]) -> Callable[..., Any]:
+    """Turn a method into a function of the module's state.
 
     Args:
         function: a method of a module.
-        homes: where kept tensors are held, by the argument's name.
+        slots: slots of the state tensors, by argument name.
 
     Returns:
-        What takes these as further arguments, by name, and gives the function's result and a tuple of what is held then. The
-        module holds afterwards what it did before.
+        A function that takes the state tensors as additional keyword arguments, and returns the result and a tuple of the new
+        state. It restores the module's attributes.
     """
 
     def call(*positional: Any, **named: Any) -> tuple[Any, tuple[Any, ...]]:
-        before = [held[attribute] for held, attribute in homes.values()]
-        for name, (held, attribute) in homes.items():
-            held[attribute] = named.pop(name)
+        before = [attributes[attribute] for attributes, attribute in slots.values()]
+        for name, (attributes, attribute) in slots.items():
+            attributes[attribute] = named.pop(name)
         try:
             result = function(*positional, **named)
-            return result, tuple(held[attribute] for held, attribute in homes.values())
+            return result, tuple(attributes[attribute] for attributes, attribute in slots.values())
         finally:
-            for (held, attribute), value in zip(homes.values(), before, strict=True):
-                held[attribute] = value
+            for (attributes, attribute), value in zip(slots.values(), before, strict=True):
+                attributes[attribute] = value
 
     return call
 
 
-def held_tensors(instance: torch.nn.Module | None) -> dict[str, torch.Tensor]:
-    """The tensors that a module and its parts hold, but for parameters, by access."""
-    found: dict[str, torch.Tensor] = {}
+def non_parameter_tensors(instance: torch.nn.Module | None) -> dict[str, torch.Tensor]:
+    """The tensors in the attributes and buffers of a module and its submodules, by access, without parameters."""
+    tensors: dict[str, torch.Tensor] = {}
     for name, module in instance.named_modules() if instance is not None else ():
         for attribute, value in {**module.__dict__, **module._buffers}.items():
             if isinstance(value, torch.Tensor):
-                found[f"{access_of(name)}.{attribute}"] = value
-    return found
+                tensors[f"{access_of(name)}.{attribute}"] = value
+    return tensors
 
 
-def refuse_unknown(before: Mapping[str, torch.Tensor], changed: Collection[str], device: str) -> None:
-    """End a capture whose calls do not yet have all that the target keeps.
+def refuse_new_state(before: Mapping[str, torch.Tensor], changed: Collection[str], device: str) -> None:
+    """Stop a capture whose calls do not yet have all state tensors as arguments.
 
     Args:
-        before: the tensors that modules held before a call.
-        changed: accesses that the call has set anew.
-        device: where the call's tensors are; what is kept elsewhere is none of them.
+        before: the tensors in the modules before a call.
+        changed: accesses that the call assigned.
+        device: device of the call's tensors; tensors on other devices are ignored.
 
     Raises:
-        KeepsTensors: says what more is kept.
+        StateFound: names the state tensors.
     """
-    kept = [kept_tensor(access, value) for access, value in before.items() if access in changed]
-    on_device = [item for item in kept if before[item.access].device.type == device]
+    tensors = [state_tensor(access, value) for access, value in before.items() if access in changed]
+    on_device = [item for item in tensors if before[item.access].device.type == device]
     if on_device:
-        raise KeepsTensors(on_device)
+        raise StateFound(on_device)

@@ -1,4 +1,4 @@
-"""What a call does beside returning tensors: a Triton version would not do it, so such targets are refused."""
+"""Side effects of a call beyond its return value. A Triton version would not have them, so such targets are refused."""
 
 from __future__ import annotations
 
@@ -23,97 +23,98 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def is_random(op: str) -> bool:
-    """Whether an ATen operator draws random numbers; ``native_dropout`` and ``randn_like`` do."""
+    """Whether an ATen operator draws random numbers, for example ``native_dropout`` and ``randn_like``."""
     name = op.split(".")[1]
     return any(word in name for word in RANDOM_OPS)
 
 
 def refuse_random(graph: Graph, target: Target) -> None:
-    """Refuse random numbers that a Triton version cannot draw alike.
+    """Refuse random numbers that a Triton version cannot reproduce.
 
-    Those of dropout kernels draw; those of ``rand`` and ``randn`` torch does, unless dropout's seeds would come in between.
+    Kernels draw the numbers of dropout. ``rand`` and ``randn`` stay torch calls, but only without dropout: its seeds would change
+    the order of draws.
 
     Raises:
-        TargetUnsupported: says which operator in which line.
+        TargetUnsupported: names operator and line.
     """
     has_dropout = any("dropout" in node.op for node in graph.nodes)
     for node in graph.nodes:
-        is_left = node.draws and not has_dropout
-        if is_random(node.op) and "dropout" not in node.op and not is_left:
+        stays_torch_call = node.draws and not has_dropout
+        if is_random(node.op) and "dropout" not in node.op and not stays_torch_call:
             name = node.op.split(".")[1]
             raise TargetUnsupported(
                 f"{target.qualname} draws random numbers ({name}), so its results cannot be compared",
                 where=Location(target.path, node.line or target.start_line),
-                remedy="Pass them in as an argument; dropout by torch.nn.functional.dropout is supported.",
+                remedy="Pass them as an argument, or use torch.nn.functional.dropout, which is supported.",
             )
 
 
-def refuse_unseen_changes(graph: Graph, target: Target) -> None:
-    """Refuse operations that change what they are given although the trace does not say so.
+def refuse_hidden_mutations(graph: Graph, target: Target) -> None:
+    """Refuse operations that modify their inputs although the trace does not contain the modification.
 
     Raises:
-        TargetUnsupported: says in which line.
+        TargetUnsupported: names the line.
     """
     for node in graph.nodes:
         if node.op.startswith("aten.instance_norm.") and node.args[3] is not None and node.args[5] is True:
             raise TargetUnsupported(
-                f"{target.qualname} changes the running statistics of an instance norm, which its trace does not show",
+                f"{target.qualname} updates the running statistics of an instance norm, which torch.export does not trace",
                 where=Location(target.path, node.line or target.start_line),
-                remedy="Make it with track_running_stats=False, or call its module in evaluation mode.",
+                remedy="Construct it with track_running_stats=False, or use its module in evaluation mode.",
             )
 
 
 @dataclass
-class Watched:
-    """What the modules of a target do with their attributes while it is traced."""
+class AttributeUses:
+    """Uses of module attributes while the target is traced."""
 
     reads: dict[str, object] = field(default_factory=dict)
-    """Plain Python values that they read from themselves: the graph holds only for these."""
+    """Plain Python values that modules read from themselves. The graph is valid only for these values."""
     called: set[str] = field(default_factory=set)
-    """The modules whose ``forward`` ran."""
+    """Accesses of the modules whose ``forward`` ran."""
     writes: dict[str, int] = field(default_factory=dict)
-    """What they assign, with the line of the user's file; in-place changes of tensors are none."""
+    """Accesses of assigned attributes, and the line in the user's file. In-place changes of tensors do not count."""
     tensors: set[str] = field(default_factory=set)
-    """The parameters and buffers that they look at."""
+    """Accesses of the parameters and buffers that are read."""
 
-    def note(self, access: str, value: object) -> None:
-        """Note a value that was read, where it is a plain one."""
+    def record_read(self, access: str, value: object) -> None:
+        """Record a value that was read, if it is plain."""
         plain = list(value) if isinstance(value, tuple) else value
         items = plain if isinstance(plain, list) else [plain]
         if isinstance(value, (*PLAIN, tuple)) and all(isinstance(item, PLAIN) for item in items):
             self.reads[access] = plain
 
-    def refuse_writes(self, target: Target, kept: Collection[str] = ()) -> None:
-        """Refuse assignments, but for those to what the target is known to keep.
+    def refuse_writes(self, target: Target, state: Collection[str] = ()) -> None:
+        """Refuse assignments, except to state tensors.
 
         Raises:
-            TargetUnsupported: there is one; says which in which line.
+            TargetUnsupported: names the first assignment and its line.
         """
         for access, line in self.writes.items():
-            if access in kept:
+            if access in state:
                 continue
             raise TargetUnsupported(
-                f"{target.qualname} assigns {access}, which its Triton version would leave as it is",
+                f"{target.qualname} assigns {access}, and its Triton version would not",
                 where=Location(target.path, line or target.start_line),
-                remedy=f"Write {access}.copy_(...) where it is a buffer, or return the value instead.",
+                remedy=f"Use {access}.copy_(...) if it is a buffer, or return the value instead.",
             )
 
 
 @contextlib.contextmanager
-def watching_attributes(instance: torch.nn.Module | None, path: str) -> Iterator[Watched]:
-    """Note what all modules of ``instance`` read from and assign to themselves."""
-    watched = Watched()
+def recording_attribute_uses(instance: torch.nn.Module | None, path: str) -> Iterator[AttributeUses]:
+    """Record the attributes that the modules of ``instance`` read from and assign to themselves."""
+    uses = AttributeUses()
     if instance is None:
-        yield watched
+        yield uses
         return
     originals = {name: (module, type(module)) for name, module in instance.named_modules()}
     settings: list[tuple[Any, type]] = []
     for name, (module, kind) in originals.items():
         access = access_of(name)
-        settings += _watch_settings(module, access, watched, {id(item) for item, _ in settings})
-        module.__class__ = _watching_class(kind, access, watched, path)
+        settings += _record_settings(module, access, uses, {id(item) for item, _ in settings})
+        module.__class__ = _recording_class(kind, access, uses, path)
     try:
-        yield watched
+        yield uses
     finally:
         for module, kind in originals.values():
             module.__class__ = kind
@@ -122,80 +123,87 @@ def watching_attributes(instance: torch.nn.Module | None, path: str) -> Iterator
 
 
 def access_of(name: str) -> str:
-    """Python for a module's, parameter's or buffer's name: ``layers.0.weight`` is ``self.layers[0].weight``."""
+    """Python expression for the name of a module, parameter or buffer: ``layers.0.weight`` is ``self.layers[0].weight``."""
     parts = ["self", *(name.split(".") if name else [])]
     return ".".join(part if not part.isdigit() else f"[{part}]" for part in parts).replace(".[", "[")
 
 
-def _watch_settings(module: torch.nn.Module, access: str, watched: Watched, known: set[int]) -> list[tuple[Any, type]]:
-    """Note what is read from objects that hold a module's settings, as ``self.config``.
+def _record_settings(
+    module: torch.nn.Module, access: str, uses: AttributeUses, seen_by_outer_modules: set[int]
+) -> list[tuple[Any, type]]:
+    """Record reads from objects that hold a module's settings, such as ``self.config``.
 
     Returns:
-        These, without those ``known`` because an outer module has them too, and their classes, to put back.
+        The objects and their classes, to restore them. ``seen_by_outer_modules`` has the ``id`` of objects to skip.
     """
     changed = []
     for name, value in list(module.__dict__.items()):
         kind = type(value)
         plain_object = hasattr(value, "__dict__") and not callable(value) and not isinstance(value, ModuleType)
-        if name.startswith("_") or not plain_object or isinstance(value, torch.Tensor) or id(value) in known:
+        if (
+            name.startswith("_")
+            or not plain_object
+            or isinstance(value, torch.Tensor)
+            or id(value) in seen_by_outer_modules
+        ):
             continue
         try:
-            object.__setattr__(value, "__class__", _watching_settings(kind, f"{access}.{name}", watched))
+            object.__setattr__(value, "__class__", _recording_settings(kind, f"{access}.{name}", uses))
         except TypeError:
-            # Built-in classes and those with slots keep their class; what they hold is not known.
+            # The class of objects with a built-in class or with slots cannot be replaced. Their reads are not recorded.
             continue
         changed.append((value, kind))
     return changed
 
 
-def _watching_settings(kind: type, access: str, watched: Watched) -> type:
+def _recording_settings(kind: type, access: str, uses: AttributeUses) -> type:
     def __getattribute__(self: Any, name: str) -> Any:
         value = super(type(self), self).__getattribute__(name)
         if not name.startswith("_"):
-            watched.note(f"{access}.{name}", value)
+            uses.record_read(f"{access}.{name}", value)
         return value
 
     return type(kind.__name__, (kind,), {"__getattribute__": __getattribute__, "__module__": kind.__module__})
 
 
-def _watching_class(kind: type, access: str, watched: Watched, path: str) -> type:
+def _recording_class(kind: type, access: str, uses: AttributeUses, path: str) -> type:
     def __getattribute__(self: Any, name: str) -> Any:
         value = super(type(self), self).__getattribute__(name)
         if name == "forward":
-            watched.called.add(access)
-        own = object.__getattribute__(self, "__dict__")
-        if not name.startswith("_") and (name in own or _is_class_value(kind, name)):
-            watched.note(f"{access}.{name}", value)
+            uses.called.add(access)
+        members = object.__getattribute__(self, "__dict__")
+        if not name.startswith("_") and (name in members or _is_class_value(kind, name)):
+            uses.record_read(f"{access}.{name}", value)
         return value
 
     def __getattr__(self: Any, name: str) -> Any:
-        # Parameters, buffers and modules come this way; one that is None (`bias=False`) decides what is computed.
+        # Reads of parameters, buffers and modules. One that is None (`bias=False`) decides what is computed.
         value = super(type(self), self).__getattr__(name)
         if value is None:
-            watched.note(f"{access}.{name}", value)
+            uses.record_read(f"{access}.{name}", value)
         elif isinstance(value, torch.Tensor):
-            watched.tensors.add(f"{access}.{name}")
+            uses.tensors.add(f"{access}.{name}")
         return value
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        # `self.mean += x` assigns the tensor that it changed in place, which tracing follows; `__class__` is put back by us.
-        same = isinstance(value, torch.Tensor) and value is getattr(self, name, None)
-        if not same and not name.startswith("__") and not _is_of_torch(kind, name):
-            watched.writes.setdefault(f"{access}.{name}", _line_in(path))
+        # `self.mean += x` assigns the tensor that it changed in place, which the trace contains. `__class__` is ours.
+        is_same = isinstance(value, torch.Tensor) and value is getattr(self, name, None)
+        if not is_same and not name.startswith("__") and not _is_of_torch(kind, name):
+            uses.writes.setdefault(f"{access}.{name}", _line_in(path))
         super(type(self), self).__setattr__(name, value)
 
-    own = {
+    members = {
         "__getattribute__": __getattribute__,
         "__getattr__": __getattr__,
         "__setattr__": __setattr__,
         "__module__": kind.__module__,
     }
-    recorder: type = type(kind.__name__, (kind,), own)
+    recorder: type = type(kind.__name__, (kind,), members)
     return recorder
 
 
 def _is_class_value(kind: type, name: str) -> bool:
-    """Whether an attribute is one of a user's class, not of torch's."""
+    """Whether the attribute belongs to a user's class, not to one of torch."""
     holder = next((item for item in kind.__mro__ if name in vars(item)), None)
     return (
         holder is not None
@@ -205,12 +213,12 @@ def _is_class_value(kind: type, name: str) -> bool:
 
 
 def _is_of_torch(kind: type, name: str) -> bool:
-    """Whether an attribute is PyTorch's own note, as the list of a recurrent net's weights, which follows its parameters."""
+    """Whether PyTorch maintains the attribute, for example the weight list of recurrent layers."""
     return name.startswith("_") and kind.__module__.startswith("torch.nn.modules.")
 
 
 def _line_in(path: str) -> int:
-    """The line of the user's file that is running."""
+    """The line of the user's file that is running; 0 if none is."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename != path:
         frame = frame.f_back
@@ -218,7 +226,7 @@ def _line_in(path: str) -> int:
 
 
 class Snapshot:
-    """What a call must leave as it is: the file's globals, the modules' attributes, and random generators of Python's."""
+    """State that a call must not change: globals of the file, attributes of modules, random generators of Python and numpy."""
 
     def __init__(self, module: ModuleType, instance: torch.nn.Module | None) -> None:
         self._holders = {"": module.__dict__}
@@ -230,17 +238,17 @@ class Snapshot:
         self._random = _random_states()
 
     def refuse_changes(self, target: Target) -> None:
-        """Refuse what has changed since.
+        """Refuse changes since the snapshot.
 
         Raises:
-            TargetUnsupported: something did; says what.
+            TargetUnsupported: names the first change.
         """
         changed = self._changed()
         if changed:
             raise TargetUnsupported(
-                f"{target.qualname} {changed}, which its Triton version would not do",
+                f"{target.qualname} {changed}, and its Triton version would not",
                 where=Location(target.path, target.start_line),
-                remedy="Move that out of it, to where it is called.",
+                remedy="Move this side effect to the caller.",
             )
 
     def _changed(self) -> str:
@@ -256,7 +264,7 @@ class Snapshot:
 
 
 def _marks(values: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Which object each name stands for, and how many elements a container has."""
+    """The ``id`` of each value, and the length of containers."""
     return {
         name: (id(value), len(value) if isinstance(value, CONTAINERS) else 0)
         for name, value in values.items()

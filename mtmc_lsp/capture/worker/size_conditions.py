@@ -1,9 +1,8 @@
-"""What a trace takes for granted of the sizes, as conditions in Python over their names. Runs in workers.
+"""Converts the assumptions of a trace about sizes to Python conditions over named sizes. Runs in workers.
 
-Torch notes a guard wherever a size decides something, with the place that asked. What the user's own code asked for decides
-what it computes, so it is said in full: it is noted as it asks, for torch notes nothing that it takes to be so already, as
-that a size is more than 1, or that two differ. What torch itself asked for mostly decides how it gets there: that sizes
-differ, say, or are no 1, which kernels need not know.
+Torch records a guard wherever a size decides something. Guards of the user's code decide what it computes, so all of them
+become conditions. They are recorded when the code asks, because torch does not record what it already assumes: that a size is
+more than 1, or that two sizes differ. Guards of torch's code mostly decide how torch computes, which kernels need not know.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from torch.fx.experimental.sym_node import SymNode
 
 from mtmc_lsp.core.sizes import rename_symbols
 
-NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
-PASSING = (torch.__file__, __file__)
-"""Files through which a question goes on its way from who asks."""
-BETWEEN = {
+LIBRARY_FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+FORWARDING_FILES = (torch.__file__, __file__)
+"""Files between the code that asks a question and the code that records it."""
+OPERATORS = {
     "Add": " + ",
     "Mul": " * ",
     "FloorDiv": " // ",
@@ -50,86 +49,86 @@ BETWEEN = {
     "And": " and ",
     "Or": " or ",
 }
-"""Operators of Python by the classes of torch's symbolic sizes."""
+"""Python operators for the classes of torch's symbolic sizes."""
 DIVISIONS = ("FloorDiv", "CleanDiv", "Mod", "PythonMod", "IntTrueDiv", "FloatTrueDiv")
 FUNCTIONS = {"Max": "max", "Min": "min", "Not": "not "}
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Something that holds of the sizes of a trace."""
+    """An assumption about sizes that a trace makes."""
 
     expression: Any
     is_asked: bool
-    """Whether the user's code asked, and not torch in what that calls."""
+    """Whether the user's code asked for it, and not torch."""
     line: int
-    """Of the target's file; 0 for any other."""
+    """Line in the target's file; 0 for other files."""
     is_direct: bool = False
-    """Whether it was the user's code itself, and not what one of its calls does inside torch."""
+    """Whether the user's code asked directly, and not a torch function that it calls."""
     is_number: bool = False
-    """Whether a size became a plain number, which the trace has as a constant."""
+    """Whether a size became a plain number, which is a constant in the trace."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What code asked of a symbolic size, and was told."""
+    """A question that code asked about a symbolic size, and the answer."""
 
     expression: Any
     answer: bool | int | float
     file: str
-    """Whose code asked."""
+    """File of the code that asked."""
     line: int
-    """Of the target's file, which led there; 0 where none did."""
+    """Line in the target's file that led to the question; 0 if none did."""
     guards: tuple[str, ...] = ()
-    """What torch noted of it."""
+    """The guards that torch recorded for it."""
 
     @property
     def is_number(self) -> bool:
-        """Whether the answer is a number, which the trace has as a constant."""
+        """Whether the answer is a number, which is a constant in the trace."""
         return not isinstance(self.answer, bool)
 
 
 @contextlib.contextmanager
-def noting_questions(path: str) -> Iterator[list[Question]]:
-    """Note what the user's code asks of sizes while it is traced, and where any code makes plain numbers of them.
+def recording_questions(path: str) -> Iterator[list[Question]]:
+    """Record questions about sizes during a trace, and every conversion of a size to a plain number.
 
     Args:
         path: the target's file.
     """
-    asked: list[Question] = []
+    questions: list[Question] = []
     originals: list[tuple[type, str, Any]] = [
         (torch.SymBool, "__bool__", torch.SymBool.__bool__),
         (SymNode, "guard_int", SymNode.guard_int),
         (SymNode, "guard_float", SymNode.guard_float),
     ]
 
-    def noting(original: Any) -> Any:
-        def answered(self: Any, *place: Any) -> Any:
+    def recording(original: Any) -> Any:
+        def answered(self: Any, *location: Any) -> Any:
             node = getattr(self, "node", self)
             expression = getattr(node, "_expr", None)
             if not isinstance(expression, sympy.Basic) or not expression.free_symbols:
-                return original(self, *place)
+                return original(self, *location)
             before = len(node.shape_env.guards)
-            answer = original(self, *place)
-            noted = tuple(str(guard.expr) for guard in node.shape_env.guards[before:])
-            asked.append(Question(expression, answer, *_asker(path), noted))
+            answer = original(self, *location)
+            guards = tuple(str(guard.expr) for guard in node.shape_env.guards[before:])
+            questions.append(Question(expression, answer, *_asker(path), guards))
             return answer
 
         return answered
 
     for owner, name, original in originals:
-        setattr(owner, name, noting(original))
+        setattr(owner, name, recording(original))
     try:
-        yield asked
+        yield questions
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
 
 
 def _asker(path: str) -> tuple[str, int]:
-    """The file of the code that asks, and the line of the target's file that led there."""
+    """The file of the code that asks, and the line in the target's file that led to the question."""
     frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename in PASSING:
+    while frame is not None and frame.f_code.co_filename in FORWARDING_FILES:
         frame = frame.f_back
     file = frame.f_code.co_filename if frame is not None else ""
     while frame is not None and frame.f_code.co_filename != path:
@@ -137,150 +136,153 @@ def _asker(path: str) -> tuple[str, int]:
     return file, frame.f_lineno if frame is not None else 0
 
 
-class _Unsayable(Exception):
-    """An expression is made of more than operators and named sizes."""
+class _NotExpressible(Exception):
+    """An expression contains something other than operators and named sizes."""
 
 
 def guards_of(placeholders: Sequence[torch.fx.Node], questions: Sequence[Question], path: str) -> list[Guard]:
     """The guards of an exported program.
 
     Args:
-        placeholders: its inputs.
-        questions: what was asked while it was traced.
+        placeholders: inputs of the program.
+        questions: recorded during the trace.
         path: the target's file.
     """
     for node in placeholders:
         environment = getattr(getattr(node.meta["val"], "fake_mode", None), "shape_env", None)
         if environment is not None:
-            said = [question for question in questions if question.is_number or _is_the_users(question.file)]
-            noted = {text for question in said for text in question.guards}
-            others = [guard for guard in environment.guards if str(guard.expr) not in noted]
-            answered = [_answered(question, environment) for question in said]
-            return [*answered, *(_guard(guard, environment, path) for guard in others)]
+            user_questions = [question for question in questions if question.is_number or _is_user_file(question.file)]
+            recorded = {text for question in user_questions for text in question.guards}
+            others = [guard for guard in environment.guards if str(guard.expr) not in recorded]
+            answered = [_guard_of_question(question, environment) for question in user_questions]
+            return [*answered, *(_convert_guard(guard, environment, path) for guard in others)]
     return []
 
 
-def _answered(question: Question, environment: Any) -> Guard:
-    # Sizes may have become others, or numbers, after it was asked.
+def _guard_of_question(question: Question, environment: Any) -> Guard:
+    # Sizes may have been replaced by other sizes or by numbers since the question.
     expression = environment.replace(question.expression)
     if not question.is_number and not question.answer:
         expression = sympy.Not(expression)
     return Guard(expression, is_asked=True, line=question.line, is_direct=True, is_number=question.is_number)
 
 
-def _guard(guard: Any, environment: Any, path: str) -> Guard:
-    place: Any = getattr(guard.sloc, "framework_loc", None)
-    file = str(getattr(place, "filename", ""))
-    if not _is_the_users(file):
+def _convert_guard(guard: Any, environment: Any, path: str) -> Guard:
+    location: Any = getattr(guard.sloc, "framework_loc", None)
+    file = str(getattr(location, "filename", ""))
+    if not _is_user_file(file):
         return Guard(guard.expr, is_asked=False, line=0)
-    return Guard(environment.replace(guard.expr), is_asked=True, line=place.lineno if file == path else 0)
+    return Guard(environment.replace(guard.expr), is_asked=True, line=location.lineno if file == path else 0)
 
 
-def _is_the_users(file: str) -> bool:
-    return file.endswith(".py") and not file.startswith(NOT_THE_USERS)
+def _is_user_file(file: str) -> bool:
+    return file.endswith(".py") and not file.startswith(LIBRARY_FOLDERS)
 
 
 def condition(guard: Guard, names: Mapping[str, str], sizes: Container[str]) -> str | None:
-    """What a guard asks of the named sizes: empty where that is nothing, None where it cannot be said.
+    """The Python condition of a guard; empty if it always holds, ``None`` if Python cannot express it.
 
     Args:
         guard: the guard.
-        names: our name of each symbol.
-        sizes: the names that are sizes of the inputs.
+        names: symbol to size name.
+        sizes: names of the sizes of inputs.
     """
-    own = {str(symbol): names.get(str(symbol), "") for symbol in guard.expression.free_symbols}
-    if not own or not all(name in sizes for name in own.values()):
-        # It speaks of what is a constant by now.
+    size_names = {str(symbol): names.get(str(symbol), "") for symbol in guard.expression.free_symbols}
+    if not size_names or not all(name in sizes for name in size_names.values()):
+        # Its sizes have become constants.
         return ""
     if guard.is_number:
         return None
     if not guard.is_asked:
-        return _of_torchs_own(str(guard.expression), own)
-    if _is_about_one(guard.expression, 1 if guard.is_direct else 2):
+        return _library_condition(str(guard.expression), size_names)
+    if _is_trivial(guard.expression, 1 if guard.is_direct else 2):
         return ""
     try:
-        return _said(guard.expression, own)
-    except _Unsayable:
+        return _user_condition(guard.expression, size_names)
+    except _NotExpressible:
         return None
 
 
 def strongest(conditions: Iterable[str]) -> list[str]:
-    """Each condition once, and of ``T > 2`` and ``T > 3``, which a loop over the rows asks, the last alone.
+    """Remove duplicates and implied conditions: of ``T > 2`` and ``T > 3``, only the latter remains.
 
-    Of two sizes with one name it is known that they are equal, so ``T <= T`` is left out.
+    Sizes with one name are equal, so ``T <= T`` is removed.
     """
-    found: dict[str, None] = dict.fromkeys(text for text in conditions if not re.fullmatch(r"(.+) [<>=]= \1", text))
+    result: dict[str, None] = dict.fromkeys(text for text in conditions if not re.fullmatch(r"(.+) [<>=]= \1", text))
     bounds: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for text in found:
+    for text in result:
         if bound := re.fullmatch(r"(\w+) (>|>=|<|<=) (\d+)", text):
             bounds.setdefault((bound[1], bound[2]), []).append((int(bound[3]), text))
-    for (_, operator), own in bounds.items():
-        _, strong = max(own) if ">" in operator else min(own)
-        for _, text in own:
+    for (_, operator), bounds_of_size in bounds.items():
+        _, strong = max(bounds_of_size) if ">" in operator else min(bounds_of_size)
+        for _, text in bounds_of_size:
             if text != strong:
-                del found[text]
-    return list(found)
+                del result[text]
+    return list(result)
 
 
-def _of_torchs_own(text: str, own: Mapping[str, str]) -> str:
+def _library_condition(text: str, size_names: Mapping[str, str]) -> str:
     unequal = re.fullmatch(r"Ne\((\w+), (\d{1,9})\)", text)
-    if unequal is not None and unequal[1] in own and int(unequal[2]) > 1:
-        return f"{own[unequal[1]]} != {unequal[2]}"
+    if unequal is not None and unequal[1] in size_names and int(unequal[2]) > 1:
+        return f"{size_names[unequal[1]]} != {unequal[2]}"
     if text.startswith(("Ne(", "Eq(")) or any(text.endswith(end) for end in (">= 2", "> 1", ">= 1", "> 0", ">= 0")):
         return ""
     if any(operator in text for operator in ("<", ">")) and not any(c in text for c in "(&|"):
-        return rename_symbols(text, own)
+        return rename_symbols(text, size_names)
     return ""
 
 
-def _is_about_one(expression: Any, least: int) -> bool:
-    """Whether it only says that one size is ``least``, or more than a smaller number.
+def _is_trivial(expression: Any, least: int) -> bool:
+    """Whether the expression only says that a size is at least ``least``, or a weaker bound.
 
-    Every size is at least 1, and what is so at 1 in what torch's operations do is seen apart (``branches.py``).
+    Every size is at least 1. The special cases of torch for size 1 are handled in ``size_branches.py``.
     """
     if not expression.is_Relational:
         return False
     expression = expression.canonical
     if not expression.args[0].is_Symbol or not expression.args[1].is_Integer:
         return False
-    above = {"GreaterThan": 0, "StrictGreaterThan": 1, "Unequality": 1}.get(type(expression).__name__)
-    return above is not None and int(expression.args[1]) + above <= least
+    offset = {"GreaterThan": 0, "StrictGreaterThan": 1, "Unequality": 1}.get(type(expression).__name__)
+    return offset is not None and int(expression.args[1]) + offset <= least
 
 
-def _said(expression: Any, own: Mapping[str, str]) -> str:
-    """An expression in Python, that is false where it would divide by zero: there the target itself raises the error."""
-    found = [atom for atom in sympy.preorder_traversal(expression) if type(atom).__name__ in DIVISIONS]
-    divisors = [atom.args[1] for atom in found if not atom.args[1].is_positive]
-    zeros = [f"{_python(divisor, own)} != 0" for divisor in dict.fromkeys(divisors)]
-    # Without the parentheses that Python needs none of.
-    return ast.unparse(ast.parse(" and ".join([*zeros, f"({_python(expression, own)})"]), mode="eval"))
+def _user_condition(expression: Any, size_names: Mapping[str, str]) -> str:
+    """A Python expression that is false for zero divisors, so that the original code runs and raises its error."""
+    divisions = [atom for atom in sympy.preorder_traversal(expression) if type(atom).__name__ in DIVISIONS]
+    divisors = [atom.args[1] for atom in divisions if not atom.args[1].is_positive]
+    zeros = [f"{_python(divisor, size_names)} != 0" for divisor in dict.fromkeys(divisors)]
+    # Removes redundant parentheses.
+    return ast.unparse(ast.parse(" and ".join([*zeros, f"({_python(expression, size_names)})"]), mode="eval"))
 
 
-def _python(expression: Any, own: Mapping[str, str]) -> str:
-    """An expression in Python, whose operands are in parentheses."""
+def _python(expression: Any, size_names: Mapping[str, str]) -> str:
+    """A Python expression with all operands in parentheses."""
     if expression.is_Symbol:
-        return own[str(expression)]
+        return size_names[str(expression)]
     if expression.is_Integer:
         return f"({int(expression)})"
     if expression.is_Rational:
         return f"({int(expression.p)} / {int(expression.q)})"
     if expression.is_Float:
         return f"({float(expression)!r})"
-    kind = type(expression).__name__
-    if kind == "ToFloat":
-        return _python(expression.args[0], own)
-    if kind in FUNCTIONS:
-        return f"{FUNCTIONS[kind]}({', '.join(_python(part, own) for part in expression.args)})"
-    if kind not in BETWEEN:
-        raise _Unsayable
-    if kind == "Add":
-        # Terms with sizes come first, as people write them.
-        first, *others = sorted(expression.args, key=lambda part: (part.is_Number, _is_less(part)))
-        signed = [f" - {_python(-part, own)}" if _is_less(part) else f" + {_python(part, own)}" for part in others]
-        return f"({_python(first, own)}{''.join(signed)})"
-    return f"({BETWEEN[kind].join(_python(part, own) for part in expression.args)})"
+    class_name = type(expression).__name__
+    if class_name == "ToFloat":
+        return _python(expression.args[0], size_names)
+    if class_name in FUNCTIONS:
+        return f"{FUNCTIONS[class_name]}({', '.join(_python(part, size_names) for part in expression.args)})"
+    if class_name not in OPERATORS:
+        raise _NotExpressible
+    if class_name == "Add":
+        # Terms with sizes come first, as is usual.
+        first, *others = sorted(expression.args, key=lambda part: (part.is_Number, _is_subtracted(part)))
+        signed = [
+            f" - {_python(-part, size_names)}" if _is_subtracted(part) else f" + {_python(part, size_names)}"
+            for part in others
+        ]
+        return f"({_python(first, size_names)}{''.join(signed)})"
+    return f"({OPERATORS[class_name].join(_python(part, size_names) for part in expression.args)})"
 
 
-def _is_less(term: Any) -> bool:
-    """Whether a term of a sum is taken away."""
+def _is_subtracted(term: Any) -> bool:
+    """Whether a term of a sum is negative."""
     return bool(term.as_coeff_Mul()[0].is_negative)

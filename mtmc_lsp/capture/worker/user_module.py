@@ -1,4 +1,4 @@
-"""Import the user's file as it imports for the user: package-relative imports, sibling modules, project root."""
+"""Imports the user's file as the user does: with relative imports, sibling modules and the project root."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mtmc_lsp.process.worker_process import SCRATCH
 def load_user_module(
     path: str, source: str | None = None, as_name: str | None = None, *, in_place: bool = False
 ) -> ModuleType:
-    """Run the file (or another text in its place) as a module, never as ``__main__``.
+    """Run the file, or another text instead of it, as a module. Its name is never ``__main__``.
 
     Args:
-        path: the user's file; relative imports and ``__file__`` are as for it.
-        source: text to run instead; it is put into a real file, because Triton reads a kernel's source back.
-        as_name: name in ``sys.modules``; the file's own name by default.
-        in_place: whether the text stands for the file itself: what it raises names the user's file. At most one text of a
-            file can do so in a process.
+        path: the user's file, also for relative imports and ``__file__``.
+        source: text to run instead, stored in a real file because Triton reads the source of kernels.
+        as_name: name in ``sys.modules``; by default the usual module name of the file.
+        in_place: whether the text runs under the file's own path, so that exceptions name the user's file. A process can run at
+            most one text of a file this way.
     """
     file = Path(path).resolve()
     package, folder = package_of(file)
@@ -48,7 +48,7 @@ def load_user_module(
     module.__package__ = package
     sys.modules[name] = module
     if source is not None and in_place:
-        # Without a time of change it is never read anew, and Triton finds the text of kernels in it.
+        # Without a modification time, linecache does not reload the entry, and Triton finds the source of kernels in it.
         linecache.cache[str(file)] = (len(source), None, source.splitlines(keepends=True), str(file))
         exec(compile(source.encode(), str(file), "exec", dont_inherit=True), module.__dict__)
     else:

@@ -1,4 +1,4 @@
-"""Signs of tensors that are made without their values, from the operations that make them. Runs in workers."""
+"""Derives the signs of tensors without values from the operations that create them. Runs in workers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 NEVER_NEGATIVE = frozenset(
     "rand rand_like zeros zeros_like new_zeros ones ones_like new_ones softmax _softmax exp sigmoid abs relu square".split()
 )
-"""Operations that give nothing negative, whatever they are of."""
-COUNTING = frozenset("add mul div pow full full_like scalar_tensor".split())
-"""Operations that give nothing negative of tensors and numbers of which none is."""
-KEEPING = frozenset(
+"""Operations whose results are never negative."""
+KEEP_SIGN_OF_ALL = frozenset("add mul div pow full full_like scalar_tensor".split())
+"""Operations whose results are not negative if no tensor and no number among their operands is."""
+KEEP_SIGN_OF_TENSORS = frozenset(
     "sqrt sum mean amax amin max min mm bmm matmul cat stack clone view _unsafe_view reshape permute transpose t expand "
     "unsqueeze squeeze slice select detach alias contiguous _to_copy lift_fresh".split()
 )
-"""Operations that give nothing negative of tensors that have nothing negative; their numbers are dimensions and places."""
+"""Operations whose results are not negative if no tensor operand is. Number operands are dimensions and indices."""
 
 
-class DrawnSigns(TorchDispatchMode):  # type: ignore[misc]
-    """Follows which tensors have no negative element."""
+class SignTracker(TorchDispatchMode):  # type: ignore[misc]
+    """Tracks which tensors have no negative elements."""
 
     def __init__(self) -> None:
         super().__init__()
         self._known: dict[int, torch.Tensor] = {}
-        """By identity; they are held, so that none of another tensor is taken for theirs."""
+        """Non-negative tensors by ``id``. The references prevent that another tensor gets the same ``id``."""
 
     def is_nonnegative(self, tensor: torch.Tensor) -> bool:
-        """Whether no element is negative, as far as is known."""
+        """Whether the tensor is known to have no negative elements."""
         return id(tensor) in self._known
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,24 +42,28 @@ class DrawnSigns(TorchDispatchMode):  # type: ignore[misc]
             changed = {_memory(each) for each in operands if isinstance(each, torch.Tensor)}
             self._known = {number: each for number, each in self._known.items() if _memory(each) not in changed}
             return result
-        counted = operands if name in COUNTING else [each for each in operands if isinstance(each, torch.Tensor)]
-        if name in NEVER_NEGATIVE or (name in COUNTING | KEEPING and all(map(self._may_stay, counted))):
+        checked = (
+            operands if name in KEEP_SIGN_OF_ALL else [each for each in operands if isinstance(each, torch.Tensor)]
+        )
+        if name in NEVER_NEGATIVE or (
+            name in KEEP_SIGN_OF_ALL | KEEP_SIGN_OF_TENSORS and all(map(self._is_nonnegative, checked))
+        ):
             self._known.update((id(each), each) for each in _flat(result) if isinstance(each, torch.Tensor))
         return result
 
-    def _may_stay(self, operand: object) -> bool:
+    def _is_nonnegative(self, operand: object) -> bool:
         if isinstance(operand, torch.Tensor):
             return self.is_nonnegative(operand)
         return not isinstance(operand, (int, float)) or operand >= 0
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What tensors share that show the same elements."""
+    """An identifier of the tensor's memory."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def _flat(value: object) -> Iterator[object]:
-    """What is in nested lists, tuples and mappings."""
+    """The leaves of nested lists, tuples and mappings."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -69,14 +73,14 @@ def _flat(value: object) -> Iterator[object]:
         yield value
 
 
-def made_without_values(make: Callable[[], Any]) -> tuple[list[Any], list[bool]] | None:
-    """What ``make`` gives, its tensors without memory, and of which it is known that no element is negative.
+def run_without_values(make: Callable[[], Any]) -> tuple[list[Any], list[bool]] | None:
+    """The result of ``make`` with fake tensors, and for each item whether it is known to have no negative elements.
 
-    ``None`` where it looks at values, or reads tensors of its own.
+    ``None`` if ``make`` reads values of tensors.
     """
     try:
-        with FakeTensorMode(), DrawnSigns() as signs:
-            made = list(make())
+        with FakeTensorMode(), SignTracker() as signs:
+            results = list(make())
     except Exception:  # user code raises anything where there are no values
         return None
-    return made, [isinstance(item, torch.Tensor) and signs.is_nonnegative(item) for item in made]
+    return results, [isinstance(item, torch.Tensor) and signs.is_nonnegative(item) for item in results]

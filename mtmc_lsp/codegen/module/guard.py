@@ -180,7 +180,7 @@ def _structure(graph: Graph, values: list[str], up_to_date: str) -> str:
         if item.access != "self":
             length = f", {item.length}" if item.length is not None else ""
             conditions.append(f"{OWN_MODULE}({item.access}, {item.kind}{length})")
-    conditions += [f"{again} is {first}" for again, first in graph.same]
+    conditions += [f"{again} is {first}" for again, first in graph.aliases]
     conditions += values
     if up_to_date:
         conditions.insert(0, up_to_date)
@@ -222,7 +222,7 @@ def _shapes(
 def _unread(graph: Graph, texts: dict[str, str]) -> list[str]:
     """What the trace may rest on of tensors that the Triton version does not read: all that is no size of their own."""
     conditions = []
-    for item in graph.unread:
+    for item in graph.unread_inputs:
         own, kind = item.access, item.type
         owner, _, name = own.rpartition(".")
         # Another module of the class may have none.

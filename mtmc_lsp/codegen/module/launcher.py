@@ -206,8 +206,8 @@ class Launcher:
         kind, node = graph.type_of(ref), graph.node(ref.name)
         base = node.args[0]
         assert isinstance(base, Ref)
-        is_alone = graph.readers(base.name) == (node,) and base not in graph.left
-        if is_alone and graph.replaced.get(ref) == base.name and graph.type_of(base) == kind:
+        is_alone = graph.readers(base.name) == (node,) and base not in graph.escaping
+        if is_alone and graph.written_inputs.get(ref) == base.name and graph.type_of(base) == kind:
             self._place(ref, self.input_names[base.name], kind)
         elif not begins_empty(self.ir, ref):
             self.define(ref, f"{self.variables[base]}.clone(memory_format=torch.contiguous_format)")
@@ -225,7 +225,7 @@ class Launcher:
     def _in_place(self, ref: Ref, regions: Sequence[Region]) -> str:
         """The input that a value may be written into at once; empty where it needs memory of its own."""
         graph = self.ir.graph
-        replaced = graph.replaced.get(ref)
+        replaced = graph.written_inputs.get(ref)
         region = next(region for region in regions if ref in region.outputs)
         if replaced is None or not may_overwrite(self.ir, region, Mutation(replaced, ref), self.recomputed):
             return ""

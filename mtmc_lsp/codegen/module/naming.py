@@ -81,8 +81,8 @@ def value_name(ir: KernelIR, ref: Ref) -> str:
     if ref in graph.results:
         return "out" if len(graph.results) == 1 else f"out_{graph.results.index(ref)}"
     if ref in graph.outputs:
-        return f"new_{re.findall(r'[a-zA-Z_]+', graph.kept[graph.outputs.index(ref) - len(graph.results)])[-1]}"
-    if ref in ir.graph.replaced:
-        return f"new_{ir.graph.replaced[ref]}"
+        return f"new_{re.findall(r'[a-zA-Z_]+', graph.state_attributes[graph.outputs.index(ref) - len(graph.results)])[-1]}"
+    if ref in ir.graph.written_inputs:
+        return f"new_{ir.graph.written_inputs[ref]}"
     name = NOUNS.get(node.word, node.word)
     return name if len(node.outputs) == 1 else f"{name}_{ref.index}"

@@ -1,4 +1,4 @@
-"""The run-time check that a version's globals, helper functions and environment are those that it was verified with."""
+"""Generates the run-time check that globals, helper functions and environment are the same as at verification."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 ERRORS = "(AttributeError, IndexError, KeyError, NameError, TypeError, ValueError)"
-"""What a name, attribute or cell that no longer exists raises."""
+"""Exceptions of reading a name, attribute or closure cell that no longer exists."""
 IS_UNCHANGED_CODE = "_has_source"
 CODE_HELPERS = (
     f'''{inspect.getsource(digests).partition("from typing import Any")[2].strip()}
@@ -22,7 +22,7 @@ _SOURCES = {{}}
 
 
 def _has_source(function, digest) -> bool:
-    """Whether a function's source has this digest. It is read once for each code object: sources do not change in a process."""
+    """Whether a function's source has this digest. Cached per code object, because sources do not change in a process."""
     code = function.__code__
     known = _SOURCES.get(id(code))
     if known is None:
@@ -41,55 +41,59 @@ def _has_source(function, digest) -> bool:
 
 
 def write_check(name: str, dependencies: Sequence[Dependency]) -> str:
-    """Source of the check, with what it calls; empty where there is nothing to check.
+    """Source of the check function and its helpers; empty if there is nothing to check.
 
-    ``torch.compile`` traces the comparison of plain values, and so compiles again when one changes. It takes the rest as
-    a constant.
+    ``torch.compile`` traces comparisons of plain values, so it recompiles when one changes. It treats all other checks as
+    constants.
 
     Args:
-        name: of the function.
-        dependencies: those with an ``access`` are checked.
+        name: name of the check function.
+        dependencies: only those with an ``access`` are checked.
     """
-    values: list[str] = []
-    others: list[str] = []
+    conditions: list[str] = []
+    untraced_conditions: list[str] = []
     for item in dependencies:
         if not item.access:
             continue
         if item.kind is DependencyKind.CODE:
-            others.append(f'{IS_UNCHANGED_CODE}({item.access}, "{item.digest}")')
+            untraced_conditions.append(f'{IS_UNCHANGED_CODE}({item.access}, "{item.digest}")')
         elif item.kind is DependencyKind.ENVIRONMENT:
             expected = f"== {item.value!r}" if item.type else "is None"
-            others.append(f"os.environ.get({item.access!r}) {expected}")
+            untraced_conditions.append(f"os.environ.get({item.access!r}) {expected}")
         elif item.kind is DependencyKind.VALUE:
             condition = value_condition(item)
             is_traced = DOTTED.fullmatch(item.access) and "repr(" not in condition
-            (values if is_traced else others).append(condition)
+            (conditions if is_traced else untraced_conditions).append(condition)
     texts = []
-    if others:
-        values.append(f"{name}_code()")
-        why = "Whether helper functions, closures and the environment are those that the kernels were verified with"
-        texts.append(f"@torch.compiler.assume_constant_result\n{_function(f'{name}_code', why, others)}")
-    if not values:
+    if untraced_conditions:
+        conditions.append(f"{name}_code()")
+        summary = (
+            "Whether helper functions, closures and the environment are the same as when the kernels were verified"
+        )
+        texts.append(
+            f"@torch.compiler.assume_constant_result\n{_function(f'{name}_code', summary, untraced_conditions)}"
+        )
+    if not conditions:
         return ""
-    why = "Whether the original code would still read what the kernels were verified with"
-    texts.append(_function(name, why, values))
-    if any(text.startswith(IS_UNCHANGED_CODE) for text in others):
+    summary = "Whether the original code still reads the values with which the kernels were verified"
+    texts.append(_function(name, summary, conditions))
+    if any(text.startswith(IS_UNCHANGED_CODE) for text in untraced_conditions):
         texts.insert(0, CODE_HELPERS)
     return "\n\n".join(texts)
 
 
-def _function(name: str, why: str, conditions: Sequence[str]) -> str:
+def _function(name: str, summary: str, conditions: Sequence[str]) -> str:
     body = "\n            and ".join(dict.fromkeys(conditions))
     imports = [module for module in ("os", "sys") if re.search(rf"(?<![\w.]){module}\.(environ|modules)\b", body)]
     local = "".join(f"    import {module}\n" for module in imports) + ("\n" if imports else "")
     return (
-        f'def {name}() -> bool:\n    """{why}."""\n{local}    try:\n'
+        f'def {name}() -> bool:\n    """{summary}."""\n{local}    try:\n'
         f"        return (\n            {body}\n        )\n    except {ERRORS}:\n        return False\n"
     )
 
 
 def value_condition(item: Dependency) -> str:
-    """Python for: the value is the one that was recorded, of the same type (2 and 2.0 promote tensors differently)."""
+    """Python condition: the value and its type are as recorded (2 and 2.0 promote tensors differently)."""
     access, value = item.access, item.value
     if item.type in ("NoneType", "bool"):
         return f"{access} is {value}"
@@ -100,7 +104,7 @@ def value_condition(item: Dependency) -> str:
         if math.isnan(number):
             return f"type({access}) is float and {access} != {access}"
         text = value if math.isfinite(number) else f'float("{value}")'
-        # Signed zeros are equal.
+        # 0.0 == -0.0, so zeros are compared by their text.
         return f"repr({access}) == {value!r}" if number == 0.0 else f"type({access}) is float and {access} == {text}"
     if item.type in ("dtype", "memory_format") and value.startswith("torch."):
         return f"{access} is {value}"

@@ -117,7 +117,7 @@ class Call:
         """
         graph = self.b.graph
         read = [ref for node in graph.readers(self.node.name) for ref in node.inputs()]
-        if any(ref.name == self.node.name and ref.index for ref in (*read, *graph.left)):
+        if any(ref.name == self.node.name and ref.index for ref in (*read, *graph.escaping)):
             raise self.fail(f"{what} are wanted")
 
     def alone(self, value: str) -> str | tuple[str, ...]:

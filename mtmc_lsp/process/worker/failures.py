@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,14 +46,15 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 def classify(error: BaseException) -> FailureKind:
     """The kind of failure of an exception, or of the first exception in its chain of causes that has a specific kind."""
-    for each in _chain(error):
+    for each in exception_chain(error):
         kind = _own_kind(each)
         if kind is not FailureKind.EXCEPTION:
             return kind
     return FailureKind.EXCEPTION
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def exception_chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and the exceptions that caused it, from the last to the first."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -71,11 +73,25 @@ def _own_kind(error: BaseException) -> FailureKind:
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return FailureKind.GPU_OUT_OF_MEMORY
+    if torch is not None and _is_missing_gpu(error, torch.cuda):
+        return FailureKind.NO_GPU
     if torch is not None and isinstance(error, torch.AcceleratorError):
         return _of_cuda_code(getattr(error, "error_code", None), str(error))
     if _is_triton_compile_error(error):
         return FailureKind.COMPILE_ERROR
     return _of_runtime_error(str(error)) if isinstance(error, RuntimeError) else FailureKind.EXCEPTION
+
+
+def _is_missing_gpu(error: BaseException, cuda: Any) -> bool:
+    """Whether torch could not initialise CUDA because no GPU is available.
+
+    A CPU build raises ``AssertionError``, a CUDA build ``RuntimeError``. Both raise it in ``torch.cuda._lazy_init``.
+    """
+    if not isinstance(error, (AssertionError, RuntimeError)):
+        return False
+    initialise = cuda._lazy_init.__code__
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code is initialise for frame in frames) and not cuda.is_available()
 
 
 def _of_cuda_code(code: int | None, text: str) -> FailureKind:

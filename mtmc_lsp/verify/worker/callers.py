@@ -16,7 +16,7 @@ from mtmc_lsp.core.errors import Location, RequestError
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
 from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
-from mtmc_lsp.verify.worker.inputs import dotted, homes_of, place, prepared_call, reusing
+from mtmc_lsp.verify.worker.inputs import dotted, place, prepared_call, reusing, slots_of
 from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 from mtmc_lsp.verify.worker.run_target import is_interpreted, module_of, target_source
@@ -99,7 +99,7 @@ def _place_parameters(
 ) -> None:
     """Put the case's parameters and buffers into the candidate: by name, or else into the next ones of the same shape."""
     held = {**dict(instance.named_parameters()), **dict(instance.named_buffers())}
-    free, homes = list(held), homes_of(instance)
+    free, slots = list(held), slots_of(instance)
     for item in capture.graph.inputs:
         if item.kind is InputKind.ARGUMENT:
             continue
@@ -114,7 +114,7 @@ def _place_parameters(
                 remedy="Give the candidate the reference's parameters, best under the same names.",
             )
         free.remove(name)
-        place(homes[id(held[name])], value)
+        place(slots[id(held[name])], value)
 
 
 def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> Call:

@@ -132,7 +132,7 @@ def _oracle(
     in_tf32 = dict[Place, float]()
     if is_first and capture.graph.runs_tf32:
         # Results may hide it, as a sum of activations far from 0 does.
-        asked = "tf32" in capture.graph.convolutions_seen.values()
+        asked = "tf32" in capture.graph.observed_convolution_modes.values()
         in_tf32 = distances(moved_run(seed, narrow_products(capture.graph)))
         _narrow["seen"] = asked or _is_narrow(own, oracle["results"], in_tf32)
     # The libraries choose by the size, and by the call: what they compute in full precision on a small one is no more

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mtmc_lsp.capture.worker.calls import Call, build_call, random_values
-from mtmc_lsp.capture.worker.module_state import Home
+from mtmc_lsp.capture.worker.module_state import AttributeSlot
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
@@ -198,10 +198,10 @@ def prepared_call(
         # By their size: under the oracle's mode the dtype is said to be what the user's own code has.
         if any(t.element_size() == 8 for t in floats):
             call.instance.double()
-        homes = homes_of(call.instance)
+        slots = slots_of(call.instance)
         for item in capture.graph.inputs:
             if item.kind is not InputKind.ARGUMENT:
-                place(homes[id(_read(call.instance, item.access))], inputs[item.name])
+                place(slots[id(_read(call.instance, item.access))], inputs[item.name])
     values = [
         inputs[argument.input] if argument.input else _constant(argument.constant, call, argument.name)
         for argument in capture.arguments
@@ -229,21 +229,21 @@ def _constant(value: object, call: Call, name: str) -> Any:
     return tuple(value) if isinstance(original, tuple) and isinstance(value, list) else value
 
 
-def homes_of(instance: torch.nn.Module) -> dict[int, list[Home]]:
+def slots_of(instance: torch.nn.Module) -> dict[int, list[AttributeSlot]]:
     """Where each tensor of a module is held, by its identity: in several places where weights are tied, or buffers shared."""
-    homes: dict[int, list[Home]] = {}
+    slots: dict[int, list[AttributeSlot]] = {}
     for module in instance.modules():
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
                 if tensor is not None:
-                    homes.setdefault(id(tensor), []).append((held, name))
-    return homes
+                    slots.setdefault(id(tensor), []).append((held, name))
+    return slots
 
 
-def place(homes: Sequence[Home], value: torch.Tensor) -> None:
+def place(slots: Sequence[AttributeSlot], value: torch.Tensor) -> None:
     """Put a tensor into the places that another was held in."""
     parameter: torch.nn.Parameter | None = None
-    for held, name in homes:
+    for held, name in slots:
         if isinstance(held[name], torch.nn.Parameter):
             parameter = parameter if parameter is not None else _as_parameter(value)
             held[name] = parameter
@@ -283,7 +283,7 @@ def _call_sizes(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> dict[st
     specs = {item.name: item.tensor for item in capture.workload.arguments if item.tensor is not None}
     if set(specs) <= set(inputs):
         return sizes
-    beside = [size for item in capture.graph.unread for size in item.type.shape]
+    beside = [size for item in capture.graph.unread_inputs for size in item.type.shape]
     free = {*capture.graph.sizes, *(name for size in beside for name in size.symbols())}
     sizes |= {name: value for name, value in capture.workload.sizes.items() if name not in free}
     for name in set(specs) & set(inputs):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.result_structure import form, is_nested, leaves, parts
+from mtmc_lsp.capture.result_structure import is_nested, leaves, parts, structure_of
 from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
@@ -158,7 +158,7 @@ def plain(result: Any) -> Any:
 
 def flatten(value: Any) -> list[Any]:
     """The results of a target as a list; nested results are followed by a text that describes their structure."""
-    structure = form(value, written=lambda leaf: type(leaf).__name__)
+    structure = structure_of(value, leaf_text=lambda leaf: type(leaf).__name__)
     return [*leaves(value), structure] if parts(value) is not None and is_nested(structure) else leaves(value)
 
 

@@ -1,7 +1,7 @@
-"""Starts the recorder in every Python process of a command run by ``mtmc record``.
+"""Starts the recorder in every Python process of a command that ``mtmc record`` runs.
 
-The folder of this file stands first in PYTHONPATH there, so Python runs it at start, in child processes too. The user's
-own ``sitecustomize``, which this one hides, runs right after.
+The folder of this file is first in ``PYTHONPATH``, so Python imports this module at start, also in child processes. It
+hides the user's ``sitecustomize``, which runs right after it.
 """
 
 import importlib.machinery
@@ -21,13 +21,13 @@ def _run(name: str, path: str) -> None:
 
 
 def _start() -> None:
-    # The user's program must see the path that it has without us; its children find us by PYTHONPATH.
+    # The user's program must see its usual ``sys.path``. Its child processes find this folder through ``PYTHONPATH``.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
     if "MTMC_RECORD" in os.environ:
         _run("_mtmc_recorder", os.path.join(os.path.dirname(_HERE), "recorder.py"))
-    own = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
-    if own is not None and own.origin:
-        _run("sitecustomize", own.origin)
+    users_module = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if users_module is not None and users_module.origin:
+        _run("sitecustomize", users_module.origin)
 
 
 _start()

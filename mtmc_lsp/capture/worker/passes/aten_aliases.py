@@ -1,4 +1,4 @@
-"""ATen's second names: operators that PyTorch has under two names, with overloads of the same names."""
+"""Aliases of ATen operators: names with the same overloads for the same operation."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SYNONYMS = {
     "concatenate": "cat",
     "special_expit": "sigmoid",
 }
-"""A second name to the one that rules know the operation by."""
+"""Alias to the name that lowerings use."""
 
 
 RECURRENT = "mtmc_recurrent"
-"""The namespace of the operators that stand for ATen's recurrent layers while a target is traced."""
+"""Namespace of the operators that replace ATen's recurrent layers during a trace."""
 
 
 def canonical(op: str) -> str:
-    """The operator by its first name."""
+    """The operator under its canonical name."""
     namespace, name, overload = op.split(".") if op.count(".") == 2 else ("", op, "")
     if namespace == RECURRENT:
         return f"aten.{name}.input"

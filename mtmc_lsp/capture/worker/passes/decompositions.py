@@ -1,6 +1,6 @@
-"""Operations that the graph shows as the smaller ones they are made of. Runs in workers.
+"""Decomposes operations into simpler ones. Runs in workers.
 
-Eager code runs most of these as several kernels anyway; taken apart, each part can join the kernels around it.
+Most of them are several kernels in eager code anyway. After decomposition, each part can be fused with its neighbours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.capture.worker.passes.einsum import einsum_by
+from mtmc_lsp.capture.worker.passes.einsum import einsum_with_fallback
 
 BY_TORCH = frozenset(
     "einsum tensordot outer kron dot vdot inner chain_matmul linalg_multi_dot bilinear addr trace "
@@ -24,22 +24,26 @@ BY_TORCH = frozenset(
     "trapezoid cumulative_trapezoid linalg_norm linalg_matrix_norm nanmean aminmax block_diag "
     "gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell multi_margin_loss".split()
 )
-"""Operations that PyTorch itself knows how to take apart."""
+"""Operations with a decomposition in PyTorch."""
 
 NONE, MEAN, SUM = 0, 1, 2
-"""ATen's numbers for how a loss is reduced."""
+"""ATen's codes for the reduction of a loss."""
 
 
 @lru_cache(maxsize=1)
-def expansions() -> dict[Any, Callable[..., Any]]:
-    """What each operation that is taken apart becomes."""
-    known = torch.export.default_decompositions()
-    table = {op: part for op, part in known.items() if str(op).split(".")[1] in BY_TORCH and "out" not in str(op)}
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decomposition of each decomposed operation."""
+    torch_table = torch.export.default_decompositions()
+    table = {
+        op: function
+        for op, function in torch_table.items()
+        if str(op).split(".")[1] in BY_TORCH and "out" not in str(op)
+    }
     aten = torch.ops.aten
     table[aten.cross_entropy_loss.default] = _cross_entropy
     table[aten.nll_loss_nd.default] = _nll
     if aten.einsum.default in table:
-        table[aten.einsum.default] = einsum_by(table[aten.einsum.default])
+        table[aten.einsum.default] = einsum_with_fallback(table[aten.einsum.default])
     table[aten.dist.default] = _dist
     table[aten.addmv.default] = _addmv
     table[aten.addbmm.default] = _addbmm
@@ -55,13 +59,13 @@ def _addmv(addend: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, 
 
 
 def _addbmm(addend: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """The products of a batch added up are one product over the batch and what each sums over."""
+    """A sum of batched products is one product whose reduction runs over the batch, too."""
     rows, columns = left.shape[1], right.shape[2]
     return _with_addend(addend, left.permute(1, 0, 2).reshape(rows, -1) @ right.reshape(-1, columns), beta, alpha)
 
 
 def _with_addend(addend: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
-    """``beta * addend + alpha * product``; what is in an addend that counts 0 times is not looked at."""
+    """``beta * addend + alpha * product``. For ``beta == 0`` the addend is ignored, even if it is NaN."""
     return alpha * product if beta == 0 else beta * addend + alpha * product
 
 
@@ -73,15 +77,15 @@ def _cross_entropy(
     ignore_index: Any = -100,
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Each sample's loss, then its sum or mean: the one is a reduction of rows, the other of what they give."""
+    """Loss per sample, followed by its sum or mean: a row reduction and a full reduction."""
     if reduction == NONE:
         return NotImplemented
-    each = torch.ops.aten.cross_entropy_loss.default(x, target, weight, NONE, ignore_index, label_smoothing)
+    losses = torch.ops.aten.cross_entropy_loss.default(x, target, weight, NONE, ignore_index, label_smoothing)
     if reduction == SUM:
-        return each.sum()
+        return losses.sum()
     if target.dtype == x.dtype:
-        return each.sum() / each.numel()
-    return each.sum() / _counted(target, weight, ignore_index, x.dtype)
+        return losses.sum() / losses.numel()
+    return losses.sum() / _total_weight(target, weight, ignore_index, x.dtype)
 
 
 def _nll(
@@ -91,23 +95,25 @@ def _nll(
     reduction: int = MEAN,
     ignore_index: Any = -100,
 ) -> torch.Tensor:
-    """A look-up for each sample, then the sum or mean."""
+    """Gather per sample, followed by the sum or mean."""
     dim = 1 if x.dim() > 1 else 0
-    kept = target != ignore_index
-    safe = torch.where(kept, target, 0)
-    each = -torch.gather(x, dim, safe.unsqueeze(dim)).squeeze(dim)
+    is_counted = target != ignore_index
+    safe = torch.where(is_counted, target, 0)
+    losses = -torch.gather(x, dim, safe.unsqueeze(dim)).squeeze(dim)
     if weight is not None:
-        each = each * torch.index_select(weight, 0, safe.reshape(-1)).reshape(safe.shape)
-    each = torch.where(kept, each, 0.0)
+        losses = losses * torch.index_select(weight, 0, safe.reshape(-1)).reshape(safe.shape)
+    losses = torch.where(is_counted, losses, 0.0)
     if reduction == NONE:
-        return each
-    return each.sum() if reduction == SUM else each.sum() / _counted(target, weight, ignore_index, x.dtype)
+        return losses
+    return losses.sum() if reduction == SUM else losses.sum() / _total_weight(target, weight, ignore_index, x.dtype)
 
 
-def _counted(target: torch.Tensor, weight: torch.Tensor | None, ignore_index: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The weight of all samples that count."""
-    kept = target != ignore_index
+def _total_weight(
+    target: torch.Tensor, weight: torch.Tensor | None, ignore_index: Any, dtype: torch.dtype
+) -> torch.Tensor:
+    """Total weight of the samples that are not ignored."""
+    is_counted = target != ignore_index
     if weight is None:
-        return kept.sum().to(dtype)
-    own = torch.index_select(weight, 0, torch.where(kept, target, 0).reshape(-1)).reshape(target.shape)
-    return torch.where(kept, own, 0.0).sum()
+        return is_counted.sum().to(dtype)
+    sample_weights = torch.index_select(weight, 0, torch.where(is_counted, target, 0).reshape(-1)).reshape(target.shape)
+    return torch.where(is_counted, sample_weights, 0.0).sum()

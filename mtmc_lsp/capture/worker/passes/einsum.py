@@ -1,6 +1,6 @@
-"""Products of two tensors in Einstein's notation as matrix products, as people who write ``@`` have them. Runs in workers.
+"""Expresses einsums of two tensors as matrix products, as if the user had written ``@``. Runs in workers.
 
-PyTorch goes over axes of size 1 and orders in which sizes are no longer free to vary, which hides what a product is part of.
+PyTorch's decomposition inserts axes of size 1 and permutations with fixed sizes, which hides the structure of the product.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 EQUATION = re.compile(r"(\.\.\.)?([A-Za-z]*),(\.\.\.)?([A-Za-z]*)->(\.\.\.)?([A-Za-z]*)")
 
 
-def einsum_by(other: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.einsum`` by matrix products, and by ``other`` where that would not be one."""
+def einsum_with_fallback(fallback: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.einsum`` as a matrix product, with ``fallback`` for all other cases."""
 
     def einsum(equation: str, operands: Sequence[torch.Tensor], *, path: Any = None) -> Any:
         product = _product(equation.replace(" ", ""), operands)
-        return other(equation, operands, path=path) if product is None else product
+        return fallback(equation, operands, path=path) if product is None else product
 
     return einsum
 
@@ -30,19 +30,21 @@ def _product(equation: str, operands: Sequence[torch.Tensor]) -> torch.Tensor | 
     if labels is None:
         return None
     (a, b), (left, right, out) = operands, labels
-    if any(len(set(own)) < len(own) for own in labels) or set(left) ^ set(right) != set(out) - (set(left) & set(right)):
+    if any(len(set(axes)) < len(axes) for axes in labels) or set(left) ^ set(right) != set(out) - (
+        set(left) & set(right)
+    ):
         return None
-    both = [label for label in left if label in right]
-    if any(a.shape[left.index(label)] != b.shape[right.index(label)] for label in both):
+    shared = [label for label in left if label in right]
+    if any(a.shape[left.index(label)] != b.shape[right.index(label)] for label in shared):
         return None
-    batch, summed = [label for label in both if label in out], [label for label in both if label not in out]
+    batch, summed = [label for label in shared if label in out], [label for label in shared if label not in out]
     rows, columns = [label for label in left if label not in right], [label for label in right if label not in left]
     if not summed or not rows or not columns:
         return None
-    made = _matrices(a, b, left, right, (batch, rows, summed, columns))
-    if made is None:
+    matrices = _matrices(a, b, left, right, (batch, rows, summed, columns))
+    if matrices is None:
         return None
-    value = torch.ops.aten.matmul.default(*made)
+    value = torch.ops.aten.matmul.default(*matrices)
     if len(columns) > 1:
         value = value.unflatten(-1, [b.shape[right.index(label)] for label in columns])
     order = [*batch, *rows, *columns]
@@ -50,19 +52,21 @@ def _product(equation: str, operands: Sequence[torch.Tensor]) -> torch.Tensor | 
 
 
 def _labels(equation: str, operands: Sequence[torch.Tensor]) -> tuple[list[str], list[str], list[str]] | None:
-    """The label of each axis of both operands and of the result; axes behind dots get some of their own."""
-    found = EQUATION.fullmatch(equation)
-    if found is None or len(operands) != 2:
+    """The axis labels of both operands and of the result. Axes of an ellipsis get unused letters."""
+    match = EQUATION.fullmatch(equation)
+    if match is None or len(operands) != 2:
         return None
-    dots, texts = found.groups()[::2], found.groups()[1::2]
-    more = [operand.ndim - len(text or "") for operand, text in zip(operands, texts, strict=False)]
-    if any(number < 0 or (number > 0 and not dot) for number, dot in zip(more, dots, strict=False)):
+    dots, label_texts = match.groups()[::2], match.groups()[1::2]
+    ellipsis_ranks = [operand.ndim - len(text or "") for operand, text in zip(operands, label_texts, strict=False)]
+    if any(number < 0 or (number > 0 and not dot) for number, dot in zip(ellipsis_ranks, dots, strict=False)):
         return None
-    if any(dots) and (len(set(more)) > 1 or not all(dots)):
+    if any(dots) and (len(set(ellipsis_ranks)) > 1 or not all(dots)):
         return None
-    free = [letter for letter in string.ascii_letters if letter not in equation][: more[0]]
-    left, right, out = ([*(free if dot else []), *(text or "")] for dot, text in zip(dots, texts, strict=True))
-    return (left, right, out) if len(free) == more[0] else None
+    ellipsis_labels = [letter for letter in string.ascii_letters if letter not in equation][: ellipsis_ranks[0]]
+    left, right, out = (
+        [*(ellipsis_labels if dot else []), *(text or "")] for dot, text in zip(dots, label_texts, strict=True)
+    )
+    return (left, right, out) if len(ellipsis_labels) == ellipsis_ranks[0] else None
 
 
 def _matrices(
@@ -72,19 +76,19 @@ def _matrices(
     right: list[str],
     kinds: tuple[list[str], list[str], list[str], list[str]],
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Both operands in the order of a matrix product; ``None`` where axes would have to be copied to lie side by side."""
+    """Both operands permuted for a matrix product; ``None`` if that needs a copy to make axes adjacent."""
     batch, rows, summed, columns = kinds
     if batch and len(rows) > 1:
         return None
-    first, second = [*batch, *rows, *summed], [*batch, *summed, *columns]
-    if first != left:
+    left_order, right_order = [*batch, *rows, *summed], [*batch, *summed, *columns]
+    if left_order != left:
         if len(summed) > 1:
             return None
-        a = a.permute([left.index(label) for label in first])
-    if second != right:
+        a = a.permute([left.index(label) for label in left_order])
+    if right_order != right:
         if len(summed) > 1 or len(columns) > 1:
             return None
-        b = b.permute([right.index(label) for label in second])
+        b = b.permute([right.index(label) for label in right_order])
     if len(summed) > 1:
         a, b = a.flatten(-len(summed)), b.flatten(len(batch), len(batch) + len(summed) - 1)
     return a, b if len(columns) == 1 else b.flatten(-len(columns))

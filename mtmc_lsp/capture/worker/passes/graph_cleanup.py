@@ -1,4 +1,4 @@
-"""What an exported graph still needs to be the target's: the layout of its results, and what no result needs apart from it."""
+"""Corrects an exported graph: the layout of results, returned inputs, dead nodes and unread inputs."""
 
 from __future__ import annotations
 
@@ -14,82 +14,82 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides."""
 
 
-def laid_out_as(graph: Graph, returned: list[Layout]) -> Graph:
-    """The graph with results laid out as the target laid them out.
+def with_layouts(graph: Graph, layouts: list[Layout]) -> Graph:
+    """Set the strides of the results to those of the eager run.
 
-    Where a dimension of size 1 leaves the order of dimensions open, the export may settle it otherwise than eager code does.
+    A dimension of size 1 leaves the order of dimensions open, and the export can choose another order than eager code.
     """
     nodes = {node.name: node for node in graph.nodes}
-    for ref, seen in zip(graph.outputs, returned, strict=False):
+    for ref, eager_layout in zip(graph.outputs, layouts, strict=False):
         if ref.name not in nodes:
             continue
         node = nodes[ref.name]
         kind = node.outputs[ref.index]
-        own = [stride.value(graph.sizes) for stride in kind.stride]
-        if all(a == b or size == 1 for size, a, b in zip(seen[0], own, seen[1], strict=True)):
+        strides = [stride.value(graph.sizes) for stride in kind.stride]
+        if all(a == b or size == 1 for size, a, b in zip(eager_layout[0], strides, eager_layout[1], strict=True)):
             continue
-        inner_first = sorted(range(len(own)), key=lambda dim: (seen[1][dim], seen[0][dim], -dim))
+        inner_first = sorted(range(len(strides)), key=lambda dim: (eager_layout[1][dim], eager_layout[0][dim], -dim))
         stride = list(kind.stride)
-        below = Size.of(1)
+        dense_stride = Size.of(1)
         for dim in inner_first:
-            stride[dim], below = below, below * kind.shape[dim]
+            stride[dim], dense_stride = dense_stride, dense_stride * kind.shape[dim]
         outputs = list(node.outputs)
         outputs[ref.index] = replace(kind, stride=tuple(stride))
         nodes[ref.name] = replace(node, outputs=tuple(outputs))
     return replace(graph, nodes=tuple(nodes[node.name] for node in graph.nodes))
 
 
-def returning(graph: Graph, given_back: list[str]) -> Graph:
-    """The graph with results that are inputs, written into by the target, as these inputs and not as equal values.
+def with_returned_inputs(graph: Graph, returned_inputs: list[str]) -> Graph:
+    """Replace results that are modified inputs by these inputs. The caller gets the input itself, not an equal tensor.
 
     Args:
-        graph: what was exported, which tells an input that was changed from its new value no more.
-        given_back: for each result the input that it is; empty where it is none.
+        graph: exported graph, which does not distinguish a modified input from its new value.
+        returned_inputs: for each result the name of the input that it is; empty if it is none.
     """
-    changed = {mutation.input for mutation in graph.mutations}
-    names = [*given_back, *[""] * (len(graph.outputs) - len(given_back))]
-    outputs = [Ref(name) if name in changed else ref for ref, name in zip(graph.outputs, names, strict=True)]
+    modified = {mutation.input for mutation in graph.mutations}
+    names = [*returned_inputs, *[""] * (len(graph.outputs) - len(returned_inputs))]
+    outputs = [Ref(name) if name in modified else ref for ref, name in zip(graph.outputs, names, strict=True)]
     return replace(graph, outputs=tuple(outputs))
 
 
-def without_dead_nodes(graph: Graph) -> Graph:
-    """Without what no result needs, such as what only an assertion looked at. Random numbers are drawn all the same."""
-    wanted = {ref.name for ref in graph.outputs} | {m.value.name for m in graph.mutations}
-    kept: list[Node] = []
+def remove_dead_nodes(graph: Graph) -> Graph:
+    """Remove nodes that no result needs, for example of assertions. Random operations stay, to draw the same numbers."""
+    needed = {ref.name for ref in graph.outputs} | {m.value.name for m in graph.mutations}
+    live: list[Node] = []
     for node in reversed(graph.nodes):
-        if node.name in wanted or is_random(node.op):
-            kept.append(node)
-            wanted |= {ref.name for ref in node.inputs()}
-    return replace(graph, nodes=tuple(reversed(kept)))
+        if node.name in needed or is_random(node.op):
+            live.append(node)
+            needed |= {ref.name for ref in node.inputs()}
+    return replace(graph, nodes=tuple(reversed(live)))
 
 
-def with_unread_apart(graph: Graph, seen: Container[str]) -> Graph:
-    """The graph with the inputs that nothing reads apart: neither what they hold, nor their sizes, as ``torch.arange(len(q))``.
+def separate_unread_inputs(graph: Graph, accessed: Container[str]) -> Graph:
+    """Move inputs that no node reads to ``unread_inputs``. An input whose size is read, as in ``torch.arange(len(q))``, stays.
 
     Args:
-        graph: what was exported.
-        seen: accesses of the module's tensors that the target looked at; what it did not look at is left out.
+        graph: exported graph.
+        accessed: accesses of the module's tensors that the target read; other unread tensors are removed.
     """
     used = {ref.name for node in graph.nodes for ref in node.inputs()}
     used |= {ref.name for ref in graph.outputs} | {name for m in graph.mutations for name in (m.input, m.value.name)}
-    asked = {name for text in sizes_in(graph.returns) for name in Size.parse(text).symbols()}
-    asked |= {name for node in graph.nodes for size in _sizes_of(node) for name in size.symbols()}
-    asked |= {name for condition in graph.conditions for name in names_in(condition)}
+    needed_sizes = {name for text in sizes_in(graph.returns) for name in Size.parse(text).symbols()}
+    needed_sizes |= {name for node in graph.nodes for size in _sizes_of(node) for name in size.symbols()}
+    needed_sizes |= {name for condition in graph.conditions for name in names_in(condition)}
     for item in sorted(graph.inputs, key=lambda item: item.name not in used):
-        own = {name for size in item.type.shape for name in size.symbols()}
-        used |= {item.name} if asked & own else set()
-        asked -= own
+        input_sizes = {name for size in item.type.shape for name in size.symbols()}
+        used |= {item.name} if needed_sizes & input_sizes else set()
+        needed_sizes -= input_sizes
     inputs = tuple(item for item in graph.inputs if item.name in used)
-    others = (item for item in graph.inputs if item.name not in used)
-    unread = tuple(item for item in others if item.kind is InputKind.ARGUMENT or item.access in seen)
-    # The sizes of a parameter that is not read are none of the graph's.
-    read = {name for item in inputs for size in (*item.type.shape, *item.type.stride) for name in size.symbols()}
-    sizes = {name: size for name, size in graph.sizes.items() if name in read}
-    return replace(graph, inputs=inputs, unread=unread, sizes=sizes)
+    candidates = (item for item in graph.inputs if item.name not in used)
+    unread_inputs = tuple(item for item in candidates if item.kind is InputKind.ARGUMENT or item.access in accessed)
+    # Sizes that occur only in unread parameters are removed.
+    size_names = {name for item in inputs for size in (*item.type.shape, *item.type.stride) for name in size.symbols()}
+    sizes = {name: size for name, size in graph.sizes.items() if name in size_names}
+    return replace(graph, inputs=inputs, unread_inputs=unread_inputs, sizes=sizes)
 
 
 def _sizes_of(node: Node) -> Iterator[Size]:
-    """The sizes that making a node's tensors takes, and its other arguments."""
+    """The sizes in a node's output types and arguments."""
     for kind in node.outputs:
         yield from (*kind.shape, *kind.stride)
     yield from _sizes_in((*node.args, *node.kwargs.values()))

@@ -1,7 +1,7 @@
-"""Updates of the elements that a mask picks, as ``x[mask] -= 1``, without picking them.
+"""Rewrites updates of masked elements, such as ``x[mask] -= 1``, to ``torch.where(mask, x - 1, x)``.
 
-The trace puts the picked elements into a tensor of their own, computes on that, and puts its elements back. How many they are
-nobody knows before the mask is there. Elementwise operations give the same in place: ``torch.where(mask, x - 1, x)``.
+The trace gathers the selected elements into a tensor, computes on it, and scatters the results. The number of elements is known
+only at run time. Elementwise operations give the same results on the full tensor.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ ELEMENTWISE = frozenset(
     "eq ne lt le gt ge logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor isnan isinf "
     "remainder fmod lerp addcmul addcdiv nan_to_num clone".split()
 )
-"""Operations whose results at one place follow from the operands there."""
+"""Elementwise operations."""
 
 
 class _CannotExpand(Exception):
-    """A value is needed as the picked elements alone."""
+    """The update needs the selected elements alone."""
 
 
-def with_masks_in_place(graph: Graph) -> Graph:
-    """The graph with each update under a mask as a choice between the new and the old value of every element."""
+def rewrite_masked_updates(graph: Graph) -> Graph:
+    """Replace each masked update by a choice between the new and the old value of every element."""
     rewriter = _Rewriter(graph)
     for node in graph.nodes:
-        rewriter.take(node)
+        rewriter.add(node)
     return replace(graph, nodes=tuple(rewriter.nodes))
 
 
 def refuse_unknown_sizes(graph: Graph, target: Target) -> None:
-    """Refuse what has as many elements as the values of a tensor say.
+    """Refuse tensors whose size depends on the values of a tensor.
 
     Raises:
-        TargetUnsupported: there is such; says in which line.
+        TargetUnsupported: names the line of the first such tensor.
     """
     for node in graph.nodes:
         if any(_is_unknown(size, graph) for kind in node.outputs for size in kind.shape):
             raise TargetUnsupported(
-                f"{target.qualname} makes a tensor whose size follows from the values of a tensor, as x[mask] does",
+                f"{target.qualname} creates a tensor whose size depends on the values of a tensor, as x[mask] does",
                 where=Location(target.path, node.line or target.start_line),
-                remedy="Keep the shape: torch.where(mask, x, 0.0), or an update such as x[mask] = 0. Or move it to a "
-                "function of its own.",
+                remedy="Keep the shape with torch.where(mask, x, 0.0) or x[mask] = 0, or move this line into a separate "
+                "function and optimise the rest.",
             )
 
 
@@ -57,23 +57,23 @@ def _is_unknown(size: Size, graph: Graph) -> bool:
 
 
 class _Rewriter:
-    """Goes through the nodes in order."""
+    """Rewrites the nodes in order."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes: list[Node] = []
-        self._taken = {item.name for item in graph.inputs} | set(graph.named)
+        self._used_names = {item.name for item in graph.inputs} | set(graph.named)
 
-    def take(self, node: Node) -> None:
-        """Add a node, or what stands for it."""
+    def add(self, node: Node) -> None:
+        """Add a node or its replacement."""
         mask = self._mask(node, 1) if node.op.startswith("aten.index_put.") and len(node.args) == 3 else None
-        mark = len(self.nodes)
+        length = len(self.nodes)
         try:
-            choice = self._choice(node, mask) if mask is not None else node
+            replacement = self._choice(node, mask) if mask is not None else node
         except _CannotExpand:
-            del self.nodes[mark:]
-            choice = node
-        self.nodes.append(choice)
+            del self.nodes[length:]
+            replacement = node
+        self.nodes.append(replacement)
 
     def _choice(self, node: Node, mask: Ref) -> Node:
         base, value = node.args[0], node.args[2]
@@ -83,62 +83,62 @@ class _Rewriter:
         if kind.dtype != picked.dtype:
             raise _CannotExpand
         inner = len(kind.shape) - len(self.graph.type_of(mask).shape)
-        new = self._everywhere(value, mask, kind, inner, node)
-        return replace(node, op="aten.where.self", args=(self._spread(mask, inner, node), new, base))
+        new = self._on_all_elements(value, mask, kind, inner, node)
+        return replace(node, op="aten.where.self", args=(self._expanded_mask(mask, inner, node), new, base))
 
     def _mask(self, node: Node, position: int) -> Ref | None:
-        """The mask that alone says which elements a node reads or writes."""
+        """The mask that selects the elements which the node reads or writes; ``None`` if other indices select them."""
         index = node.args[position]
         if not isinstance(index, tuple) or len(index) != 1 or not isinstance(index[0], Ref):
             return None
         return index[0] if self.graph.type_of(index[0]).dtype == "bool" else None
 
-    def _everywhere(self, value: Ref, mask: Ref, kind: TensorType, inner: int, update: Node) -> Ref:
-        """A value that belongs to the picked elements, for all of them.
+    def _on_all_elements(self, value: Ref, mask: Ref, kind: TensorType, inner: int, update: Node) -> Ref:
+        """Compute a value of the selected elements for all elements.
 
         Args:
-            value: has one row for each picked element, or one for all.
-            mask: which picks.
+            value: one row per selected element, or one row for all.
+            mask: selects the elements.
             kind: the tensor that is updated.
-            inner: dimensions behind those of the mask.
-            update: what asks.
+            inner: number of dimensions after those of the mask.
+            update: the update that needs the value.
         """
-        own = self.graph.type_of(value)
-        if not own.shape or not any(_is_unknown(size, self.graph) for size in own.shape):
-            if len(own.shape) <= inner:
+        value_type = self.graph.type_of(value)
+        if not value_type.shape or not any(_is_unknown(size, self.graph) for size in value_type.shape):
+            if len(value_type.shape) <= inner:
                 return value
-            if len(own.shape) == inner + 1 and own.shape[0] == Size.of(1):
-                shape = own.shape[1:]
-                return self._add(update, "row", "aten.view.default", (value, shape), _dense(shape, own.dtype))
+            if len(value_type.shape) == inner + 1 and value_type.shape[0] == Size.of(1):
+                shape = value_type.shape[1:]
+                return self._add(update, "row", "aten.view.default", (value, shape), _dense(shape, value_type.dtype))
             raise _CannotExpand
         node = self.graph.named[value.name]
-        base = node.op.split(".")[1]
-        if base == "index" and (picks := self._mask(node, 1)) is not None and self._same(picks, mask):
+        name = node.op.split(".")[1]
+        if name == "index" and (selecting_mask := self._mask(node, 1)) is not None and self._same(selecting_mask, mask):
             source = node.args[0]
             if isinstance(source, Ref) and self.graph.type_of(source).shape == kind.shape:
                 return source
-        if base not in ELEMENTWISE or len(own.shape) != inner + 1:
+        if name not in ELEMENTWISE or len(value_type.shape) != inner + 1:
             raise _CannotExpand
 
         def spread(argument: Argument) -> Argument:
             if isinstance(argument, Ref):
-                return self._everywhere(argument, mask, kind, inner, update)
+                return self._on_all_elements(argument, mask, kind, inner, update)
             if isinstance(argument, Size) and _is_unknown(argument, self.graph):
                 raise _CannotExpand
             return argument
 
         args = tuple(map(spread, node.args))
-        return self._add(node, "everywhere", node.op, args, _dense(kind.shape, own.dtype))
+        return self._add(node, "everywhere", node.op, args, _dense(kind.shape, value_type.dtype))
 
-    def _spread(self, mask: Ref, inner: int, update: Node) -> Ref:
-        """The mask with dimensions of size 1 for those behind it."""
+    def _expanded_mask(self, mask: Ref, inner: int, update: Node) -> Ref:
+        """The mask with trailing dimensions of size 1."""
         if not inner:
             return mask
         shape = (*self.graph.type_of(mask).shape, *[Size.of(1)] * inner)
         return self._add(update, "mask", "aten.view.default", (mask, shape), _dense(shape, "bool"))
 
     def _same(self, a: Ref, b: Ref) -> bool:
-        """Whether two values are one, or computed alike: ``x[y > 0] += z[y > 0]`` compares twice."""
+        """Whether two values are identical or computed in the same way: ``x[y > 0] += z[y > 0]`` compares twice."""
         nodes = self.graph.named
         if a == b or a.name not in nodes or b.name not in nodes:
             return a == b
@@ -153,8 +153,8 @@ class _Rewriter:
         return type(a) is type(b) and a == b
 
     def _add(self, origin: Node, suffix: str, op: str, args: tuple[Argument, ...], kind: TensorType) -> Ref:
-        name = next(name for name in _names(f"{origin.name}_{suffix}") if name not in self._taken)
-        self._taken.add(name)
+        name = next(name for name in _names(f"{origin.name}_{suffix}") if name not in self._used_names)
+        self._used_names.add(name)
         kwargs = origin.kwargs if op == origin.op else {}
         self.nodes.append(Node(name, op, args, kwargs, (kind,), origin.line))
         return Ref(name)

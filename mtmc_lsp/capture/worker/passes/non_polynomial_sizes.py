@@ -1,4 +1,4 @@
-"""Sizes that are no polynomials of the inputs' sizes, and which of these are made constant for it. Runs in workers."""
+"""Finds sizes that are not polynomials of the input sizes, and the input sizes to make constant instead. Runs in workers."""
 
 from __future__ import annotations
 
@@ -10,142 +10,144 @@ import sympy
 import torch
 
 DIVISIONS = frozenset({"FloorDiv", "Mod", "PythonMod", "CleanDiv", "ModularIndexing"})
-"""Functions of torch's symbolic sizes that no polynomial stands for."""
+"""Functions of torch's symbolic sizes that polynomials cannot express."""
 
 WINDOWS = ("conv", "pool", "unfold", "upsample")
-"""In the names of operations on windows."""
+"""Parts of the names of operations on windows."""
 
 
-class AwkwardSize(Exception):
-    """Ends an export in which a size turned out to be awkward."""
+class NonPolynomialSize(Exception):
+    """Stops an export that contains a non-polynomial size."""
 
 
 class Watch:
-    """Ends an export at its first awkward size: with fewer free sizes it is made again, and takes a fraction of the time."""
+    """Stops an export at its first non-polynomial size. The next export has fewer symbolic sizes and is much faster."""
 
-    def __init__(self, values: Sequence[torch.Tensor], held: Set[int], fixed: Set[tuple[int, int]]) -> None:
-        """Watch an export of a function of tensors.
+    def __init__(self, values: Sequence[torch.Tensor], module_inputs: Set[int], fixed: Set[tuple[int, int]]) -> None:
+        """Watch the export of a function of tensors.
 
         Args:
-            values: the tensors, in their order.
-            held: which of them are a module's own.
-            fixed: places (number of a tensor, dimension) that are constants already.
+            values: the tensors, in argument order.
+            module_inputs: indices of those that belong to a module.
+            fixed: dimensions (index of the tensor, index of the dimension) that are already constant.
         """
-        self._values, self._held, self._fixed = values, held, fixed
-        self._given: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
-        self._seen: set[torch.fx.Node] = set()
-        self.found: dict[tuple[int, int], torch.fx.Node] = {}
-        """Places to make constant, once it has ended an export, each with the node whose size or stride is awkward."""
+        self._values, self._module_inputs, self._fixed = values, module_inputs, fixed
+        self._placeholders: dict[torch.fx.Graph, list[torch.fx.Node]] = {}
+        self._checked: set[torch.fx.Node] = set()
+        self.non_polynomial: dict[tuple[int, int], torch.fx.Node] = {}
+        """Dimensions to make constant after the export was stopped, each with the node whose size or stride is non-polynomial."""
 
-    def look(self, node: torch.fx.Node) -> None:
-        """See what a new node of a trace reads.
+    def check_inputs(self, node: torch.fx.Node) -> None:
+        """Check the tensors that a new node of the trace reads.
 
         Raises:
-            AwkwardSize: of a tensor among it.
+            NonPolynomialSize: one of them has such a size.
         """
-        given = self._given.setdefault(node.graph, [])
+        placeholders = self._placeholders.setdefault(node.graph, [])
         if node.op == "placeholder":
-            given.append(node)
+            placeholders.append(node)
             return
         for source in node.all_input_nodes:
-            # A node knows its tensor soon after it was made.
-            if source in self._seen or (value := source.meta.get("val")) is None:
+            # Torch sets a node's value shortly after it creates the node.
+            if source in self._checked or (value := source.meta.get("val")) is None:
                 continue
-            self._seen.add(source)
-            for expression in awkward_sizes(value, source.target, numbers=False):
-                self.found |= dict.fromkeys(self._blamed(expression, given) - self._fixed, source)
-            if self.found:
-                raise AwkwardSize
+            self._checked.add(source)
+            for expression in non_polynomials(value, source.target, numbers=False):
+                self.non_polynomial |= dict.fromkeys(self._causes(expression, placeholders) - self._fixed, source)
+            if self.non_polynomial:
+                raise NonPolynomialSize
 
-    def _blamed(self, expression: Any, given: Sequence[torch.fx.Node]) -> set[tuple[int, int]]:
-        """The places to make constant; none where the trace is of something inside the function."""
-        if len(given) != len(self._values):
+    def _causes(self, expression: Any, placeholders: Sequence[torch.fx.Node]) -> set[tuple[int, int]]:
+        """The dimensions to make constant; none if the trace is of a function inside the target."""
+        if len(placeholders) != len(self._values):
             return set()
-        at: dict[tuple[int, int], set[str]] = {}
-        numbers: dict[str, int] = {}
-        for i, (node, value) in enumerate(zip(given, self._values, strict=True)):
+        symbols_at: dict[tuple[int, int], set[str]] = {}
+        values: dict[str, int] = {}
+        for i, (node, value) in enumerate(zip(placeholders, self._values, strict=True)):
             shape = getattr(node.meta.get("val"), "shape", ())
             for d, size in enumerate(shape):
-                at[i, d] = symbols_of(size)
+                symbols_at[i, d] = symbols_of(size)
                 if is_symbol(size):
-                    numbers.setdefault(str(size.node.expr), int(value.shape[d]))
-        own = {symbol for symbols in at.values() for symbol in symbols}
-        held = {symbol for (i, _), symbols in at.items() if i in self._held for symbol in symbols}
-        names = blamed(expression, own, held, numbers)
-        return {place for place, symbols in at.items() if symbols & names}
+                    values.setdefault(str(size.node.expr), int(value.shape[d]))
+        input_symbols = {symbol for symbols in symbols_at.values() for symbol in symbols}
+        module_symbols = {
+            symbol for (i, _), symbols in symbols_at.items() if i in self._module_inputs for symbol in symbols
+        }
+        names = causes_of(expression, input_symbols, module_symbols, values)
+        return {dimension for dimension, symbols in symbols_at.items() if symbols & names}
 
 
-def awkward_sizes(value: Any, operation: object, *, numbers: bool) -> Iterator[Any]:
-    """The expressions that are no polynomials, among sizes and strides of what a node gives.
+def non_polynomials(value: Any, operation: object, *, numbers: bool) -> Iterator[Any]:
+    """The non-polynomial expressions among the sizes and strides of a node's value.
 
     Args:
         value: a tensor, a number, or several of them.
-        operation: what gives it. Kernels of convolutions and pooling are for windows and images of sizes that they know.
-        numbers: whether numbers that are no sizes of a tensor count too.
+        operation: the operator of the node. Kernels for convolution and pooling also need polynomial strides as they are.
+        numbers: whether to check numbers that are not tensor sizes, too.
     """
     for item in value if isinstance(value, (tuple, list)) else [value]:
         if numbers and isinstance(item, torch.SymFloat):
-            # Such as `d ** 0.5`: no size, but a constant of operations, which kernels have as a number.
+            # For example `d ** 0.5`: an operand that kernels contain as a constant.
             yield item.node.expr
         sizes = item.shape if isinstance(item, torch.Tensor) else [item] if numbers else []
         steps = item.stride() if isinstance(item, torch.Tensor) else ()
-        found = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
+        expressions = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
         windows = any(word in str(operation) for word in WINDOWS)
         strides = [step.node.expr for step in steps if isinstance(step, torch.SymInt)]
-        found += strides if windows else [step_of(stride) for stride in strides]
-        for expression in found:
+        expressions += strides if windows else [simplified_stride(stride) for stride in strides]
+        for expression in expressions:
             if not is_polynomial(expression):
                 yield expression
 
 
 @lru_cache(maxsize=4096)
-def step_of(expression: Any) -> Any:
-    """A stride without the floor of 1 that torch puts under sizes in it: where that counts, there is nothing to step over."""
+def simplified_stride(expression: Any) -> Any:
+    """A stride with ``size`` for torch's ``Max(1, size)``. They differ only for empty tensors, where strides are unused."""
     return expression.replace(
         lambda part: type(part).__name__ == "Max" and len(part.args) == 2 and sympy.Integer(1) in part.args,
         lambda part: next(argument for argument in part.args if argument != 1),
     )
 
 
-def blamed(expression: Any, own: Set[str], parameters: Set[str], values: Mapping[str, int]) -> set[str]:
-    """Symbols that make an expression awkward: as few as will do, since what is made constant no longer varies.
+def causes_of(expression: Any, input_symbols: Set[str], parameters: Set[str], values: Mapping[str, int]) -> set[str]:
+    """A small set of symbols that make an expression non-polynomial. Constant sizes no longer vary, so fewer are better.
 
-    Of a size such as ``C * H * W // 32`` that is one alone: a parameter's before others, then one that is divisible.
-    Guards also speak of symbols that have become constants since; these are nobody's fault.
+    For a size such as ``C * H * W // 32`` the result is one symbol: preferably a parameter's, else one that is divisible.
+    Guards may also contain symbols that have become constant since; these are ignored.
 
     Args:
-        expression: a size, or a guard.
-        own: the symbols of the inputs.
-        parameters: those of a module's own tensors.
-        values: what symbols are in the workload.
+        expression: a size or a guard.
+        input_symbols: the symbols of all inputs.
+        parameters: the symbols of the module's tensors.
+        values: the value of each symbol in the workload.
     """
     divisions = [
         atom
         for atom in expression.atoms(sympy.Function)
         if type(atom).__name__ in DIVISIONS and not any(type(a).__name__ in DIVISIONS for a in _below(atom))
     ]
-    found: set[str] = set()
+    causes: set[str] = set()
     for division in divisions:
-        names = {str(symbol) for symbol in division.free_symbols} & own
+        names = {str(symbol) for symbol in division.free_symbols} & input_symbols
         divisor = division.args[1]
         divisible = {name for name in names if divisor.is_Integer and values.get(name, 0) % int(divisor) == 0}
-        found |= (names & parameters) or set(sorted(divisible)[:1]) or names
-    return found if divisions else {str(symbol) for symbol in expression.free_symbols}
+        causes |= (names & parameters) or set(sorted(divisible)[:1]) or names
+    return causes if divisions else {str(symbol) for symbol in expression.free_symbols}
 
 
 def symbols_of(size: Any) -> set[str]:
-    """The symbols in a size; none in a number."""
+    """The symbols in a size; empty for a number."""
     return {str(symbol) for symbol in size.node.expr.free_symbols} if isinstance(size, torch.SymInt) else set()
 
 
 def is_symbol(size: Any) -> bool:
-    """Whether a size is one symbol."""
+    """Whether a size is a single symbol."""
     return isinstance(size, torch.SymInt) and bool(size.node.expr.is_Symbol)
 
 
 @lru_cache(maxsize=4096)
 def is_polynomial(expression: Any) -> bool:
-    """Whether a size is made of symbols by additions and multiplications alone."""
+    """Whether a size consists only of symbols, integers, additions, multiplications and integer powers."""
     return all(
         part.is_Symbol
         or part.is_Integer
@@ -157,5 +159,5 @@ def is_polynomial(expression: Any) -> bool:
 
 
 def _below(atom: Any) -> set[Any]:
-    """The function calls inside one."""
+    """The function calls inside the arguments of a call."""
     return {inner for argument in atom.args for inner in argument.atoms(sympy.Function)}

@@ -1,7 +1,7 @@
-"""Writes of what is there already, left out: ``x[1:-1] += y`` reads a part, adds to it in place, and puts the part back.
+"""Removes writes that change nothing: ``x[1:-1] += y`` reads a slice, adds to it in place, and writes the slice back.
 
-In a trace without side effects the addition gives a new whole tensor, and what Python then does, ``x[1:-1] = x[1:-1]``, writes
-a part of that into itself.
+In a functional trace, the addition already returns a new full tensor. Python's ``x[1:-1] = x[1:-1]`` then writes a slice of it
+into itself.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
 
 PARTS = {"slice_scatter": "slice", "select_scatter": "select"}
-"""Operations that write a part of a tensor, and those that read the same part; further arguments say which, alike."""
+"""Operations that write a part of a tensor, and the operations that read the same part with the same further arguments."""
 DEFAULTS: dict[str, tuple[Argument, ...]] = {"slice": (0, 0, None, 1), "select": ()}
 
 
-def without_idle_writes(graph: Graph) -> Graph:
-    """The graph without writes of a tensor's own part into it."""
-    same: dict[Ref, Ref] = {}
-    """What is equal to an earlier value, and lies as it does."""
+def remove_noop_writes(graph: Graph) -> Graph:
+    """Remove writes of a tensor's part into the same part."""
+    replacements: dict[Ref, Ref] = {}
+    """Tensor to an earlier tensor with equal values and strides."""
     parts: dict[Hashable, Ref] = {}
-    """Parts of values that are read, by what they are."""
+    """Parts that are read, by their key."""
     nodes: list[Node] = []
     for node in graph.nodes:
-        node, ref = node.reading(same), Ref(node.name)
-        word = node.op.split(".")[1]
-        if word in DEFAULTS and ref not in graph.left:
-            same[ref] = parts.setdefault(_part(word, node.args[0], node.args[1:], graph), ref)
-        elif word in PARTS:
+        node, ref = node.reading(replacements), Ref(node.name)
+        name = node.op.split(".")[1]
+        if name in DEFAULTS and ref not in graph.escaping:
+            replacements[ref] = parts.setdefault(_part(name, node.args[0], node.args[1:], graph), ref)
+        elif name in PARTS:
             base, written = node.args[:2]
-            own = parts.get(_part(PARTS[word], base, node.args[2:], graph))
-            # What both leave the target are two tensors, of which the caller may change one.
-            both_leave = {base, ref} <= graph.left
+            same_part = parts.get(_part(PARTS[name], base, node.args[2:], graph))
+            # If both escape, they are two tensors, and the caller may modify one.
+            both_escape = {base, ref} <= graph.escaping
             assert isinstance(base, Ref)
-            is_idle = written == own and base.name in graph.named and not both_leave
-            if is_idle and graph.type_of(base) == graph.type_of(ref):
-                same[ref] = base
+            is_noop = written == same_part and base.name in graph.named and not both_escape
+            if is_noop and graph.type_of(base) == graph.type_of(ref):
+                replacements[ref] = base
         nodes.append(node)
-    return graph.of_nodes(nodes, same)
+    return graph.of_nodes(nodes, replacements)
 
 
-def _part(word: str, source: Argument, place: tuple[Argument, ...], graph: Graph) -> Hashable:
-    """What tells a part from others: the same numbers, written out in full."""
+def _part(name: str, source: Argument, arguments: tuple[Argument, ...], graph: Graph) -> Hashable:
+    """The key of a part: operation, source and all arguments including defaults."""
     assert isinstance(source, Ref)
-    given = (*place, *DEFAULTS[word][len(place) :])
-    dim = given[0]
+    filled = (*arguments, *DEFAULTS[name][len(arguments) :])
+    dim = filled[0]
     rank = len(graph.type_of(source).shape)
-    return word, source, dim % rank if isinstance(dim, int) else dim, *(str(_number(item)) for item in given[1:])
+    return name, source, dim % rank if isinstance(dim, int) else dim, *(str(_number(item)) for item in filled[1:])
 
 
 def _number(value: Argument) -> Argument:

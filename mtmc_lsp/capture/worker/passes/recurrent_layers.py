@@ -1,8 +1,7 @@
-"""Recurrent layers stay one operation each in a graph. Runs in workers.
+"""Keeps each recurrent layer a single operation in the graph. Runs in workers.
 
-PyTorch's own tracing unrolls an LSTM over every step of its sequence, to tens of thousands of nodes of which a library's one
-call is made on a GPU. While a target is traced, its layers call operators of ours that take the same arguments, and the graph
-shows these as ATen's.
+``torch.export`` unrolls an LSTM over the steps of its sequence, which gives tens of thousands of nodes for one library call.
+During a trace, layers call custom operators with the same arguments instead, which appear in the graph as ATen's operators.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from mtmc_lsp.capture.worker.passes.aten_aliases import RECURRENT
 from mtmc_lsp.capture.worker.side_effects import access_of
 from mtmc_lsp.core.graph import RECURRENT_GATES
 
-_REST = (
+_ARGUMENTS = (
     "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first"
 )
 
 
 @lru_cache(maxsize=1)
 def _operators() -> dict[str, Any]:
-    """Each layer's operator, defined once in a process."""
+    """The operator of each layer, defined once per process."""
     library = torch.library.Library(RECURRENT, "DEF")
-    # Without a reference the definitions go with the library.
-    _KEPT.append(library)
-    found = {}
+    # torch removes the definitions with the library object.
+    _LIBRARIES.append(library)
+    operators = {}
     for name, gates in RECURRENT_GATES.items():
         states = "Tensor[] hx" if name == "lstm" else "Tensor hx"
         results = "(Tensor, Tensor, Tensor)" if name == "lstm" else "(Tensor, Tensor)"
-        library.define(f"{name}(Tensor input, {states}, {_REST}) -> {results}")
+        library.define(f"{name}(Tensor input, {states}, {_ARGUMENTS}) -> {results}")
         library.impl(name, getattr(torch._C._VariableFunctions, name), "CompositeExplicitAutograd")
         results_of = partial(_lstm if name == "lstm" else _one_state, gates)
         torch.library.register_fake(f"{RECURRENT}::{name}", results_of, lib=library)
-        found[name] = getattr(getattr(torch.ops, RECURRENT), name)
-    return found
+        operators[name] = getattr(getattr(torch.ops, RECURRENT), name)
+    return operators
 
 
-_KEPT: list[Any] = []
+_LIBRARIES: list[Any] = []
 
 
 def _lstm(
@@ -61,10 +60,10 @@ def _one_state(gates: int, x: torch.Tensor, hidden: torch.Tensor, params: Sequen
 def _check_sizes(
     gates: int, x: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], rest: Sequence[Any]
 ) -> None:
-    """Tie the sizes of all tensors, as the layer asks for: a graph says by them which sizes are free."""
+    """Assert the size relations of the layer, so that the graph knows which sizes are independent."""
     has_biases, layers, _, _, bidirectional, batch_first = rest
     hidden = states[0].shape[-1]
-    directions, each = 2 if bidirectional else 1, 4 if has_biases else 2
+    directions, per_direction = 2 if bidirectional else 1, 4 if has_biases else 2
     for state in states:
         torch._check(state.shape[0] == layers * directions)
         torch._check(state.shape[-1] == hidden)
@@ -72,7 +71,7 @@ def _check_sizes(
             torch._check(state.shape[1] == x.shape[0 if batch_first else 1])
     for number in range(layers * directions):
         width = x.shape[-1] if number < directions else directions * hidden
-        weight_ih, weight_hh, *biases = params[number * each : (number + 1) * each]
+        weight_ih, weight_hh, *biases = params[number * per_direction : (number + 1) * per_direction]
         torch._check(weight_ih.shape[1] == width)
         torch._check(weight_hh.shape[1] == hidden)
         for tensor in (weight_ih, weight_hh, *biases):
@@ -80,52 +79,52 @@ def _check_sizes(
 
 
 def _sequence(x: torch.Tensor, hidden: torch.Tensor, rest: Sequence[Any]) -> torch.Tensor:
-    """What a layer gives for each step: ``[T, B, directions * H]``, or that seen as ``[B, T, directions * H]``."""
+    """The output sequence of a layer: ``[T, B, directions * H]``, or a transposed view of it, ``[B, T, directions * H]``."""
     width = (2 if rest[4] else 1) * hidden.shape[-1]
     if x.dim() == 2:
         return x.new_empty((x.shape[0], width))
     batch_first = rest[5]
     steps, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
-    made = x.new_empty((steps, batch, width))
-    return made.transpose(0, 1) if batch_first else made
+    output = x.new_empty((steps, batch, width))
+    return output.transpose(0, 1) if batch_first else output
 
 
-def without_idle_modes(instance: torch.nn.Module | None, reads: dict[str, object]) -> dict[str, object]:
-    """What was read of a target's modules, without the mode of recurrent layers that have no dropout: it changes nothing there.
+def drop_irrelevant_modes(instance: torch.nn.Module | None, reads: dict[str, object]) -> dict[str, object]:
+    """Remove ``training`` of recurrent layers without dropout from the values that were read: it has no effect there.
 
     Args:
-        instance: the target, where it is a module.
-        reads: values by their access in the target, ``self.layers[0].training``.
+        instance: the target's module, ``None`` for a function.
+        reads: values by access expression, for example ``self.layers[0].training``.
     """
     layers = instance.named_modules() if instance is not None else ()
-    idle = {
+    irrelevant = {
         access_of(f"{name}.training") for name, layer in layers if isinstance(layer, RNNBase) and layer.dropout == 0.0
     }
-    return {access: value for access, value in reads.items() if access not in idle}
+    return {access: value for access, value in reads.items() if access not in irrelevant}
 
 
 @contextlib.contextmanager
-def kept_whole() -> Iterator[None]:
-    """While in it, recurrent layers that draw no random numbers are one operation each."""
+def single_recurrent_operators() -> Iterator[None]:
+    """While entered, each recurrent layer that draws no random numbers is a single operation."""
     functions, operators = torch._VF, _operators()
 
-    def through(name: str) -> Any:
-        own, operator = getattr(torch._C._VariableFunctions, name), operators[name]
+    def replacement(name: str) -> Any:
+        original, operator = getattr(torch._C._VariableFunctions, name), operators[name]
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            # Packed sequences come with the sizes of their batches in the second place; dropout draws random numbers.
+            # For packed sequences, the second argument holds batch sizes. Dropout draws random numbers.
             packed = isinstance(args[1], torch.Tensor) if name == "lstm" else isinstance(args[2], torch.Tensor)
             dropout, in_training = args[5], args[6]
             if kwargs or packed or (in_training and dropout) or _is_projected(name, args):
-                return own(*args, **kwargs)
+                return original(*args, **kwargs)
             states = list(args[1]) if name == "lstm" else args[1]
             return operator(args[0], states, list(args[2]), *args[3:])
 
         return call
 
     for name in RECURRENT_GATES:
-        setattr(functions, name, through(name))
-    # A layer keeps a list of its weights, which does not follow where a call is made with others in their place.
+        setattr(functions, name, replacement(name))
+    # A layer caches a list of its weights, which would ignore the weights that functional_call substitutes.
     RNNBase._flat_weights = property(_weights, lambda self, value: None)
     try:
         yield
@@ -140,5 +139,5 @@ def _weights(layer: Any) -> list[Any]:
 
 
 def _is_projected(name: str, args: Sequence[Any]) -> bool:
-    """Whether an LSTM's hidden states are smaller than its cells'."""
+    """Whether an LSTM projects its hidden states to a smaller size."""
     return name == "lstm" and args[1][0].shape[-1] != args[1][1].shape[-1]

@@ -1,6 +1,6 @@
-"""Results that are written row by row, ``out[:, t] = last``, as the stack of these rows.
+"""Rewrites results that are written row by row, ``out[:, t] = last``, to a stack of these rows.
 
-In a trace without side effects each write makes a new whole tensor of the one before: of T rows each would be computed T times.
+In a functional trace, each write creates a new full tensor, so T rows would cost T copies of the tensor.
 """
 
 from __future__ import annotations
@@ -14,94 +14,94 @@ from mtmc_lsp.core.sizes import Size
 WRITES = ("select_scatter", "slice_scatter")
 
 
-def with_rows_stacked(graph: Graph) -> Graph:
-    """The graph with a stack in the place of a chain of writes that reaches every row.
+def stack_rows(graph: Graph) -> Graph:
+    """Replace each chain of writes that covers every row by a stack.
 
-    Slices of all there is are what they slice, and a row that is read after it was written is what was written.
+    Also removes slices of everything, and replaces reads of a written row by the row.
     """
-    graph = _read_through(graph)
-    chains = _Chains(graph, graph.named)
+    graph = _simplify_reads(graph)
+    chains = _WriteChains(graph, graph.named)
     return replace(graph, nodes=tuple(chains.stacked(node) or node for node in graph.nodes))
 
 
-def _read_through(graph: Graph) -> Graph:
-    same: dict[Ref, Ref] = {}
-    """What is equal to an earlier value."""
-    made: dict[str, Node] = {}
-    chains = _Chains(graph, made)
+def _simplify_reads(graph: Graph) -> Graph:
+    replacements: dict[Ref, Ref] = {}
+    """Tensor to an earlier equal tensor."""
+    nodes_by_name: dict[str, Node] = {}
+    chains = _WriteChains(graph, nodes_by_name)
     for node in graph.nodes:
-        node, ref = node.reading(same), Ref(node.name)
+        node, ref = node.reading(replacements), Ref(node.name)
         equal: Ref | None = None
-        if _word(node) == "select" and ref not in graph.left:
-            node = chains.as_it_was_written(node)
+        if _operation(node) == "select" and ref not in graph.escaping:
+            node = chains.skip_other_rows(node)
             equal = chains.written_row(node)
-        elif _word(node) in ("slice", "slice_scatter"):
-            equal = chains.whole(node)
-        elif _word(node) == "select_scatter":
+        elif _operation(node) in ("slice", "slice_scatter"):
+            equal = chains.full_slice_source(node)
+        elif _operation(node) == "select_scatter":
             equal = chains.written_before(node)
-        # Two values that both leave the target are two tensors, of which the caller may change one.
-        if equal is not None and not {equal, ref} <= graph.left:
-            same[ref] = equal
+        # If both escape, they are two tensors, and the caller may modify one.
+        if equal is not None and not {equal, ref} <= graph.escaping:
+            replacements[ref] = equal
         else:
-            made[node.name] = node
-    return graph.of_nodes(made.values(), same)
+            nodes_by_name[node.name] = node
+    return graph.of_nodes(nodes_by_name.values(), replacements)
 
 
 @dataclass(frozen=True)
-class _Chains:
-    """Tensors that are written row after row."""
+class _WriteChains:
+    """Tensors that are written row by row."""
 
     graph: Graph
-    made: Mapping[str, Node]
-    """What is known of the nodes, by name."""
+    nodes: Mapping[str, Node]
+    """The nodes so far, by name."""
 
-    def whole(self, node: Node) -> Ref | None:
-        """What a slice of everything is a slice of, or what is written over everything."""
-        is_read = _word(node) == "slice"
-        same, further = (node.args[0], node.args[1:]) if is_read else (node.args[1], node.args[2:])
+    def full_slice_source(self, node: Node) -> Ref | None:
+        """The source of a slice of everything, or the value that is written over everything."""
+        is_read = _operation(node) == "slice"
+        source, slice_arguments = (node.args[0], node.args[1:]) if is_read else (node.args[1], node.args[2:])
         defaults: tuple[Argument, ...] = (0, None, None, 1)
-        dim, start, end, step = (*further, *defaults[len(further) :])
-        assert isinstance(same, Ref)
+        dim, start, end, step = (*slice_arguments, *defaults[len(slice_arguments) :])
+        assert isinstance(source, Ref)
         kind = self._type(node.args[0])
         is_all = _is(start, 0, None) and _is(step, 1) and (end is None or _reaches(end, kind.shape[_dim(dim, kind)]))
-        # What is written must be nobody else's memory, and what is read stays a tensor beside the one that is returned.
-        is_own = Ref(node.name) not in self.graph.left if is_read else self._is_written(same)
-        return same if is_all and is_own and self._type(same) == node.type else None
+        # A written value must be a fresh tensor. A read must not be a second returned tensor.
+        is_allowed = Ref(node.name) not in self.graph.escaping if is_read else self._is_written(source)
+        return source if is_all and is_allowed and self._type(source) == node.type else None
 
-    def as_it_was_written(self, node: Node) -> Node:
-        """A row that is read, of the tensor before what was written into other rows."""
-        place = _index(node.args[2], self._type(node.args[0]), node.args[1])
-        while place is not None and (own := self._write(node.args[0], node.args[1])) is not None:
-            if _index(own.args[3], own.type, own.args[2]) == place:
+    def skip_other_rows(self, node: Node) -> Node:
+        """Read a row from the tensor before writes to other rows."""
+        row = _index(node.args[2], self._type(node.args[0]), node.args[1])
+        while row is not None and (write := self._write(node.args[0], node.args[1])) is not None:
+            if _index(write.args[3], write.type, write.args[2]) == row:
                 break
-            node = replace(node, args=(own.args[0], *node.args[1:]))
+            node = replace(node, args=(write.args[0], *node.args[1:]))
         return node
 
     def written_row(self, node: Node) -> Ref | None:
-        """What was written into the row that is read."""
-        own = self._write(node.args[0], node.args[1])
+        """The value that was written into the row that is read."""
+        write = self._write(node.args[0], node.args[1])
         is_known = _index(node.args[2], self._type(node.args[0]), node.args[1]) is not None
-        row = own.args[1] if own is not None and is_known else None
-        if not isinstance(row, Ref) or row.name not in self.made:
+        row = write.args[1] if write is not None and is_known else None
+        if not isinstance(row, Ref) or row.name not in self.nodes:
             return None
         kind = self._type(row)
         is_same = (kind.dtype, kind.shape) == (node.type.dtype, node.type.shape)
         return row if is_same and kind.stride == contiguous_stride(kind.shape) else None
 
     def written_before(self, node: Node) -> Ref | None:
-        """What a row is written into, where the same is there already."""
+        """The base of a write, if the row already has this value."""
         base, row, dim, index = node.args
         assert isinstance(base, Ref)
-        place = _index(index, self._type(base), dim)
-        own = self._write(base, dim) if place is not None else None
-        while own is not None and _index(own.args[3], own.type, dim) != place:
-            own = self._write(own.args[0], dim)
-        return base if own is not None and own.args[1] == row and self._type(base) == node.type else None
+        position = _index(index, self._type(base), dim)
+        write = self._write(base, dim) if position is not None else None
+        while write is not None and _index(write.args[3], write.type, dim) != position:
+            write = self._write(write.args[0], dim)
+        return base if write is not None and write.args[1] == row and self._type(base) == node.type else None
 
     def stacked(self, node: Node) -> Node | None:
-        """The stack of all rows, where the node writes the last of them."""
+        """The stack of all rows, if the node writes the last of them."""
         kind = node.type
-        if _word(node) != "select_scatter" or kind.stride != contiguous_stride(kind.shape):
+        if _operation(node) != "select_scatter" or kind.stride != contiguous_stride(kind.shape):
             return None
         dim = node.args[2]
         if any(
@@ -110,12 +110,12 @@ class _Chains:
         ):
             return None
         rows: dict[int, Ref] = {}
-        own = self._write(Ref(node.name), dim)
-        while own is not None:
-            index, row = _index(own.args[3], kind, dim), own.args[1]
+        write = self._write(Ref(node.name), dim)
+        while write is not None:
+            index, row = _index(write.args[3], kind, dim), write.args[1]
             assert index is not None and isinstance(row, Ref)
             rows.setdefault(index, row)
-            own = self._write(own.args[0], dim)
+            write = self._write(write.args[0], dim)
         count = kind.shape[_dim(dim, kind)]
         if not count.is_constant or len(rows) != count.constant:
             return None
@@ -124,22 +124,22 @@ class _Chains:
         return replace(node, op="aten.stack.default", args=(tuple(rows[i] for i in range(len(rows))), _dim(dim, kind)))
 
     def _write(self, value: Argument, dim: Argument) -> Node | None:
-        """The write of a row at a known place along ``dim`` that gives a value."""
-        node = self.made.get(value.name) if isinstance(value, Ref) else None
-        if node is None or _word(node) != "select_scatter":
+        """The node that creates ``value`` by writing a row at a known index along ``dim``."""
+        node = self.nodes.get(value.name) if isinstance(value, Ref) else None
+        if node is None or _operation(node) != "select_scatter":
             return None
-        same = _dim(node.args[2], node.type) == _dim(dim, node.type)
-        return node if same and _index(node.args[3], node.type, dim) is not None else None
+        is_same_dim = _dim(node.args[2], node.type) == _dim(dim, node.type)
+        return node if is_same_dim and _index(node.args[3], node.type, dim) is not None else None
 
     def _is_written(self, ref: Ref) -> bool:
-        return ref.name in self.made and _word(self.made[ref.name]) in WRITES
+        return ref.name in self.nodes and _operation(self.nodes[ref.name]) in WRITES
 
     def _type(self, value: Argument) -> TensorType:
         assert isinstance(value, Ref)
         return self.graph.type_of(value)
 
 
-def _word(node: Node) -> str:
+def _operation(node: Node) -> str:
     return node.op.split(".")[1]
 
 
@@ -154,7 +154,7 @@ def _is(value: Argument, *wanted: int | None) -> bool:
 
 
 def _reaches(end: Argument, size: Size) -> bool:
-    """Whether a slice that ends there takes everything, whatever the size."""
+    """Whether a slice with this end includes the last element for all sizes."""
     number = _number(end)
     if number is None:
         return end == size
@@ -168,7 +168,7 @@ def _dim(dim: Argument, kind: TensorType) -> int:
 
 
 def _index(index: Argument, kind: TensorType, dim: Argument) -> int | None:
-    """A place from the front; None where it is not known."""
+    """A non-negative index; ``None`` if it is unknown."""
     number, size = _number(index), kind.shape[_dim(dim, kind)]
     if number is None:
         return None

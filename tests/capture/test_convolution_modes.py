@@ -1,4 +1,4 @@
-"""Whether float32 convolutions really run in TF32 is asked of the library, for each of them."""
+"""Capture measures for each float32 convolution whether the library runs it in TF32."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mtmc_lsp.capture.worker.convolution_modes import convolution_modes
 from mtmc_lsp.core.graph import Graph, Node, Ref, TensorType, contiguous_stride
 from mtmc_lsp.core.sizes import Size
 
-FEWEST = 4
-"""Channels from which on the library below takes tensor cores."""
+MIN_CHANNELS = 4
+"""Number of channels from which the simulated library uses TF32."""
 
 
 class Library(TorchDispatchMode):
-    """A library that rounds operands where it may, of convolutions with enough channels."""
+    """A simulated library that rounds operands like TF32 if it is allowed and the convolution has enough channels."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.overloadpacket.__name__ == "convolution":
-            may = torch.backends.cudnn.allow_tf32 and args[0].shape[1] >= FEWEST
-            if may:
-                args = (*(_in_ten_bits(t) for t in args[:2]), *args[2:])
+            uses_tf32 = torch.backends.cudnn.allow_tf32 and args[0].shape[1] >= MIN_CHANNELS
+            if uses_tf32:
+                args = (*(_round_to_tf32(t) for t in args[:2]), *args[2:])
         return function(*args, **(kwargs or {}))
 
 
-def _in_ten_bits(t: torch.Tensor) -> torch.Tensor:
+def _round_to_tf32(t: torch.Tensor) -> torch.Tensor:
     return ((t.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32) if t.dtype == torch.float32 else t
 
 
@@ -47,7 +47,7 @@ def two_convolutions() -> None:
 SHAPES = ((2, 8, 6, 6), (2, 5, 4, 4))
 
 
-def test_each_convolution_is_asked() -> None:
+def test_each_convolution_is_measured() -> None:
     before = torch.backends.cudnn.allow_tf32
     with Library():
         modes = convolution_modes(two_convolutions, graph_of(*SHAPES))
@@ -55,7 +55,7 @@ def test_each_convolution_is_asked() -> None:
     assert torch.backends.cudnn.allow_tf32 is before
 
 
-def test_a_sample_without_a_batch_is_the_graphs_own() -> None:
+def test_a_sample_without_a_batch_dimension_matches_its_node() -> None:
     def run() -> None:
         torch.nn.functional.conv2d(torch.randn(8, 6, 6), torch.randn(5, 8, 3, 3))
 
@@ -73,13 +73,13 @@ def test_a_sample_without_a_batch_is_the_graphs_own() -> None:
     ],
     ids=["fewer", "another order", "not allowed", "half precision"],
 )
-def test_nothing_is_said_of_what_cannot_be_told(graph: Graph) -> None:
+def test_there_are_no_modes_if_the_calls_do_not_match_the_graph(graph: Graph) -> None:
     with Library():
         assert convolution_modes(two_convolutions, graph) == {}
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
-def test_results_that_hide_rounding_say_nothing(value: float) -> None:
+def test_there_are_no_modes_if_the_values_hide_rounding(value: float) -> None:
     def run() -> None:
         torch.nn.functional.conv2d(torch.full((2, 8, 6, 6), value), torch.randn(5, 8, 3, 3))
 
@@ -87,7 +87,7 @@ def test_results_that_hide_rounding_say_nothing(value: float) -> None:
         assert convolution_modes(run, graph_of((2, 5, 4, 4))) == {}
 
 
-def test_an_error_on_the_way_is_no_answer() -> None:
+def test_there_are_no_modes_after_an_error() -> None:
     def run() -> None:
         two_convolutions()
         raise torch.OutOfMemoryError

@@ -1,4 +1,4 @@
-"""A target's arguments: with their values, or with their shapes alone where others replace them."""
+"""Example inputs of a target: with values, or with shapes only."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Model(torch.nn.Module):
         return x * factor
 
 
-def built(get_inputs, *, values: bool) -> Call:
+def call_of(get_inputs, *, values: bool) -> Call:
     module = SimpleNamespace(Model=Model, get_inputs=get_inputs)
     return build_call(module, WORKLOAD, "cpu", {}, values=values)
 
 
-def test_without_values_gigabytes_of_arguments_are_shapes_that_take_no_memory() -> None:
-    """These would be 400 GB."""
-    call = built(lambda: [torch.rand(100_000, 1_000_000), torch.randint(0, 9, (3,)), 0.5], values=False)
+def test_inputs_without_values_take_no_memory() -> None:
+    """With values, they would take 400 GB."""
+    call = call_of(lambda: [torch.rand(100_000, 1_000_000), torch.randint(0, 9, (3,)), 0.5], values=False)
     x, index, factor = call.values
     assert (x.shape, x.dtype) == ((100_000, 1_000_000), torch.float32)
     assert x.untyped_storage().nbytes() == 4
@@ -39,13 +39,15 @@ def test_without_values_gigabytes_of_arguments_are_shapes_that_take_no_memory() 
 
 
 def test_the_module_is_the_same_with_and_without_values() -> None:
-    made = [built(lambda: [torch.rand(8), torch.zeros(2), 2.0], values=values) for values in (True, False)]
-    assert torch.equal(made[0].instance.weight, made[1].instance.weight)
-    assert float(made[0].values[0].sum()) > 0
+    with_and_without = [
+        call_of(lambda: [torch.rand(8), torch.zeros(2), 2.0], values=values) for values in (True, False)
+    ]
+    assert torch.equal(with_and_without[0].instance.weight, with_and_without[1].instance.weight)
+    assert float(with_and_without[0].values[0].sum()) > 0
 
 
-def test_without_values_what_a_directive_describes_is_a_shape_that_takes_no_memory() -> None:
-    """Drawn on a CPU for each case, it took two thirds of the time of verifying a product of 8192 x 8192 matrices."""
+def test_directive_inputs_without_values_take_no_memory() -> None:
+    """Generating the values on a CPU took two thirds of the verification time of an 8192 x 8192 matmul."""
     x = TensorSpec((Size.symbol("N"), Size.of(1_000_000)), "bfloat16", low=0.0, high=1.0)
     arguments = (ArgumentSpec("x", tensor=x), ArgumentSpec("index", constant=0), ArgumentSpec("factor", constant=0.5))
     workload = Workload(WORKLOAD.target, WorkloadSource.DIRECTIVE, arguments)
@@ -61,23 +63,23 @@ def test_without_values_what_a_directive_describes_is_a_shape_that_takes_no_memo
 
 
 @pytest.mark.parametrize("what", ["a value", "a tensor from outside"])
-def test_inputs_that_depend_on_values_are_made_in_full(what: str) -> None:
+def test_inputs_that_need_values_have_values(case: str) -> None:
     outside = torch.ones(3)
-    makes = {
+    get_inputs = {
         "a value": lambda: [torch.ones(3) * torch.ones(1).item(), outside, 1.0],
         "a tensor from outside": lambda: [outside + 0, outside, 1.0],
     }
-    assert torch.equal(built(makes[what], values=False).values[0], torch.ones(3))
+    assert torch.equal(call_of(get_inputs[case], values=False).values[0], torch.ones(3))
 
 
-def test_gigabytes_of_floats_have_a_stand_in_on_the_device_and_integers_never(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "MANY", 100)
-    made = calls._stand_ins(lambda: [torch.full((20, 10), 7.0).t(), 0.5], "cpu")
-    assert made == [], "a CPU draws them no faster"
+def test_large_float_inputs_are_generated_on_the_device_but_integers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MANY_ELEMENTS", 100)
+    stand_ins = calls._stand_ins(lambda: [torch.full((20, 10), 7.0).t(), 0.5], "cpu")
+    assert stand_ins == [], "a CPU would not be faster"
     x, factor = calls._stand_ins(lambda: [torch.full((20, 10), 7.0).t(), 0.5], "meta")
     assert (x.shape, x.stride(), x.device.type, factor) == ((10, 20), (1, 10), "meta", 0.5)
     assert calls._stand_ins(lambda: [torch.rand(20, 10), torch.arange(9)], "meta") == [], "integers may be indices"
-    assert calls._stand_ins(lambda: [torch.rand(9)], "meta") == [], "few are made as they are"
+    assert calls._stand_ins(lambda: [torch.rand(9)], "meta") == [], "small inputs are not replaced"
 
 
 SIGNS = {
@@ -94,20 +96,20 @@ SIGNS = {
     "torch.rand(9, 30) - 0.5": False,
     "-torch.rand(9, 30)": False,
     "torch.rand(9, 30).sub_(1)": False,
-    "shown(torch.rand(270))": False,
+    "changed_view(torch.rand(270))": False,
 }
 
 
-def shown(x: torch.Tensor) -> torch.Tensor:
-    """Another view of what is then changed in place."""
+def changed_view(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor that is then changed in place."""
     other = x.view(9, 30)
     x.sub_(1)
     return other
 
 
 @pytest.mark.parametrize("text", SIGNS)
-def test_a_stand_in_has_the_signs_of_the_users_own(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner sums what is never negative more carefully, and looks for that at the values."""
-    monkeypatch.setattr(calls, "MANY", 100)
-    (made,) = calls._stand_ins(lambda: [eval(text)], "cpu:0")
-    assert bool((made >= 0).all()) is SIGNS[text]
+def test_generated_inputs_have_the_signs_of_the_users_inputs(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner reads the signs of the values: sums of non-negative numbers need a more careful order."""
+    monkeypatch.setattr(calls, "MANY_ELEMENTS", 100)
+    (value,) = calls._stand_ins(lambda: [eval(text)], "cpu:0")
+    assert bool((value >= 0).all()) is SIGNS[text]

@@ -1,4 +1,4 @@
-"""``out[1:-1] += y`` is one write: what Python does after the addition in place, ``out[1:-1] = out[1:-1]``, is none."""
+"""``out[1:-1] += y`` is a single write: the assignment after the in-place addition changes nothing."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def moved(x):
     return out
 """
 WRITES = {"added": 1, "inner": 2, "twice": 2, "in_place": 1, "moved": 2}
-"""A write into a part of a part is one into each."""
+"""Expected scatter nodes. A write into a part of a part needs one per level."""
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_what_is_there_already_is_not_written_again(name: str, captured) -> None:
+def test_writes_that_change_nothing_are_removed(name: str, captured) -> None:
     capture = captured(TEXT, name)
     assert sum("_scatter" in node.op for node in capture.graph.nodes) == WRITES[name]
     assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""

@@ -1,4 +1,4 @@
-"""An export ends at the first size that must be constant, and is made again with fewer free ones: networks are captured sooner."""
+"""Non-polynomial sizes: the export stops at the first one, makes a size constant and restarts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from mtmc_lsp.core.workload import Target, TargetKind
 from tests.codegen.harness import fused, verified
 
 TARGET = Target(__file__, "f", TargetKind.FUNCTION, 1, 1)
-FORMS = {
+FUNCTIONS = {
     "strided": (lambda x, w: torch.relu(torch.nn.functional.conv2d(x, w, stride=2)), True),
     "pooled": (lambda x, w: torch.nn.functional.max_pool2d(torch.nn.functional.conv2d(x, w), 2) * 2, True),
     "neither": (lambda x, w: torch.relu(x).sum(-1, keepdim=True) * x, False),
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_what_divisions_speak_of_is_constant_after_one_whole_export(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    function, is_constant = FORMS[name]
-    read: list[Any] = []
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_sizes_in_divisions_become_constant_with_a_single_complete_export(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, is_constant = FUNCTIONS[name]
+    programs: list[Any] = []
 
     class Reader(reading.Reader):
-        def __init__(self, program: Any, *more: Any) -> None:
-            super().__init__(program, *more)
-            read.append(program)
+        def __init__(self, program: Any, *rest: Any) -> None:
+            super().__init__(program, *rest)
+            programs.append(program)
 
     monkeypatch.setattr(exporting, "Reader", Reader)
     inputs = [
@@ -40,14 +42,14 @@ def test_what_divisions_speak_of_is_constant_after_one_whole_export(name: str, m
         InputTensor("w", "self.w", InputKind.PARAMETER, torch.rand(7, 3, 3, 3)),
     ]
     graph, notes = export_graph(function, inputs, TARGET, {}, repr, [])
-    assert len(read) == 2, "one program, and what it is expanded to"
+    assert len(programs) == 2, "the exported program and the decomposed program"
     assert not notes
     assert [size.is_constant for size in graph.inputs[0].type.shape[2:]] == [is_constant] * 2
     batch = graph.inputs[0].type.shape[0]
     assert not batch.is_constant and batch.value(graph.sizes) == 5
 
 
-def test_an_error_of_the_users_is_told_as_before() -> None:
+def test_a_data_dependent_branch_is_refused() -> None:
     inputs = [InputTensor("x", "x", InputKind.ARGUMENT, torch.rand(4, 6))]
     with pytest.raises(exporting.TargetUnsupported):
         export_graph(lambda x: x if x.sum() > 0 else -x, inputs, TARGET, {}, repr, [])
@@ -59,52 +61,53 @@ def test_an_error_of_the_users_is_told_as_before() -> None:
         ("x.view(x.shape[0], x.shape[1] // 4, 4) * 2", "T is fixed at 32, because of line 4: `y = {}`"),
         ("x.unfold(1, 8, 4).sum(-1)", "T is fixed at 32, because of line 4: `y = {}`"),
         ("x[:, 1:] - x[:, :-1]", ""),
-        ("x.view(-1, 8) if x.shape[1] == 32 else x * 2", "T is fixed at 32, because torch's trace holds for it alone"),
+        (
+            "x.view(-1, 8) if x.shape[1] == 32 else x * 2",
+            "T is fixed at 32, because torch traced the target for this value only",
+        ),
     ],
 )
-def test_a_named_size_that_becomes_a_constant_is_told_with_the_line_that_asks_for_it(
-    captured, body: str, note: str
-) -> None:
+def test_a_note_names_the_line_that_makes_a_named_size_constant(captured, body: str, note: str) -> None:
     text = f"import torch\n# mtmc: x=f32[B,T] B=4 T=32\ndef f(x):\n    y = {body}\n    return y.softmax(-1)\n"
     assumed = captured(text, "f").workload.assumed
     assert assumed == ((note.format(body),) if note else ())
 
 
-DECIDES = {
+BRANCHES = {
     "a remainder": ("y = F.pad(x, (0, 1)) if x.shape[1] % 2 else x", "T % 2 != 0"),
     "no remainder": ("y = F.pad(x, (0, 1)) if x.shape[0] % 2 else x", "B % 2 == 0"),
     "another size": ("y = x * 2 if x.shape[0] != x.shape[1] else x", "B != T"),
     "a product": ("y = x * 2 if (x.shape[0] + 1) * 4 > x.shape[1] else x", "(4 * B) + 4 > T"),
     "a quotient": ("y = x * 2 if x.shape[1] / x.shape[0] > 3.5 else x", "(T / B) > 3.5"),
-    "a part": ("y = x * 2 if x.shape[1] * 0.5 > 10 else x", "(0.5 * T) > 10"),
+    "a fraction": ("y = x * 2 if x.shape[1] * 0.5 > 10 else x", "(0.5 * T) > 10"),
     "bits": ("y = x * 2 if x.shape[0] & (x.shape[0] - 1) == 0 else x", "(B & (B + -1)) == 0"),
     "a difference": ("y = x * 2 if x.shape[1] - x.shape[0] >= 0 else x", "(T + (-1 * B)) >= 0"),
-    "the least": ("y = x * 2 if min(x.shape[0], x.shape[1]) > 5 else x", "B < T and B > 5"),
+    "a minimum": ("y = x * 2 if min(x.shape[0], x.shape[1]) > 5 else x", "B < T and B > 5"),
 }
 
 
-@pytest.mark.parametrize("name", DECIDES)
-def test_what_the_targets_own_code_asks_of_sizes_is_asked_of_every_call(captured, name: str) -> None:
-    body, wanted = DECIDES[name]
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches_on_sizes_in_user_code_become_conditions(captured, name: str) -> None:
+    body, expected = BRANCHES[name]
     text = f"import torch\nimport torch.nn.functional as F\n# mtmc: x=f32[B,T] B=8 T=33\ndef f(x):\n    {body}\n    return y.exp()\n"
     graph = captured(text, "f").graph
     assert [str(size) for size in graph.inputs[0].type.shape] == ["B", "T"]
     for sizes in ({"B": b, "T": t} for b in (2, 3, 8, 10, 33) for t in (2, 4, 20, 33, 44)):
-        assert conditions_hold(graph.conditions, sizes) == conditions_hold([wanted], sizes), (graph.conditions, sizes)
+        assert conditions_hold(graph.conditions, sizes) == conditions_hold([expected], sizes), (graph.conditions, sizes)
 
 
 FLOATS = {
     "a root": "y = x / x.shape[1] ** 0.5",
     "a reciprocal": "y = x * (1 / x.shape[1])",
     "a half": "y = x.sum(-1, keepdim=True) / ((x.shape[1] - 1) * 0.5)",
-    "a part": "y = x[:, : int(x.shape[1] * 0.75)] * 2",
-    "rounded": "y = x[:, : round(x.shape[1] / 3)] * 2",
+    "a truncated number": "y = x[:, : int(x.shape[1] * 0.75)] * 2",
+    "a rounded number": "y = x[:, : round(x.shape[1] / 3)] * 2",
 }
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_numbers_that_follow_from_sizes_and_are_not_whole_make_these_constants(captured, name: str) -> None:
-    """They once were no arguments at all of what used them."""
+def test_sizes_in_fractional_operands_become_constant(captured, name: str) -> None:
+    """Such operands used to be lost."""
     text = f"import torch\n# mtmc: x=f32[B,T] B=8 T=33\ndef f(x):\n    {FLOATS[name]}\n    return y.softmax(-1)\n"
     capture = captured(text, "f")
     assert [str(size) for size in capture.graph.inputs[0].type.shape] == ["B", "33"]

@@ -1,4 +1,4 @@
-"""What a target does beside returning tensors is found, and told with its line and a remedy."""
+"""Side effects of a target are detected and reported with line and remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, TargetUnsupported
 
 HEAD = "import random\n\nimport numpy\nimport torch\nfrom torch import nn\n\nLOG = []\nCALLS = 0\n\n\n# mtmc: x=f32[8,48]\n"
-"""The targets' first line is 12."""
+"""Targets start at line 12."""
 
 
 def refusal(captured, text: str) -> MtmcError:
@@ -45,7 +45,7 @@ def module(forward: str) -> str:
         ("def f(x):\n    yield x + 1\n", "returns a generator", 12),
     ],
 )
-def test_is_refused(captured, text: str, words: str, line: int) -> None:
+def test_a_side_effect_is_refused(captured, text: str, words: str, line: int) -> None:
     error = refusal(captured, text)
     assert isinstance(error, TargetUnsupported)
     assert words in error.message
@@ -55,26 +55,43 @@ def test_is_refused(captured, text: str, words: str, line: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        # A cache that is filled once is no effect of every call.
+        # A cache that only the first call fills is not a side effect of every call.
         "def f(x):\n    if not LOG:\n        LOG.append(torch.float32)\n    return x + 1\n",
         "def f(x):\n    state = random.getstate()\n    random.random()\n    random.setstate(state)\n    return x + 1\n",
         module("self.mean.mul_(0.9).add_(x.mean(0))"),
         module("self.mean += x.mean(0)"),
         module("y = self.mean * 2"),
-        # PyTorch's recurrent nets keep a list of their own weights.
+        # PyTorch's recurrent layers cache a list of their weights.
         "class f(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.net = nn.GRU(48, 4)\n\n"
         "    def forward(self, x):\n        return self.net(x)[0] * 2\n",
     ],
     ids=["cache", "generator put back", "in place", "in place by an operator", "reading", "recurrent"],
 )
-def test_is_not_refused(captured, text: str) -> None:
+def test_a_call_without_lasting_side_effects_is_captured(captured, text: str) -> None:
     assert captured(HEAD + text, "f").graph.nodes
 
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
 @pytest.mark.parametrize("text", ["x.cuda()", "x.to('cuda')", "x + torch.ones(48, device='cuda')"])
-def test_code_that_asks_for_cuda_by_itself_is_told_apart_from_a_wrong_workload(captured, text: str) -> None:
+def test_code_that_uses_cuda_without_a_gpu_is_an_error_of_the_environment(captured, text: str) -> None:
     error = refusal(captured, f"def f(x):\n    y = x + 1\n    return y * {text}\n")
     assert isinstance(error, EnvironmentNotAble)
-    assert "asks for CUDA by itself" in error.message
+    assert "this machine has no CUDA GPU" in error.message
     assert error.where is not None and error.where.line == 14
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("torch.from_numpy(y.numpy())", "f cannot be traced by torch.export"),
+        ("y if torch.equal(x, y) else x", "f depends on the values of a tensor"),
+    ],
+)
+def test_an_export_error_has_a_reason_without_torchs_advice(captured, text: str, problem: str) -> None:
+    error = refusal(captured, f"def f(x):\n    y = x + 1\n    return x * ({text})\n")
+    assert isinstance(error, TargetUnsupported)
+    assert error.message.startswith(problem)
+    assert error.where is not None and error.where.line == 14
+    assert error.remedy
+    for advice in ("file an issue", "draft_export", "TORCH_LOGS", "https://", "\n"):
+        assert advice not in error.message

@@ -1,4 +1,4 @@
-"""Loops that write their results row by row: what leaves is a stack, and no row is computed once for each of the others."""
+"""Loops that write a result row by row become a stack, and each row is computed once."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ WRITES = {"gae": 0, "reads_back": 0, "twice": 0, "some_rows": 3, "in_place": 0, 
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_rows_that_are_all_written_are_a_stack(name: str, captured) -> None:
+def test_a_result_whose_rows_are_all_written_becomes_a_stack(name: str, captured) -> None:
     capture = captured(TEXT, name)
-    words = [node.op.split(".")[1] for node in capture.graph.nodes]
-    assert words.count("select_scatter") == WRITES[name], words
-    assert ("stack" in words) == (name != "some_rows")
+    operations = [node.op.split(".")[1] for node in capture.graph.nodes]
+    assert operations.count("select_scatter") == WRITES[name], operations
+    assert ("stack" in operations) == (name != "some_rows")
     assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
 
 
 @pytest.mark.parametrize("name", ["from_the_end", "of_two"])
-def test_a_row_counted_from_a_free_end_may_be_any(name: str, captured) -> None:
-    """The last of three rows is the third: the smallest sizes that the conditions allow show it."""
+def test_a_row_counted_from_the_end_can_be_any_row(name: str, captured) -> None:
+    """For three rows, the last row is the third. The smallest sizes that the conditions allow test this."""
     capture = captured(TEXT, name)
     assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
     if name == "from_the_end":
