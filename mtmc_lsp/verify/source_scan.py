@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from mtmc_lsp.codegen.module.cuda_graph import without_replay
+from mtmc_lsp.codegen.module.cuda_graph import without_cuda_graph
 from mtmc_lsp.core.results import Check, CheckStatus
 
 FORBIDDEN_MODULES = {
@@ -47,7 +47,7 @@ WATCHED = {"torch", "triton", "tl", "time", "sys", "os", "builtins", "numpy", "n
 def scan(source: str, path: str) -> tuple[Check, ...]:
     """One check for each rule. A text that does not parse passes: running it says what is wrong with it."""
     try:
-        tree = ast.parse(without_replay(source))
+        tree = ast.parse(without_cuda_graph(source))
     except SyntaxError:
         return ()
     rules = {

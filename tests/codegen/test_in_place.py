@@ -60,11 +60,11 @@ def test_overlapping_arguments_run_the_original_code(checker: Checker) -> None:
     text = f"{HEAD}    {DIRECT['an update']}\n"
     capture = checker.capture(text)
     source = fused(capture, text).source
-    helper = "\n\n\n".join(source[source.index("_APART = {}") :].split("\n\n\n")[:2])
+    helper = "\n\n\n".join(source[source.index("_OVERLAP_RESULTS = {}") :].split("\n\n\n")[:2])
     names: dict[str, object] = {}
     exec(helper, names)
     base = torch.zeros(64)
-    apart = names["_lie_apart"]
+    apart = names["_do_not_overlap"]
     assert callable(apart)
     assert apart((base[:32], base[32:]), 1)
     assert not apart((base[:33], base[32:]), 1)
@@ -75,5 +75,5 @@ def test_overlapping_arguments_run_the_original_code(checker: Checker) -> None:
     assert not apart((base[:33], base[32:]), 1)
     for start in range(40):
         assert apart((base[start : start + 1], base[start + 1 :]), 1)
-    assert len(names["_APART"]) <= 16
-    assert "_lie_apart((x, g), 1)" in source
+    assert len(names["_OVERLAP_RESULTS"]) <= 16
+    assert "_do_not_overlap((x, g), 1)" in source

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, REPLAYED
+from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
 
 pytestmark = pytest.mark.gpu
 
 
 def replayed() -> Any:
     namespace: dict[str, Any] = {"torch": torch}
-    exec(GRAPHS + REPLAYED, namespace)
-    return namespace["_replayed"]
+    exec(GRAPHS + RUN_CUDA_GRAPH, namespace)
+    return namespace["_run_cuda_graph"]
 
 
 def launch(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

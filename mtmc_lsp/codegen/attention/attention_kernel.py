@@ -324,7 +324,7 @@ class _AttentionWriter:
         accesses: list[Index] = []
         for final in (False, True):
             tile = self._make_tile(rows, cols, masks, lines if final else [], known, accesses, final, widen=True)
-            at = tile.expressions.own_index(self.form.logits)
+            at = tile.expressions.tile_index(self.form.logits)
             peeled = self.logits.peeled(tile.expressions, self.form.logits, at)
             accesses = tile.expressions.accesses
         self._limit(accesses)
@@ -381,7 +381,7 @@ class _AttentionWriter:
             for ref in self.result.region.outputs:
                 prim = self.ir.of(ref)
                 value = tile.value(prim.name)
-                offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.own_index(prim.name))
+                offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.tile_index(prim.name))
                 pointer = tile.expressions.parameters.output(ref)
                 mask = tile.expressions.mask_argument(offset, None)
                 lines.append(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})")

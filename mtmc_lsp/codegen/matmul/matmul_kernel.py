@@ -13,7 +13,7 @@ from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.parameters import Parameters
-from mtmc_lsp.codegen.kernel.persistence import one_tile_after_another, parted
+from mtmc_lsp.codegen.kernel.persistence import hoist_invariants, loop_over_tiles
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.codegen.matmul.descriptors import Described, described, loaded, made
 from mtmc_lsp.codegen.matmul.k_loops import Walk
@@ -193,7 +193,7 @@ class ProductWriter:
         self._program_order()
         self._product()
         if self.config.persist:
-            self.lines = one_tile_after_another(self.lines)
+            self.lines = loop_over_tiles(self.lines)
 
     def _product(self) -> None:
         """What is done with the tile at ``m`` and ``n``."""
@@ -355,7 +355,7 @@ class ProductWriter:
         else:
             head = f"for start in {self._walk.places(k_size)}:"
             first = ["k = start + tl.arange(0, BLOCK_K)"] if len(self.tiles) < len(operands) else []
-        before, inside = parted([*body, *dots], {"kernel_position", "k", "start"})
+        before, inside = hoist_invariants([*body, *dots], {"kernel_position", "k", "start"})
         self.lines += [*before, head, *(f"    {line}" for line in [*first, *inside])]
 
     def _described(self, side: int, operand: Described, body: list[str]) -> str:
@@ -440,7 +440,7 @@ class ProductWriter:
         for prim in crops:
             source = self.axes.ir.prims[prim.inputs[0]]
             for index, whole, size in zip(
-                tile.expressions.own_index(source.name), source.shape, prim.shape, strict=True
+                tile.expressions.tile_index(source.name), source.shape, prim.shape, strict=True
             ):
                 if whole != size:
                     conditions.append(f"({tile.expressions.index(index).text} < {self.parameters.size(size).text})")
@@ -450,7 +450,7 @@ class ProductWriter:
     def _store(self, tile: Tile, parameters: Parameters, ref: Ref, lines: list[str]) -> None:
         prim = self.axes.ir.of(ref)
         value = tile.value(prim.name)
-        at = tile.expressions.own_index(prim.name)
+        at = tile.expressions.tile_index(prim.name)
         offset = tile.expressions.offset(self.axes.ir.graph.type_of(ref), at)
         # Of a single row or column offsets do not speak; the tile has more, of which that one is stored.
         if value.rows and not self.axes.m:

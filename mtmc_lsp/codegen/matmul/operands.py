@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, taken_apart
+from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, split_variable
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.parameters import Parameters
@@ -141,14 +141,14 @@ class Tile:
                 continue
             whole = Group(own, name, rows=is_rows, cols=not is_rows)
             pieces = [[axis] for axis in own] if apart else merge_axes(own, accesses)
-            groups += taken_apart(whole, pieces, parameters.names, 0)
+            groups += split_variable(whole, pieces, parameters.names, 0)
             flat.append(whole)
         for (own, name), first in (((axes.batch, "batch"), 10), (scalar, 20)):
             if not own:
                 continue
             whole = Group(own, name)
             pieces = [[axis] for axis in own] if apart else merge_axes(own, accesses)
-            groups += taken_apart(whole, pieces, parameters.names, first)
+            groups += split_variable(whole, pieces, parameters.names, first)
             flat.append(whole)
         self.expressions = Expressions(
             axes.ir,
@@ -168,7 +168,7 @@ class Tile:
         raise CannotCode(f"{prim.op.value} beside a matrix product")
 
     def value(self, prim: str) -> Code:
-        return self.expressions.value(prim, self.expressions.own_index(prim))
+        return self.expressions.value(prim, self.expressions.tile_index(prim))
 
 
 def operand_accesses(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, taken_apart
+from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, split_variable
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.folds import folded
 from mtmc_lsp.codegen.kernel.index import Index
@@ -152,7 +152,7 @@ class TileBase:
         if self.row_masked:
             self.lines.append(f"row_mask = {name} < {self.named_size(self.n_rows, 'n_rows')}")
         whole = Group(tuple(axis for group in self.row_groups for axis in group), name, rows=vector)
-        return taken_apart(whole, self.row_groups, self.parameters.names, 0), [whole]
+        return split_variable(whole, self.row_groups, self.parameters.names, 0), [whole]
 
     def _rows_apart(self, ir: str) -> tuple[list[Group], list[Group]]:
         """A program's rows are neighbours along one axis: what lies dense there is read together, whatever its length."""
@@ -164,14 +164,14 @@ class TileBase:
             self.lines.append(f"row_mask = rows < {self.named_size(self.n_rows, 'n_rows')}")
         others = Group(tuple(axis for group in self.outer_groups for axis in group), "outer")
         own = Group(tuple(axis for group in self.row_groups for axis in group), "rows", rows=True)
-        return [*taken_apart(others, self.outer_groups, self.parameters.names, 0), own], [others]
+        return [*split_variable(others, self.outer_groups, self.parameters.names, 0), own], [others]
 
     def _column_variables(self) -> tuple[list[Group], list[Group]]:
         """The variables taken out of the column vector, and itself; :meth:`_declare_columns` sets it."""
         if not self.col_groups:
             return [], []
         whole = Group(tuple(axis for group in self.col_groups for axis in group), "cols", cols=True)
-        return taken_apart(whole, self.col_groups, self.parameters.names, len(self.row_groups)), [whole]
+        return split_variable(whole, self.col_groups, self.parameters.names, len(self.row_groups)), [whole]
 
     def _declare_columns(self, start: str) -> None:
         wide = "[None, :]" if self.rows_per_program > 1 else ""

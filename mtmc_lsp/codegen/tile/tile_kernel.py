@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mtmc_lsp.codegen.kernel import indexing as moves
+from mtmc_lsp.codegen.kernel import indexing
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
-from mtmc_lsp.codegen.kernel.persistence import one_group_after_another
+from mtmc_lsp.codegen.kernel.persistence import loop_over_work_items
 from mtmc_lsp.codegen.kernel.snippets import COMPARE, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_reductions import ReducingTile
@@ -80,7 +80,7 @@ def write_tile_kernel(
     writer.wide_columns = any(steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
     if config.persist:
-        body = one_group_after_another(body, writer.pieces())
+        body = loop_over_work_items(body, writer.pieces())
     return writer.finish(name, docstring, body)
 
 
@@ -152,10 +152,10 @@ class TileWriter(ReducingTile):
         parts = self.region.parts.get(ref)
         if parts is None:
             own = self.ir.of(ref).name
-            at = self.tile.own_index(own)
+            at = self.tile.tile_index(own)
             self._store_at(ref, own, at, at)
         for part in parts or ():
-            at = self.tile.own_index(part.prim)
+            at = self.tile.tile_index(part.prim)
             if part.index:
                 self._add_at(ref, part, at)
             else:
@@ -166,7 +166,7 @@ class TileWriter(ReducingTile):
         """Add what a primitive is to a result, where another says."""
         kind = self.ir.graph.type_of(ref)
         value = self.tile.value(part.prim, at)
-        place = moves.looked_up(self.tile, part.index, at, kind.shape[part.dim])
+        place = indexing.gathered_index(self.tile, part.index, at, kind.shape[part.dim])
         size = self.parameters.size(place.size)
         offset = self.tile.offset(kind, (*at[: part.dim], Index.of(place), *at[part.dim + 1 :]))
         # An index that is none, at which PyTorch's own kernel would stop, must not reach other memory.

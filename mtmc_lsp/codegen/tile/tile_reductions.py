@@ -21,7 +21,7 @@ class ReducingTile(TileBase):
     def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         if prim.op is not PrimOp.REDUCE and prim.op is not PrimOp.SCAN:
             return super()._provide(prim, at)
-        own = self.tile.own_index(prim.name)
+        own = self.tile.tile_index(prim.name)
         if any(a != b for a, b in zip(at, own, strict=True)):
             raise CannotCode("a reduction's result is read at another place than its own")
         if prim.name not in self.known:
@@ -33,7 +33,7 @@ class ReducingTile(TileBase):
     def _operand(self, prim: Prim, neutral: str) -> str:
         """The reduced value over the whole tile, with ``neutral`` where the tile sticks out."""
         source = prim.inputs[0]
-        code = self.tile.value(source, self.tile.own_index(source))
+        code = self.tile.value(source, self.tile.tile_index(source))
         if prim.fn in ("any", "all"):
             code = Code(f"{code.at(100)}.to(tl.int32)", "int32", code.rows, code.cols)
         elif not prim.fn.startswith("arg"):
@@ -109,9 +109,9 @@ class ReducingTile(TileBase):
 
     def _reduce_now(self, prim: Prim) -> None:
         if prim.fn == "sum_exp":
-            top = self._provide(self.ir.prims[prim.inputs[1]], self.tile.own_index(prim.inputs[1]))
+            top = self._provide(self.ir.prims[prim.inputs[1]], self.tile.tile_index(prim.inputs[1]))
             source = prim.inputs[0]
-            value = self.tile.value(source, self.tile.own_index(source))
+            value = self.tile.value(source, self.tile.tile_index(source))
             text = self._spread(Code(f"tl.exp({value.at(60)} - {top.text})", prim.dtype, value.rows, value.cols))
             text = f"tl.where(col_mask, {text}, 0.0)" if self.col_masked else text
             self._set(prim, self._across("tl.sum", text), prim.dtype)
@@ -122,7 +122,7 @@ class ReducingTile(TileBase):
             return
         extreme = self._extreme_of(prim)
         if extreme is not None:
-            self._provide(extreme, self.tile.own_index(extreme.name))
+            self._provide(extreme, self.tile.tile_index(extreme.name))
         self._set_place(prim, self._named_text(text, "value", cols=True), "cols")
 
     @property
@@ -212,7 +212,7 @@ class ReducingTile(TileBase):
         self.lines.append(f"{top} = tl.full({shape}, {LOWEST[prim.dtype]}, {kind})")
         self.lines.append(f"{total} = tl.zeros({shape}, {kind})")
         source = prim.inputs[0]
-        value = self.tile.value(source, self.tile.own_index(source)).text
+        value = self.tile.value(source, self.tile.tile_index(source)).text
         if self.col_masked:
             value = f'tl.where(col_mask, {value}, -float("inf"))'
         value = self._named_text(value, "value", cols=True)
@@ -232,7 +232,7 @@ class ReducingTile(TileBase):
         for name in (mean, spread):
             self.lines.append(f"{name} = tl.zeros({shape}, {TRITON_DTYPES[prim.dtype]})")
         source = self.ir.prims[str(prim.attrs[CENTRED])].inputs[0]
-        value = self._spread(self.tile.cast(self.tile.value(source, self.tile.own_index(source)), prim.dtype))
+        value = self._spread(self.tile.cast(self.tile.value(source, self.tile.tile_index(source)), prim.dtype))
         value = self._named_text(value, "value", cols=True)
         delta = f"{value} - {mean}"
         self._emit(f"{step} = tl.where(col_mask, {delta}, 0.0)" if self.col_masked else f"{step} = {delta}", True)
