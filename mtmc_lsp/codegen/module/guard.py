@@ -75,7 +75,7 @@ def write_guard(
         names: Python for each graph input, in terms of ``parameters``.
         limits: further conditions over named sizes.
         aligned: graph inputs whose addresses must be multiples of 16 bytes.
-        adds_in_no_order: whether the Triton version is non-deterministic because it uses atomic additions.
+        uses_atomics: whether the Triton version is non-deterministic because it uses atomic additions.
         up_to_date: condition that the target's globals and functions are unchanged; empty to skip the check.
     """
     size_bindings = bindings(graph, names)
