@@ -16,8 +16,8 @@ from mtmc_lsp.codegen.attention.attention_kernel import write_attention_kernel
 from mtmc_lsp.codegen.kernel.device_functions import HELPERS, helpers_used
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import LINE, call_text
-from mtmc_lsp.codegen.matmul.descriptors import MEMORY_SOURCE
-from mtmc_lsp.codegen.matmul.matmul_kernel import whole_product, write_product_kernels
+from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR_SOURCE
+from mtmc_lsp.codegen.matmul.matmul_kernel import write_product_kernels, write_whole_product
 from mtmc_lsp.codegen.matmul.split_k import write_split_product
 from mtmc_lsp.codegen.matmul.split_on_load import write_product_split_on_load
 from mtmc_lsp.codegen.matmul.stream_k import write_stream_product
@@ -185,15 +185,15 @@ def _write_kernels(
     if isinstance(config, MatmulConfig):
         if config.splits_one_operand_on_load:
             return write_product_split_on_load(ir, region, launcher.buffers, config, name, docstring)
-        finished = whole_product
+        write_product = write_whole_product
         if config.split_k > 1:
-            finished = write_split_product
+            write_product = write_split_product
         elif config.stream_k:
-            finished = write_stream_product
-        kernels = write_product_kernels(ir, region, launcher.buffers, config, name, docstring, finished)
+            write_product = write_stream_product
+        kernels = write_product_kernels(ir, region, launcher.buffers, config, name, docstring, write_product)
         if all(launcher.supports_descriptors(kernel) for kernel in kernels):
             return kernels
-        return write_product_kernels(ir, region, launcher.buffers, by_pointers(config), name, docstring, finished)
+        return write_product_kernels(ir, region, launcher.buffers, by_pointers(config), name, docstring, write_product)
     if isinstance(config, AttentionConfig):
         return [write_attention_kernel(ir, region, launcher.buffers, config, name, docstring)]
     assert isinstance(config, TileConfig)
@@ -321,7 +321,7 @@ def _module_block(
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
     launch = launcher.finish(f"{base}_launch", f"{base}_triton", summary)
-    memory = [MEMORY_SOURCE] if launcher.makes_descriptors else []
+    memory = [ALLOCATOR_SOURCE] if launcher.makes_descriptors else []
     memory += [CONSTANT_SOURCE] if launcher.makes_constants else []
     cuda_graph = [GRAPHS, RUN_CUDA_GRAPH, _cuda_graph_function(capture, base, launcher)] if uses_cuda_graph else []
     version_check = [check] if check else []
@@ -381,7 +381,9 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, uses_cuda_grap
     if is_nested(graph.returns) or graph.kept:
         results = f"{base}_results"
         n_results = len(graph.results)
-        kept = "".join(f"    {access} = {results}[{n_results + i}]\n" for i, access in enumerate(graph.kept))
+        kept_assignments = "".join(
+            f"    {access} = {results}[{n_results + i}]\n" for i, access in enumerate(graph.kept)
+        )
         numbered_results = ", ".join(f"{RESULTS}[{i}]" for i in range(n_results))
         flat_structures = {
             "tensor": numbered_results,
@@ -398,7 +400,7 @@ def _dispatch(capture: Capture, base: str, launcher: Launcher, *, uses_cuda_grap
             lambda size: size_text(Size.parse(size), size_texts),
         )
         assignment = f"{results} = {call if len(graph.outputs) > 1 else f'({call},)'}" if graph.outputs else call
-        return f"if {fits}:\n    {assignment}\n{kept}    return {returned}\n"
+        return f"if {fits}:\n    {assignment}\n{kept_assignments}    return {returned}\n"
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtmc_lsp.codegen.coder import render
-from mtmc_lsp.codegen.matmul.descriptors import MAKE, MEMORY
+from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.guard_helpers import ALIGNED, GUARD_HELPERS
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture
@@ -64,7 +64,7 @@ def test_tiles_are_moved_wherever_a_descriptor_can_say_how_they_lie(name: str, c
     text, moved = MOVED[name]
     capture = captured(text, "f")
     candidate = fused(capture, text, TILE)
-    assert candidate.source.count(f"{MAKE}(") == moved
+    assert candidate.source.count(f"{MAKE_DESCRIPTOR}(") == moved
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 
@@ -129,7 +129,7 @@ def test_what_torch_returns_may_begin_anywhere(captured) -> None:
     product = next(node.name for node in capture.graph.nodes if "m" in node.op.split(".")[1][:2])
     code = rendered(capture, PART, KernelPlan((product,), from_json(MatmulConfig, TILE)))
     assert "as_strided" in code
-    assert MAKE not in code
+    assert MAKE_DESCRIPTOR not in code
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_model_may_edit_a_launcher_that_lends_memory(captured) -> None:
     sheet = taken_apart(fused(captured(text, "f"), text, TILE).code)
     check_rules(sheet, sheet.text, moved_calls=0)
     with pytest.raises(BadAnswer, match="_other_memory is defined nowhere"):
-        check_rules(sheet, sheet.text.replace(MEMORY, "_other_memory"), moved_calls=0)
+        check_rules(sheet, sheet.text.replace(ALLOCATOR, "_other_memory"), moved_calls=0)
 
 
 def test_a_size_may_occur_twice_in_a_stride(captured) -> None:

@@ -50,7 +50,7 @@ def test_products_are_those_of_the_users_code(name: str, captured) -> None:
     text, changes = FORMS[name]
     capture = captured(text, "f")
     candidate = fused(capture, text, {**TILE, **changes})
-    assert "acc, apart = _set_apart(acc, apart)" in candidate.source
+    assert "acc, leading = _split_leading_bits(acc, leading)" in candidate.source
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 

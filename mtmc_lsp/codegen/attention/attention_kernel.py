@@ -307,7 +307,7 @@ class _AttentionWriter:
             masks,
             lines,
             known=values,
-            apart=not is_final,
+            separate_axes=not is_final,
             accesses=accesses,
             widen=widen,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, filled
-from mtmc_lsp.codegen.matmul.descriptors import MAKE, MEMORY
+from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.guard import bindings, size_text
 from mtmc_lsp.codegen.module.naming import Names, value_name
@@ -30,7 +30,7 @@ from mtmc_lsp.schedule.column_tiles import next_power_of_two
 RESERVED_LOCALS = frozenset(
     [
         *"torch triton tl seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(),
-        MEMORY,
+        ALLOCATOR,
         *NUMBERS,
     ]
 )
@@ -281,7 +281,7 @@ class Launcher:
             self.lines.append(one_line)
         else:
             self.lines += [head, *filled(arguments, "    "), *filled(keywords, "    "), ")"]
-        self.makes_descriptors |= f"{MAKE}(" in kernel.source
+        self.makes_descriptors |= f"{MAKE_DESCRIPTOR}(" in kernel.source
         for holder in (self.holders[prim] for prim in kernel.described):
             self.aligned.update(
                 dict.fromkeys(name for name, variable in self.input_names.items() if variable == holder)
@@ -342,7 +342,7 @@ class Launcher:
         prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in self._size_names.items()]
         if self.makes_descriptors:
             # The allocator is specific to thread and context, so each call sets it.
-            prelude.append(f"triton.set_allocator({MEMORY})")
+            prelude.append(f"triton.set_allocator({ALLOCATOR})")
         if self.uses_seed:
             count = sum(1 for prim in self.ir.prims.values() if prim.op.value == "random")
             first = self.input_names[graph.inputs[0].name]

@@ -79,9 +79,7 @@ class RecurrentSteps:
         self._check_layout()
         missing = [name for name in self.prim.inputs if name not in launcher.holders]
         if missing:
-            raise CannotCode(
-                f"the input {self.ir.prims[missing[0]].origin} of the recurrent layers is not in memory"
-            )
+            raise CannotCode(f"the input {self.ir.prims[missing[0]].origin} of the recurrent layers is not in memory")
         variables = [launcher.holders[name] for name in self.prim.inputs]
         self.names = {name: launcher.names.unique(name) for name in LAUNCHER_VARIABLES}
         self.steps, self.batch = (launcher.size(size) for size in steps_and_batch(self.ir, self.prim))
