@@ -1,4 +1,4 @@
-"""Captures, renders and checks many small targets in two long-lived workers: the user's code in one, candidates in another."""
+"""Captures, renders and checks many small targets in long-lived workers: one for the user's code, one for candidates."""
 
 from __future__ import annotations
 
@@ -35,73 +35,77 @@ NOT_LAUNCHED = "no kernel was launched"
 
 
 class Checker:
-    """Runs candidates on single cases, without the cost of a measurer of their own."""
+    """Runs candidates on single cases, without the cost of a full verification."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
         env = {"TRITON_INTERPRET": "1"}
-        self._own, self._runner = (Worker(sys.executable, cwd=str(folder), env=env) for _ in range(2))
-        self._compiler = Worker(sys.executable, cwd=str(folder))
-        self._written = 0
+        self._reference_worker, self._candidate_worker = (
+            Worker(sys.executable, cwd=str(folder), env=env) for _ in range(2)
+        )
+        self._compile_worker = Worker(sys.executable, cwd=str(folder))
+        self._files_written = 0
 
     def close(self) -> None:
-        """End the workers."""
-        self._own.close()
-        self._runner.close()
-        self._compiler.close()
+        """Stop the workers."""
+        self._reference_worker.close()
+        self._candidate_worker.close()
+        self._compile_worker.close()
 
     def capture(self, text: str, name: str = "f") -> Capture:
-        """Capture a target of a file of its own."""
-        self._written += 1
-        path = self.folder / f"target{self._written}.py"
+        """Write ``text`` to a new file and capture its target ``name``."""
+        self._files_written += 1
+        path = self.folder / f"target{self._files_written}.py"
         path.write_text(text)
         source = path.read_bytes()
         target = find_target(source, str(path), name)
-        return run_capture(find_workload(str(path), source, target), source, self._own, SECONDS)
+        return run_capture(find_workload(str(path), source, target), source, self._reference_worker, SECONDS)
 
-    def wrong(self, capture: Capture, candidates: Sequence[Candidate], case: Case) -> list[str]:
-        """For each candidate what is wrong with it on the case; empty texts where nothing is."""
-        common = self._referenced(capture, case)
-        return [self._wrong(common, candidate) for candidate in candidates]
+    def failures(self, capture: Capture, candidates: Sequence[Candidate], case: Case) -> list[str]:
+        """The failure of each candidate on a case; an empty string for a correct one."""
+        fields = self._with_reference(capture, case)
+        return [self._failure(fields, candidate) for candidate in candidates]
 
-    def first_wrong(self, capture: Capture, candidate: Candidate, cases: Sequence[Case]) -> str:
-        """What is wrong on the first case where something is. The guard must hold on the first of them."""
-        for number, case in enumerate(cases):
+    def first_failure(self, capture: Capture, candidate: Candidate, cases: Sequence[Case]) -> str:
+        """The first failure over all cases; empty if there is none. The guard must accept the first case."""
+        for position, case in enumerate(cases):
             try:
-                common = self._referenced(capture, case)
+                fields = self._with_reference(capture, case)
             except TargetRaises:
-                # The user's own code does not take these sizes; it takes those of its workload.
-                assert number
+                # The user's code does not support these sizes. It must support those of its workload.
+                assert position
                 continue
-            wrong = self._wrong(common, candidate)
-            if wrong and not (number and wrong == NOT_LAUNCHED):
-                return f"{wrong} (on {case.label})"
+            failure = self._failure(fields, candidate)
+            if failure and not (position and failure == NOT_LAUNCHED):
+                return f"{failure} (on {case.label})"
         return ""
 
     def results(self, capture: Capture, candidate: Candidate, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What a candidate returns for given inputs.
+        """Run a candidate on ``inputs`` and return its results.
 
         Raises:
-            AssertionError: it failed, or launched no kernel.
+            AssertionError: the candidate failed, or launched no kernel.
         """
         sizes = dict(capture.graph.sizes)
-        common = self._common(capture, Case(sizes, "given", 0))
-        give(dict(inputs), common["inputs"], in_memory=False)
-        seen = self._runner.call_untyped("measure.candidate", {**common, "source": candidate.source}, SECONDS)
-        assert seen["status"] == "ran", seen["reason"]
-        assert seen["launches"], NOT_LAUNCHED
-        self._runner.copy_file(RESULTS, Path(common["results"]))
-        results: list[torch.Tensor] = take(common["results"], "cpu")["results"]
+        fields = self._request_fields(capture, Case(sizes, "given", 0))
+        give(dict(inputs), fields["inputs"], in_memory=False)
+        answer = self._candidate_worker.call_untyped(
+            "measure.candidate", {**fields, "source": candidate.source}, SECONDS
+        )
+        assert answer["status"] == "ran", answer["reason"]
+        assert answer["launches"], NOT_LAUNCHED
+        self._candidate_worker.copy_file(RESULTS, Path(fields["results"]))
+        results: list[torch.Tensor] = take(fields["results"], "cpu")["results"]
         return results
 
-    def _referenced(self, capture: Capture, case: Case) -> dict[str, Any]:
-        common = self._common(capture, case)
-        self._own.call_untyped("measure.reference", common, SECONDS)
-        return common
+    def _with_reference(self, capture: Capture, case: Case) -> dict[str, Any]:
+        fields = self._request_fields(capture, case)
+        self._reference_worker.call_untyped("measure.reference", fields, SECONDS)
+        return fields
 
-    def _common(self, capture: Capture, case: Case) -> dict[str, Any]:
-        """What all requests about a case say."""
+    def _request_fields(self, capture: Capture, case: Case) -> dict[str, Any]:
+        """Fields that all requests about a case share."""
         files = {name: str(self.folder / f"{name}.pt") for name in ("inputs", "expected", "results")}
         return {
             "capture": to_json(capture),
@@ -114,12 +118,12 @@ class Checker:
         }
 
     def compile_errors(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[str]:
-        """What the compiler says against the candidate's kernels."""
+        """Compiler errors of the candidate's kernels."""
         reports = self.reports(capture, candidate, archs)
         return [f"{report.kernel} for {report.arch}: {report.error}" for report in reports if report.error]
 
     def reports(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[KernelReport]:
-        """What the compiler makes of the candidate's kernels."""
+        """Compiler reports of the candidate's kernels."""
         request = CompileRequest(
             path=capture.workload.target.path,
             name=capture.module_name,
@@ -128,24 +132,28 @@ class Checker:
             archs=tuple(archs),
             seconds=SECONDS,
         )
-        kernels = self._compiler.call(request, 2 * SECONDS).kernels
+        kernels = self._compile_worker.call(request, 2 * SECONDS).kernels
         assert len(kernels) == len(candidate.launches) * len(archs)
         return list(kernels)
 
-    def _wrong(self, common: Mapping[str, Any], candidate: Candidate) -> str:
-        seen = self._runner.call_untyped("measure.candidate", {**common, "source": candidate.source}, SECONDS)
-        if seen["status"] != "ran":
-            return str(seen["reason"])
-        if not seen["launches"]:
+    def _failure(self, fields: Mapping[str, Any], candidate: Candidate) -> str:
+        answer = self._candidate_worker.call_untyped(
+            "measure.candidate", {**fields, "source": candidate.source}, SECONDS
+        )
+        if answer["status"] != "ran":
+            return str(answer["reason"])
+        if not answer["launches"]:
             return NOT_LAUNCHED
-        self._runner.copy_file(RESULTS, Path(common["results"]))
-        compared = self._own.call_untyped("measure.compare", {**common, "differing": seen["differing"]}, SECONDS)
-        failed = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
-        return "; ".join(failed)
+        self._candidate_worker.copy_file(RESULTS, Path(fields["results"]))
+        compared = self._reference_worker.call_untyped(
+            "measure.compare", {**fields, "differing": answer["differing"]}, SECONDS
+        )
+        failed_checks = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
+        return "; ".join(failed_checks)
 
 
 def start(capture: Capture) -> Candidate:
-    """The user's own file as the candidate that everything begins with."""
+    """The start candidate: the user's file without generated code."""
     return BuiltinCoder().start(capture, Path(capture.workload.target.path).read_text())
 
 
@@ -155,26 +163,27 @@ def with_kernel(
     nodes: Iterable[str],
     config: KernelConfig | Mapping[str, object] | None = None,
 ) -> Candidate:
-    """The candidate with one more kernel.
+    """Fuse ``nodes`` into one more kernel of the candidate.
 
     Raises:
-        CannotCode: these nodes are none.
+        CannotCode: the nodes cannot be one kernel.
     """
     action = MacroAction(ActionKind.FUSE, tuple(nodes), (0, 0), {"config": to_json(config or {})})
     return BuiltinCoder().write(capture, candidate, action)
 
 
 def planned(capture: Capture) -> Candidate:
-    """What the planner fuses, each kernel in its default configuration."""
+    """The planner's best fusions, each kernel with its default configuration."""
     candidate = start(capture)
     ir = lower(capture.graph)
     for fusion in FusionSearch(ir, from_json(Schedule, candidate.schedule), planning_model(("sm_90",))).best():
-        candidate = _tried(capture, candidate, fusion.region.nodes, fusion.config)
+        candidate = _with_kernel_if_legal(capture, candidate, fusion.region.nodes, fusion.config)
     return candidate
 
 
 def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
-    """Everything in as few kernels as legality allows: each node joins the last kernel that takes it, whatever the gain."""
+    """As few kernels as legality allows: each node joins the last kernel that accepts it, whatever the cost model
+    says."""
     ir = lower(capture.graph)
     kernels: list[Region] = []
     for node in capture.graph.nodes:
@@ -191,13 +200,15 @@ def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
                 continue
     candidate = start(capture)
     for region in kernels:
-        # Only reductions have parts.
-        own = {name: value for name, value in config.items() if name != "split" or region.kind is RegionKind.REDUCE}
-        candidate = _tried(capture, candidate, region.nodes, own)
+        # Only reductions support ``split``.
+        region_config = {
+            name: value for name, value in config.items() if name != "split" or region.kind is RegionKind.REDUCE
+        }
+        candidate = _with_kernel_if_legal(capture, candidate, region.nodes, region_config)
     return candidate
 
 
-def _tried(
+def _with_kernel_if_legal(
     capture: Capture, candidate: Candidate, nodes: Iterable[str], config: KernelConfig | Mapping[str, object]
 ) -> Candidate:
     try:

@@ -105,7 +105,7 @@ def test_the_band_is_read_off_the_mask_and_kept(checker: Checker, name: str) -> 
     candidate = fused(capture, text(name), CONFIG)
     assert ("first_key" in candidate.source, "end_key" in candidate.source) == (first is not None, last is not None)
     for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 1, "S": 1}, {"B": 1, "T": 33, "S": 33}):
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 5)) == [""]
 
 
 def test_queries_at_the_end_of_longer_keys_see_what_is_before_them(checker: Checker) -> None:
@@ -114,7 +114,7 @@ def test_queries_at_the_end_of_longer_keys_see_what_is_before_them(checker: Chec
     assert band == Band(last=Size.symbol("S") - Size.symbol("T"))
     candidate = fused(capture, CROSS, CONFIG)
     for sizes in ({"B": 2, "T": 33, "S": 70}, {"B": 1, "T": 1, "S": 19}, {"B": 1, "T": 40, "S": 17}):
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 5)) == [""]
     assert checker.compile_errors(capture, candidate) == []
 
 
@@ -155,7 +155,7 @@ def f(q, k, v, keep):
     candidate = fused(capture, source, CONFIG)
     assert "if at_edge:" in candidate.source
     for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 33, "S": 70}):
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 5)) == [""]
 
 
 def test_a_causal_mask_halves_the_estimated_work(checker: Checker) -> None:
@@ -237,7 +237,7 @@ def f(q, k, v):
     capture = checker.capture(source)
     candidate = fused(capture, source, CONFIG)
     for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 33, "S": 70}):
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 5)) == [""]
     assert checker.compile_errors(capture, candidate) == []
 
 
@@ -253,7 +253,7 @@ def f(q, k, v, bias):
 """
     capture = checker.capture(source)
     candidate = fused(capture, source, CONFIG)
-    assert checker.wrong(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]
+    assert checker.failures(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]
 
 
 @pytest.mark.parametrize("shape", ["f16[2,1,16]", "f64[2,50,16]"])
@@ -288,4 +288,4 @@ def f(q, k, v, s):
     candidate = fused(capture, source, CONFIG)
     body = candidate.source[candidate.source.index("if at_edge:") :]
     assert body.index("scores == scores") < body.index("tl.exp2")
-    assert checker.wrong(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]
+    assert checker.failures(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]

@@ -44,7 +44,7 @@ def test_only_what_is_there_is_summed(checker: Checker, name: str, form: str) ->
     text = BODIES[name].replace("F[", "f32[")
     capture = checker.capture(text)
     candidate = fused(capture, text, {**TILE, **FORMS[form]})
-    assert checker.wrong(capture, [candidate], Case({"K": 203}, "normal", 1)) == [""]
+    assert checker.failures(capture, [candidate], Case({"K": 203}, "normal", 1)) == [""]
 
 
 ATTENTION = """import torch
@@ -69,7 +69,7 @@ def test_likewise_of_attention(checker: Checker, name: str) -> None:
     capture = checker.capture(text)
     candidate = fused(capture, text)
     assert "row_max" in candidate.source
-    assert checker.wrong(capture, [candidate], Case({"N": 50}, "normal", 1)) == [""]
+    assert checker.failures(capture, [candidate], Case({"N": 50}, "normal", 1)) == [""]
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f64"])
@@ -77,7 +77,7 @@ def test_likewise_in_other_precisions(checker: Checker, dtype: str) -> None:
     text = BODIES["of both"].replace(SMALL, "-8..-6").replace("F[", f"{dtype}[")
     capture = checker.capture(text)
     candidate = fused(capture, text)
-    assert checker.wrong(capture, [candidate], Case({"K": 203}, "normal", 1)) == [""]
+    assert checker.failures(capture, [candidate], Case({"K": 203}, "normal", 1)) == [""]
 
 
 @pytest.mark.parametrize("form", FORMS)

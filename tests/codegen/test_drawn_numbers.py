@@ -28,7 +28,7 @@ def test_what_is_drawn_is_drawn_in_the_users_order(checker: Checker) -> None:
     body = candidate.source.partition("def f_launch(")[2]
     assert 0 < body.index("aten.rand.default") < body.index("aten.randn.default")
     for seed in (3, 4):
-        assert checker.wrong(capture, [candidate], Case(capture.graph.sizes, "normal", seed)) == [""]
+        assert checker.failures(capture, [candidate], Case(capture.graph.sizes, "normal", seed)) == [""]
 
 
 def test_other_numbers_than_the_users_are_seen(checker: Checker) -> None:
@@ -40,13 +40,13 @@ def test_other_numbers_than_the_users_are_seen(checker: Checker) -> None:
     second = next(i for i, line in enumerate(lines) if "aten.randn.default" in line)
     lines[first], lines[second] = lines[second], lines[first]
     turned = type(candidate)(**{**vars(candidate), "source": "\n".join(lines) + "\n"})
-    assert "relative L2 error" in checker.wrong(capture, [turned], Case(capture.graph.sizes, "normal", 3))[0]
+    assert "relative L2 error" in checker.failures(capture, [turned], Case(capture.graph.sizes, "normal", 3))[0]
 
 
 def test_numbers_that_nothing_reads_are_drawn_or_the_difference_is_seen(checker: Checker) -> None:
     capture = checker.capture(HEAD + UNREAD)
     candidate = planned(capture)
-    wrong = checker.wrong(capture, [candidate], Case(capture.graph.sizes, "normal", 3))[0]
+    wrong = checker.failures(capture, [candidate], Case(capture.graph.sizes, "normal", 3))[0]
     assert ("aten.rand.default" in candidate.source) is (not wrong)
 
 

@@ -34,7 +34,7 @@ def checked(checker: Checker, body: str, head: str = HEAD) -> str:
     candidate = planned(capture)
     assert candidate.launches
     for n in (37, 1, 64):
-        assert checker.wrong(capture, [candidate], Case({"N": n}, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case({"N": n}, "normal", 5)) == [""]
     return candidate.source.split("def f_launch(")[1].split("return")[0]
 
 

@@ -127,7 +127,7 @@ def test_a_product_beyond_32_bits_counts_in_64_and_is_right_on_small_sizes(check
     assert not re.search(r"(?<![\w.])[mnk](\[[^\]]*\])? \* [A-Z]", kernels), "no 32-bit index is multiplied"
     assert not checker.compile_errors(checker.capture(text), candidate)
     capture = checker.capture(text)
-    assert checker.wrong(capture, [candidate], Case(dict(capture.graph.sizes), "normal", 3)) == [""]
+    assert checker.failures(capture, [candidate], Case(dict(capture.graph.sizes), "normal", 3)) == [""]
 
 
 @pytest.mark.parametrize("layout", ["x=f32[N,M]{1,N}", "x=f32[N,M]{2*M,1}", "x=f32[N,M]{2*M,2}"])

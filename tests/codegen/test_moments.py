@@ -33,7 +33,7 @@ def test_one_walk_finds_both(checker: Checker, name: str, config: dict[str, int]
     assert walks == 1 + (name == "normalised" and "split" in config), candidate.source
     for columns in (200, 64, 17, 2):
         case = Case({"N": 5, "D": columns}, "normal", 3)
-        assert checker.wrong(capture, [candidate], case) == [""], columns
+        assert checker.failures(capture, [candidate], case) == [""], columns
 
 
 @settings(max_examples=15, deadline=None)
@@ -42,4 +42,4 @@ def test_whatever_the_blocks_and_parts(checker: Checker, columns: int, parts: in
     text = TEXT.format(range="100..101", body="torch.var_mean(x, -1, unbiased=False)")
     capture = checker.capture(text)
     candidate = fused(capture, text, {"rows": 1, "block": block, "loop": True, "warps": 1, "split": parts})
-    assert checker.wrong(capture, [candidate], Case({"N": 3, "D": columns}, "normal", 3)) == [""]
+    assert checker.failures(capture, [candidate], Case({"N": 3, "D": columns}, "normal", 3)) == [""]

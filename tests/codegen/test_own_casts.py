@@ -82,7 +82,7 @@ def test_casts_to_eight_bits_within_their_range_are_rounded_where_they_are_read(
     assert f".to(tl.{own}).to(tl.float32)" in candidate.source
     assert len(candidate.launches) == 1
     assert checker.compile_errors(capture, candidate) == []
-    assert checker.first_wrong(capture, candidate, some_cases(capture)) == ""
+    assert checker.first_failure(capture, candidate, some_cases(capture)) == ""
 
 
 @pytest.mark.parametrize("body", ["x * 3.0", "(x * 3.0).clamp(max=448.0)", "(x * 3.0).clamp(-500.0, 448.0)"])

@@ -57,6 +57,6 @@ def test_generated_code_equals_eager(
     if not candidates:
         return
     case = Case(dict(capture.graph.sizes), distribution, seed)
-    found = checker.wrong(capture, candidates, case)
+    found = checker.failures(capture, candidates, case)
     for wrong, candidate in zip(found, candidates, strict=True):
         assert not wrong, f"{wrong}\n{candidate.source}"

@@ -80,7 +80,7 @@ def test_layers_compute_what_pytorchs_own_do(checker: Checker, name: str) -> Non
     assert len(candidate.launches) == 1
     for label, changed in SIZES.items():
         sizes = {**capture.graph.sizes, **{n: v for n, v in changed.items() if n in capture.graph.sizes}}
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 3)) == [""], label
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 3)) == [""], label
 
 
 @pytest.mark.parametrize("name", ["three layers", "gated both ways", "plain"])
@@ -90,7 +90,7 @@ def test_values_of_unusual_size_and_other_tiles(checker: Checker, name: str) -> 
     tiles = [{**CONFIG, "block_m": 32, "block_n": 64, "block_k": 64}, {**CONFIG, "block_k": 32, "precision": "ieee"}]
     for distribution in ("large", "mixed"):
         case = Case(capture.graph.sizes, distribution, 5)
-        assert checker.wrong(capture, [with_layers(capture, config) for config in tiles], case) == ["", ""]
+        assert checker.failures(capture, [with_layers(capture, config) for config in tiles], case) == ["", ""]
 
 
 @pytest.mark.parametrize("name", ["three layers", "both ways", "gated", "half precision"])

@@ -26,7 +26,7 @@ def test_what_overflows_within_a_block_alone_does_not(checker: Checker, name: st
     capture = checker.capture(text)
     candidate = fused(capture, text, {**FORMS[form], "loop": True, "warps": 1})
     for seed in range(4):
-        assert checker.wrong(capture, [candidate], Case({"N": 5, "D": 200}, "normal", seed)) == [""]
+        assert checker.failures(capture, [candidate], Case({"N": 5, "D": 200}, "normal", seed)) == [""]
 
 
 @pytest.mark.parametrize("factor", ["1.49", "1.51", "0.74", "0.76"])
@@ -36,7 +36,7 @@ def test_many_like_factors_stay_within_range(checker: Checker, factor: str) -> N
     text = TEXT.format(dtype="f32", range="1..2", body=body)
     capture = checker.capture(text)
     candidate = fused(capture, text, {"rows": 1, "block": 1024, "loop": True, "warps": 1})
-    assert checker.wrong(capture, [candidate], Case({"N": 2, "D": 1500}, "normal", 1)) == [""]
+    assert checker.failures(capture, [candidate], Case({"N": 2, "D": 1500}, "normal", 1)) == [""]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
@@ -54,4 +54,4 @@ def test_exponents_of_a_long_row_are_counted(checker: Checker) -> None:
     text = TEXT.format(dtype="f64", range="1..2", body=body)
     capture = checker.capture(text)
     candidate = fused(capture, text, {"rows": 1, "block": 1024, "loop": True, "warps": 1})
-    assert checker.wrong(capture, [candidate], Case({"N": 1, "D": 2_200_000}, "normal", 1)) == [""]
+    assert checker.failures(capture, [candidate], Case({"N": 1, "D": 2_200_000}, "normal", 1)) == [""]

@@ -44,7 +44,7 @@ def test_heads_split_from_one_projection_are_one_attention(checker: Checker) -> 
     """Keys are read along the axis of the queries' rows and along their own, both through the same view."""
     capture = checker.capture(HEADS)
     candidate = fused(capture, HEADS)
-    assert checker.wrong(capture, [candidate], Case(capture.graph.sizes, "normal", 3)) == [""]
+    assert checker.failures(capture, [candidate], Case(capture.graph.sizes, "normal", 3)) == [""]
 
 
 def test_letters_beyond_ascii_are_spelled_out_in_kernels(checker: Checker) -> None:
@@ -65,7 +65,7 @@ def test_kernels_whose_limits_exclude_the_workload_are_not_written(checker: Chec
     region = analyse(ir, [node.name for node in capture.graph.nodes])
     config = product_config(ir, region, PrecisionMode.FP16X3)
     assert config.precision is PrecisionMode.IEEE
-    with pytest.raises(CannotCode, match="hold for N >= 32 alone"):
+    with pytest.raises(CannotCode, match="kernels require N >= 32"):
         fused(capture, HEADS, replace(config, precision=PrecisionMode.FP16X3))
 
 
@@ -93,7 +93,7 @@ def test_parts_that_are_written_and_tensors_of_one_number_are_followed(checker: 
     """What an assignment to a slice becomes; torch makes a constant tensor of each number."""
     capture = checker.capture(WRITES)
     candidate = fused(capture, WRITES)
-    assert checker.wrong(capture, [candidate], Case(capture.graph.sizes, "normal", 3)) == [""]
+    assert checker.failures(capture, [candidate], Case(capture.graph.sizes, "normal", 3)) == [""]
     assert "torch.ops" not in candidate.source
 
 

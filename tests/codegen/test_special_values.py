@@ -53,5 +53,5 @@ def f(a, b, u, i, j):
 """
     capture = checker.capture(text)
     candidate = greedy(capture, {})
-    found = checker.wrong(capture, [candidate], Case(dict(capture.graph.sizes), "normal", 5))
+    found = checker.failures(capture, [candidate], Case(dict(capture.graph.sizes), "normal", 5))
     assert found == [""]

@@ -146,7 +146,7 @@ def test_any_sizes_and_any_number_of_programs_give_what_the_user_wrote(checker: 
     capture = checker.capture(text)
     candidate = fused(capture, text, config)
     for number, sizes in enumerate(calls):
-        wrong = checker.wrong(capture, [candidate], Case(sizes, "normal", number))[0]
+        wrong = checker.failures(capture, [candidate], Case(sizes, "normal", number))[0]
         # Sizes that descriptors do not take are the user's own code's.
         assert wrong in ("",) or (number and wrong == "no kernel was launched"), f"{wrong} {sizes}\n{candidate.source}"
 
