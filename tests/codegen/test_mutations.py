@@ -1,4 +1,4 @@
-"""Wrong kernels of every family are not verified: each mutation is one that a careless writer of kernels makes."""
+"""Verification rejects wrong kernels of every family; each mutation is a typical kernel bug."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MUTATIONS: tuple[tuple[str, dict[str, object], str, str], ...] = (
 
 
 def rejection(checker: Checker, capture: Capture, candidate: Candidate) -> str:
-    """What is first seen to be wrong on the cases on which verification runs kernels."""
+    """The first failure on the cases that verification runs."""
     for case in verification_cases(capture, interpreted=True, seed=5):
         if not case.is_kernels_ground:
             continue
@@ -64,7 +64,7 @@ def rejection(checker: Checker, capture: Capture, candidate: Candidate) -> str:
             if wrong := checker.failures(capture, [candidate], case)[0]:
                 return wrong
         except TargetRaises:
-            # Sizes that the user's own code does not take.
+            # The user's code does not support these sizes.
             continue
     return ""
 
