@@ -1,5 +1,4 @@
-"""The built-in coder: applies a planner action to the schedule and renders graph and schedule as a new version of the
-file."""
+"""The built-in coder: applies a planner action to the schedule and renders graph and schedule as a new version of the file."""
 
 from __future__ import annotations
 

@@ -182,8 +182,7 @@ def planned(capture: Capture) -> Candidate:
 
 
 def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
-    """As few kernels as legality allows: each node joins the last kernel that accepts it, whatever the cost model
-    says."""
+    """As few kernels as legality allows: each node joins the last kernel that accepts it, whatever the cost model says."""
     ir = lower(capture.graph)
     kernels: list[Region] = []
     for node in capture.graph.nodes:

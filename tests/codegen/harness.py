@@ -1,5 +1,4 @@
-"""Renders a captured graph with a schedule and runs it under Triton's interpreter, in worker processes that all tests
-share."""
+"""Renders a captured graph with a schedule and runs it under Triton's interpreter, in worker processes that all tests share."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ from mtmc_lsp.verify.cases import AUTOGRAD, FLOAT64, Case, verification_cases
 from tests.codegen.checker import Checker
 
 SIZES = 4
-"""Number of leading verification cases that vary sizes: the workload's, odd ones and two small ones. Value
-distributions follow."""
+"""Number of leading verification cases that vary sizes: the workload's, odd ones and two small ones."""
 
 
 @lru_cache

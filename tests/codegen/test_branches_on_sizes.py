@@ -1,5 +1,4 @@
-"""Branches of the user's code on sizes, dtypes and unused arguments: calls that take another branch run the original
-code."""
+"""Branches of the user's code on sizes, dtypes and unused arguments: calls that take another branch run the original code."""
 
 from __future__ import annotations
 

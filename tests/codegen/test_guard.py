@@ -144,8 +144,7 @@ def test_a_module_with_other_settings_runs_the_original_code(optimised: ModuleTy
     ids=str,
 )
 def test_values_of_another_type_run_the_original_code(optimised: ModuleType, given: dict[str, Any]) -> None:
-    """Equal numbers of different types promote differently. The guard must not raise for inputs that the target
-    accepts."""
+    """Equal numbers of different types promote differently. The guard must not raise for inputs that the target accepts."""
     assert not fits(optimised, block(optimised), **given)
 
 

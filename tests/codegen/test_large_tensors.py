@@ -1,5 +1,4 @@
-"""Tensors with more than 2**31 elements: offsets are 64-bit, or the guard rejects the call. Checks the source text, so
-no memory is needed."""
+"""Tensors with more than 2**31 elements: offsets are 64-bit, or the guard rejects the call (checked on source text)."""
 
 from __future__ import annotations
 

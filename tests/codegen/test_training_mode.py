@@ -1,5 +1,4 @@
-"""Modules in training mode (the default of files that create their inputs): batch norm uses the batch's statistics and
-updates the running ones in place."""
+"""Modules in training mode: batch norm uses the batch's statistics and updates the running ones in place."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import Region
 
 LARGEST_FACTOR = 2.0**100
-"""Largest constant factor that is merged (smallest: its inverse). Beyond it, products of factors might overflow
-float32."""
+"""Largest constant factor that is merged (smallest: its inverse). Beyond it, products of factors might overflow float32."""
 
 
 PLAIN = ("float16", "bfloat16", "float32")

@@ -37,8 +37,7 @@ class Mask:
 
 
 def split_variable(flat: Group, groups: Sequence[Sequence[Axis]], names: Names, first: int) -> list[Group]:
-    """Split a flat variable into one variable per group of axes. With a single group, the flat variable is used
-    directly."""
+    """Split a flat variable into one variable per group of axes. With a single group, the flat variable is used directly."""
     if len(groups) == 1:
         return [flat]
     result: list[Group] = []

@@ -69,8 +69,7 @@ class Expressions:
         self.eviction = ""
         """Eviction policy of loads while a row is read more than once; empty for the default."""
         self.first_column: str | None = None
-        """First column of a one-row tile with consecutive columns, as an expression that is a multiple of 4; None for
-        other tiles."""
+        """First column (text, a multiple of 4) of a one-row tile with consecutive columns; None for other tiles."""
         self.row_length = ONE
         """Columns per row. Its multiples are multiples of 4 if the constexpr ``QUADS`` is true."""
         self.needs_quads = False
@@ -89,8 +88,7 @@ class Expressions:
         return tuple(self._dim_index(self.region.table.axes(name, dim)) for dim in range(len(shape)))
 
     def covers_axes(self, prim: Prim) -> bool:
-        """Whether the kernel loops over all axes of the primitive. Operands of a reshape that merges axes may use
-        other axes."""
+        """Whether the kernel loops over all axes of the primitive. Operands of a reshape that merges axes may use other axes."""
         known = {axis for group in self.groups for axis in group.axes}
         return known.issuperset(self.region.table.all_axes(prim.name))
 
@@ -392,8 +390,7 @@ class Expressions:
         return pointer if offset.text == "0" else f"{pointer} + {offset.at(SUM)}"
 
     def mask_argument(self, offset: Code, dtype: str | None) -> str:
-        """``, mask=..., other=...`` for a load, or ``, mask=...`` for a store (``dtype`` None); empty if no mask is
-        needed."""
+        """``, mask=..., other=...`` for a load, or ``, mask=...`` for a store (``dtype`` None); empty if no mask is needed."""
         needed = [
             m for m in self.masks if (m.rows and offset.rows) or (m.cols and offset.cols) or not (m.rows or m.cols)
         ]

@@ -51,8 +51,7 @@ class OperandLayout:
 
 
 def operand_layout(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> OperandLayout | None:
-    """The layout of an operand, or ``None`` if a descriptor cannot express it: it must be unmodified and dense along
-    one axis."""
+    """The layout of an operand, or ``None`` if a descriptor cannot express it: it must be unmodified and dense along one axis."""
     prim = _source_buffer(axes, side)
     if prim is None or not axes.is_plain(side) or axes.kernel_positions:
         return None
@@ -116,8 +115,7 @@ def descriptor_text(
 
 
 def descriptor_of_rows(pointer: str, shape: tuple[str, str], stride: str, block: tuple[str, str]) -> str:
-    """The expression that creates a row-major matrix's descriptor, from the texts of its shape, row stride and tile
-    shape."""
+    """The expression that creates a row-major matrix's descriptor, from the texts of its shape, row stride and tile shape."""
     return f"{MAKE_DESCRIPTOR}({pointer}, [{', '.join(shape)}], [{stride}, 1], [{', '.join(block)}])"
 
 

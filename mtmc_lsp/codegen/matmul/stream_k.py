@@ -162,8 +162,7 @@ class _RunWriter(WritesParts, _StreamWriter):
 
 
 class _FinishWriter(AddsParts, _StreamWriter):
-    """Adds the partial sums of each shared tile and runs the epilogue; each program instance processes a part of a
-    tile."""
+    """Adds the partial sums of each shared tile and runs the epilogue; each program instance processes a part of a tile."""
 
     def _program_order(self) -> None:
         self.lines += [

@@ -140,8 +140,7 @@ def _stores(graph: Graph) -> dict[tuple[str, ...], str]:
 
 
 def _common_conditions(graph: Graph, *, use_helper: bool) -> list[str]:
-    """Conditions on all tensors: same GPU, and dtype and layout if these agree. ``together`` uses one helper for many
-    tensors."""
+    """Conditions on all tensors: same GPU, and dtype and layout if these agree. ``together`` uses one helper for many tensors."""
     # Fake tensors, DTensors and similar classes have no memory that a kernel can read. Tracing (jit, make_fx) and
     # transforms (vmap, forward-mode AD) cannot see a launch. Some of these raise on further checks. The guard runs
     # before every call, so a single pass over the tensors checks all of it.
@@ -174,8 +173,7 @@ def _no_overlap(graph: Graph, names: dict[str, str]) -> list[str]:
 
 
 def _structure(graph: Graph, values: list[str], up_to_date: str) -> str:
-    """Statements that return False (or None) if globals changed or the module's structure differs from the captured
-    one."""
+    """Statements that return False (or None) if globals changed or the module's structure differs from the captured one."""
     # The module's own hooks have already run when this code executes; only its class and values need checks.
     conditions = [f"type(self) is {item.kind}" for item in graph.modules if item.access == "self"]
     conditions += [text for text in values if re.search(r"\bself\.\w+( is |\) )", text)]
@@ -223,8 +221,7 @@ def _shapes(
 
 
 def _inspected_only(graph: Graph, texts: dict[str, str]) -> list[str]:
-    """Conditions on tensors that the original code inspects but the Triton version does not read: dtype, rank and
-    known sizes."""
+    """Conditions on tensors that the original code inspects but the Triton version does not read: dtype, rank and known sizes."""
     conditions = []
     for item in graph.unread:
         access, kind = item.access, item.type

@@ -89,8 +89,7 @@ def _function(name: str, summary: str, conditions: Sequence[str]) -> str:
 
 
 def value_condition(item: Dependency) -> str:
-    """Python condition that a value equals the recorded one, with the same type (2 and 2.0 promote tensors
-    differently)."""
+    """Python condition that a value equals the recorded one, with the same type (2 and 2.0 promote tensors differently)."""
     access, value = item.access, item.value
     if item.type in ("NoneType", "bool"):
         return f"{access} is {value}"

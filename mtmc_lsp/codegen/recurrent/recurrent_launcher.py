@@ -143,8 +143,7 @@ class RecurrentSteps:
     def _bidirectional(
         self, kernel: Kernel, sequence: str, states: Sequence[str], weights: Sequence[Sequence[str]]
     ) -> list[str]:
-        """Statements for bidirectional layers: one layer after another, each with a loop over steps of both
-        directions."""
+        """Statements for bidirectional layers: one layer after another, each with a loop over steps of both directions."""
         names, form = self.names, self.form
         tensors = {"gates_ptr": names["gates"], "steps_ptr": names["sequence"]}
         tensors |= {f"{name}_ptr": f"{names[name]}[{names['layer']}]" for name in ("hidden", "memory")}

@@ -64,8 +64,7 @@ class TileBase:
             )
         outer, kept = self._split_row_axes(kept)
         self.outer_groups = outer
-        """Axes outside the tile, for tiles whose rows (not columns) are neighbours in memory: one position per
-        program."""
+        """Axes outside the tile, for tiles whose rows (not columns) are neighbours in memory: one position per program."""
         self.n_outer = product([axis.size for group in outer for axis in group])
         self.n_rows = product([axis.size for group in kept for axis in group])
         self.n_cols = product([axis.size for group in reduced for axis in group])
@@ -161,8 +160,7 @@ class TileBase:
         return split_variable(flat, self.row_groups, self.parameters.names, 0), [flat]
 
     def _rows_along_one_axis(self, program_id: str) -> tuple[list[Group], list[Group]]:
-        """Emit row indices along one axis whose elements are neighbours in memory, so that loads coalesce whatever its
-        length."""
+        """Emit row indices along one axis whose elements are neighbours in memory, so that loads coalesce whatever its length."""
         blocks = f"tl.cdiv({self.named_size(self.n_rows, 'n_rows')}, ROWS)"
         self.lines.append(f"piece = {program_id}")
         self.lines.append(f"rows = piece % {blocks} * ROWS + tl.arange(0, ROWS)[:, None]")

@@ -107,8 +107,7 @@ class ReducingTile(TileBase):
         )
 
     def _only_for_softmax(self, prim: Prim) -> bool:
-        """Whether a maximum is only subtracted in exponentials. Then it may ignore NaN, which propagates through the
-        sum."""
+        """Whether a maximum is only subtracted in exponentials. Then it may ignore NaN, which propagates through the sum."""
         readers = [reader.fn for name in self.region.prims if prim.name in (reader := self.ir.prims[name]).inputs]
         return "sum_exp" in readers and "isinf" not in readers
 
