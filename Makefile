@@ -1,4 +1,4 @@
-.PHONY: demo test setup
+.PHONY: demo test test-all setup
 PYTHON ?= python3
 
 demo:
@@ -6,6 +6,9 @@ demo:
 
 test:
 	$(PYTHON) scripts/dev.py test
+
+test-all:
+	$(PYTHON) scripts/dev.py test-all
 
 setup:
 	$(PYTHON) scripts/dev.py setup

@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES = 10_000
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="rounds in which the other server is asked too")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    commands = {"mtmc-lsp": list(own_command("mtmc_lsp.server.app"))}
+    commands = {"mtmc-lsp": list(isolated_command("mtmc_lsp.server.app"))}
     if options.beside:
         commands["beside"] = shlex.split(options.beside)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""Runs a module of this package as ``python -m`` does, importing nothing from the working folder.
+"""Run a module of this package like ``python -m``, without importing anything from the working folder.
 
-``python -I mtmc_lsp/launch.py MODULE ...``: by ``-I`` Python ignores the folder it runs in and PYTHONPATH. The package is found
-beside this file, and its dependencies where they are installed.
+Usage: ``python -I mtmc_lsp/launch.py MODULE ...``. With ``-I`` Python ignores the working folder and PYTHONPATH. The package is
+loaded from the folder of this file, and its dependencies from where they are installed.
 """
 
 import importlib.util
@@ -11,11 +11,11 @@ import site
 import sys
 
 DEPENDENCIES = ("tree_sitter", "tree_sitter_python", "pygls", "lsprotocol", "typer", "rich", "pynvml")
-"""What the package imports in processes of its own."""
+"""Packages that our processes import."""
 
 
 def _register_package() -> None:
-    """Make the package importable, without the other packages and files beside its folder."""
+    """Make the package importable, without the other packages and files in its parent folder."""
     folder = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.util.spec_from_file_location(
         "mtmc_lsp", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
@@ -31,9 +31,9 @@ def _lacks_dependencies() -> bool:
 
 
 def _find_dependencies() -> None:
-    """Search where ``-I`` does not: the user's own site-packages, and last the absolute entries of PYTHONPATH.
+    """Search where ``-I`` does not: the user's site-packages, and then the absolute entries of PYTHONPATH.
 
-    They come after everything else, so nothing in them replaces a module that is found without them.
+    They are added at the end, so they never replace a module that is found without them.
     """
     if _lacks_dependencies() and sys.prefix == sys.base_prefix:
         site.addsitedir(site.getusersitepackages())
@@ -50,7 +50,7 @@ def _is_working_folder(entry: str) -> bool:
 
 
 def main() -> None:
-    """Run the module that the first argument names."""
+    """Run the module named by the first argument."""
     if not sys.flags.isolated:
         sys.exit("error: start it as `python -I launch.py MODULE`")
     del sys.argv[0]

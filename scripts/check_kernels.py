@@ -1,8 +1,8 @@
-"""Run the static checks over folders of Python files: how many kernels there are, and every report.
+"""Run the static checks on folders of Python files; print the number of kernels and of findings.
 
     python scripts/check_kernels.py FOLDER... [--code CODE]
 
-Used to keep the checks' false positives low: the table in ``docs/static-checks.md`` comes from it.
+Used to measure the false positives of the checks: the table in ``docs/static-checks.md`` is produced with it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from mtmc_lsp.source.syntax import parse
 
 
 def main() -> None:
-    """Check what the arguments name."""
+    """Check all files in the folders."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--code", choices=CODES, help="list the reports of this check")
+    parser.add_argument("--code", choices=CODES, help="list the findings of this check")
     options = parser.parse_args()
     reports: Counter[str] = Counter()
     files = kernels = 0

@@ -1,10 +1,10 @@
-"""Set up a fresh machine and run the demo or the tests. Standard library only; Python 3.10 or later.
+"""Set up a fresh machine and run the demo or the tests. Needs only the standard library and Python 3.10 or later.
 
-    python3 scripts/dev.py setup | demo | test | e2e
+    python3 scripts/dev.py setup | demo | test | test-all | e2e
 
-Makes ``.venv`` in the checkout, without sudo; ``e2e``, which tests the VS Code extension in a real VS Code, installs Debian
-packages too, and exits with 3 where it cannot. Where there is no CUDA GPU, a CPU build of torch is preferred if pip can
-already find one. Further arguments go to ``mtmc optimize`` (demo) or pytest (test).
+Creates ``.venv`` in the checkout, without sudo. ``e2e`` tests the VS Code extension in a real VS Code; it also installs Debian
+packages, and exits with 3 if that is not possible. Without a CUDA GPU, a CPU build of torch is preferred if pip can find one.
+Further arguments are passed to ``mtmc optimize`` (demo) or pytest (test).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv"
 PYTHON = FOLDER / "bin" / "python"
-LEAST_TORCH = (2, 11)
-MOST_CORES = 8
-"""More are not used by the tests."""
+MIN_TORCH = (2, 11)
+MAX_CORES = 8
+"""Limit for parallel tests; more cores do not help."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PYPI = "https://pypi.org/simple"
-NOT_ABLE = 3
-"""Exit code where the machine, and not the code, is what lacks something."""
+EXIT_ENVIRONMENT = 3
+"""Exit code if a requirement of the machine is missing, as opposed to an error in the code."""
 DEMO = "examples/rmsnorm_residual.py::rmsnorm_residual"
 
 
 def main() -> int:
-    """Do what the first argument says."""
+    """Run the command given by the first argument."""
     command, *rest = sys.argv[1:] or ["setup"]
-    if command not in ("setup", "demo", "test", "e2e"):
+    if command not in ("setup", "demo", "test", "test-all", "e2e"):
         print(__doc__, file=sys.stderr)
         return 2
     set_up()
@@ -46,31 +46,37 @@ def main() -> int:
         return run(PYTHON, "-m", "mtmc_lsp", "optimize", DEMO, *rest)
     if command == "e2e":
         return end_to_end(rest)
-    return test(rest) if command == "test" else 0
+    if command == "setup":
+        return 0
+    return test("not gpu" if command == "test-all" else "not gpu and not slow", rest)
 
 
-def processes() -> str:
-    """How many tests run at a time: one more than there are cores, since some wait; each takes up to 2 GB of memory."""
-    return str(min(os.cpu_count() or 1, MOST_CORES) + 1)
+def worker_count() -> str:
+    """Number of parallel tests: one more than there are cores, because some wait. Each uses up to 2 GB of memory."""
+    return str(min(os.cpu_count() or 1, MAX_CORES) + 1)
 
 
-def test(arguments: list[str]) -> int:
-    """Lint, types, tests, and those of the editor extension; all run, the first failure gives the exit code."""
+def test(marks: str, arguments: list[str]) -> int:
+    """Run linter, type checker, the tests that ``marks`` selects, and the extension's tests; all run.
+
+    Returns:
+        The exit code of the first that fails, or 0.
+    """
     codes = [
         run(PYTHON, "-m", "ruff", "check", "."),
         run(PYTHON, "-m", "ruff", "format", "--check", "."),
         run(PYTHON, "-m", "mypy"),
-        run(PYTHON, "-m", "pytest", "-n", processes(), "-m", "not gpu", *arguments),
+        run(PYTHON, "-m", "pytest", "-n", worker_count(), "-m", marks, *arguments),
     ]
     extension = ROOT / "vscode-extension"
-    # Only where somebody works on it: nobody else needs node, or should wait for its packages.
+    # Only if node_modules exists: other developers need neither node nor these packages.
     if shutil.which("npm") and (extension / "node_modules").is_dir():
         codes.append(run("npm", "--prefix", extension, "test"))
     return next((code for code in codes if code), 0)
 
 
 def end_to_end(arguments: list[str]) -> int:
-    """The extension's own tests, and the packaged extension in a real VS Code; the first failure gives the exit code."""
+    """Run the extension's unit tests, and the packaged extension in a real VS Code; the exit code is the first failure's."""
     extension = ROOT / "vscode-extension"
     code = run("bash", extension / "e2e" / "setup.sh")
     if code:
@@ -80,10 +86,10 @@ def end_to_end(arguments: list[str]) -> int:
     npm = ("npm", "--prefix", extension)
     if code := run(*npm, "ci", "--no-audit", "--no-fund", **path):
         if run(*npm, "view", "typescript", "version", **path) == 0:
-            # The registry answers, so it is our list of packages that is wrong.
+            # The registry is reachable, so our package list is wrong.
             return code
-        print("the end-to-end tests cannot be run here: the npm registry is out of reach", file=sys.stderr)
-        return NOT_ABLE
+        print("the end-to-end tests cannot be run here: the npm registry is not reachable", file=sys.stderr)
+        return EXIT_ENVIRONMENT
     for command in (("test",), ("run", "package"), ("run", "e2e", "--", *arguments)):
         code = run(*npm, *command, **path)
         if code:
@@ -92,7 +98,7 @@ def end_to_end(arguments: list[str]) -> int:
 
 
 def run(*command: object, **variables: str) -> int:
-    """Run a command in the checkout, with further environment variables; gives its exit code."""
+    """Run a command in the checkout with additional environment variables, and return its exit code."""
     sys.stdout.flush()
     environment = {**os.environ, **variables}
     return subprocess.run([str(part) for part in command], cwd=ROOT, env=environment, check=False).returncode
@@ -102,31 +108,31 @@ def run(*command: object, **variables: str) -> int:
 
 
 def set_up() -> None:
-    """Make the environment, unless it is already there for this pyproject.toml."""
-    if sys.version_info < (3, 10):  # noqa: UP036  (whoever runs this may have an older one)
-        sys.exit("mtmc-lsp needs Python 3.10 or later; name one: python3.12 scripts/dev.py")
+    """Create the environment, unless it already exists for the current pyproject.toml."""
+    if sys.version_info < (3, 10):  # noqa: UP036  (the user's Python may be older)
+        sys.exit("mtmc-lsp needs Python 3.10 or later; for example run: python3.12 scripts/dev.py")
     stamp = FOLDER / "mtmc-stamp"
-    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()).hexdigest()
-    if stamp.exists() and stamp.read_text() == wanted:
+    expected_stamp = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == expected_stamp:
         return
     if not PYTHON.exists():
         venv.create(FOLDER, with_pip=False, symlinks=True)
     install_pip()
     if not has("torch"):
         install_torch()
-    # triton comes with a CUDA build of torch, and is asked for here for the others.
+    # CUDA builds of torch include triton; other builds need it listed here.
     pip("install", "-e", ".[dev]", "numpy>=1.26", "triton>=3.6")
-    stamp.write_text(wanted)
+    stamp.write_text(expected_stamp)
 
 
 def has(module: str) -> bool:
     """Whether the environment can import a module."""
-    done = subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True, check=False)
-    return done.returncode == 0
+    process = subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True, check=False)
+    return process.returncode == 0
 
 
 def pip(*arguments: str) -> None:
-    """Run the environment's pip; end where it fails."""
+    """Run the environment's pip; exit on failure."""
     command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *arguments]
     print("$", " ".join(command), flush=True)
     if subprocess.run(command, cwd=ROOT, check=False).returncode:
@@ -134,7 +140,7 @@ def pip(*arguments: str) -> None:
 
 
 def install_pip() -> None:
-    """pip in the environment: bundled with Python, or of another Python here, or fetched as a wheel.
+    """Install pip in the environment: from ensurepip, from another pip on this machine, or from a downloaded wheel.
 
     Debian's python3 comes without ensurepip unless python3-venv is installed.
     """
@@ -152,36 +158,36 @@ def install_pip() -> None:
 
 
 def fetch_pip() -> Path:
-    """The newest pip wheel of the package index that pip is configured for."""
+    """Download the newest pip wheel from the package index that pip is configured for."""
     page = f"{index_url().rstrip('/')}/pip/"
     context = ssl.create_default_context(cafile=pip_setting("cert") or None)
     try:
-        with urllib.request.urlopen(page, timeout=60, context=context) as answer:
+        with urllib.request.urlopen(page, timeout=60, context=context) as response:
             links: list[tuple[str, str, str]] = re.findall(
-                r'href="([^"]+/(pip-([0-9.]+)-py3-none-any\.whl)[^"]*)"', answer.read().decode()
+                r'href="([^"]+/(pip-([0-9.]+)-py3-none-any\.whl)[^"]*)"', response.read().decode()
             )
         if not links:
-            sys.exit(f"{page} offers no pip; install python3-venv, or pip, and run this again")
+            sys.exit(f"{page} contains no pip; install python3-venv, or pip, and run this again")
         href, name, _ = max(links, key=lambda link: [int(part) for part in link[2].split(".")])
-        with urllib.request.urlopen(urllib.parse.urljoin(page, href), timeout=120, context=context) as answer:
-            content = answer.read()
+        with urllib.request.urlopen(urllib.parse.urljoin(page, href), timeout=120, context=context) as response:
+            content = response.read()
     except OSError as error:
         sys.exit(f"pip is missing, and {page} cannot be reached: {error}; install python3-venv, and run this again")
-    wanted = re.search(r"#sha256=([0-9a-f]{64})", href)
-    if wanted and hashlib.sha256(content).hexdigest() != wanted[1]:
-        sys.exit(f"{name} came damaged; run this again")
+    checksum = re.search(r"#sha256=([0-9a-f]{64})", href)
+    if checksum and hashlib.sha256(content).hexdigest() != checksum[1]:
+        sys.exit(f"{name} has a wrong checksum; run this again")
     path = FOLDER / name
     path.write_bytes(content)
     return path
 
 
 def index_url() -> str:
-    """Where pip would look for packages."""
+    """The package index that pip uses."""
     return pip_setting("index-url") or PYPI
 
 
 def pip_setting(name: str) -> str:
-    """A setting of pip's, from its environment variables or its configuration files."""
+    """A setting of pip, from its environment variables or configuration files."""
     variable = os.environ.get(f"PIP_{name.upper().replace('-', '_')}", "")
     if variable:
         return variable
@@ -196,47 +202,47 @@ def pip_setting(name: str) -> str:
 
 
 def install_torch() -> None:
-    """torch first and alone: a plain requirement brings gigabytes of CUDA packages to a machine without a GPU."""
-    least = f"torch>={'.'.join(map(str, LEAST_TORCH))}"
+    """Install torch first and separately: a plain requirement installs gigabytes of CUDA packages, even without a GPU."""
+    requirement = f"torch>={'.'.join(map(str, MIN_TORCH))}"
     if has_gpu():
-        pip("install", least)
+        pip("install", requirement)
         return
-    local = cpu_build()
-    if local:
-        pip("install", local)
-    elif is_found(least, "--index-url", CPU_INDEX):
-        pip("install", least, "--index-url", CPU_INDEX)
+    cpu_requirement = cpu_build()
+    if cpu_requirement:
+        pip("install", cpu_requirement)
+    elif is_available(requirement, "--index-url", CPU_INDEX):
+        pip("install", requirement, "--index-url", CPU_INDEX)
     else:
-        print("no CPU build of torch was found; the default build is installed, which is large", flush=True)
-        pip("install", least)
+        print("no CPU build of torch was found; installing the default build, which is large", flush=True)
+        pip("install", requirement)
 
 
 def has_gpu() -> bool:
-    """Whether an NVIDIA driver is there."""
+    """Whether an NVIDIA driver is installed."""
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
 
 
 def cpu_build() -> str:
-    """The newest ``torch==X+cpu`` that pip finds as it is configured; empty where it finds none."""
-    done = pip_quietly("index", "versions", "torch")
-    builds = re.findall(r"\b(\d+)\.(\d+)\.(\d+)\+cpu\b", done)
-    versions = [numbers for numbers in (tuple(map(int, build)) for build in builds) if numbers >= LEAST_TORCH]
+    """The newest ``torch==X+cpu`` that pip finds in its configured index; empty if there is none."""
+    output = pip_quietly("index", "versions", "torch")
+    builds = re.findall(r"\b(\d+)\.(\d+)\.(\d+)\+cpu\b", output)
+    versions = [numbers for numbers in (tuple(map(int, build)) for build in builds) if numbers >= MIN_TORCH]
     return f"torch=={'.'.join(map(str, max(versions)))}+cpu" if versions else ""
 
 
-def is_found(*arguments: str) -> bool:
-    """Whether pip would find something to install; does not wait long for an index that does not answer."""
+def is_available(*arguments: str) -> bool:
+    """Whether pip can find a package, with a short timeout for indexes that do not respond."""
     return bool(pip_quietly("install", "--dry-run", "--no-deps", "--timeout", "10", "--retries", "0", *arguments))
 
 
 def pip_quietly(*arguments: str) -> str:
-    """What pip prints; empty where it fails or takes too long."""
+    """Output of pip; empty if it fails or takes too long."""
     command = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     except subprocess.TimeoutExpired:
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return output.stdout if output.returncode == 0 else ""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Optimise every example and write what was measured: one JSON line per example, and a table.
+"""Optimise every example and record the measurements: one JSON line per example, and a table.
 
 Usage: python scripts/measure_examples.py FOLDER [--budget SECONDS] [NAME ...]
 """
@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.app.provenance import current_build, without_absolute_paths
+from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.process.isolation import isolated_command
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = {
@@ -31,8 +33,8 @@ EXAMPLES = {
 
 
 def optimise(name: str, budget: float) -> dict[str, Any]:
-    """Run the command line on one example; gives its JSON document."""
-    command = [*own_command("mtmc_lsp"), "optimize"]
+    """Run the command line on one example and return its JSON document."""
+    command = [*isolated_command("mtmc_lsp"), "optimize"]
     command += [
         f"{ROOT / 'examples' / name}.py::{EXAMPLES[name]}",
         "--json",
@@ -41,16 +43,16 @@ def optimise(name: str, budget: float) -> dict[str, Any]:
         "--python",
         sys.executable,
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     try:
-        document: dict[str, Any] = json.loads(done.stdout)
+        document: dict[str, Any] = json.loads(process.stdout)
     except json.JSONDecodeError:
-        document = {"error": {"message": done.stderr[-2000:]}}
+        document = {"error": {"message": process.stderr[-2000:]}}
     return document
 
 
 def summary(name: str, document: dict[str, Any]) -> dict[str, Any]:
-    """The document without the texts of steps and files, which the examples and the commit give again."""
+    """The document without source texts, which can be reproduced from the examples and the commit."""
     if "error" in document:
         return {"example": name, "error": document["error"]}
     steps = [
@@ -65,8 +67,8 @@ def summary(name: str, document: dict[str, Any]) -> dict[str, Any]:
         for step in document["steps"]
     ]
     final = {key: document["final"][key] for key in ("speedup", "roofline")}
-    kept = {key: document[key] for key in ("schema", "environment", "baselines", "status", "seconds")}
-    return {"example": name, **kept, "steps": steps, "final": final}
+    run_fields = {key: document[key] for key in ("schema", "environment", "baselines", "status", "seconds")}
+    return {"example": name, **run_fields, "steps": steps, "final": final}
 
 
 def line(name: str, document: dict[str, Any], seconds: float) -> str:
@@ -90,7 +92,7 @@ def line(name: str, document: dict[str, Any], seconds: float) -> str:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Optimise the examples, print the table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
@@ -103,13 +105,14 @@ def main() -> None:
     print(rows[0], flush=True)
     with (options.folder / "examples.jsonl").open("w") as stream:
         for name in options.names or EXAMPLES:
-            began = time.monotonic()
+            started = time.monotonic()
             document = optimise(name, options.budget)
-            rows.append(line(name, document, time.monotonic() - began))
+            rows.append(line(name, document, time.monotonic() - started))
             print(rows[-1], flush=True)
             for step in document.get("steps", []) or []:
                 print(f"    {step['status']:9} {step['action']['text'][:60]:60} {step['reason'][:170]}", flush=True)
-            stream.write(json.dumps(summary(name, document)) + "\n")
+            result = {**to_json(current_build()), **summary(name, document)}
+            stream.write(json.dumps(without_absolute_paths(result, ROOT)) + "\n")
             stream.flush()
     (options.folder / "table.txt").write_text("\n".join(rows) + "\n")
 

@@ -1,9 +1,9 @@
-"""What a measurement is worth on this GPU: spread of repeats, A/A, a copy that is 3 % slower, and the time that it takes.
+"""Measure how reliable timings are on this GPU: spread of repeats, A/A control, a copy that is 3 % slower, and the time needed.
 
 Usage: python scripts/measure_trust.py --out FILE [--repeats 20]
 
-Each claim of the issue on measurement is tried, and told as held or not; the exit code is 0 where all of them hold. Needs a GPU
-on which nothing else runs; about 6 minutes.
+Each requirement is tested and reported as held or not; the exit code is 0 if all hold. Needs a GPU without other programs; takes
+about 6 minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.app.pipeline import Request, capture_target, open_measurer, open_target
+from mtmc_lsp.app.pipeline import Pipeline, RunOptions
+from mtmc_lsp.app.provenance import current_build, without_absolute_paths
+from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.results import Ratio, Speed, Timing
@@ -49,15 +51,15 @@ def scaled_launch(x, w):
     out = torch.empty_like(x)
     columns, block = x.shape[1], triton.next_power_of_2(x.shape[1])
     scaled_kernel[(x.shape[0],)](x, w, out, columns, BLOCK=block)
-    again = int(x.shape[0] * {more})
-    if again:
-        # By now the first rows are no longer in the L2 cache, so they cost as much as the first time.
-        scaled_kernel[(again,)](x, w, out, columns, BLOCK=block)
+    repeated = int(x.shape[0] * {more})
+    if repeated:
+        # The first rows are no longer in the L2 cache, so they take as long as before.
+        scaled_kernel[(repeated,)](x, w, out, columns, BLOCK=block)
     return out
 
 
 """
-OWN = """\
+USER_CODE = """\
 # mtmc: x=f32[N,{columns}] w=f32[{columns}] N={rows}
 def scaled(x, w):
 {dispatch}    return (x * 0.999 + 0.001) * w
@@ -66,19 +68,19 @@ DISPATCH = (
     "    if x.is_cuda and x.dtype == torch.float32 and not x.requires_grad:\n        return scaled_launch(x, w)\n"
 )
 LONG_ROWS, SHORT_ROWS = 32768, 12288
-"""Of a call well above 100 us on an H200, and of one of about 100 us: 1.07 GB and 0.4 GB at 4.28 TB/s."""
+"""Rows for a call of well above 100 us on an H200, and for one of about 100 us: 1.07 GB and 0.4 GB at 4.28 TB/s."""
 SLOWER_BY = 0.03
-"""The slower copy does this part of its rows twice, so that it takes that much longer by construction."""
+"""Fraction of rows that the slower copy processes twice, so it takes this much longer by construction."""
 
 
 def source(rows: int, *, more: float | None = None) -> str:
-    """The user's file; with ``more``, with a hand-written kernel that repeats that part of its work."""
-    own = OWN.format(columns=COLUMNS, rows=rows, dispatch="" if more is None else DISPATCH)
-    return f"import torch\n\n\n{own}" if more is None else KERNEL.replace("{more}", str(more)) + own
+    """The user's file; with ``more``, it contains a handwritten kernel that repeats this fraction of its work."""
+    user_code = USER_CODE.format(columns=COLUMNS, rows=rows, dispatch="" if more is None else DISPATCH)
+    return f"import torch\n\n\n{user_code}" if more is None else KERNEL.replace("{more}", str(more)) + user_code
 
 
 def candidate(rows: int, more: float, number: int) -> Candidate:
-    """A version; the number makes each text its own, so that nothing is remembered or compiled before."""
+    """A version of the file; the number makes its text unique, so that no cached timing or compiled kernel is used."""
     text = f"{source(rows, more=more)}# version {number}\n"
     return Candidate(f"v{number}", None, None, text, GeneratedCode((), "", DISPATCH), None)
 
@@ -90,31 +92,37 @@ class Bench:
         self.rows = rows
         path = folder / f"scaled_{rows}.py"
         path.write_text(source(rows))
-        self._opened = open_target(Request(path, "scaled", Settings(), sys.executable))
-        self.capture: Capture = capture_target(self._opened)
-        self.measurer: LocalMeasurer = open_measurer(self._opened, self.capture, fresh=True)
+        target = open_target(Request(path, "scaled", Settings(), sys.executable))
+        self._pipeline = Pipeline(target, RunOptions(fresh=True))
+        self._pipeline.__enter__()
+        self.capture: Capture = self._pipeline.capture()
+        self.measurer: LocalMeasurer = self._pipeline.measurer()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pipeline.__exit__(None, None, None)
 
     def time(self, number: int, more: float = 0.0, previous: float | None = None) -> Timing:
-        """One timing, from the start."""
+        """One timing without caches."""
         before = candidate(self.rows, previous, -number) if previous is not None else None
         timing = self.measurer.time(candidate(self.rows, more, number), before)
         assert timing is not None
         return timing
 
     def check_and_time(self, number: int) -> tuple[float, str]:
-        """Seconds for verification and timing together, and what came of it."""
-        began = time.monotonic()
+        """Seconds for verification and timing together, and the outcome."""
+        started = time.monotonic()
         version = candidate(self.rows, 0.0, number)
         verdict = self.measurer.verify(version)
         if verdict.is_correct:
             self.measurer.time(version, None)
-        return time.monotonic() - began, f"{verdict.status.value}{': ' + verdict.reason if verdict.reason else ''}"
+        return time.monotonic() - started, f"{verdict.status.value}{': ' + verdict.reason if verdict.reason else ''}"
 
 
 def repeats(bench: Bench, count: int) -> dict[str, Any]:
-    """The same candidate again and again: how far its ratio over eager spreads, and whether it is the same as itself."""
+    """Time the same candidate repeatedly: spread of its speedup over eager."""
     timings = [bench.time(number) for number in range(1, count + 1)]
-    ratios = [timing.against("eager").ratio for timing in timings]  # type: ignore[union-attr]  # eager always runs
+    ratios = [timing.compare_with_previous("eager").ratio for timing in timings]  # type: ignore[union-attr]  # eager always runs
     times = [timing.median_us for timing in timings]
     return {
         "ratios": ratios,
@@ -125,76 +133,83 @@ def repeats(bench: Bench, count: int) -> dict[str, Any]:
     }
 
 
-def against(bench: Bench, count: int, more: float) -> list[tuple[Speed, Ratio]]:
-    """What a version that takes ``more`` longer comes to against the version before as the only rival."""
-    found = []
+def compare_with_previous(bench: Bench, count: int, more: float) -> list[tuple[Speed, Ratio]]:
+    """Compare a version that takes ``more`` longer with the previous version as the only baseline."""
+    comparisons = []
     for number in range(count):
         timing = bench.time(1000 + number + int(more * 1e5), more=more, previous=0.0)
-        ratio = timing.against("previous")
+        ratio = timing.compare_with_previous("previous")
         assert ratio is not None
-        found.append((speed_of(ratio, timing.noise), ratio))
-    return found
+        comparisons.append((speed_of(ratio, timing.noise), ratio))
+    return comparisons
 
 
-def told(found: list[tuple[Speed, Ratio]]) -> dict[str, Any]:
-    """Verdicts counted, and the ratios that they are about."""
-    return {"speeds": dict(Counter(speed.value for speed, _ in found)), "ratios": [ratio.ratio for _, ratio in found]}
+def summarise_comparisons(comparisons: list[tuple[Speed, Ratio]]) -> dict[str, Any]:
+    """Counts of the verdicts, and their ratios."""
+    return {
+        "speeds": dict(Counter(speed.value for speed, _ in comparisons)),
+        "ratios": [ratio.ratio for _, ratio in comparisons],
+    }
 
 
-def same(bench: Bench, count: int) -> dict[str, Any]:
-    """A/A: a copy against its original."""
-    seen = told(against(bench, count, 0.0))
-    return {**seen, "held": seen["speeds"].get("SAME", 0) >= count * 19 / 20}
+def aa_control(bench: Bench, count: int) -> dict[str, Any]:
+    """A/A control: compare a copy with its original."""
+    summary = summarise_comparisons(compare_with_previous(bench, count, 0.0))
+    return {**summary, "held": summary["speeds"].get("SAME", 0) >= count * 19 / 20}
 
 
 def slower(bench: Bench, count: int) -> dict[str, Any]:
-    """A copy that takes 3 % longer must not pass for faster, nor for the same."""
-    seen = told(against(bench, count, SLOWER_BY))
-    return {**seen, "held": not {"FASTER", "SAME"} & set(seen["speeds"])}
+    """A copy that takes 3 % longer must not be reported as faster or the same."""
+    summary = summarise_comparisons(compare_with_previous(bench, count, SLOWER_BY))
+    return {**summary, "held": not {"FASTER", "SAME"} & set(summary["speeds"])}
 
 
 def overhead(bench: Bench, count: int) -> dict[str, Any]:
-    """Verification and timing of a call of about 100 us, warm: once the workers and the references are there."""
+    """Verification and timing of a call of about 100 us, with running workers and cached references."""
     bench.check_and_time(1)
-    found = [bench.check_and_time(number) for number in range(2, 2 + count)]
-    seconds = [second for second, _ in found]
-    return {"seconds": seconds, "verdicts": [told for _, told in found], "held": max(seconds) < 8.0}
+    runs = [bench.check_and_time(number) for number in range(2, 2 + count)]
+    seconds = [second for second, _ in runs]
+    return {
+        "seconds": seconds,
+        "verdicts": [summarise_comparisons for _, summarise_comparisons in runs],
+        "held": max(seconds) < 8.0,
+    }
 
 
 def main() -> int:
-    """Try each claim, and write what came of it as soon as it is known."""
+    """Test each requirement and write each result immediately."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
-    found: dict[str, Any] = {"repeats": options.repeats}
+    report: dict[str, Any] = {"repeats": options.repeats}
     with tempfile.TemporaryDirectory(prefix="mtmc-trust-") as folder:
         (Path(folder) / "pyproject.toml").write_text("[project]\nname = 'trust'\n")
         long, short = Bench(Path(folder), LONG_ROWS), Bench(Path(folder), SHORT_ROWS)
         try:
             if not long.measurer.has_gpu:
-                print("there is no GPU here", file=sys.stderr)
+                print("this machine has no GPU", file=sys.stderr)
                 return 3
-            found["environment"] = to_json(long.capture.environment)
+            report.update(to_json(current_build()), environment=to_json(long.capture.environment))
             parts: dict[str, Callable[[], dict[str, Any]]] = {
                 "overhead": lambda: overhead(short, 3),
                 "spread of repeats": lambda: repeats(long, options.repeats),
-                "a copy is the same": lambda: same(long, options.repeats),
-                "3 % slower is told": lambda: slower(long, options.repeats),
+                "A/A control": lambda: aa_control(long, options.repeats),
+                "3 % slower is detected": lambda: slower(long, options.repeats),
             }
             for name, part in parts.items():
-                began = time.monotonic()
+                started = time.monotonic()
                 try:
-                    found[name] = {**part(), "wall_seconds": time.monotonic() - began}
+                    report[name] = {**part(), "wall_seconds": time.monotonic() - started}
                 except MtmcError as error:
-                    found[name] = {"held": False, "error": str(error), "wall_seconds": time.monotonic() - began}
-                options.out.write_text(json.dumps(found, indent=1) + "\n")
-                shown = {key: value for key, value in found[name].items() if key != "timing"}
-                print(f"{'held' if found[name]['held'] else 'NOT HELD'}  {name}: {json.dumps(shown)}", flush=True)
+                    report[name] = {"held": False, "error": str(error), "wall_seconds": time.monotonic() - started}
+                options.out.write_text(json.dumps(without_absolute_paths(report, Path(folder)), indent=1) + "\n")
+                printed = {key: value for key, value in report[name].items() if key != "timing"}
+                print(f"{'held' if report[name]['held'] else 'NOT HELD'}  {name}: {json.dumps(printed)}", flush=True)
         finally:
-            long.measurer.close()
-            short.measurer.close()
-    return 0 if all(value["held"] for value in found.values() if isinstance(value, dict) and "held" in value) else 1
+            long.close()
+            short.close()
+    return 0 if all(value["held"] for value in report.values() if isinstance(value, dict) and "held" in value) else 1
 
 
 if __name__ == "__main__":

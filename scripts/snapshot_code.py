@@ -44,11 +44,10 @@ from typing import Any
 
 from measure_examples import EXAMPLES
 
-from mtmc_lsp.app import pipeline
-from mtmc_lsp.app.bench import find_problems
+from mtmc_lsp.app.bench.suite import find_problems
+from mtmc_lsp.app.pipeline import Pipeline, RunOptions
+from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.codegen.coder import BuiltinCoder
-
-# Everything of the package that this script depends on: to be adapted here when it is renamed or moved.
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.results import (
     BaselineTime,
@@ -63,7 +62,11 @@ from mtmc_lsp.core.results import (
 )
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+
+# Everything of the package that this script depends on: to be adapted here when it is renamed or moved.
+from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
+from mtmc_lsp.search.greedy import GreedySearch
 
 MOVED: dict[str, str | None] = {}
 """``Class.field`` as stored to the present field, or None where the field is gone; both names of today's classes or then's."""
@@ -107,19 +110,20 @@ def capture_all(out: Path) -> int:
     os.nice(10)
     out.mkdir(parents=True, exist_ok=True)
     todo = targets()
-    first = pipeline.open_target(pipeline.parse_request(next(iter(todo.values())), python=sys.executable))
     failed: dict[str, str] = {}
-    with pipeline.warmed(first) as template, ThreadPoolExecutor(PROCESSES) as pool:
+    fork_server = ForkServer(sys.executable, likely_variables(), preload=True)
+    with fork_server, ThreadPoolExecutor(PROCESSES) as pool:
 
         def one(name: str) -> None:
             try:
-                opened = pipeline.open_target(pipeline.parse_request(todo[name], python=sys.executable))
-                captured = to_json(pipeline.capture_target(opened, template))
+                target = open_target(parse_request(todo[name], python=sys.executable))
+                with Pipeline(target, RunOptions(fork_server=fork_server)) as pipeline:
+                    captured = to_json(pipeline.capture())
             except Exception as error:  # one target that fails does not end the others
                 failed[name] = f"{type(error).__name__}: {error}"
                 print(f"{name}: {failed[name]}", flush=True)
                 return
-            stored = {"classes": classes(), "source": opened.plain.decode(), "capture": captured}
+            stored = {"classes": classes(), "source": target.plain.decode(), "capture": captured}
             text = json.dumps(stored, indent=1).replace(str(ROOT), PROJECT)
             (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
             print(f"{name}: {len(captured['graph']['nodes'])} operations", flush=True)
@@ -283,12 +287,14 @@ def render(captured: Capture, source: str, folder: Path, device: str, rule: str,
     search = GreedySearch(
         captured,
         source,
-        RooflinePlanner(),
-        BuiltinCoder(),
-        FakeMeasurer(DEVICES[device], rule, measured=measured),
-        has_gpu=measured,
-        limits=Limits(NO_LIMIT_SECONDS, steps),
-        events=Events(lambda index, action: None, lambda stage: None, on_step),
+        SearchComponents(
+            RooflinePlanner(),
+            BuiltinCoder(),
+            FakeMeasurer(DEVICES[device], rule, measured=measured),
+            measured,
+            Limits(NO_LIMIT_SECONDS, steps),
+        ),
+        Events(on_step=on_step),
     )
     try:
         search.run("snapshot", "")

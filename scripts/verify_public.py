@@ -1,16 +1,15 @@
-"""Verify public Triton kernels with `mtmc verify`'s engine, from a checkout of yours; nothing of theirs is kept here.
+"""Verify public Triton kernels with the engine of `mtmc verify`, from your checkout; no third-party code is stored here.
 
     python scripts/verify_public.py LIGER [--only NAME ...] [--json FILE]
 
-LIGER is a checkout of github.com/linkedin/Liger-Kernel; it is imported from there. Each row of the table below is a function in
-plain torch with its workload, and the call of theirs that should agree with it. Without a GPU they run by Triton's interpreter.
-The exit code is 1 where one is not certified.
+LIGER is a checkout of github.com/linkedin/Liger-Kernel, which is imported from there. Each row of the table below is a function
+in plain torch with its workload, and the public call that should agree with it. Without a GPU, kernels run with Triton's
+interpreter. The exit code is 1 if a kernel is not certified.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import tempfile
@@ -18,29 +17,30 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtmc_lsp.app.pipeline import capture_target
+from mtmc_lsp.app.pipeline import Pipeline, RunOptions
 from mtmc_lsp.app.verify_pair import open_pair
 from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict, verify_foreign
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
-from mtmc_lsp.verify.pair import Pair, PairVerdict, PairVerifier
-from mtmc_lsp.verify.pair_reference import Reference
+from mtmc_lsp.verify.adapters import ForeignCandidate
+from mtmc_lsp.verify.reference import Reference
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A public kernel, and what it should compute."""
+    """A public kernel and its reference."""
 
     name: str
     workload: str
-    """Arguments and sizes, as a directive has them."""
+    """Arguments and sizes, in directive syntax."""
     reference: str
-    """The body of a function of these arguments in plain torch."""
+    """Body of the reference function in plain torch."""
     module: str
-    """Below ``liger_kernel.ops``."""
+    """Module name below ``liger_kernel.ops``."""
     call: str
-    """The call of theirs; what it imports from the module is its name up to the first dot."""
+    """The public call; the name before the first dot is imported from the module."""
     takes_empty: bool = True
-    """False where theirs raises, or gives another number than torch's NaN, on inputs without elements."""
+    """False if the public kernel raises on inputs without elements, or returns another value than torch's NaN."""
 
 
 KERNELS = (
@@ -166,11 +166,11 @@ KERNELS = (
 
 
 def main() -> int:
-    """Verify the table's kernels; print each outcome and the count."""
+    """Verify the kernels in the table; print each outcome and the number of certified kernels."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("liger", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--json", type=Path, help="where to write one line of JSON for each kernel")
+    parser.add_argument("--json", type=Path, help="output file, one line of JSON per kernel")
     options = parser.parse_args()
     code = options.liger.absolute() / "src"
     kernels = [kernel for kernel in KERNELS if not options.only or kernel.name in options.only]
@@ -181,9 +181,9 @@ def main() -> int:
     ):
         (Path(folder) / "pyproject.toml").write_text("[project]\nname = 'public'\n", encoding="utf-8")
         for kernel in kernels:
-            begun = time.monotonic()
+            started = time.monotonic()
             status, reason = outcome(kernel, code, Path(folder), fork_server)
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - started
             certified += status == "correct"
             print(f"{kernel.name:36} {status:14} {seconds:5.1f} s  {reason}", flush=True)
             if options.json:
@@ -195,21 +195,21 @@ def main() -> int:
 
 
 def outcome(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> tuple[str, str]:
-    """The verdict's status and reason, or the error that stood in its way."""
+    """Status and reason of the verdict, or the error that prevented it."""
     try:
-        verdict = verified(kernel, code, folder, fork_server).verdict
+        verdict = verify_kernel(kernel, code, folder, fork_server).verdict
     except MtmcError as error:
         return type(error).__name__, error.message
     return verdict.status.value, verdict.reason
 
 
-def verified(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> PairVerdict:
-    """Write both files, and judge the one against the other."""
+def verify_kernel(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) -> ForeignVerdict:
+    """Write both files and verify one against the other."""
     names = ", ".join(part.partition("=")[0] for part in kernel.workload.split() if "[" in part)
     stem = kernel.name.replace(" ", "_")
     reference, candidate = folder / f"{stem}.py", folder / f"{stem}_public.py"
-    head = "import torch\nimport torch.nn.functional as F\n\n\n"
-    text = f"{head}# mtmc: {kernel.workload}\ndef own({names}):\n    {kernel.reference}\n"
+    header = "import torch\nimport torch.nn.functional as F\n\n\n"
+    text = f"{header}# mtmc: {kernel.workload}\ndef own({names}):\n    {kernel.reference}\n"
     reference.write_text(text, encoding="utf-8")
     function = kernel.call.partition(".")[0]
     candidate.write_text(
@@ -219,13 +219,13 @@ def verified(kernel: Kernel, code: Path, folder: Path, fork_server: ForkServer) 
         encoding="utf-8",
     )
     first, second = open_pair(f"{reference}::own", f"{candidate}::public", None, sys.executable)
-    capture = capture_target(first, fork_server)
-    pair = Pair(capture, first.plain.decode(), second.target, second.text.decode())
-    with contextlib.ExitStack() as stack:
-        side = stack.enter_context(Reference(capture, pair.own, sys.executable, fork_server=fork_server))
-        verifier = PairVerifier(pair, side, takes_empty=kernel.takes_empty)
-        stack.callback(verifier.close)
-        return verifier.verify()
+    with Pipeline(first, RunOptions(fork_server=fork_server)) as pipeline:
+        capture = pipeline.capture()
+        candidate_source = ForeignCandidate(
+            capture, second.definition, second.text.decode(), takes_empty=kernel.takes_empty
+        )
+        with Reference(capture, first.plain.decode(), sys.executable, fork_server=fork_server) as reference_side:
+            return verify_foreign(candidate_source, reference_side)[0]
 
 
 if __name__ == "__main__":

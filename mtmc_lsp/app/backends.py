@@ -1,4 +1,4 @@
-"""Who plans and who writes in a run: the built-in ones, or those that ask a language model."""
+"""The planner and the coder of a run: built in, or asking a language model."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from mtmc_lsp.core.run import Author, Step
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.coder.auto import AutoCoder
-from mtmc_lsp.llm.coder.coder import LlmCoder, sheet_of
+from mtmc_lsp.llm.coder.coder import LlmCoder, editable_code_of
 from mtmc_lsp.llm.coder.prompts import coding_messages
-from mtmc_lsp.llm.coder.stored_edits import NoModel, edits_of
-from mtmc_lsp.llm.open_regions import OPEN, BuiltinFirst, WidePlanner
-from mtmc_lsp.llm.planner import MOST_LISTED, LlmPlanner, planning_messages
+from mtmc_lsp.llm.coder.stored_edits import NoModel, recorded_edits
+from mtmc_lsp.llm.open_regions import OPEN_REGION, BuiltinFirstPlanner, OpenRegionPlanner
+from mtmc_lsp.llm.planner import MAX_ACTIONS, LlmPlanner, planning_messages
 from mtmc_lsp.llm.redaction import redacted
 from mtmc_lsp.planners.roofline import RooflinePlanner
 
-RANKING = {"builtin": RooflinePlanner, "auto": BuiltinFirst, "llm": WidePlanner}
-"""Who knows the legal actions, by the coder: one that writes freely is offered more."""
+RANKERS = {"builtin": RooflinePlanner, "auto": BuiltinFirstPlanner, "llm": OpenRegionPlanner}
+"""The planner that lists the legal actions, by coder: a model can write more actions than the built-in coder."""
 
 
 class LedgerModel(ChatModel, Protocol):
-    """A model that keeps a ledger of what it was asked."""
+    """A model that records its exchanges."""
 
     def listen(self, listener: Callable[[Exchange], None]) -> None:
-        """Tell ``listener`` every exchange from now on, also those that fail."""
+        """Call ``listener`` with every exchange from now on, including those that fail."""
 
     def use(self) -> ModelUse:
-        """What all exchanges came to."""
+        """Requests, tokens and cost of all exchanges."""
 
     def resume(self, exchanges: Sequence[Exchange]) -> None:
-        """Count what an earlier part of the run asked already."""
+        """Count the exchanges of the run before it was interrupted."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a model would be asked."""
+    """The messages of one request to a model."""
 
     purpose: str
     """``plan`` or ``code``."""
@@ -56,30 +56,30 @@ class Backends:
     coder: str = "builtin"
 
     @classmethod
-    def of(cls, settings: Settings) -> Backends:
-        """Those that the settings name."""
+    def from_settings(cls, settings: Settings) -> Backends:
+        """The planner and the coder that the settings name."""
         return cls(settings.planner, settings.coder)
 
     @property
     def ask_a_model(self) -> bool:
-        """Whether any of them asks a language model."""
+        """Whether the planner or the coder asks a language model."""
         return self.planner == "llm" or self.coder in ("llm", "auto")
 
     def after(self, steps: Sequence[Step]) -> Backends:
-        """Those that can go on behind steps, or write them again: the built-in coder would undo what a model wrote."""
+        """The backends that can continue after ``steps``: the built-in coder would remove the code that a model wrote."""
         by_model = any(step.candidate is not None and step.candidate.author is Author.MODEL for step in steps)
         return replace(self, coder="auto") if by_model and self.coder == "builtin" else self
 
     def open(
         self, settings: Settings, model: ChatModel | None, capture: Capture | None = None, steps: Sequence[Step] = ()
     ) -> tuple[Planner, Coder]:
-        """The planner and the coder.
+        """Make the planner and the coder.
 
         Args:
-            settings: the project's.
-            model: is asked where one of them asks; None where none may be.
-            capture: of the run whose steps are given.
-            steps: of an earlier run, whose edits need not be asked for again.
+            settings: of the project.
+            model: the language model to ask; None if none may be asked.
+            capture: of the run that ``steps`` belong to.
+            steps: of an earlier run; the model is not asked again for their edits.
         """
         planner: Planner = self.ranking(settings)
         if model is not None and self.planner == "llm":
@@ -89,44 +89,44 @@ class Backends:
         known = {}
         if capture is not None and steps:
             source = next((step.candidate.source for step in steps if step.candidate is not None), "")
-            known = edits_of(capture, BuiltinCoder().start(capture, source), steps)
+            known = recorded_edits(capture, BuiltinCoder().start(capture, source), steps)
         coder = LlmCoder(
             model or NoModel(),
             context_tokens=settings.llm.context_tokens,
             repairs=settings.llm.repairs,
             samples=settings.llm.samples,
             archs=settings.archs,
-            known=known,
+            known_edits=known,
         )
         return planner, AutoCoder(coder) if self.coder == "auto" else coder
 
     def ranking(self, settings: Settings) -> RooflinePlanner:
-        """Who knows the legal actions."""
-        return RANKING[self.coder](strict=settings.precision == "strict")
+        """The planner that lists the legal actions for this coder."""
+        return RANKERS[self.coder].of(settings)
 
     def first_questions(self, settings: Settings, state: State, project: Path) -> list[Question]:
-        """What a model would be asked in the first step, as it would be sent."""
-        actions = self.ranking(settings).ranked(state)[:MOST_LISTED]
-        most_tokens, archs = settings.llm.context_tokens, settings.archs
-        found = []
+        """The messages that a model would get in the first step, exactly as they would be sent."""
+        actions = self.ranking(settings).ranked(state)[:MAX_ACTIONS]
+        max_tokens, archs = settings.llm.context_tokens, settings.archs
+        questions = []
         if actions and self.planner == "llm":
-            found.append(("plan", planning_messages(state, actions, most_tokens)))
-        # The built-in coder goes first where it can; a model would be asked for what is left.
-        written = [action for action in actions if self.coder == "llm" or action.params.get(OPEN)]
+            questions.append(("plan", planning_messages(state, actions, max_tokens)))
+        # With the coder ``auto``, the model only writes what the built-in coder cannot.
+        written = [action for action in actions if self.coder == "llm" or action.params.get(OPEN_REGION)]
         if self.coder == "auto" and not written:
-            wide = WidePlanner(strict=settings.precision == "strict").ranked(state)
-            written = [action for action in wide if action.params.get(OPEN)]
+            wide = OpenRegionPlanner.of(settings).ranked(state)
+            written = [action for action in wide if action.params.get(OPEN_REGION)]
         if written and self.coder != "builtin":
             try:
-                sheet = sheet_of(state.capture, state.candidate)
-                about = (state.capture, state.candidate, written[0], sheet)
-                found.append(("code", coding_messages(*about, most_tokens=most_tokens, archs=archs)))
+                sheet = editable_code_of(state.capture, state.candidate)
+                subject = (state.capture, state.candidate, written[0], sheet)
+                questions.append(("code", coding_messages(*subject, max_tokens=max_tokens, archs=archs)))
             except CannotCode:
-                # The run would say why, and would not ask either.
+                # The run would not ask either; its step would say why.
                 pass
         return [
             Question(purpose, tuple(Message(item.role, redacted(item.content, project)) for item in messages))
-            for purpose, messages in found
+            for purpose, messages in questions
         ]
 
 

@@ -1,4 +1,4 @@
-"""What the tool needs from the machine, and what is there."""
+"""Checks what the tool needs from the machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.settings import LlmSettings, read_settings
 from mtmc_lsp.llm.endpoint.client import model_name
 from mtmc_lsp.llm.endpoint.endpoint import host_of
-from mtmc_lsp.llm.endpoint.probe import abilities, look_at_endpoint
+from mtmc_lsp.llm.endpoint.probe import list_models, probe_abilities
 from mtmc_lsp.process import sandbox
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.search.store import Store
@@ -35,19 +35,19 @@ INTERPRETED = "steps are verified by Triton's interpreter and compiled, never ti
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     ok: bool
     detail: str
     remedy: str = ""
-    """What to do where it is not ok."""
+    """What to do if it is not ok."""
     required: bool = True
-    """Whether nothing can be done without it."""
+    """Whether the tool cannot work without it."""
 
 
 def check_environment(python: str = "") -> list[Finding]:
-    """Everything the tool needs, in the order in which to mend it."""
+    """Check everything the tool needs, in the order in which to fix it."""
     here = Path.cwd() / "x.py"
     interpreter = python or find_python(here, read_settings(here.parent))
     try:
@@ -67,39 +67,41 @@ def check_environment(python: str = "") -> list[Finding]:
 
 
 def _model(settings: LlmSettings) -> Iterator[Finding]:
-    """The language model, where one is configured; nothing of the user's is sent."""
+    """Check the language model if one is configured; no user code is sent."""
     model = model_name(settings, os.environ)
     if not (model or os.environ.get("OPENAI_BASE_URL")):
         yield Finding("language model", True, "none configured: --planner llm and --coder llm are off", required=False)
         return
     try:
-        offered = look_at_endpoint(settings, os.environ)
+        offered = list_models(settings, os.environ)
     except (ModelNotUsable, ModelFailed) as error:
         yield Finding("language model", False, error.message, error.remedy, required=False)
         return
     names = ", ".join(offered[:SHOWN_MODELS]) + (", ..." if len(offered) > SHOWN_MODELS else "")
-    place = host_of(os.environ)
+    endpoint = host_of(os.environ)
     if model not in offered:
-        detail = f"{model!r} is not among those of {place}: {names or 'none'}"
-        remedy = "Set MTMC_LLM_MODEL, or model in [tool.mtmc.llm], to one that is there."
+        detail = f"{endpoint} does not offer {model!r}; it offers: {names or 'none'}"
+        remedy = "Set MTMC_LLM_MODEL, or model in [tool.mtmc.llm], to one that it offers."
         yield Finding("language model", False, detail, remedy, required=False)
         return
     try:
-        found = abilities(model, settings, os.environ)
+        found = probe_abilities(model, settings, os.environ)
     except (ModelNotUsable, ModelFailed) as error:
         yield Finding("language model", False, error.message, error.remedy, required=False)
         return
-    counted = "it counts tokens" if found.counts else "it counts no tokens, so budgets go by estimates"
-    yield Finding("language model", True, f"{model} at {place}; {counted}", required=False)
+    counted = "it reports token counts" if found.counts else "it reports no token counts, so budgets use estimates"
+    yield Finding("language model", True, f"{model} at {endpoint}; {counted}", required=False)
     for name, wrong, otherwise in (
-        ("structured output", found.structured, "tool calls" if not found.tools else "reading its words"),
-        ("tool calls", found.tools, "structured output" if not found.structured else "reading its words"),
+        ("structured output", found.structured, "tool calls" if not found.tools else "reading its text"),
+        ("tool calls", found.tools, "structured output" if not found.structured else "reading its text"),
     ):
-        yield Finding(name, not wrong, wrong or "works", f"Nothing to do: choices go by {otherwise}.", required=False)
+        yield Finding(
+            name, not wrong, wrong or "works", f"Nothing to do: choices are read by {otherwise}.", required=False
+        )
 
 
 def _triton(interpreter: str) -> Iterator[Finding]:
-    """What can be known only by running Triton."""
+    """Checks that need to run Triton."""
     interpreted = _probe(InterpreterProbe, interpreter, "--interpret")
     works = interpreted if isinstance(interpreted, str) else interpreted.interpreter
     remedy = "Install the newest triton and numpy that your torch allows."
@@ -133,13 +135,13 @@ def _probe(kind: type[Probe], interpreter: str, *arguments: str) -> Probe | str:
             command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True, stdin=subprocess.DEVNULL
         )
     except subprocess.SubprocessError as error:
-        said = str(getattr(error, "stderr", "") or error).strip().splitlines()
-        return said[-1] if said else "no answer"
+        lines = str(getattr(error, "stderr", "") or error).strip().splitlines()
+        return lines[-1] if lines else "no answer"
     return from_json(kind, json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def _isolation(interpreter: str) -> Finding:
-    """How a candidate that is verified would be locked in; tried in a process of its own, for it cannot be undone."""
+    """Check the sandbox of candidates, in a separate process because a process cannot leave its sandbox."""
     done = subprocess.run(
         [interpreter, "-I", sandbox.__file__], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
     )

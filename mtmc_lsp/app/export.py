@@ -1,4 +1,4 @@
-"""A run's last good version as a self-contained KernelBench file: ``class ModelNew`` with its inputs."""
+"""A run's last accepted version as a self-contained KernelBench file: ``class ModelNew`` with its inputs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mtmc_lsp.core.workload import ArgumentSpec, TargetKind, TensorSpec, Workloa
 from mtmc_lsp.source.compose import strip_generated
 
 REFERENCE = "Model"
-"""What KernelBench calls the user's own code."""
+"""The name of the user's code in KernelBench's format."""
 MARKS = re.compile(r"[ \t]*# mtmc: (begin|end) .*\n|  # mtmc: (dispatch|import)")
 
 
 def kernelbench(result: RunResult) -> str:
-    """The file's text: the optimised source, ``ModelNew`` and, where it lacks them, the functions that make its inputs.
+    """The file's text: the optimized source, ``ModelNew`` and, if they are missing, the functions that make its inputs.
 
     Raises:
-        RequestError: the run kept no step, or its target has no such form.
+        RequestError: the run accepted no step, or its target has no KernelBench form.
     """
     _check(result)
     text = MARKS.sub("", result.final.source).rstrip("\n") + "\n"
     if result.target.class_name:
-        # The guard refuses subclasses, which may have changed anything; this one is ours.
+        # The guard refuses subclasses, since they may change anything; ``ModelNew`` changes nothing.
         kind = result.target.class_name
         text = text.replace(f"type(self) is {kind}\n", f"type(self) in ({kind}, ModelNew)\n")
     if result.workload.source is WorkloadSource.GET_INPUTS:
@@ -32,14 +32,14 @@ def kernelbench(result: RunResult) -> str:
 
 
 def kernelbench_reference(result: RunResult) -> str:
-    """The text of the file that the exported one stands beside: your own code as ``class Model``, with the same inputs.
+    """The text of the reference file: the user's code as ``class Model``, with the same inputs as the exported file.
 
     Raises:
         RequestError: as :func:`kernelbench`.
     """
     _check(result)
-    own = strip_generated(result.final.source.encode(), result.target.qualname).decode()
-    text = MARKS.sub("", own).rstrip("\n") + "\n"
+    plain = strip_generated(result.final.source.encode(), result.target.qualname).decode()
+    text = MARKS.sub("", plain).rstrip("\n") + "\n"
     if result.workload.source is WorkloadSource.GET_INPUTS:
         return text if result.target.class_name == REFERENCE else text + _plain_model(result, REFERENCE)
     return text + _model(result, REFERENCE) + _inputs(result)
@@ -49,7 +49,11 @@ def _check(result: RunResult) -> None:
     target = result.target
     where = Location(target.path, target.start_line)
     if not any(step.status is StepStatus.ACCEPTED for step in result.steps):
-        raise RequestError(f"run {result.id} kept no step, so there is nothing to export", where=where)
+        raise RequestError(
+            f"run {result.id} accepted no step, so there is nothing to export",
+            where=where,
+            remedy="Export another run; see `mtmc runs`.",
+        )
     if target.kind is TargetKind.KERNEL:
         remedy = "Export the function that launches it."
         raise RequestError("a Triton kernel has no KernelBench form", where=where, remedy=remedy)
@@ -88,9 +92,9 @@ def _model(result: RunResult, kind: str = "ModelNew") -> str:
     call = f"super().{method}" if name else result.target.qualname
     lines = [f"class {kind}({name or 'torch.nn.Module'}):"]
     if result.workload.init_arguments:
-        given = result.workload.init_arguments
-        taken = ", ".join(f"{a.name}={a.constant!r}" for a in given)
-        passed_on = ", ".join(f"{a.name}={a.name}" for a in given)
+        init = result.workload.init_arguments
+        taken = ", ".join(f"{a.name}={a.constant!r}" for a in init)
+        passed_on = ", ".join(f"{a.name}={a.name}" for a in init)
         lines += [f"    def __init__(self, {taken}):", f"        super().__init__({passed_on})", ""]
     lines += [f"    def forward(self, {', '.join(tensors)}):", f"        return {call}({passed})"]
     return "\n\n" + "\n".join(lines) + "\n"

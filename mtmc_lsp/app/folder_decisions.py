@@ -1,4 +1,4 @@
-"""What the user decided about folders. It is kept outside of them, where their code cannot write it."""
+"""The user's decisions about folders. Stored outside of these folders, so that code in them cannot change the decisions."""
 
 from __future__ import annotations
 
@@ -9,66 +9,66 @@ from pathlib import Path
 
 
 def state_folder() -> Path:
-    """Where this program keeps what belongs to the user and to no project."""
+    """Folder for per-user state that belongs to no project."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "mtmc"
 
 
-class Remembered:
-    """A set of words in a file."""
+class StoredStrings:
+    """A set of strings stored in a file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def words(self) -> set[str]:
-        """All of them; none where the file is not there, or damaged: then the user is asked again."""
+    def load(self) -> set[str]:
+        """All strings; empty if the file is missing or damaged, so that the user is asked again."""
         try:
-            found = json.loads(self._file.read_text(encoding="utf-8"))
+            stored = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return set()
-        return {str(item) for item in found} if isinstance(found, list) else set()
+        return {str(item) for item in stored} if isinstance(stored, list) else set()
 
-    def put(self, words: set[str]) -> None:
-        """Keep these and no others."""
+    def save(self, strings: set[str]) -> None:
+        """Replace the stored strings."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=self._file.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(sorted(words), stream)
+            json.dump(sorted(strings), stream)
         os.replace(temporary, self._file)
 
 
 class Consent:
-    """Where the user lets a folder's code be sent: a project and a host, since another host is another question."""
+    """To which hosts the user allows a project's code to be sent. Consent is per project and host."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Look in ``folder``, by default the user's own."""
-        self._file = Remembered((folder or state_folder()) / "model-consent.json")
+        """Store decisions in ``folder``, by default the user's state folder."""
+        self._file = StoredStrings((folder or state_folder()) / "model-consent.json")
 
     def has(self, root: Path, host: str) -> bool:
         """Whether code of the project at ``root`` may be sent to ``host``."""
-        return _word(root, host) in self._file.words()
+        return _entry(root, host) in self._file.load()
 
     def hosts(self, root: Path) -> list[str]:
         """Every host that code of the project may be sent to."""
-        found = (word.partition(" ") for word in self._file.words())
-        return sorted(host for host, _, where in found if where == str(root))
+        stored = (word.partition(" ") for word in self._file.load())
+        return sorted(host for host, _, where in stored if where == str(root))
 
-    def give(self, root: Path, host: str) -> None:
-        """Remember a yes."""
-        self._file.put(self._file.words() | {_word(root, host)})
+    def grant(self, root: Path, host: str) -> None:
+        """Store the user's consent."""
+        self._file.save(self._file.load() | {_entry(root, host)})
 
     def withdraw(self, root: Path) -> None:
-        """Forget every yes for the project."""
-        self._file.put(self._file.words() - {_word(root, host) for host in self.hosts(root)})
+        """Remove the consent for all hosts of the project."""
+        self._file.save(self._file.load() - {_entry(root, host) for host in self.hosts(root)})
 
 
-def _word(root: Path, host: str) -> str:
+def _entry(root: Path, host: str) -> str:
     return f"{host} {root}"
 
 
 def consent_question(root: Path, host: str, model: str) -> str:
-    """What the user is asked before anything is sent."""
+    """The question to the user before anything is sent."""
     return (
-        f"May the language model {model or '(none is named)'} at {host} be asked for {root}? It is sent the function that "
-        "is optimised, its operations and shapes, the kernels so far, and what came of each step; no other code, "
-        "no tensors; keys and absolute paths are taken out."
+        f"Allow sending code of {root} to the language model {model or '(no model is set)'} at {host}? Sent are the optimised "
+        "function, its operations and shapes, the kernels so far and the result of each step. No other code and no tensors are "
+        "sent; keys and absolute paths are removed."
     )

@@ -1,4 +1,4 @@
-"""The user's own interpreter: where it is, and whether it has what workers need."""
+"""Finds the interpreter that runs the user's code, and checks its packages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ found["triton"] = found["triton"] or version("pytorch-triton") or version("pytor
 found["python"] = "%d.%d.%d" % sys.version_info[:3]
 print(json.dumps(found))
 """
-# As torch looks for a GPU, without importing it: which CUDA it was built for, and which devices the driver lets it use.
+# Looks for a GPU as torch does, without importing torch: the CUDA version of torch, and the devices of the driver.
 GPU_PROBE = """
 import ctypes, importlib.util, json, pathlib, re
 def gpu(built_for):
@@ -51,7 +51,7 @@ print(json.dumps(None if hip or not text else gpu(int(cuda[1])) if cuda else "")
 
 
 def find_python(path: Path, settings: Settings) -> str:
-    """The user's interpreter: the setting, the active environment, ``.venv`` of the project, else our own."""
+    """The user's interpreter: the setting, the active environment, the project's ``.venv``, else the one of this tool."""
     if settings.python:
         return settings.python
     folders = [Path(os.environ["VIRTUAL_ENV"])] if os.environ.get("VIRTUAL_ENV") else []
@@ -64,7 +64,7 @@ def find_python(path: Path, settings: Settings) -> str:
 
 
 def _last_line(python: str, script: str) -> str:
-    """What a script says last under ``python``, in a process of its own; a failing one raises as ``subprocess.run`` does."""
+    """The last line that a script prints under ``python``; raises as ``subprocess.run`` does if the script fails."""
     done = subprocess.run(
         [python, "-c", f"{LEAVE_WORKING_FOLDER}{script}"],
         capture_output=True,
@@ -77,28 +77,28 @@ def _last_line(python: str, script: str) -> str:
 
 
 def versions(python: str) -> dict[str, str]:
-    """Versions of ``python`` itself, torch, triton and numpy; empty where a package is not installed.
+    """Versions of ``python`` itself, torch, triton and numpy; empty for a package that is not installed.
 
     Raises:
         EnvironmentNotAble: the interpreter does not run.
     """
     try:
-        said_last = _last_line(python, PROBE)
+        answer = _last_line(python, PROBE)
     except OSError as error:
         raise EnvironmentNotAble(
             f"cannot start the interpreter {python}: {error.strerror}", remedy="Name one with --python."
         ) from None
     except subprocess.SubprocessError as error:
-        said = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
+        lines = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
         raise EnvironmentNotAble(
-            f"the interpreter {python} does not work: {''.join(said)}", remedy="Name another with --python."
+            f"the interpreter {python} does not work: {''.join(lines)}", remedy="Name another with --python."
         ) from None
-    found: dict[str, str] = json.loads(said_last)
+    found: dict[str, str] = json.loads(answer)
     return found
 
 
 def gpu_of(python: str) -> str | None:
-    """The GPU that torch would use under ``python``, empty where it would use none; None where that cannot be told."""
+    """The GPU that torch would use under ``python``; empty if it would use none, None if that is unknown."""
     try:
         found = json.loads(_last_line(python, GPU_PROBE))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
@@ -113,15 +113,15 @@ def is_recent(name: str, version: str) -> bool:
 
 
 def install_command(python: str, name: str) -> str:
-    """What to type to install torch or triton for that interpreter."""
+    """The command that installs torch or triton for that interpreter."""
     return f"{python} -m pip install '{name}>={'.'.join(map(str, LEAST[name]))}'"
 
 
 def checked_python(python: str) -> str:
-    """``python``, as an absolute path where it names a file.
+    """``python`` as an absolute path, after a check of its packages.
 
     Raises:
-        EnvironmentNotAble: it does not run, or lacks torch or triton; says how to install them.
+        EnvironmentNotAble: it does not run, or lacks torch or triton; the remedy is the command that installs them.
     """
     located = shutil.which(python) or python
     found = versions(located)

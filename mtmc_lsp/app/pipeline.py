@@ -1,419 +1,310 @@
-"""The one way in for every face of the tool: from FILE::NAME to a finished run."""
+"""The pipeline of the tool. The command line, the server and ``mtmc bench`` all run it:
+
+    with Pipeline(target, options, events) as pipeline:
+        pipeline.capture()     # the user's file  -> graph, workload, environment
+        pipeline.plan()        # capture          -> actions, the best first
+        pipeline.optimize()    # capture          -> run: steps that were written, compiled, verified and timed
+
+A stage calls the stages before it, and a stage's result is computed once.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 from mtmc_lsp.app.backends import BUILTIN, Backends, LedgerModel, Question
-from mtmc_lsp.app.interpreter import checked_python, find_python
-from mtmc_lsp.app.search_components import Revision, RunConfig, RunRecorder, SearchComponents
+from mtmc_lsp.app.profile import profile_calls
+from mtmc_lsp.app.review import revise
+from mtmc_lsp.app.run_recorder import Revision, RunConfig, RunRecorder
+from mtmc_lsp.app.stored_runs import check_resumable, open_store
+from mtmc_lsp.app.target_file import OpenTarget
+from mtmc_lsp.app.verify_pair import PairOptions, prepare_pair, verify_pair
 from mtmc_lsp.capture.client import find_workload, run_capture
-from mtmc_lsp.capture.module_paths import project_root
 from mtmc_lsp.capture.recorded_calls import RECORDS
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import FileChanged, Location, RequestError
-from mtmc_lsp.core.protocols import State
-from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step
-from mtmc_lsp.core.settings import Settings, read_settings
-from mtmc_lsp.core.workload import Capture, Target
+from mtmc_lsp.core.profile import Profile
+from mtmc_lsp.core.protocols import Coder, Planner, State
+from mtmc_lsp.core.results import Timing, Verdict
+from mtmc_lsp.core.run import Candidate, RunResult, Step
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
-from mtmc_lsp.llm.endpoint.stored_answers import ReplayedModel
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
+from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.planners.roofline import RooflinePlanner
 from mtmc_lsp.process.fork_server import ForkServer, likely_variables
 from mtmc_lsp.process.project_files import FOLDER
 from mtmc_lsp.process.worker_process import Worker
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits, watched
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
+from mtmc_lsp.search.greedy import GreedySearch, watched
 from mtmc_lsp.search.store import RunRecord, Store
-from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
 from mtmc_lsp.source.targets import find_target
 
+CAPTURING = "capturing the target"
+"""The name of the first stage in events."""
 CAPTURE_SECONDS = 180.0
+LEAST_CAPTURE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asked for."""
+class RunOptions:
+    """How a pipeline runs."""
 
-    path: Path
-    name: str
-    settings: Settings
-    python: str
+    backends: Backends = BUILTIN
+    """The planner and the coder. Choosing one that asks a model is the user's consent to send it the target's code."""
+    model: LedgerModel | None = None
+    """Asked instead of the model that the settings and the environment name."""
+    resumed: RunRecord | None = None
+    """An unfinished run to continue."""
+    revision: Revision | None = None
+    """A decision about a step of an earlier run, which this run carries out."""
+    deadline: float | None = None
+    """Time of the monotonic clock at which even a running step is ended; by default it is finished."""
+    fresh: bool = False
+    """Whether cached timings are measured again."""
+    needs_sandbox: bool = False
+    """Whether to refuse if candidates cannot run in a sandbox."""
+    store: Path | None = None
+    """The folder of the store; by default that of the target's project."""
+    fork_server: ForkServer | None = None
+    """Starts the workers; the caller closes it. By default the pipeline starts one."""
 
 
-@dataclass(frozen=True)
-class OpenTarget:
-    """A file as read, and the target in it."""
+DEFAULTS, SILENT = RunOptions(), Events()
 
-    request: Request
-    text: bytes
-    target: Target
+
+class Pipeline:
+    """One target, from its file to a run's result. Owns the fork server, the capture, the measurer and the store."""
+
+    def __init__(self, target: OpenTarget, options: RunOptions = DEFAULTS, events: Events = SILENT) -> None:
+        self.target = target
+        self._options, self._events = options, events
+        self._resources = ExitStack()
+        self._fork_server: ForkServer | None = None
+        self._store: Store | None = None
+        self._capture: Capture | None = None
+        self._measurer: LocalMeasurer | None = None
+
+    def __enter__(self) -> Pipeline:
+        self._fork_server = self._options.fork_server or self._start_fork_server()
+        if self._fork_server is not None and self._options.fork_server is None:
+            self._resources.callback(self._fork_server.close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The measurer's workers are copies of the fork server: the stack closes the measurer first.
+        self._resources.close()
+
+    def kill(self) -> None:
+        """End the fork server and with it every worker, without waiting. Safe in a signal handler."""
+        if self._fork_server is not None:
+            self._fork_server.kill()
+
+    # Stages ------------------------------------------------------------------------------------------------------
+
+    def capture(self) -> Capture:
+        """The user's file -> the target's graph for its workload, from a call of the target without generated code.
+
+        Raises:
+            MtmcError: the target has no workload, raises, or cannot be exported as a graph.
+        """
+        if self._capture is None:
+            self._events.on_stage(CAPTURING)
+            self._capture = self._run_capture()
+            self._events.on_captured(self._capture)
+        return self._capture
+
+    def device(self) -> DeviceModel:
+        """Capture -> the limits of the device that is measured on; without a GPU, that of a data sheet."""
+        return self.measurer().device()
+
+    def plan(self) -> tuple[list[MacroAction], DeviceModel]:
+        """Capture -> the possible first actions, the best first, and the device they are estimated for.
+
+        Nothing is written.
+        """
+        state = self._first_state()
+        return RooflinePlanner.of(self.target.settings).ranked(state), state.device
+
+    def first_questions(self) -> list[Question]:
+        """Capture -> the messages that a model would get in the first step; nothing is sent.
+
+        The coder's messages are those for the action that ranks highest: a model's choice is only known after it is asked.
+        """
+        return self._options.backends.first_questions(self.target.settings, self._first_state(), self.target.project)
+
+    def optimize(self) -> RunResult:
+        """Capture -> a run, stored step by step: a new one, the resumed one, or the revision of an earlier one.
+
+        Raises:
+            EnvironmentNotAble: candidates cannot run in a sandbox, and ``needs_sandbox`` is set.
+            FileChanged: the file of the resumed run changed since it began.
+            RequestError: the resumed run began on another machine, or the revised run has no such step.
+            ModelNotUsable: a model must be asked and none can be reached; the run can be resumed.
+        """
+        # Before the capture, so that a store that cannot be written is reported at once.
+        store = self.store()
+        capture, resumed = self.capture(), self._options.resumed
+        if self._options.revision is not None:
+            return self._revise(self._options.revision)
+        if resumed is not None:
+            run_id, steps = resumed.id, store.steps(resumed.id)
+            check_resumable(self.target, capture, resumed, steps)
+        else:
+            run_id, steps = self._begin_run(), []
+        if self._options.needs_sandbox:
+            # Before the first step: later, the error would only fail that step.
+            self.measurer().isolation()
+        model = self._open_model()
+        components = self._open_components(model, steps)
+        recorder = RunRecorder(store, run_id, self._run_config(), model, first_step=len(steps) + 1)
+        search = GreedySearch(capture, self._source, components, recorder.events(self._events))
+        return recorder.finish(search.run(run_id, self.target.source_hash, steps))
+
+    def verify_file(self) -> Verdict:
+        """Capture -> whether the file as it is, generated code included, computes what the user's code computes."""
+        measurer = self.measurer()
+        self._events.on_stage("verifying")
+        return measurer.verify(self._file_as_candidate())
+
+    def time_file(self) -> Timing | None:
+        """Capture -> the time of the file as it is, generated code included; None without a GPU."""
+        measurer = self.measurer()
+        self._events.on_stage("timing")
+        return measurer.time(self._file_as_candidate(), None)
+
+    def profile(self, ncu: str = "") -> tuple[Profile, DeviceModel]:
+        """Capture -> where the time of a call of the file as it is goes, and the device's limits.
+
+        Args:
+            ncu: path of Nsight Compute, which then counts each kernel's bytes; empty for torch's profiler alone.
+        """
+        capture, device = self.capture(), self.device()
+        self._events.on_stage("profiling")
+        return profile_calls(self.target, capture, device, ncu=ncu), device
+
+    def verify_candidate(self, candidate: OpenTarget, options: PairOptions) -> ForeignVerdict:
+        """Capture -> whether any other ``candidate`` computes what the target computes.
+
+        Raises:
+            EnvironmentNotAble: ``compute-sanitizer`` is asked for, and there is no GPU or no such program.
+            TargetUnsupported: the target keeps state between calls.
+        """
+        prepared = prepare_pair(self.target, candidate, options)
+        return verify_pair(
+            prepared,
+            self.capture(),
+            self._fork_server,
+            needs_sandbox=self._options.needs_sandbox,
+            fresh=self._options.fresh,
+            on_case=lambda case: self._events.on_stage(case.label),
+        )
+
+    # Resources ---------------------------------------------------------------------------------------------------
+
+    def store(self) -> Store:
+        """The store of runs, opened at the first use."""
+        if self._store is None:
+            folder = self._options.store
+            store = Store(folder) if folder is not None else open_store(self.target.path)
+            self._store = self._resources.enter_context(store)
+        return self._store
+
+    def measurer(self) -> LocalMeasurer:
+        """What compiles, verifies and times candidates of the target, opened at the first use."""
+        if self._measurer is None:
+            self._measurer = self._open_measurer(self.capture())
+            self._resources.callback(self._measurer.close)
+        return self._measurer
+
+    # Tests replace the next four.
+
+    def _start_fork_server(self) -> ForkServer | None:
+        # It imports what workers need while the file is read and the workload is built.
+        fork_server = ForkServer(self.target.python, likely_variables(), preload=True)
+        fork_server.start()
+        return fork_server
+
+    def _run_capture(self) -> Capture:
+        target, plain = self.target, self.target.plain
+        path = str(target.path)
+        seconds = CAPTURE_SECONDS
+        if self._options.deadline is not None:
+            seconds = max(LEAST_CAPTURE_SECONDS, min(seconds, self._options.deadline - time.monotonic()))
+        definition = find_target(plain, path, target.qualname)
+        workload = find_workload(path, plain, definition, target.project / FOLDER / RECORDS)
+        fork_server = self._fork_server
+        variables = fork_server.env if fork_server is not None else {}
+        with Worker(target.python, cwd=str(target.project), env=variables, fork_server=fork_server) as worker:
+            return run_capture(workload, plain, worker, seconds)
+
+    def _open_measurer(self, capture: Capture) -> LocalMeasurer:
+        settings = self.target.settings
+        options = MeasureOptions(
+            archs=settings.archs,
+            precision=settings.precision,
+            baselines=settings.compiled_baselines,
+            deadline=self._options.deadline,
+            fresh=self._options.fresh,
+            needs_sandbox=self._options.needs_sandbox,
+        )
+        return LocalMeasurer(capture, self.target.python, options, source=self._source, fork_server=self._fork_server)
+
+    def _open_backends(self, model: LedgerModel | None, steps: Sequence[Step]) -> tuple[Planner, Coder]:
+        backends = self._options.backends.after(steps)
+        return backends.open(self.target.settings, model, self.capture(), steps)
+
+    # Parts of stages ---------------------------------------------------------------------------------------------
 
     @property
-    def source_hash(self) -> str:
-        """SHA-256 of the file's bytes as read."""
-        return hashlib.sha256(self.text).hexdigest()
+    def _source(self) -> str:
+        return self.target.plain.decode()
 
-    @property
-    def plain_hash(self) -> str:
-        """SHA-256 of the file without what an earlier run put in for this target."""
-        return hashlib.sha256(self.plain).hexdigest()
+    def _first_state(self) -> State:
+        capture, measurer = self.capture(), self.measurer()
+        root = BuiltinCoder().start(capture, self._source)
+        return State(capture, root, (), measurer.device(), measurer.has_gpu, partial(watched, measurer, root))
 
-    @property
-    def root(self) -> Path:
-        """The project's folder."""
-        return project_root(self.request.path)
+    def _file_as_candidate(self) -> Candidate:
+        return Candidate("current", None, None, self.target.text.decode(), None, None)
 
-    @property
-    def plain(self) -> bytes:
-        """The file without what an earlier run put in for this target."""
-        return strip_generated(self.text, self.target.qualname)
+    def _open_model(self) -> LedgerModel | None:
+        """The model to ask; None if neither the planner nor the coder asks one. Nothing is sent yet."""
+        if self._options.model is not None or not self._options.backends.ask_a_model:
+            return self._options.model
+        return OpenAIModel(self.target.settings.llm, self.target.project)
 
+    def _open_components(self, model: LedgerModel | None, steps: Sequence[Step]) -> SearchComponents:
+        """The parts of a search; the edits of ``steps`` by a model are known to the coder."""
+        settings, measurer = self.target.settings, self.measurer()
+        planner, coder = self._open_backends(model, steps)
+        limits = Limits(settings.budget_seconds, settings.max_steps)
+        return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits)
 
-def parse_request(spec: str, settings: Settings | None = None, python: str = "") -> Request:
-    """Read ``FILE::NAME``.
+    def _run_config(self) -> RunConfig:
+        backends, revision = self._options.backends, self._options.revision
+        return RunConfig(backends.planner, backends.coder, self.target.settings, self.target.plain_hash, revision)
 
-    Raises:
-        RequestError: it has another form, or there is no such file.
-        EnvironmentNotAble: the interpreter lacks torch or triton.
-    """
-    file, separator, name = spec.partition("::")
-    if not separator or not name:
-        raise RequestError(f"cannot read {spec!r}", remedy="Write FILE::NAME, as in model.py::Block.forward.")
-    path = Path(file).resolve()
-    if not path.is_file():
-        raise RequestError("no such file", where=Location(file), remedy="Check the path.")
-    settings = settings or read_settings(path.parent)
-    return Request(path, name, settings, checked_python(python or find_python(path, settings)))
+    def _begin_run(self) -> str:
+        """Store a new run; returns its id."""
+        environment = self.capture().environment
+        return self.store().begin(str(self.target.path), self.target.qualname, self.target.source_hash, environment)
 
-
-def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
-    """Read the file and find the target; ``text`` stands in for the file where an editor holds it unsaved.
-
-    Raises:
-        RequestError: the file is not UTF-8, or has no such target.
-    """
-    text = request.path.read_bytes() if text is None else text
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = text[: error.start].count(b"\n") + 1
-        raise RequestError(
-            "is not UTF-8", where=Location(str(request.path), line), remedy="Save it as UTF-8."
-        ) from None
-    return OpenTarget(request, text, find_target(text, str(request.path), request.name))
-
-
-def warmed(opened: OpenTarget) -> ForkServer:
-    """What the target's workers can become copies of; it imports what they need while other things are done."""
-    fork_server = ForkServer(opened.request.python, likely_variables(), preload=True)
-    fork_server.start()
-    return fork_server
-
-
-def capture_target(
-    opened: OpenTarget, fork_server: ForkServer | None = None, *, seconds: float = CAPTURE_SECONDS
-) -> Capture:
-    """The target's graph for its workload; runs the user's file as it is without our own code in it.
-
-    Args:
-        opened: the file and the target.
-        template: what the process that captures becomes a copy of, where there is one.
-        seconds: most that it may take.
-    """
-    path = str(opened.request.path)
-    plain = opened.plain
-    target = find_target(plain, path, opened.target.qualname)
-    workload = find_workload(path, plain, target, opened.root / FOLDER / RECORDS)
-    env = fork_server.env if fork_server is not None else {}
-    with Worker(opened.request.python, cwd=str(opened.root), env=env, fork_server=fork_server) as worker:
-        return run_capture(workload, plain, worker, min(seconds, CAPTURE_SECONDS))
-
-
-def open_measurer(
-    opened: OpenTarget,
-    capture: Capture,
-    *,
-    deadline: float | None = None,
-    fresh: bool = False,
-    needs_sandbox: bool = False,
-    fork_server: ForkServer | None = None,
-) -> LocalMeasurer:
-    """What checks and times candidates of the target; to be closed.
-
-    Args:
-        opened: the file and the target.
-        capture: what is measured.
-        deadline: of the monotonic clock, after which nothing goes on.
-        fresh: whether what was timed before is timed again.
-        needs_sandbox: whether to refuse where candidates cannot be locked in.
-        template: what the workers become copies of; to be closed after the measurer.
-    """
-    settings = opened.request.settings
-    return LocalMeasurer(
-        capture,
-        opened.request.python,
-        source=opened.plain.decode(),
-        archs=settings.archs,
-        precision=settings.precision,
-        deadline=deadline,
-        baselines=settings.compiled_baselines,
-        fresh=fresh,
-        needs_sandbox=needs_sandbox,
-        fork_server=fork_server,
-    )
-
-
-def plan(
-    opened: OpenTarget, capture: Capture, fork_server: ForkServer | None = None
-) -> tuple[list[MacroAction], DeviceModel]:
-    """The first step's choices, best first, and the device they are estimated for; nothing is written.
-
-    Args:
-        opened: the file and the target.
-        capture: what is optimised.
-        template: what the workers become copies of, where there is one.
-    """
-    settings = opened.request.settings
-    measurer = open_measurer(opened, capture, fork_server=fork_server)
-    try:
-        root = BuiltinCoder().start(capture, opened.plain.decode())
-        state = State(capture, root, (), measurer.device(), measurer.has_gpu)
-        return RooflinePlanner(strict=settings.precision == "strict").ranked(state), state.device
-    finally:
-        measurer.close()
-
-
-def open_model(opened: OpenTarget) -> OpenAIModel:
-    """The model that the settings and the environment name; nothing is sent yet."""
-    return OpenAIModel(opened.request.settings.llm, opened.root)
-
-
-def open_tools(
-    opened: OpenTarget,
-    capture: Capture,
-    makers: Backends,
-    *,
-    model: LedgerModel | None = None,
-    steps: Sequence[Step] = (),
-    measurer: LocalMeasurer | None = None,
-) -> SearchComponents:
-    """What a search of the target works with; its measurer is to be closed.
-
-    Args:
-        opened: the file and the target.
-        capture: what is optimised.
-        makers: who plans and who writes. One that asks a model is the user's consent to send it the target's code.
-        model: is asked instead of the one that the environment names.
-        steps: of the run that is gone on with or revised, whose edits need not be asked for again.
-        measurer: takes the measurements instead of a new one.
-    """
-    settings = opened.request.settings
-    if model is None and makers.ask_a_model:
-        model = open_model(opened)
-    planner, coder = makers.after(steps).open(settings, model, capture, steps)
-    measurer = measurer or open_measurer(opened, capture)
-    limits = Limits(settings.budget_seconds, settings.max_steps)
-    setup = RunConfig(makers.planner, makers.coder, settings, opened.plain_hash)
-    return SearchComponents(planner, coder, measurer, measurer.has_gpu, limits, model, setup)
-
-
-def first_messages(opened: OpenTarget, capture: Capture, makers: Backends) -> list[Question]:
-    """What a model would be asked first, exactly as it would be sent; nothing is sent.
-
-    The coder's question is that of the action which ranks highest, since a model's choice is not known before it is asked.
-    """
-    measurer = open_measurer(opened, capture)
-    try:
-        root = BuiltinCoder().start(capture, opened.plain.decode())
-        state = State(capture, root, (), measurer.device(), measurer.has_gpu, partial(watched, measurer, root))
-        return makers.first_questions(opened.request.settings, state, opened.root)
-    finally:
-        measurer.close()
-
-
-def open_store(path: Path) -> Store:
-    """The store of the project that ``path`` belongs to."""
-    return Store(project_root(path) / FOLDER)
-
-
-def unfinished(store: Store, *, run: str = "", opened: OpenTarget | None = None) -> RunRecord:
-    """The run to be resumed: the one called ``run``, else the newest unfinished one (of the target, if given).
-
-    Raises:
-        RequestError: there is none, or it is finished.
-    """
-    records = store.runs()
-    if run:
-        found = [record for record in records if record.id == run]
-    elif opened is not None:
-        place = (str(opened.request.path), opened.target.qualname)
-        found = [r for r in records if (r.path, r.qualname) == place and r.status is RunStatus.RUNNING]
-    else:
-        found = [record for record in records if record.status is RunStatus.RUNNING]
-    where = Location(str(opened.request.path) if opened else str(store.folder))
-    if not found:
-        name = f"run {run}" if run else "unfinished run"
-        raise RequestError(f"there is no {name}", where=where, remedy="See `mtmc runs`, or start one.")
-    if found[0].status is not RunStatus.RUNNING:
-        raise RequestError(f"run {run} is finished: {found[0].status.value}", where=where, remedy="Start a new one.")
-    return found[0]
-
-
-def optimize(
-    opened: OpenTarget,
-    capture: Capture,
-    store: Store,
-    events: Events,
-    *,
-    resumed: RunRecord | None = None,
-    makers: Backends = BUILTIN,
-    model: LedgerModel | None = None,
-    deadline: float | None = None,
-    fresh: bool = False,
-    needs_sandbox: bool = False,
-    fork_server: ForkServer | None = None,
-) -> RunResult:
-    """One run, stored step by step; ``resumed`` is one to go on with.
-
-    Args:
-        opened: the file and the target.
-        capture: what is optimised.
-        store: where the run is kept.
-        events: is told what happens.
-        resumed: a run that was not finished.
-        makers: who plans and who writes. One that asks a model is the user's consent to send it the target's code.
-        model: is asked instead of the one that the environment names.
-        deadline: of the monotonic clock, when even a step that is under way is ended; by default it is finished.
-        fresh: whether what was timed before is timed again.
-        needs_sandbox: whether to refuse where candidates cannot be locked in.
-        template: what the workers become copies of; to be closed afterwards.
-
-    Raises:
-        EnvironmentNotAble: candidates cannot be locked in, and that is asked for.
-        FileChanged: the file of the resumed run changed since it began.
-        RequestError: the resumed run began on another machine.
-        ModelNotUsable: a model is to be asked, and there is none; the run can be resumed.
-    """
-    if resumed is not None:
-        _check_resumed(opened, capture, resumed, store.steps(resumed.id))
-        run_id, done = resumed.id, store.steps(resumed.id)
-    else:
-        path, qualname = str(opened.request.path), opened.target.qualname
-        run_id, done = store.begin(path, qualname, opened.source_hash, capture.environment), []
-    measurer = open_measurer(
-        opened, capture, deadline=deadline, fresh=fresh, needs_sandbox=needs_sandbox, fork_server=fork_server
-    )
-    tools = open_tools(opened, capture, makers, model=model, steps=done, measurer=measurer)
-    try:
-        if needs_sandbox:
-            # Said before the first step: as a step's failure it would be lost.
-            measurer.isolation()
-        keeper = RunRecorder(store, run_id, tools, number=len(done) + 1)
-        search = GreedySearch(
-            capture,
-            opened.plain.decode(),
-            tools.planner,
-            tools.coder,
-            tools.measurer,
-            has_gpu=tools.has_gpu,
-            limits=tools.limits,
-            events=keeper.events(events),
-        )
-        return keeper.finish(search.run(run_id, opened.source_hash, done))
-    finally:
-        tools.measurer.close()
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A stored run that is to be done again with the answers that a model gave then."""
-
-    opened: OpenTarget
-    makers: Backends
-    model: ReplayedModel
-    revision: Revision | None
-    """What it changed of another run, where it came of one."""
-
-
-def open_replay(store: Store, run: str, python: str = "") -> Replay:
-    """A stored run, to be done again with the answers that a model gave then: nothing is sent.
-
-    Raises:
-        RequestError: there is no such run, no model took part in it, or the run that it came of is gone.
-        FileChanged: the target's file is no longer the one that was optimised.
-    """
-    where = Location(str(store.folder))
-    records = {item.id: item for item in store.runs()}
-    if run not in records:
-        raise RequestError(f"there is no run {run!r}", where=where, remedy="See `mtmc runs`.")
-    record, setup, exchanges = records[run], store.setup(run, RunConfig), store.exchanges(run)
-    if setup is None or not exchanges:
-        remedy = (
-            "Runs with --planner llm, --coder llm or --coder auto can be replayed, where a model was asked in them."
-        )
-        raise RequestError(f"run {run} holds no answers of a model", where=where, remedy=remedy)
-    if setup.revision is not None and setup.revision.run not in records:
-        missing = f"run {run} changes a step of run {setup.revision.run}, which is not there"
-        raise RequestError(
-            f"{missing}, so it cannot be replayed", where=where, remedy="Replay another; see `mtmc runs`."
-        )
-    opened = open_target(parse_request(f"{record.path}::{record.qualname}", setup.settings, python))
-    if (setup.plain_hash or record.source_hash) not in (opened.source_hash, opened.plain_hash):
-        remedy = "Put the file back as it was, or start a new run."
-        place = Location(record.path, opened.target.start_line)
-        raise FileChanged(f"the file changed since run {run}", where=place, remedy=remedy)
-    return Replay(opened, setup.makers, ReplayedModel(run, exchanges, opened.root), setup.revision)
-
-
-def _check_resumed(opened: OpenTarget, capture: Capture, record: RunRecord, steps: Sequence[Step]) -> None:
-    where = Location(str(opened.request.path))
-    remedy = "Start a new run without --resume."
-    if record.source_hash != opened.source_hash:
-        raise FileChanged(f"the file changed since run {record.id} began", where=where, remedy=remedy)
-    recorded = next((step.candidate.dependencies for step in steps if step.candidate is not None), None)
-    if recorded is not None and recorded != capture.graph.dependencies:
-        changed = sorted({item.name for item in {*recorded} ^ {*capture.graph.dependencies}})
-        message = f"{', '.join(changed)} changed since run {record.id} began"
-        raise FileChanged(message, where=where, remedy=remedy)
-    if record.environment != capture.environment:
-        then, now = record.environment, capture.environment
-        raise RequestError(
-            f"run {record.id} began with torch {then.torch}, triton {then.triton} and {then.gpu or 'no GPU'}; "
-            f"here are torch {now.torch}, triton {now.triton} and {now.gpu or 'no GPU'}",
-            where=where,
-            remedy=remedy,
-        )
-
-
-def check_inside(opened: OpenTarget, folder: Path) -> None:
-    """Refuse to write a file that a stored run names and the user does not: a cloned project's store can name any.
-
-    Args:
-        opened: the file of the run.
-        folder: where the command runs.
-
-    Raises:
-        RequestError: the file is outside the project that ``folder`` belongs to.
-    """
-    path = opened.request.path
-    if project_root(folder.resolve() / "any.py") not in path.parents:
-        raise RequestError(
-            "the run's file is outside this project, so --apply does not write it",
-            where=Location(str(path)),
-            remedy="Name it yourself: mtmc optimize FILE::NAME --apply.",
-        )
-
-
-def apply(opened: OpenTarget, result: RunResult) -> Path | None:
-    """Write the accepted steps into the file; returns where the old text is kept, None where nothing is written."""
-    if result.status not in KEPT:
-        return None
-    backups = opened.root / FOLDER / "backups"
-    return write_if_unchanged(opened.request.path, opened.source_hash, result.final.source.encode(), backups)
+    def _revise(self, revision: Revision) -> RunResult:
+        """Repeat a run with one step undone or replaced, as a new run."""
+        steps, model = self.store().steps(revision.run), self._open_model()
+        search = revise(steps, revision, self._open_components(model, steps))
+        run_id = self._begin_run()
+        recorder = RunRecorder(self.store(), run_id, self._run_config(), model)
+        events = recorder.events(self._events, store_replayed=True)
+        greedy = search.kind(self.capture(), self._source, search.components, events)
+        return recorder.finish(greedy.run(run_id, self.target.source_hash, search.steps))

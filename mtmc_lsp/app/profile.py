@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mtmc_lsp.app.pipeline import OpenTarget, open_measurer
+from mtmc_lsp.app.target_file import OpenTarget
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.graph import Node
@@ -43,46 +43,39 @@ NCU_METRICS = {
 }
 
 
-def profile(opened: OpenTarget, capture: Capture, *, ncu: str = "") -> tuple[Profile, DeviceModel]:
-    """Where the time of a call goes, by torch's profiler; and the ceilings that it is held against.
+def profile_calls(target: OpenTarget, capture: Capture, device: DeviceModel, *, ncu: str = "") -> Profile:
+    """Where the time of a call goes, by torch's profiler.
 
     Args:
-        opened: the file and the target; it is run as the file has it, with our kernels where they are in it.
+        target: the file and the target; it runs as the file is, with generated code if there is any.
         capture: the target's graph and inputs.
-        ncu: the program of Nsight Compute, where that is to count for each kernel too.
+        device: the limits that the times are compared with.
+        ncu: path of Nsight Compute, which then counts each kernel's bytes too; empty for torch's profiler alone.
 
     Raises:
         EnvironmentNotAble: Nsight Compute cannot count here.
     """
-    measurer = open_measurer(opened, capture)
-    try:
-        device = measurer.device()
-    finally:
-        measurer.close()
     sizes, notes = _sizes(capture)
-    request = ProfileRequest(capture, opened.text.decode(), sizes, SECONDS)
-    with Worker(opened.request.python, cwd=str(opened.root)) as worker:
+    request = ProfileRequest(capture, target.text.decode(), sizes, SECONDS)
+    with Worker(target.python, cwd=str(target.project)) as worker:
         seen = worker.call(request, WORKER_SECONDS)
     on_gpu = seen.device == "cuda"
     if not on_gpu:
         notes.append("no GPU: operators by the CPU's time on this machine; on a GPU the time goes elsewhere")
-    measured = _by_ncu(ncu, opened, request) if ncu else {}
-    return (
-        Profile(
-            device=seen.device,
-            calls=seen.calls,
-            wall_us=seen.wall_us,
-            gpu_us=seen.gpu_us,
-            gap_us=seen.gap_us,
-            launches=sum(kernel.calls for kernel in seen.kernels),
-            operators=_operators(seen, capture, device),
-            kernels=_kernels(seen.kernels, measured),
-            work=Work(capture.bytes, max(capture.flops, 2 * product_work(capture.graph, capture.graph.sizes))),
-            bound_us=bound_us(capture, device) if on_gpu else None,
-            sizes=sizes,
-            notes=tuple(notes),
-        ),
-        device,
+    measured = _by_ncu(ncu, target, request) if ncu else {}
+    return Profile(
+        device=seen.device,
+        calls=seen.calls,
+        wall_us=seen.wall_us,
+        gpu_us=seen.gpu_us,
+        gap_us=seen.gap_us,
+        launches=sum(kernel.calls for kernel in seen.kernels),
+        operators=_operators(seen, capture, device),
+        kernels=_kernels(seen.kernels, measured),
+        work=Work(capture.bytes, max(capture.flops, 2 * product_work(capture.graph, capture.graph.sizes))),
+        bound_us=bound_us(capture, device) if on_gpu else None,
+        sizes=sizes,
+        notes=tuple(notes),
     )
 
 
@@ -163,15 +156,15 @@ def find_ncu() -> str:
     return found
 
 
-def _by_ncu(ncu: str, opened: OpenTarget, request: ProfileRequest) -> dict[str, dict[str, float]]:
+def _by_ncu(ncu: str, target: OpenTarget, request: ProfileRequest) -> dict[str, dict[str, float]]:
     """What Nsight Compute counted for each kernel of one call."""
     with tempfile.TemporaryDirectory(prefix="mtmc-ncu-") as folder:
         path = Path(folder) / "request.json"
         path.write_text(json.dumps(to_json(request)), encoding="utf-8")
         command = [ncu, "--csv", "--print-units", "base", "--profile-from-start", "off"]
-        command += ["--metrics", ",".join(NCU_METRICS), opened.request.python, str(ENTRY), "--profile", str(path)]
+        command += ["--metrics", ",".join(NCU_METRICS), target.python, str(ENTRY), "--profile", str(path)]
         try:
-            done = subprocess.run(command, cwd=opened.root, capture_output=True, text=True, timeout=WORKER_SECONDS)
+            done = subprocess.run(command, cwd=target.project, capture_output=True, text=True, timeout=WORKER_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EnvironmentNotAble(f"Nsight Compute does not work here: {error}", remedy="Leave out --ncu.") from None
     found = read_ncu(done.stdout)

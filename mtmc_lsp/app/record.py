@@ -1,4 +1,4 @@
-"""Run a user's command with the recorder in it, and keep what it saw in the project."""
+"""Run a user's command with the recorder, and store the recorded calls in the project."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ from mtmc_lsp.source.targets import find_target, find_targets
 
 HOOK = Path(mtmc_lsp.capture.recorder.__file__).parent / "hook"
 SHELL_SIGNAL = 128
-"""Added to a signal's number, as shells do, where the command was ended by one."""
+"""Added to the signal's number in the exit code of a command that a signal ended, as in shells."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What came of a recorded command."""
+    """The result of a recorded command."""
 
     command: tuple[str, ...]
     exit_code: int
-    """The command's, 128 and the signal's number where a signal ended it."""
+    """The exit code of the command; 128 plus the signal's number if a signal ended it."""
     targets: tuple[RecordedTarget, ...]
-    """The most called first."""
+    """The most frequently called target first."""
     python_seen: bool
-    """Whether any Python process of the command had the recorder in it."""
+    """Whether the recorder ran in any Python process of the command."""
 
 
 def record(command: Sequence[str], folder: Path, specs: Sequence[str] = (), *, quiet: bool = False) -> Recording:
-    """Run a command to its end, and note how the project's functions are called with tensors.
+    """Run a command to its end, and record how the project's functions are called with tensors.
 
     Args:
         command: program and arguments.
-        folder: where it runs; the project that holds it is the one whose functions are noted.
-        specs: ``FILE::NAME`` of the only targets to note; by default all are.
-        quiet: whether the command's standard output goes to standard error, so that ours stays clean.
+        folder: where it runs; the functions of this folder's project are recorded.
+        specs: ``FILE::NAME`` of the targets to record; by default all.
+        quiet: whether the command's standard output is redirected to standard error.
 
     Raises:
-        RequestError: there is no such command, or no such target.
+        RequestError: the command or a target does not exist.
     """
     root = project_root(folder / "any.py")
     wanted = _wanted(specs)
-    # A process that outlives the command may write while the folder goes.
+    # A process that outlives the command may write while the folder is removed.
     with tempfile.TemporaryDirectory(prefix="mtmc-record-", ignore_cleanup_errors=True) as out:
         settings = {"root": str(root), "out": out, "targets": wanted}
         code = _run(command, folder, {**_environment(), "MTMC_RECORD": json.dumps(settings)}, quiet)
         files = sorted(Path(out).glob("*.json"))
-        notes = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    targets = _known(merged(notes))
-    for place in {project_root(Path(target.path)) for target in targets}:
-        # Opening the store makes the folder, which keeps itself out of version control.
-        with Store(place / FOLDER) as store:
-            own = [target for target in targets if project_root(Path(target.path)) == place]
-            keep_records(store.folder / RECORDS, own)
+        recorded = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    targets = _known(merged(recorded))
+    for project in {project_root(Path(target.path)) for target in targets}:
+        # Opening the store creates the folder with its .gitignore.
+        with Store(project / FOLDER) as store:
+            in_project = [target for target in targets if project_root(Path(target.path)) == project]
+            keep_records(store.folder / RECORDS, in_project)
     return Recording(tuple(command), code, tuple(targets), bool(files))
 
 
 def _wanted(specs: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    wanted: dict[str, list[str]] = {}
     for spec in specs:
         file, separator, name = spec.partition("::")
         path = Path(file).resolve()
@@ -78,13 +78,13 @@ def _wanted(specs: Sequence[str]) -> dict[str, list[str]]:
             raise RequestError("no such file", where=Location(file), remedy="Check the path.")
         target = find_target(path.read_bytes(), str(path), name)
         called = f"{target.qualname}.forward" if target.kind is TargetKind.MODULE else target.qualname
-        found.setdefault(str(path), []).append(called)
-    return found
+        wanted.setdefault(str(path), []).append(called)
+    return wanted
 
 
 def _environment() -> dict[str, str]:
-    own = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{HOOK}{os.pathsep}{own}" if own else str(HOOK)}
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{HOOK}{os.pathsep}{path}" if path else str(HOOK)}
 
 
 def _run(command: Sequence[str], folder: Path, environment: dict[str, str], quiet: bool) -> int:
@@ -99,12 +99,12 @@ def _run(command: Sequence[str], folder: Path, environment: dict[str, str], quie
             code = process.wait()
             return code if code >= 0 else SHELL_SIGNAL - code
         except KeyboardInterrupt:
-            # The terminal interrupts the command too. How it ends is up to it, and its notes are kept.
+            # The terminal interrupts the command too. The command decides how it ends; its records are kept.
             continue
 
 
 def _known(targets: Sequence[RecordedTarget]) -> list[RecordedTarget]:
-    """Those that can be optimised: a file may hold what looks like a target to the recorder alone."""
+    """The targets that can be optimized: the recorder also sees functions that are no targets."""
     offered: dict[str, set[str]] = {}
     for target in targets:
         if target.path not in offered:

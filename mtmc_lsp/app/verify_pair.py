@@ -1,30 +1,63 @@
-"""``mtmc verify``: from two names to a verdict."""
+"""``mtmc verify``: compares any candidate with any reference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from mtmc_lsp.app.pipeline import OpenTarget, capture_target, open_target, parse_request
+from mtmc_lsp.app.target_file import OpenTarget, open_target, parse_request
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location, TargetUnsupported
 from mtmc_lsp.core.settings import Settings
-from mtmc_lsp.measure.pair_timing import with_timing
-from mtmc_lsp.process.fork_server import ForkServer, likely_variables
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict, verify_foreign, with_timing
+from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.project_files import FOLDER, check_file
+from mtmc_lsp.verify.adapters import ForeignCandidate
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.pair import Pair, PairVerdict, PairVerifier
-from mtmc_lsp.verify.pair_reference import Reference
+from mtmc_lsp.verify.reference import Reference
 from mtmc_lsp.verify.sanitizer import Sanitizer, find_sanitizer
 
 REFERENCE, CANDIDATE = "Model", "ModelNew"
-"""The names in files of KernelBench's format, taken where none is given."""
+"""The default names of the classes, as KernelBench calls them."""
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """How a candidate is compared with its reference."""
+
+    reproduction: Path | None = None
+    """Where the smallest failing case is written; by default below ``.mtmc/failures`` in the reference's project."""
+    seed: int | None = None
+    """Seed of the inputs; by default a random one that the candidate cannot know."""
+    needs_kernel: bool = True
+    """Whether a candidate that launches no Triton kernel is refused."""
+    takes_empty: bool = True
+    """Whether the candidate must accept inputs without elements, as the reference does."""
+    far: bool = False
+    """Whether a case with element offsets beyond 2^31 runs, on a GPU with enough memory."""
+    sanitize: bool = False
+    """Whether a correct candidate also runs under ``compute-sanitizer``."""
+
+
+@dataclass(frozen=True)
+class PreparedPair:
+    """A candidate and its reference, with everything that is checked before the slow part."""
+
+    reference: OpenTarget
+    """Its workload gives the inputs."""
+    candidate: OpenTarget
+    options: PairOptions
+    reproduction: Path
+    sanitizer: str
+    """Path of ``compute-sanitizer``; empty if it is not used."""
 
 
 def open_pair(reference: str, candidate: str, settings: Settings | None, python: str) -> tuple[OpenTarget, OpenTarget]:
-    """Both files as read, and the targets in them; each is ``FILE::NAME``, or a KernelBench-format file.
+    """Read both files and find the targets in them; each is ``FILE::NAME`` or a file of KernelBench's format.
 
     Raises:
-        RequestError: there is no such file or no such name in it.
+        RequestError: a file does not exist, or does not contain the name.
     """
     specs = [
         spec if "::" in spec else f"{spec}::{name}" for spec, name in ((reference, REFERENCE), (candidate, CANDIDATE))
@@ -34,78 +67,82 @@ def open_pair(reference: str, candidate: str, settings: Settings | None, python:
     return open_target(first), open_target(second)
 
 
-def verify_pair(
-    reference: OpenTarget,
-    candidate: OpenTarget,
-    *,
-    reproduction: Path | None = None,
-    seed: int | None = None,
-    needs_kernel: bool = True,
-    needs_sandbox: bool = False,
-    takes_empty: bool = True,
-    far: bool = False,
-    sanitize: bool = False,
-    on_case: Callable[[Case], None] = lambda _: None,
-    fresh: bool = False,
-) -> PairVerdict:
-    """The verdict on a pair; a failure's smallest case is written as a runnable file.
-
-    Args:
-        reference: what is right; its workload gives the inputs.
-        candidate: what is judged.
-        reproduction: where to write; by default in the reference's project, below ``.mtmc/failures``.
-        seed: of the inputs.
-        needs_kernel: whether a candidate that launches no Triton kernel is refused.
-        needs_sandbox: whether to refuse where the candidate's process cannot be locked in.
-        takes_empty: whether it must take inputs without elements as the reference does.
-        far: whether, on a GPU that has the memory, a case is run whose offsets of elements pass 2^31.
-        sanitize: whether a correct candidate is also run under ``compute-sanitizer``.
-        on_case: told of each case before it runs.
-        fresh: whether what was timed before is timed again.
+def prepare_pair(reference: OpenTarget, candidate: OpenTarget, options: PairOptions) -> PreparedPair:
+    """Check what could make minutes of verification useless.
 
     Raises:
-        EnvironmentNotAble: with ``sanitize``, where there is no GPU, or no such program.
+        EnvironmentNotAble: ``compute-sanitizer`` is asked for and not installed.
+        UnsafeFile: the failing case cannot be written safely.
     """
-    python, settings = reference.request.python, reference.request.settings
-    # Before anything else is done: it may be missing.
-    program = find_sanitizer() if sanitize else ""
+    sanitizer = find_sanitizer() if options.sanitize else ""
+    reproduction = options.reproduction
     if reproduction is None:
-        stem = f"{candidate.request.path.stem}_{candidate.target.qualname.replace('.', '_')}"
-        reproduction = reference.root / FOLDER / "failures" / f"{stem}.py"
-    # Before minutes of checks, whose result could not be written.
+        stem = f"{candidate.path.stem}_{candidate.qualname.replace('.', '_')}"
+        reproduction = reference.project / FOLDER / "failures" / f"{stem}.py"
     check_file(reproduction)
-    with ForkServer(python, likely_variables(), preload=True) as fork_server:
-        fork_server.start()
-        capture = capture_target(reference, fork_server)
-        for item in capture.workload.kept:
-            raise TargetUnsupported(
-                f"{reference.target.qualname} keeps {item.access} between calls, which a candidate would have under another name",
-                where=Location(str(reference.request.path), reference.target.start_line),
-                remedy="Give both as an argument what they keep, and return it.",
-            )
-        # The candidate is judged as its file has it, also where that is our own code in the reference's place.
-        pair = Pair(capture, reference.plain.decode(), candidate.target, candidate.text.decode())
-        if program and not (capture.environment.gpu and capture.workload.device == "cuda"):
-            raise EnvironmentNotAble(
-                "--sanitize looks at kernels on a CUDA GPU, and this workload runs on none",
-                remedy="Run it where there is one, or leave out --sanitize.",
-            )
-        own_side = Reference(
-            capture, pair.own, python, seed=seed, precision=settings.precision, fork_server=fork_server
+    return PreparedPair(reference, candidate, options, reproduction.absolute(), sanitizer)
+
+
+def verify_pair(
+    prepared: PreparedPair,
+    capture: Capture,
+    fork_server: ForkServer | None,
+    *,
+    needs_sandbox: bool = False,
+    fresh: bool = False,
+    on_case: Callable[[Case], None] = lambda _: None,
+) -> ForeignVerdict:
+    """Compare a candidate with its reference; the smallest failing case is written as a file that runs.
+
+    Args:
+        prepared: the pair.
+        capture: of the reference.
+        fork_server: starts the workers; the caller closes it.
+        needs_sandbox: whether to refuse if the candidate's process cannot run in a sandbox.
+        fresh: whether cached timings are measured again.
+        on_case: called with each case before it runs.
+
+    Raises:
+        EnvironmentNotAble: ``compute-sanitizer`` is asked for and the workload does not run on a GPU.
+        TargetUnsupported: the reference keeps state between calls.
+    """
+    reference, candidate, options = prepared.reference, prepared.candidate, prepared.options
+    settings, python = reference.settings, reference.python
+    for item in capture.workload.kept:
+        raise TargetUnsupported(
+            f"{reference.qualname} keeps {item.access} between calls; a candidate would keep it under another name",
+            where=Location(str(reference.path), reference.definition.start_line),
+            remedy="Make the state an argument of both, and return it.",
         )
-        verifier = PairVerifier(
-            pair,
-            own_side,
-            needs_kernel=needs_kernel,
+    if prepared.sanitizer and not (capture.environment.gpu and capture.workload.device == "cuda"):
+        raise EnvironmentNotAble(
+            "--sanitize checks kernels on a CUDA GPU, and this workload does not run on one",
+            remedy="Run it on a machine with a GPU, or leave out --sanitize.",
+        )
+    # The candidate is judged as its file is, even if it is code that this tool generated for the reference.
+    foreign = ForeignCandidate(
+        capture,
+        candidate.definition,
+        candidate.text.decode(),
+        needs_kernel=options.needs_kernel,
+        takes_empty=options.takes_empty,
+    )
+    sanitizer = Sanitizer(prepared.sanitizer, python, str(candidate.project), gpu=True) if prepared.sanitizer else None
+    with Reference(
+        capture,
+        reference.plain.decode(),
+        python,
+        seed=options.seed,
+        precision=settings.precision,
+        fork_server=fork_server,
+    ) as reference_side:
+        result, source = verify_foreign(
+            foreign,
+            reference_side,
             needs_sandbox=needs_sandbox,
-            takes_empty=takes_empty,
-            far=far,
-            sanitizer=Sanitizer(program, python, str(candidate.root), gpu=True) if program else None,
+            reproduction=prepared.reproduction,
+            on_case=on_case,
+            far=options.far,
+            sanitizer=sanitizer,
         )
-        try:
-            found = verifier.verify(reproduction.absolute(), on_case)
-            init = verifier.constructor_arguments
-            return with_timing(found, pair, init, python, baselines=settings.compiled_baselines, fresh=fresh)
-        finally:
-            verifier.close()
-            own_side.close()
+        return with_timing(result, source, reference_side, baselines=settings.compiled_baselines, fresh=fresh)

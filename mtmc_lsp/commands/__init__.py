@@ -1,1 +1,1 @@
-"""Commands of ``mtmc``, a module each; ``cli.py`` registers them."""
+"""The commands of ``mtmc``, one module each; ``app.py`` registers them."""

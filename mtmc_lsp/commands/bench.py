@@ -1,19 +1,28 @@
-"""``mtmc bench DIR``: every problem of a folder, and what the results come to."""
+"""``mtmc bench DIR``: optimize every problem of a suite, and summarise the results."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from mtmc_lsp.commands.options import Arch, AsJson, MaxAutotune, Python, read_project_settings
 from mtmc_lsp.core.errors import RequestError
+from mtmc_lsp.core.settings import override_settings
+
+if TYPE_CHECKING:
+    from mtmc_lsp.app.bench.runner import Plan
+    from mtmc_lsp.app.bench.suite import Problem
+    from mtmc_lsp.core.settings import Settings
 
 DEFAULT_OUT = Path("results.jsonl")
 SECONDS = 600.0
-"""Most seconds of one problem, unless told otherwise."""
-MOST_JOBS = 4
+"""The default time limit of one problem."""
+MAX_JOBS = 4
+CORES_PER_JOB = 4
 
 
 def bench(
@@ -43,82 +52,85 @@ def bench(
         Optional[float],  # noqa: UP045
         typer.Option("--budget", help="Seconds after which a problem starts no new step."),
     ] = None,
-    arch: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--arch", help="Compile for these, comma-separated, where there is no GPU."),
-    ] = None,
-    max_autotune: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option("--max-autotune", help="Time torch.compile(mode='max-autotune') too, which takes minutes."),
-    ] = None,
+    without: Annotated[
+        str,
+        typer.Option(
+            "--without", metavar="NAMES", help="Actions and rewrite rules that are not proposed: vectorize,layout."
+        ),
+    ] = "",
+    arch: Arch = None,
+    max_autotune: MaxAutotune = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is in the file already.")] = False,
-    python: Annotated[str, typer.Option("--python", help="The interpreter that the problems run under.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="With --summary: accept results of several versions of this tool.")
+    ] = False,
+    python: Python = "",
+    as_json: AsJson = False,
 ) -> int:
     """Optimise every problem of a folder; each result is a line of a file, and a run that was ended goes on."""
-    from mtmc_lsp.app.bench import chosen, find_problems, parse_shard, read_results
-    from mtmc_lsp.app.bench_summary import summarise
+    from mtmc_lsp.app.bench.runner import read_results
+    from mtmc_lsp.app.bench.suite import choose, find_problems, parse_shard
+    from mtmc_lsp.app.bench.summary import check_one_build, summarise
     from mtmc_lsp.report.bench_tables import show_summary
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.text import console
 
     if summary is not None and not summary.is_file():
-        raise RequestError(f"there is no file {summary}", remedy="Name what --out wrote.")
+        raise RequestError(f"there is no file {summary}", remedy="Name a file that `mtmc bench --out` wrote.")
     if folder is None and summary is None:
-        raise RequestError("which problems?", remedy="Name a folder: mtmc bench DIR.")
+        raise RequestError("no folder of problems is named", remedy="Write mtmc bench DIR.")
     problems = find_problems(folder) if folder is not None else []
-    problems = chosen(problems, pattern, limit, parse_shard(shard))
+    problems = choose(problems, pattern, limit, parse_shard(shard))
     if folder is not None and not problems:
         raise RequestError("no problem is left", remedy="Change --filter or --shard.")
     if summary is None:
         assert folder is not None
-        _run(folder, problems, out, jobs, seconds, (budget, arch, max_autotune), python, fresh)
+        settings = read_project_settings(folder.absolute(), arch, budget, max_autotune=max_autotune)
+        if without:
+            settings = override_settings(settings, exclude_actions=tuple(name.strip() for name in without.split(",")))
+        _solve(problems, out, _plan(problems[0], settings, seconds, python), jobs, fresh)
     asked = [(problem.name, problem.level) for problem in problems]
     names = {name for name, _ in asked}
-    records = [r for r in read_results(summary or out) if not asked or r["problem"] in names]
-    found = summarise(records, asked)
+    results = summary or out
+    records = [record for record in read_results(results) if not asked or record["problem"] in names]
+    if not mixed:
+        check_one_build(records, str(results))
+    totals = summarise(records, asked)
     if as_json:
-        print(document(summary=found, results=str(summary or out)))
+        print(document(summary=totals, results=str(results)))
     else:
-        show_summary(console(), found)
-    return 0 if found.scores[0].correct else 1
+        show_summary(console(), totals)
+    return 0 if totals.scores[0].correct else 1
 
 
-def _run(
-    folder: Path,
-    problems: list,  # type: ignore[type-arg]  # the class is imported where it is used, so that the command line starts fast
-    out: Path,
-    jobs: Optional[int],  # noqa: UP045
-    seconds: float,
-    changes: tuple[Optional[float], Optional[str], Optional[bool]],  # noqa: UP045
-    python: str,
-    fresh: bool,
-) -> None:
-    from mtmc_lsp.app.bench import Bench, Plan, describe_environment, visible_devices
-    from mtmc_lsp.app.bench_summary import why_nothing
+def _plan(problem: Problem, settings: Settings, seconds: float, python: str) -> Plan:
+    """How problems are solved: by the interpreter of the project of ``problem``, unless the command line names one."""
+    from mtmc_lsp.app.bench.runner import Plan, describe_environment
     from mtmc_lsp.app.interpreter import checked_python, find_python
-    from mtmc_lsp.core.settings import changed, read_settings
+
+    interpreter = checked_python(python or find_python(problem.path, settings))
+    return Plan(settings, interpreter, seconds, describe_environment(interpreter))
+
+
+def _solve(problems: Sequence[Problem], out: Path, plan: Plan, jobs: int | None, fresh: bool) -> None:
+    """Solve the problems without a result in ``out``, and print one line for each."""
+    from mtmc_lsp.app.bench.runner import Bench, visible_devices
+    from mtmc_lsp.app.bench.summary import why_nothing
     from mtmc_lsp.process.fork_server import ForkServer, likely_variables
     from mtmc_lsp.process.priority import usable_cores
 
-    budget, arch, tune = changes
-    archs = tuple(name.strip() for name in arch.split(",")) if arch is not None else None
-    settings = changed(read_settings(folder.absolute()), budget_seconds=budget, archs=archs, max_autotune=tune)
-    interpreter = checked_python(python or find_python(problems[0].path, settings))
     devices = visible_devices()
-    plan = Plan(settings, interpreter, seconds, describe_environment(interpreter))
-    jobs = jobs or min(MOST_JOBS, max(1, len(usable_cores()) // 4)) * max(1, len(devices))
-    old = 0
-    with ForkServer(interpreter, likely_variables(), preload=True) as fork_server:
+    jobs = jobs or min(MAX_JOBS, max(1, len(usable_cores()) // CORES_PER_JOB)) * max(1, len(devices))
+    reused = 0
+    with ForkServer(plan.python, likely_variables(), preload=True) as fork_server:
         bench = Bench(plan, out, jobs=jobs, devices=devices, fork_server=fork_server)
-        for number, (problem, record, known) in enumerate(bench.run(problems, fresh=fresh), 1):
-            old += known
-            if not known:
-                reason = why_nothing(record).splitlines()[:1]
-                told = f"{record['status']}{': ' + reason[0] if reason else ''}"
-                print(
-                    f"[{number}/{len(problems)}] {problem.name}  {record['wall_seconds']:.1f} s  {told}",
-                    file=sys.stderr,
-                )
-    if old:
-        print(f"{old} of {len(problems)} results are from before ({out}); --fresh makes them again", file=sys.stderr)
+        for number, (problem, record, is_reused) in enumerate(bench.run(problems, fresh=fresh), 1):
+            reused += is_reused
+            if is_reused:
+                continue
+            reason = why_nothing(record).splitlines()[:1]
+            outcome = f"{record['status']}{': ' + reason[0] if reason else ''}"
+            seconds = f"{record['wall_seconds']:.1f} s"
+            print(f"[{number}/{len(problems)}] {problem.name}  {seconds}  {outcome}", file=sys.stderr)
+    if reused:
+        print(f"{reused} of {len(problems)} results are from before ({out}); --fresh makes them again", file=sys.stderr)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from mtmc_lsp.commands.options import AsJson, Python
 
 
 def calibrate(
-    python: Annotated[str, typer.Option("--python", help="The interpreter that your code runs under.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    python: Python = "",
+    as_json: AsJson = False,
 ) -> int:
     """Measure this machine's GPU in under a minute and show it beside its data file; later plans use the result."""
     from mtmc_lsp.app.calibrate import calibrate as calibrated

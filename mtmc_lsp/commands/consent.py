@@ -1,4 +1,4 @@
-"""``mtmc consent``: whether a language model may be asked for a project, and the question before it first is."""
+"""``mtmc consent``: whether a language model may get a project's code, and the question before the first request."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mtmc_lsp.commands.options import AsJson
 from mtmc_lsp.core.errors import RequestError
 
 if TYPE_CHECKING:
     from mtmc_lsp.app.backends import Backends
-    from mtmc_lsp.app.pipeline import OpenTarget
+    from mtmc_lsp.app.target_file import OpenTarget
 
 
 def consent(
     give: Annotated[bool, typer.Option("--give", help="Allow it for this project and the present endpoint.")] = False,
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Forget every answer for this project.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Show or change whether a language model may be sent this project's code; --planner llm and --coder llm need no consent."""
     from mtmc_lsp.app.folder_decisions import Consent, consent_question
@@ -32,32 +33,34 @@ def consent(
 
     if give and withdraw:
         raise RequestError("--give and --withdraw are opposites", remedy="Choose one.")
-    here, kept, host = project_root(Path.cwd() / "x.py"), Consent(), host_of(os.environ)
+    project, decisions, host = project_root(Path.cwd() / "any.py"), Consent(), host_of(os.environ)
     if withdraw:
-        kept.withdraw(here)
+        decisions.withdraw(project)
     if give and not host:
         raise ModelNotUsable("no endpoint for a model is set", remedy="Set OPENAI_BASE_URL (or OPENAI_API_KEY) first.")
     if give:
-        kept.give(here, host)
-    hosts = kept.hosts(here)
+        decisions.grant(project, host)
+    hosts = decisions.hosts(project)
     if as_json:
-        print(document(project=str(here), hosts=hosts, endpoint=host or None))
+        print(document(project=str(project), hosts=hosts, endpoint=host or None))
         return 0
     if hosts:
-        print(f"code of {here} may be sent to {', '.join(hosts)}; --withdraw ends that")
+        print(f"code of {project} may be sent to {', '.join(hosts)}; --withdraw ends that")
     else:
-        print(f"nothing of {here} is sent to a model")
+        print(f"nothing of {project} is sent to a model")
         if host:
-            print(f"{consent_question(here, host, model_name(read_settings(here).llm, os.environ))} --give says yes")
+            print(
+                f"{consent_question(project, host, model_name(read_settings(project).llm, os.environ))} --give says yes"
+            )
     return 0
 
 
-def consented(opened: OpenTarget, makers: Backends, *, explicit: bool, may_ask: bool) -> Backends:
-    """The makers as far as the user agreed to them: settings alone are no consent.
+def limit_to_consent(target: OpenTarget, backends: Backends, *, explicit: bool, may_ask: bool) -> Backends:
+    """``backends`` if the user agreed to them, else the built-in ones: settings alone are not consent.
 
     Args:
-        opened: what is optimised.
-        makers: those that the settings and the command line name.
+        target: what is optimized.
+        backends: the planner and the coder that the settings and the command line name.
         explicit: whether the command line names a model as planner or coder.
         may_ask: whether the user can be asked now.
     """
@@ -66,21 +69,21 @@ def consented(opened: OpenTarget, makers: Backends, *, explicit: bool, may_ask: 
     from mtmc_lsp.llm.endpoint.client import model_name
     from mtmc_lsp.llm.endpoint.endpoint import host_of
 
-    if explicit or not makers.ask_a_model:
-        return makers
-    host, model = host_of(os.environ), model_name(opened.request.settings.llm, os.environ)
+    if explicit or not backends.ask_a_model:
+        return backends
+    host, model = host_of(os.environ), model_name(target.settings.llm, os.environ)
     if not host or not model:
         what = "no endpoint is set (OPENAI_BASE_URL)" if not host else "no model is named (MTMC_LLM_MODEL)"
         print(f"no language model takes part: {what}", file=sys.stderr)
         return BUILTIN
-    kept = Consent()
-    if kept.has(opened.root, host):
-        return makers
-    if may_ask and sys.stdin.isatty() and typer.confirm(consent_question(opened.root, host, model), err=True):
-        kept.give(opened.root, host)
-        return makers
+    decisions = Consent()
+    if decisions.has(target.project, host):
+        return backends
+    if may_ask and sys.stdin.isatty() and typer.confirm(consent_question(target.project, host, model), err=True):
+        decisions.grant(target.project, host)
+        return backends
     print(
-        f"no language model takes part: you have not agreed to it for {opened.root}; see `mtmc consent`",
+        f"no language model takes part: you have not agreed to it for {target.project}; see `mtmc consent`",
         file=sys.stderr,
     )
     return BUILTIN

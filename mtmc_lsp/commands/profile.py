@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.commands.options import AsJson, Python, open_spec, write_output
 
 
 def profile(
@@ -17,43 +17,38 @@ def profile(
         typer.Option("--html", metavar="FILE", help="Write one page there, with a roofline plot."),
     ] = None,
     ncu: Annotated[bool, typer.Option("--ncu", help="Count each kernel's bytes by Nsight Compute too.")] = False,
-    python: Annotated[str, typer.Option("--python", help="The interpreter that your code runs under.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    python: Python = "",
+    as_json: AsJson = False,
 ) -> int:
     """Show where the time of a call goes: operators, kernels, bytes, the part of the roofline, gaps between launches."""
-    from mtmc_lsp.app.pipeline import capture_target, open_target, parse_request
+    from mtmc_lsp.app.pipeline import Pipeline
     from mtmc_lsp.app.profile import find_ncu
-    from mtmc_lsp.app.profile import profile as profiled
     from mtmc_lsp.report.documents import document
     from mtmc_lsp.report.page import render
     from mtmc_lsp.report.profile import profile_page, show_profile
     from mtmc_lsp.report.text import console
+    from mtmc_lsp.search.components import Events
 
     counter = find_ncu() if ncu else ""
-    opened = open_target(parse_request(spec, None, python))
-    with console(stderr=True).status("capturing the target") as status:
-        capture = capture_target(opened)
-        status.update("profiling")
-        found, device = profiled(opened, capture, ncu=counter)
+    target = open_spec(spec, python)
+    with (
+        console(stderr=True).status("starting") as status,
+        Pipeline(target, events=Events(on_stage=status.update)) as pipeline,
+    ):
+        capture = pipeline.capture()
+        result, device = pipeline.profile(counter)
     if html is not None:
-        page = render(profile_page(opened.target.qualname, capture, found, device))
-        try:
-            html.write_text(page, encoding="utf-8")
-        except OSError as error:
-            where = Location(str(html))
-            raise RequestError(
-                f"cannot be written: {error.strerror}", where=where, remedy="Choose another file."
-            ) from None
+        write_output(html, render(profile_page(target.qualname, capture, result, device)))
     if as_json:
         print(
             document(
-                target=opened.target,
+                target=target.definition,
                 environment=capture.environment,
                 device=device,
-                profile=found,
-                roofline=found.roofline,
+                profile=result,
+                roofline=result.roofline,
             )
         )
     else:
-        show_profile(console(), opened.target.qualname, capture, found, device)
+        show_profile(console(), target.qualname, capture, result, device)
     return 0

@@ -1,4 +1,4 @@
-"""``mtmc report``: a run that is over, as text, as JSON or as a page."""
+"""``mtmc report``: a stored run as text, as JSON or as a page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.commands.options import AsJson, write_output
 
 if TYPE_CHECKING:
     from mtmc_lsp.search.stored_run import StoredRun
@@ -19,50 +19,39 @@ def report(
         Optional[Path],  # noqa: UP045
         typer.Option("--html", metavar="FILE", help="Write one page there that needs no network."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Show a run that is stored: its steps, how they were verified and timed, and what they brought."""
-    from mtmc_lsp.app.pipeline import open_store
+    """Show a stored run: its steps, how they were verified and timed, and what they gained."""
+    from mtmc_lsp.app.stored_runs import open_project_store
     from mtmc_lsp.report.documents import document, run_document
     from mtmc_lsp.report.page import render
     from mtmc_lsp.report.run_page import stored_page
     from mtmc_lsp.search.stored_run import stored_run
 
-    # Any file of a project names it.
-    with open_store(Path.cwd() / "x.py") as store:
-        found = stored_run(store, run)
+    with open_project_store() as store:
+        stored = stored_run(store, run)
     if html is not None:
-        _write(html, render(stored_page(found)))
+        write_output(html, render(stored_page(stored)))
     if as_json:
-        record = found.record
-        whole = run_document(found.result) if found.result is not None else document(run=record, steps=found.steps)
-        print(whole)
+        result = stored.result
+        print(run_document(result) if result is not None else document(run=stored.record, steps=stored.steps))
     elif html is not None:
         print(html)
     else:
-        _show(found)
+        _show(stored)
     return 0
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RequestError(
-            f"cannot be written: {error.strerror}", where=Location(str(path)), remedy="Choose another file."
-        ) from None
-
-
-def _show(found: StoredRun) -> None:
+def _show(stored: StoredRun) -> None:
     from mtmc_lsp.report import text
 
     out = text.console()
-    record = found.record
+    record = stored.record
     out.print(f"{record.qualname}  {record.path}")
-    for step in found.steps:
+    for step in stored.steps:
         text.show_action(out, step.index, step.action)
         text.show_step(out, step, diff=False)
-    if found.result is not None:
-        text.show_result(out, found.result)
+    if stored.result is not None:
+        text.show_result(out, stored.result)
     else:
-        out.print(f"\nrun {record.id} is not finished: go on with mtmc optimize --resume {record.id}")
+        out.print(f"\nrun {record.id} is not finished: continue with mtmc optimize --resume {record.id}")

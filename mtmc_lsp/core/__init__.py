@@ -1,1 +1,1 @@
-"""The words of the project (DESIGN section 2) as small frozen values. Imports nothing of ours but itself, and no torch."""
+"""Shared vocabulary of the project: small frozen value types. Imports only ``mtmc_lsp.core``, and no torch."""

@@ -1,4 +1,4 @@
-"""Macro actions: one semantic optimisation each."""
+"""Macro actions: each is one semantic optimisation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 REMARK = "remark"
-"""The parameter with the user's own words on how the step is to be done; only a language model can follow them."""
+"""Parameter that holds the user's instruction for the step, as free text. Only a language model can follow it."""
 
 
 class ActionKind(Enum):
-    """The catalogue (DESIGN section 5)."""
+    """All kinds of macro actions."""
 
     FUSE = "fuse"
     TILE = "tile"
@@ -36,7 +36,7 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True)
 class Expected:
-    """What a planner predicts: an estimate, never shown as a measurement."""
+    """A planner's prediction. An estimate, never shown as a measurement."""
 
     saved_us: float
     """Predicted microseconds saved per call."""
@@ -52,21 +52,21 @@ class MacroAction:
 
     kind: ActionKind
     region: tuple[str, ...]
-    """Names of the graph nodes it is about."""
+    """Names of the graph nodes that the action covers."""
     lines: tuple[int, int]
     """First and last source line of the region; (0, 0) when unknown."""
     params: Mapping[str, object] = field(default_factory=dict)
-    """JSON values that pin the action down, so it replays."""
+    """JSON values that define the action completely, so it can be applied again."""
     rationale: str = ""
-    """One sentence for people: why."""
+    """Reason for the action, one sentence for the user."""
     expected: Expected = field(default_factory=lambda: Expected(0.0))
     text: str = ""
-    """The one-line form: ``fuse the linear and the max in lines 15 to 20``."""
+    """One-line description: ``fuse the linear and the max in lines 15 to 20``."""
     changes_rounding: bool = False
-    """Whether results may differ by more than reassociation of the same precision; then the title says so."""
+    """Whether results may differ by more than a reassociation in the same precision. If so, the title mentions it."""
 
     @property
     def key(self) -> str:
-        """Same key, same action: kind, region and params, not the words."""
+        """Identity of the action: kind, region and params. The text does not count."""
         params = ",".join(f"{name}={self.params[name]}" for name in sorted(self.params))
         return f"{self.kind.value}({'+'.join(self.region)};{params})"

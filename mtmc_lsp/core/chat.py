@@ -1,4 +1,4 @@
-"""Talking to a language model: what is said, what it cost, and how it fails. The parts that ask know nothing of HTTP."""
+"""Types for language model requests: messages, token use, cost and errors. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError
-from mtmc_lsp.core.repetition import loop_in
+from mtmc_lsp.core.repetition import repetition_start
 
 
 @dataclass(frozen=True)
@@ -21,57 +21,57 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer."""
+    """One answer of the model."""
 
     text: str
-    is_cut: bool = False
-    """Whether it stopped at the most tokens that it might have, or was ended as it went in circles: not by itself."""
+    is_truncated: bool = False
+    """Whether the answer is incomplete: it reached the token limit, or it was stopped because it repeated itself."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One question and one answer to it, as they are stored."""
+    """One request and one answer to it, as stored."""
 
     purpose: str
     """``plan``, ``code`` or ``repair``."""
     messages: tuple[Message, ...]
-    """As they were sent: redacted."""
+    """The messages as sent, after redaction."""
     answer: str
     model: str
     prompt_tokens: int
     answer_tokens: int
     seconds: float
     error: str = ""
-    """Why there is no whole answer; empty where there is one."""
+    """Why the answer is missing or incomplete; empty on success."""
     counted: bool = True
-    """Whether the endpoint counted the tokens; else they are estimated from the text's length."""
+    """Whether the endpoint reported the token counts. Otherwise they are estimated from the text length."""
     question: int = 0
-    """1-based, in the order asked; several answers to one question share it."""
+    """1-based number of the request. Several sampled answers to one request share it."""
     failure: str = ""
-    """The code of the error, where there is one."""
-    is_cut: bool = False
-    """Whether the answer did not come to its own end."""
+    """Code of the error, if any."""
+    is_truncated: bool = False
+    """Whether the answer is incomplete."""
 
 
 @dataclass(frozen=True)
 class ModelUse:
-    """What the exchanges of a run came to."""
+    """Total model usage of a run."""
 
     model: str
     requests: int
-    """Answers that were asked for."""
+    """Number of answers requested."""
     prompt_tokens: int
     answer_tokens: int
     cost: float | None
-    """In the currency of the prices in ``[tool.mtmc.llm]``; ``None`` where no price is set."""
+    """In the currency of the prices in ``[tool.mtmc.llm]``; ``None`` when no price is set."""
     counted: bool = True
-    """Whether every number of tokens was counted by the endpoint."""
+    """Whether the endpoint reported all token counts."""
     replay_of: str = ""
-    """The run whose answers were used again, so that nothing was sent; empty where a model was asked."""
+    """The run whose stored answers were reused, so nothing was sent; empty when a model was called."""
 
 
 class ChatModel(Protocol):
-    """A model that answers."""
+    """Interface to a language model."""
 
     def ask(
         self,
@@ -81,13 +81,13 @@ class ChatModel(Protocol):
         schema: Mapping[str, object] | None = None,
         samples: int = 1,
     ) -> list[Reply]:
-        """One answer or more, those that came to something.
+        """Request one or more answers; return the ones that succeeded.
 
         Args:
             purpose: ``plan``, ``code`` or ``repair``.
-            messages: the conversation so far.
-            schema: asks for JSON of that schema, as far as the endpoint can enforce it.
-            samples: how many answers are wanted, at once; a budget may allow fewer.
+            messages: the conversation up to now.
+            schema: request JSON that follows this schema, as far as the endpoint can enforce it.
+            samples: number of answers to sample in parallel; a budget may reduce it.
 
         Raises:
             ModelNotUsable: no request can succeed until the user changes something.
@@ -97,52 +97,52 @@ class ChatModel(Protocol):
 
 
 CHARACTERS_PER_TOKEN = 2.5
-"""Of code, on the low side: where an endpoint does not count, the estimate is rather too high (49152 tokens in all had 2.8)."""
+"""For code, deliberately low, so that estimated counts are rather too high (measured: 2.8 over 49152 tokens)."""
 
 
 def estimated_tokens(messages: Sequence[Message]) -> int:
-    """Tokens of messages that no endpoint has counted."""
+    """Estimate the number of tokens in messages."""
     return int(sum(len(message.content) for message in messages) / CHARACTERS_PER_TOKEN) + 1
 
 
-LONGEST_QUOTE = 20_000
-"""Characters of an answer that are sent back when it is to be mended."""
+MAX_QUOTED_CHARACTERS = 20_000
+"""Maximum length of an answer that is quoted in a repair request."""
 
 
-def clipped(answer: str) -> str:
-    """An answer as it is quoted to the model: a runaway one would fill the next prompt."""
-    loop = loop_in(answer)
-    if loop is not None:
-        answer = f"{answer[:loop]}\n[and so on]"
-    return answer if len(answer) <= LONGEST_QUOTE else f"{answer[:LONGEST_QUOTE]}\n[cut]"
+def truncate_answer(answer: str) -> str:
+    """Shorten an answer before quoting it in a prompt; a runaway answer would fill the next prompt."""
+    loop_start = repetition_start(answer)
+    if loop_start is not None:
+        answer = f"{answer[:loop_start]}\n[repeats]"
+    return answer if len(answer) <= MAX_QUOTED_CHARACTERS else f"{answer[:MAX_QUOTED_CHARACTERS]}\n[cut]"
 
 
-CUT = "The answer was cut off where it reached the most tokens it may have: be brief."
-CIRCLES = "The answer was ended where it said the same again and again: do not repeat yourself."
+TRUNCATED = "The answer was cut off because it reached the token limit. Be brief."
+REPEATING = "The answer was stopped because it repeated itself. Do not repeat yourself."
 
 
-def shortfall(reply: Reply) -> str:
-    """What a model is told of an answer that did not come to its own end; empty where it did."""
-    if not reply.is_cut:
+def truncation_notice(reply: Reply) -> str:
+    """Explain to the model why its answer is incomplete; empty if it is complete."""
+    if not reply.is_truncated:
         return ""
-    return CUT if loop_in(reply.text) is None else CIRCLES
+    return TRUNCATED if repetition_start(reply.text) is None else REPEATING
 
 
 class ModelNotUsable(EnvironmentNotAble):
-    """The endpoint, the key or the model is not there."""
+    """The endpoint, the key or the model is not available."""
 
     code = "model-not-usable"
 
 
 class ModelFailed(MtmcError):
-    """One request came to nothing; another may succeed."""
+    """One request failed; another one may succeed."""
 
     exit_code = 3
     code = "model-failed"
 
 
 class BudgetSpent(MtmcError):
-    """The run's tokens, money or time for the model are used up."""
+    """The run has used up its budget of tokens, money or time for the model."""
 
     exit_code = 1
     code = "model-budget"

@@ -1,4 +1,4 @@
-"""Names and facts of the dtypes we speak of. A dtype is its torch name without ``torch.``: ``"float32"``."""
+"""Properties of dtypes. A dtype is written as its torch name without ``torch.``: ``"float32"``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ITEMSIZE: dict[str, int] = {
     "uint8": 1,
     "bool": 1,
 }
-"""Bytes per element, of the dtypes that kernels compute with."""
+"""Bytes per element of the dtypes that generated kernels support."""
 
-LEFT_ALONE: dict[str, int] = {
+UNSUPPORTED_ITEMSIZE: dict[str, int] = {
     "complex32": 4,
     "complex64": 8,
     "complex128": 16,
@@ -32,12 +32,12 @@ LEFT_ALONE: dict[str, int] = {
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
 }
-"""Bytes per element, of further dtypes: what has them stays with torch."""
+"""Bytes per element of other dtypes. Operations on them stay in torch."""
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes per element; of one that is not known as many as a float32 has."""
-    return ITEMSIZE.get(dtype) or LEFT_ALONE.get(dtype, 4)
+    """Bytes per element; 4 for an unknown dtype."""
+    return ITEMSIZE.get(dtype) or UNSUPPORTED_ITEMSIZE.get(dtype, 4)
 
 
 SHORT: dict[str, str] = {
@@ -54,7 +54,7 @@ SHORT: dict[str, str] = {
     "u8": "uint8",
     "bool": "bool",
 }
-"""Short names as directives write them, to full names."""
+"""Short names as written in directives, mapped to full names."""
 
 TOLERANCE: dict[str, float] = {
     "float64": 1e-10,
@@ -64,7 +64,7 @@ TOLERANCE: dict[str, float] = {
     "float8_e4m3fn": 1e-1,
     "float8_e5m2": 2e-1,
 }
-"""Largest relative L2 error that is ever accepted, whatever the reference's own error (DESIGN section 7)."""
+"""Upper limit of the accepted relative L2 error, whatever the reference's error is."""
 
 EPSILON: dict[str, float] = {
     "float64": 2.0**-52,
@@ -76,7 +76,7 @@ EPSILON: dict[str, float] = {
 }
 """Machine epsilon: the spacing of numbers at 1."""
 
-LARGEST: dict[str, float] = {
+MAX_FINITE: dict[str, float] = {
     "float64": 1.7976931348623157e308,
     "float32": 3.4028234663852886e38,
     "float16": 65504.0,
@@ -84,21 +84,21 @@ LARGEST: dict[str, float] = {
     "float8_e4m3fn": 448.0,
     "float8_e5m2": 57344.0,
 }
-"""The largest finite number."""
+"""Largest finite number."""
 
 
-def integer_ends(dtype: str) -> tuple[int, int]:
-    """The smallest and the largest number of an integer type, or of the truth values."""
+def integer_range(dtype: str) -> tuple[int, int]:
+    """Smallest and largest value of an integer or bool dtype."""
     bits = 1 if dtype == "bool" else 8 * ITEMSIZE[dtype]
     return (0, 2**bits - 1) if dtype in ("bool", "uint8") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def rounded(number: float, dtype: str) -> float:
-    """``number`` as ``dtype`` has it, for the half precisions; in wider types as it is."""
+def round_to_dtype(number: float, dtype: str) -> float:
+    """Round ``number`` to float16 or bfloat16; other dtypes return it unchanged."""
     if dtype not in ("float16", "bfloat16") or number != number or abs(number) == float("inf"):
         return number
     if dtype == "float16":
-        # From halfway to the next power of two on, numbers are infinite.
+        # Numbers from halfway to the next power of two upwards round to infinity.
         return (
             struct.unpack("e", struct.pack("e", number))[0] if abs(number) < 65520 else math.copysign(math.inf, number)
         )
@@ -107,8 +107,8 @@ def rounded(number: float, dtype: str) -> float:
     return float(struct.unpack("f", struct.pack("I", bits & 0xFFFF0000))[0])
 
 
-def in_float32(number: float) -> float:
-    """``number`` as float32 has it; infinite where it is too large."""
+def round_to_float32(number: float) -> float:
+    """Round ``number`` to float32; infinite if it is too large."""
     try:
         return float(struct.unpack("f", struct.pack("f", number))[0])
     except OverflowError:
@@ -120,14 +120,14 @@ def is_float(dtype: str) -> bool:
     return dtype in EPSILON
 
 
-def is_half(dtype: str) -> bool:
-    """Whether ``dtype`` is narrower than float32, so arithmetic on it is done in float32."""
+def is_low_precision(dtype: str) -> bool:
+    """Whether ``dtype`` is a float narrower than float32, whose arithmetic is done in float32."""
     return is_float(dtype) and ITEMSIZE[dtype] < 4
 
 
 def compute_dtype(dtype: str) -> str:
-    """The dtype in which elementwise arithmetic on ``dtype`` is done (as PyTorch's own kernels do)."""
-    return "float32" if is_half(dtype) else dtype
+    """The dtype in which elementwise arithmetic on ``dtype`` is done, as in PyTorch's kernels."""
+    return "float32" if is_low_precision(dtype) else dtype
 
 
 POINTER_TYPES = {
@@ -144,4 +144,4 @@ POINTER_TYPES = {
     "uint8": "*u8",
     "bool": "*i1",
 }
-"""Torch dtype to Triton's signature type of a pointer to it."""
+"""Torch dtype to the pointer type in a Triton signature."""

@@ -1,4 +1,4 @@
-"""Errors that reach the user: what is wrong, where it is, and what to do about it."""
+"""Errors shown to the user: what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FailureKind(str, Enum):
 
 @dataclass(frozen=True)
 class Location:
-    """A place in a file; ``line`` is 1-based, 0 where only the file is known."""
+    """A position in a file. ``line`` is 1-based, or 0 when only the file is known."""
 
     path: str
     line: int = 0
@@ -63,11 +63,11 @@ class Location:
 
 
 class MtmcError(Exception):
-    """Base of every error meant for the user.
+    """Base class of all errors shown to the user.
 
     Args:
         message: what is wrong, one sentence.
-        where: the file and line it is about, if there is one.
+        where: the file and line, if known.
         remedy: what the user can do about it, one sentence or a snippet to paste.
         kind: the kind of failure behind it; by default that of the class.
     """
@@ -86,11 +86,11 @@ class MtmcError(Exception):
         self.kind = kind or self.default_kind
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
-        return f"{place}{self.message}" + (f"\n  {self.remedy}" if self.remedy else "")
+        prefix = f"{self.where}: " if self.where else ""
+        return f"{prefix}{self.message}" + (f"\n  {self.remedy}" if self.remedy else "")
 
     def to_json(self) -> dict[str, object]:
-        """The error as plain data, as it crosses from a worker and as ``--json`` prints it."""
+        """The error as plain data, as sent by a worker and printed with ``--json``."""
         return {
             "code": self.code,
             "message": self.message,
@@ -102,52 +102,52 @@ class MtmcError(Exception):
 
 
 class RequestError(MtmcError):
-    """The request is wrong (exit code 2): the user can mend it in their file or on the command line."""
+    """The request is invalid (exit code 2). The user can correct it in the file or on the command line."""
 
     exit_code = 2
     code = "request"
 
 
 class TargetNotFound(RequestError):
-    """No such function, method, module or kernel in the file."""
+    """The file has no such function, method, module or kernel."""
 
     code = "no-such-target"
 
 
 class SourceSyntaxError(RequestError):
-    """The target's own text does not parse."""
+    """The target's source does not parse."""
 
     code = "syntax-error"
 
 
 class NoWorkload(RequestError):
-    """No example inputs are known; the remedy is a directive to paste."""
+    """No example inputs are known. The remedy contains a directive to paste."""
 
     code = "no-workload"
 
 
 class TargetRaises(RequestError):
-    """The user's own code raises on the workload's inputs."""
+    """The user's code raises on the workload's inputs."""
 
     code = "target-raises"
 
 
 class TargetUnsupported(RequestError):
-    """The target does something that cannot be optimised correctly (the message says what)."""
+    """The target does something that cannot be optimised correctly. The message says what."""
 
     code = "unsupported"
 
 
 class FileChanged(RequestError):
-    """The file on disk is no longer the text that was read, so nothing is written."""
+    """The file on disk has changed since it was read, so nothing is written."""
 
     code = "file-changed"
 
 
 class MeasurementRejected(MtmcError):
-    """A timing that cannot be true (exit code 1).
+    """A timing that cannot be correct (exit code 1).
 
-    The results differ while timed, the clocks disagree, or it is faster than the memory.
+    The results differ while timed, the clocks disagree, or the time implies more than the memory bandwidth.
     """
 
     exit_code = 1
@@ -155,13 +155,13 @@ class MeasurementRejected(MtmcError):
 
 
 class GpuInUse(MeasurementRejected):
-    """Another program computed on the GPU while something was timed."""
+    """Another program used the GPU during a measurement."""
 
     code = "gpu-in-use"
 
 
 class EnvironmentNotAble(MtmcError):
-    """Something is not installed or not there (exit code 3)."""
+    """Something is not installed or not available (exit code 3)."""
 
     exit_code = 3
     code = "environment"

@@ -1,4 +1,4 @@
-"""The target's ATen graph for a workload, as our own plain value: what crosses back from the capture worker."""
+"""The target's ATen graph for a workload, as a plain value that the capture worker sends back."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class InputKind(Enum):
     ARGUMENT = "argument"
     """An argument of the target."""
     PARAMETER = "parameter"
-    """A parameter of the module; its sizes follow from the constructor, so other shapes never vary it."""
+    """A parameter of the module. Its sizes follow from the constructor, so verification never varies them."""
     BUFFER = "buffer"
-    """A buffer of the module, likewise."""
+    """A buffer of the module. Its sizes are not varied either."""
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """What is known of a tensor before it exists."""
+    """Shape, dtype and strides of a tensor."""
 
     shape: tuple[Size, ...]
     """One size per dimension."""
     dtype: str
-    """Torch's name, without ``torch.``."""
+    """Torch's dtype name without ``torch.``."""
     stride: tuple[Size, ...]
-    """Elements, one per dimension."""
+    """In elements, one per dimension."""
 
     @property
     def numel(self) -> Size:
@@ -41,15 +41,15 @@ class TensorType:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the strides are those of a dense row-major tensor, for every value of the named sizes."""
+        """Whether the tensor is dense and row-major for all values of the named sizes."""
         return all(
-            own == dense or size == Size.of(1)
-            for size, own, dense in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
+            stride == dense or size == Size.of(1)
+            for size, stride, dense in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
         )
 
     @property
     def is_channels_last(self) -> bool:
-        """Whether the channels of images or volumes (dimension 1) lie densest."""
+        """Whether the channels (dimension 1) of an image or volume have stride 1."""
         return len(self.shape) > 2 and self.stride[1] == Size.of(1) and self.shape[1] != Size.of(1)
 
 
@@ -60,7 +60,7 @@ def contiguous_stride(shape: tuple[Size, ...]) -> tuple[Size, ...]:
 
 @dataclass(frozen=True)
 class Ref:
-    """The ``index``-th output of the node, or the input, called ``name``."""
+    """Output number ``index`` of the node called ``name``, or the graph input of that name."""
 
     name: str
     index: int = 0
@@ -76,11 +76,11 @@ class Ref:
 
 
 Argument = Union[Ref, Size, bool, int, float, str, None, tuple["Argument", ...]]
-"""An argument of a node: a tensor, a size, a constant (dtypes and devices as strings), or a tuple of these."""
+"""An argument of a node: a tensor, a size, a constant (dtypes and devices as strings), or a tuple of arguments."""
 
 
 def argument_to_json(value: Argument) -> object:
-    """``value`` as JSON data; a size is ``{"size": text}``, an infinite or NaN float ``{"float": text}``."""
+    """Encode ``value`` as JSON; a size is ``{"size": text}``, an infinite or NaN float ``{"float": text}``."""
     if isinstance(value, Ref):
         return value.to_json()
     if isinstance(value, Size):
@@ -93,7 +93,7 @@ def argument_to_json(value: Argument) -> object:
 
 
 def argument_from_json(data: object) -> Argument:
-    """The argument whose ``argument_to_json`` gave ``data``."""
+    """Inverse of :func:`argument_to_json`."""
     if isinstance(data, dict):
         if "ref" in data:
             return Ref.from_json(data)
@@ -108,17 +108,17 @@ def argument_from_json(data: object) -> Argument:
 
 
 INPUT_DEVICE = "input.device"
-"""The argument that stands for the device that the target's inputs are on, whichever that is."""
+"""Placeholder argument for the device of the target's inputs."""
 
 
 MATRIX_PRODUCTS: Mapping[str, int] = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "addmm": 1, "baddbmm": 1}
-"""Operations that are one matrix product, and which tensor operand's last dimension is summed over."""
+"""Operations that are a single matmul, and the index of the tensor operand whose last dimension is reduced."""
 PRODUCTS = frozenset({*MATRIX_PRODUCTS, "einsum", "mv", "dot", "scaled_dot_product_attention"})
-"""Operations that are or hold matrix products, beside convolutions."""
-DRAWN = frozenset({"rand", "randn"})
-"""Operations that draw from PyTorch's generator and stay its own: calls in the same order give the same numbers."""
+"""Operations that are or contain matmuls, without convolutions."""
+RANDOM_OPS = frozenset({"rand", "randn"})
+"""Operations that draw from PyTorch's generator. They stay torch calls: the same call order gives the same numbers."""
 RECURRENT_GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-"""Recurrent layers, and how many products of its input each hidden unit needs at a step."""
+"""Recurrent layers, and the number of input products per hidden unit and step."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class GraphInput:
     name: str
     """Unique in the graph and a Python identifier: ``x``, ``norm_weight``."""
     access: str
-    """Python for it inside the target's body: ``x``, ``self.norm.weight``."""
+    """Python expression for it inside the target's body: ``x``, ``self.norm.weight``."""
     kind: InputKind
     type: TensorType
     requires_grad: bool = False
@@ -140,15 +140,15 @@ class Node:
 
     name: str
     op: str
-    """ATen overload, ``aten.add.Tensor``."""
+    """ATen overload: ``aten.add.Tensor``."""
     args: tuple[Argument, ...]
     kwargs: Mapping[str, Argument]
     outputs: tuple[TensorType, ...]
-    """One type per tensor that the operation returns; ``Ref(name, i)`` names the i-th."""
+    """One type per output tensor; ``Ref(name, i)`` refers to output i."""
     line: int = 0
-    """1-based line of the target's file that made this node; 0 when unknown."""
+    """1-based line in the target's file that this node comes from; 0 when unknown."""
     variable: str = ""
-    """The user's own name for the value, where an assignment on that line gives one to this node."""
+    """The user's variable name for the value, if an assignment on that line names it."""
 
     def to_json(self) -> dict[str, object]:
         from mtmc_lsp.core.json_codec import to_json
@@ -181,61 +181,63 @@ class Node:
 
     @property
     def type(self) -> TensorType:
-        """The type of the first (mostly the only) output."""
+        """Type of the first output (usually the only one)."""
         return self.outputs[0]
 
     @property
     def word(self) -> str:
-        """What people call the operation: ``softmax`` for ``aten._softmax.default``."""
+        """Readable operation name: ``softmax`` for ``aten._softmax.default``."""
         name = self.op.split(".")[1].strip("_")
         return "batch_norm" if name.startswith("native_batch_norm") else name
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers from PyTorch's generator."""
-        return self.op.split(".")[1] in DRAWN
+        """Whether the operation draws random numbers from PyTorch's generator."""
+        return self.op.split(".")[1] in RANDOM_OPS
 
     def inputs(self) -> Iterator[Ref]:
-        """Every tensor that this node reads, in order, with repeats."""
+        """Every tensor that this node reads, in argument order, with repeats."""
         return iter(self._read)
 
-    def reading(self, swap: Mapping[Ref, Ref]) -> Node:
-        """The operation of other tensors in the place of some."""
-        if not any(ref in swap for ref in self.inputs()):
+    def reading(self, replacements: Mapping[Ref, Ref]) -> Node:
+        """A copy of the node that reads other tensors where ``replacements`` maps them."""
+        if not any(ref in replacements for ref in self.inputs()):
             return self
-        args = tuple(_swapped(item, swap) for item in self.args)
-        return replace(self, args=args, kwargs={key: _swapped(item, swap) for key, item in self.kwargs.items()})
+        args = tuple(_replace_refs(item, replacements) for item in self.args)
+        return replace(
+            self, args=args, kwargs={key: _replace_refs(item, replacements) for key, item in self.kwargs.items()}
+        )
 
     @cached_property
     def _read(self) -> tuple[Ref, ...]:
-        # Planners ask for this millions of times in a network of some hundred nodes.
-        return tuple(ref for argument in (*self.args, *self.kwargs.values()) for ref in _refs(argument))
+        # Cached: planners read this millions of times for a network of a few hundred nodes.
+        return tuple(ref for argument in (*self.args, *self.kwargs.values()) for ref in _iter_refs(argument))
 
 
-def _swapped(value: Argument, swap: Mapping[Ref, Ref]) -> Argument:
+def _replace_refs(value: Argument, replacements: Mapping[Ref, Ref]) -> Argument:
     if isinstance(value, Ref):
-        return swap.get(value, value)
-    return tuple(_swapped(item, swap) for item in value) if isinstance(value, tuple) else value
+        return replacements.get(value, value)
+    return tuple(_replace_refs(item, replacements) for item in value) if isinstance(value, tuple) else value
 
 
-def _refs(argument: Argument) -> Iterator[Ref]:
+def _iter_refs(argument: Argument) -> Iterator[Ref]:
     if isinstance(argument, Ref):
         yield argument
     elif isinstance(argument, tuple):
         for item in argument:
-            yield from _refs(item)
+            yield from _iter_refs(item)
 
 
 @dataclass(frozen=True)
 class UsedModule:
-    """A module that the target calls or takes a tensor from: the graph holds only while it is what it was."""
+    """A module that the target calls or reads a tensor from. The graph is valid only while this module is unchanged."""
 
     access: str
-    """Python for it inside the target's body: ``self``, ``self.layers[0]``."""
+    """Python expression for it inside the target's body: ``self``, ``self.layers[0]``."""
     kind: str
-    """Python for its class in the target's file, ``torch.nn.Linear``; in quotes where the file has no name for it."""
+    """Python expression for its class in the target's file: ``torch.nn.Linear``. Quoted if the file has no name for it."""
     length: int | None = None
-    """How many modules a container holds."""
+    """Number of modules in a container."""
 
 
 @dataclass(frozen=True)
@@ -248,116 +250,115 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Graph:
-    """A functional ATen graph: nodes in execution order, with symbolic sizes and the conditions they were derived under."""
+    """A functional ATen graph: nodes in execution order, with symbolic sizes and the conditions under which it is valid."""
 
     inputs: tuple[GraphInput, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[Ref, ...]
-    """The tensors that the target returns, in order; none where it only changes what it is given."""
+    """The tensors that the target returns, in order; empty if it only modifies its inputs."""
     returns: str
-    """How the outputs are put together, and what else is returned, as :mod:`mtmc_lsp.capture.result_structure` has it."""
+    """How the return value is built from the outputs and other values: see :mod:`mtmc_lsp.capture.result_structure`."""
     sizes: Mapping[str, int]
-    """The value of every named size in the workload."""
+    """Value of every named size in the workload."""
     mutations: tuple[Mutation, ...] = ()
     kept: tuple[str, ...] = ()
-    """Attributes that the target sets, ``self.hidden``, each to one of the last outputs: these are none of its results."""
+    """Attributes that the target sets (``self.hidden``), one per trailing entry of ``outputs``. They are not return values."""
     unread: tuple[GraphInput, ...] = ()
-    """Tensors that the target is given, or looks at, and no node reads: a size of theirs that is a number may be built into the
-    graph, as may their dtype, or that they are there at all."""
+    """Input tensors that no node reads. The graph may still depend on their constant sizes, their dtype, or their presence."""
     conditions: tuple[str, ...] = ()
-    """Python conditions over named sizes (``s0 >= 2``, ``s0 % 8 == 0``) under which the graph holds."""
+    """Python conditions over named sizes (``s0 >= 2``, ``s0 % 8 == 0``) under which the graph is valid."""
     constants: Mapping[str, object] = field(default_factory=dict)
-    """Python values that are built into the graph, by their access: ``{"eps": 1e-6, "self.training": False}``.
-    The graph holds only while each still has this value; each is an int, float, bool, str, None, a list of these, or for
-    ``*args`` and ``**kwargs`` an empty dictionary: they take nothing."""
+    """Python values built into the graph, by access expression: ``{"eps": 1e-6, "self.training": False}``.
+    The graph is valid only for these values. Each is an int, float, bool, str, None or a list of these. Empty ``*args`` and
+    ``**kwargs`` are stored as an empty dictionary."""
     dependencies: tuple[Dependency, ...] = ()
-    """What else it was built from: globals, helper functions, class attributes, environment variables."""
+    """Other inputs of the graph: globals, helper functions, class attributes, environment variables."""
     modules: tuple[UsedModule, ...] = ()
-    """Holders come before what they hold."""
+    """Containers come before their contents."""
     same: tuple[tuple[str, str], ...] = ()
-    """Further accesses of modules and tensors that the graph uses, each with the one that it is used by: they are one object."""
+    """Aliases: pairs of access expressions for one object. The second one is used in the graph."""
     fp32_matmul: str = "ieee"
-    """How the user's own fp32 matrix products run: ``ieee`` or ``tf32``."""
+    """Precision of fp32 matmuls in the user's code: ``ieee`` or ``tf32``."""
     fp32_convolution: str = "ieee"
-    """How the user's own fp32 convolutions run on a GPU, likewise; PyTorch's default there is ``tf32``."""
+    """Precision of fp32 convolutions in the user's code on a GPU: ``ieee`` or ``tf32`` (PyTorch's default)."""
     convolutions_seen: Mapping[str, str] = field(default_factory=dict)
-    """How single float32 convolutions were seen to run on the workload's GPU: node to mode. Where TF32 is allowed, the library
-    chooses for each."""
+    """Precision observed for individual float32 convolutions on the workload's GPU, by node name. Where TF32 is allowed, the
+    library decides for each convolution."""
 
     def convolution_mode(self, node: str) -> str:
-        """How a float32 convolution of the user's runs: ``ieee`` or ``tf32``.
+        """Precision of one float32 convolution in the user's code: ``ieee`` or ``tf32``.
 
         Args:
-            node: its name, or that of what a rewrite made of it.
+            node: name of the node, or of a node that a rewrite derived from it.
         """
         return self.convolutions_seen.get(node.partition("_packed")[0], self.fp32_convolution)
 
     @property
     def runs_tf32(self) -> bool:
-        """Whether some of its float32 products may run in TF32, as far as that was not seen otherwise."""
+        """Whether some float32 products may run in TF32, taking observed convolution modes into account."""
         return any(self._is_allowed_tf32(node) and self._runs_tf32(node) for node in self.nodes)
 
     @property
     def allows_tf32(self) -> bool:
-        """Whether some of its float32 products, or their gradients, may run in TF32: the library chooses for each."""
+        """Whether TF32 is allowed for some float32 products or their gradients. The library then decides for each."""
         return any(self._is_allowed_tf32(node) for node in self.nodes)
 
     def _runs_tf32(self, node: Node) -> bool:
         return "conv" not in node.op or self.convolution_mode(node.name) == "tf32"
 
     def _is_allowed_tf32(self, node: Node) -> bool:
-        # One setting is that of a GPU's convolutions and recurrent layers, which one library computes.
+        # On a GPU, cuDNN computes both convolutions and recurrent layers, and one setting controls both.
         by_cudnn = node.op.split(".")[1] in RECURRENT_GATES or "conv" in node.op
         mode = self.fp32_convolution if by_cudnn else self.fp32_matmul
         is_product = by_cudnn or node.op.split(".")[1] in PRODUCTS
         return is_product and mode == "tf32" and any(kind.dtype == "float32" for kind in node.outputs)
 
-    def of_nodes(self, nodes: Iterable[Node], swap: Mapping[Ref, Ref]) -> Graph:
-        """The graph of other nodes, which leaves the target with other values in the place of some."""
-        outputs = tuple(swap.get(ref, ref) for ref in self.outputs)
-        mutations = tuple(replace(item, value=swap.get(item.value, item.value)) for item in self.mutations)
+    def of_nodes(self, nodes: Iterable[Node], replacements: Mapping[Ref, Ref]) -> Graph:
+        """A copy of the graph with these nodes. ``replacements`` maps outputs and written values to new tensors."""
+        outputs = tuple(replacements.get(ref, ref) for ref in self.outputs)
+        mutations = tuple(replace(item, value=replacements.get(item.value, item.value)) for item in self.mutations)
         return replace(self, nodes=tuple(nodes), outputs=outputs, mutations=mutations)
 
     def type_of(self, ref: Ref) -> TensorType:
-        """The type of what ``ref`` names."""
-        found = self._input_types.get(ref.name)
-        return found if found is not None else self.node(ref.name).outputs[ref.index]
+        """Type of the referenced tensor."""
+        input_type = self._input_types.get(ref.name)
+        return input_type if input_type is not None else self.node(ref.name).outputs[ref.index]
 
     def node(self, name: str) -> Node:
-        """The node called ``name``.
+        """Look up a node by name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: no node has this name.
         """
         return self.named[name]
 
     def readers(self, name: str) -> tuple[Node, ...]:
-        """The nodes that read a node or an input, in execution order."""
+        """The nodes that read the given node or input, in execution order."""
         return self._readers.get(name, ())
 
     @cached_property
     def named(self) -> Mapping[str, Node]:
-        """Every node by its name."""
+        """All nodes by name."""
         return {node.name: node for node in self.nodes}
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
-        """When each node runs, from 0."""
+        """Execution index of each node, from 0."""
         return {node.name: i for i, node in enumerate(self.nodes)}
 
     @property
     def results(self) -> tuple[Ref | None, ...]:
-        """What the target returns, without what it keeps."""
+        """The target's return values, without the attributes that it sets."""
         return self.outputs[: len(self.outputs) - len(self.kept)]
 
     @cached_property
     def left(self) -> frozenset[Ref]:
-        """Values that leave the target: it returns them, or writes them into an input."""
+        """Values that are visible outside the target: returned, or written into an input."""
         return frozenset({*self.outputs, *(mutation.value for mutation in self.mutations)})
 
     @cached_property
     def replaced(self) -> Mapping[Ref, str]:
-        """The input that each value is written into; the first where it is written into several."""
+        """The input that each value is written into; the first one if there are several."""
         return {mutation.value: mutation.input for mutation in reversed(self.mutations)}
 
     @cached_property
@@ -366,8 +367,8 @@ class Graph:
 
     @cached_property
     def _readers(self) -> Mapping[str, tuple[Node, ...]]:
-        found: dict[str, list[Node]] = {}
+        readers: dict[str, list[Node]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(ref.name for ref in node.inputs()):
-                found.setdefault(name, []).append(node)
-        return {name: tuple(nodes) for name, nodes in found.items()}
+                readers.setdefault(name, []).append(node)
+        return {name: tuple(nodes) for name, nodes in readers.items()}

@@ -35,9 +35,9 @@ def to_json(value: Any) -> Any:
     Keys of mappings may be text, integers or enums. A class may define ``to_json`` and the classmethod ``from_json`` to choose
     another form.
     """
-    own = getattr(value, "to_json", None)
-    if own is not None:
-        return own()
+    encode = getattr(value, "to_json", None)
+    if encode is not None:
+        return encode()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         tag = {TAG: value.json_tag} if hasattr(value, "json_tag") else {}
         return tag | {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -51,7 +51,7 @@ def to_json(value: Any) -> Any:
         return base64.b64encode(value).decode("ascii")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"{type(value).__name__} is not JSON data")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
 def _key(key: object) -> str:
@@ -59,10 +59,10 @@ def _key(key: object) -> str:
 
 
 def from_json(kind: type[T], data: Any) -> T:
-    """The value of type ``kind`` whose ``to_json`` gave ``data``.
+    """Decode JSON data into a value of type ``kind``; the inverse of :func:`to_json`.
 
     Raises:
-        TypeError: ``data`` does not fit ``kind``; the message names the field.
+        TypeError: ``data`` does not match ``kind``; the message names the field.
     """
     return typing.cast(T, _decode(kind, data, kind.__name__))
 

@@ -1,4 +1,4 @@
-"""Where the time of a target goes: what ``mtmc profile`` tells."""
+"""Result types of ``mtmc profile``: where a target spends its time."""
 
 from __future__ import annotations
 
@@ -13,64 +13,64 @@ class KernelTime:
 
     name: str
     calls: float
-    """Launches in one call of the target."""
+    """Launches per call of the target."""
     us: float
-    """Of all of them, microseconds in one call of the target."""
+    """Total time of these launches in microseconds per call of the target."""
     bytes: float | None = None
-    """Device memory that it really moved, by Nsight Compute; ``None`` where that was not asked."""
+    """Device memory traffic measured by Nsight Compute; ``None`` without Nsight Compute."""
     of_memory: float | None = None
-    """Part of the memory's rate that it reached, 0 to 1, by Nsight Compute."""
+    """Achieved fraction of the peak memory bandwidth, 0 to 1, by Nsight Compute."""
     of_compute: float | None = None
-    """Part of the multiprocessors' rate, likewise."""
+    """Achieved fraction of the peak SM throughput, 0 to 1, by Nsight Compute."""
 
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """An operator of torch's that the target calls, all its calls together."""
+    """All calls of one torch operator in the target."""
 
     name: str
-    """``aten::linear``, or a kernel that no operator launched."""
+    """``aten::linear``, or the name of a kernel that no operator launched."""
     lines: tuple[int, ...]
-    """Lines of the target that call it, where the graph says so."""
+    """Lines of the target that call it, if the graph has them."""
     calls: float
-    """In one call of the target."""
+    """Calls per call of the target."""
     cpu_us: float
-    """Of the host in one call of the target, with all that it calls."""
+    """Host time in microseconds per call of the target, including nested calls."""
     gpu_us: float
-    """Of the kernels that it launched."""
+    """Time of its kernels in microseconds per call of the target."""
     work: Work | None = None
-    """What it must move and compute, by the cost model; ``None`` where the graph does not have it."""
+    """Minimum memory traffic and FLOPs by the cost model; ``None`` if the graph does not contain the operator."""
     roofline: float | None = None
-    """The least time for that work as a part of its kernels' time; ``None`` without a GPU."""
+    """Roofline time divided by the time of its kernels; ``None`` without a GPU."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One target's profile."""
+    """Profile of one target."""
 
     device: str
-    """``cuda`` or ``cpu``: what ran it."""
+    """``cuda`` or ``cpu``: the device that it ran on."""
     calls: int
-    """How often it was called while it was watched."""
+    """Number of profiled calls."""
     wall_us: float
-    """Median of one call on the host's clock, unwatched, until the device was done."""
+    """Median host time of one call without the profiler, including device synchronisation."""
     gpu_us: float
-    """Of all kernels in one call; 0 without a GPU."""
+    """Total kernel time per call; 0 without a GPU."""
     gap_us: float
-    """In one call, while the GPU waited between its first and its last kernel."""
+    """GPU idle time per call between the first and the last kernel."""
     launches: float
-    """Kernels in one call."""
+    """Kernel launches per call."""
     operators: tuple[OperatorTime, ...]
-    """The most expensive first."""
+    """Most expensive first."""
     kernels: tuple[KernelTime, ...]
     work: Work
-    """What one call must move and compute at least: inputs and outputs once, and torch's own count of operations."""
+    """Minimum work of one call: inputs and outputs transferred once, and torch's FLOP count."""
     bound_us: float | None
-    """The roofline's least time of one call; ``None`` without a GPU."""
+    """Roofline time of one call; ``None`` without a GPU."""
     sizes: dict[str, int]
     notes: tuple[str, ...] = ()
 
     @property
     def roofline(self) -> float | None:
-        """The part of the roofline that one call reaches; ``None`` without a GPU."""
+        """Achieved fraction of the roofline for one call; ``None`` without a GPU."""
         return min(1.0, self.bound_us / self.gpu_us) if self.bound_us is not None and self.gpu_us else None

@@ -1,4 +1,4 @@
-"""The narrow joints between the parts; each can be tested with a fake on the other side."""
+"""Interfaces between the main components. Each can be tested with a fake on the other side."""
 
 from __future__ import annotations
 
@@ -16,101 +16,101 @@ from mtmc_lsp.core.workload import Capture
 
 @dataclass(frozen=True)
 class State:
-    """All that a planner looks at."""
+    """Input of a planner."""
 
     capture: Capture
     candidate: Candidate
-    """The last good version."""
+    """The last accepted version."""
     history: tuple[Step, ...]
     device: DeviceModel
     has_gpu: bool
-    """Whether steps are timed; without a GPU only predictions guide."""
+    """Whether steps are timed. Without a GPU, planners rely on predictions."""
     kernel_times: Callable[[], tuple[KernelTime, ...]] = tuple
-    """Has the GPU watched for the kernels of ``candidate``, the slowest first; called only by those who read them, as it takes
-    seconds. Gives none where that is not possible."""
+    """Profiles the kernels of ``candidate`` on the GPU, slowest first. Takes seconds, so only planners that need it call it.
+    Empty if profiling is not possible."""
     deadline: float | None = None
-    """Of the monotonic clock, when a planner ends with what it has found so far; None where it may take its time."""
+    """Monotonic time at which the planner must return its best result so far; None for no limit."""
 
 
 class CannotCode(Exception):
-    """The coder cannot express this action; the message says why, for people."""
+    """The coder cannot express this action. The message tells the user why."""
 
 
 class Planner(Protocol):
-    """Decides what to optimise next."""
+    """Chooses the next optimisation."""
 
     def propose(self, state: State) -> MacroAction | None:
-        """The next action, or ``None`` when nothing is worth trying; never one whose key is in the history."""
+        """The next action, or ``None`` if nothing is worth trying. Never an action whose key is in the history."""
 
 
 class Coder(Protocol):
-    """Writes one action."""
+    """Writes the code for one action."""
 
     def start(self, capture: Capture, source: str) -> Candidate:
-        """The root of a run: the user's own file, nothing generated."""
+        """Initial candidate of a run: the user's file without generated code."""
 
     def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
-        """``candidate`` with ``action`` applied; the same arguments give the same candidate byte for byte.
+        """Apply ``action`` to ``candidate``. Deterministic: the same arguments give the same candidate byte for byte.
 
         Raises:
-            CannotCode: this coder cannot.
+            CannotCode: this coder cannot express the action.
         """
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """A coder that may write one step in several ways, of which the best is kept."""
+    """A coder that can write one step in several ways. The best one is used."""
 
     def write_several(self, capture: Capture, candidate: Candidate, action: MacroAction) -> list[Candidate]:
-        """Different versions of ``candidate`` with ``action`` applied, one at least.
+        """One or more different versions of ``candidate`` with ``action`` applied.
 
         Raises:
-            CannotCode: there is none.
+            CannotCode: there is no version.
         """
 
 
 @runtime_checkable
 class Repairer(Protocol):
-    """A coder that can mend what it wrote once it is told what is wrong."""
+    """A coder that can correct its code after a failure."""
 
     def repair(self, capture: Capture, candidate: Candidate, failed: Candidate, failure: str) -> Candidate:
-        """Another try at the action of ``failed``, from the last good version ``candidate``.
+        """Try the action of ``failed`` again, starting from the last accepted version ``candidate``.
 
         Raises:
-            CannotCode: it has no further try.
+            CannotCode: there are no attempts left.
         """
 
 
 @runtime_checkable
-class Watcher(Protocol):
-    """A measurer that also sees which kernels a version runs."""
+class KernelProfiler(Protocol):
+    """A measurer that can also profile the kernels of a version."""
 
     def kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
         """The kernels of one call, the slowest first; none without a GPU."""
 
 
 @runtime_checkable
-class FarVerifier(Protocol):
-    """A measurer that can also try a version on tensors of more elements than 32 bits count."""
+class LargeTensorVerifier(Protocol):
+    """A measurer that can also verify a version on tensors with more elements than 32-bit offsets can address."""
 
-    def verify_far(self, candidate: Candidate) -> Check:
-        """Whether a version that was verified holds there too; skipped, with the reason, where that cannot be seen."""
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
+        """Verify an accepted version on such tensors. The check is skipped, with a reason, if that is not possible."""
 
 
 class Measurer(Protocol):
-    """Checks and times candidates of one capture."""
+    """Verifies, compiles and times candidates of one capture."""
 
     def device(self) -> DeviceModel:
-        """The ceilings of the device that is measured on (or compiled for)."""
+        """Performance limits of the device that is measured on or compiled for."""
 
     def verify(self, candidate: Candidate) -> Verdict:
-        """Whether the candidate computes what the user's own code computes."""
+        """Verify that the candidate computes the same results as the user's code."""
 
     def compile(self, candidate: Candidate) -> CompileReport:
-        """What the compiler makes of each kernel, for each architecture asked for."""
+        """Compile each kernel for each configured architecture."""
 
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
         """Paired timing against eager, ``torch.compile`` and the previous good version; ``None`` without a GPU."""
 
     def close(self) -> None:
-        """End the worker processes."""
+        """Stop the worker processes."""

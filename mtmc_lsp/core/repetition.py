@@ -1,29 +1,29 @@
-"""Answers that go in circles: small models fall into saying the same again until something ends them."""
+"""Detects language model answers that repeat themselves endlessly, as small models sometimes do."""
 
 from __future__ import annotations
 
-KEY = 40
-"""Characters by which the last repetition is found again."""
-LONGEST_PERIOD = 240
-"""Characters; some lines of code."""
-REPETITIONS = 8
-LEAST = 400
-"""Characters that a loop must have gone on for: a ruler in a comment is none."""
+SUFFIX_CHARACTERS = 40
+"""Length of the suffix whose previous occurrence is searched."""
+MAX_PERIOD = 240
+"""Longest detected period in characters: a few lines of code."""
+MIN_REPETITIONS = 8
+MIN_LOOP_CHARACTERS = 400
+"""Shortest text that counts as a loop, so that a ruler in a comment does not."""
 
 
-def loop_in(text: str) -> int | None:
-    """Where ``text`` begins to repeat itself, counted in characters after the first time; None where its end does not.
+def repetition_start(text: str) -> int | None:
+    """Index in ``text`` after the first period of a repetition that lasts until the end; None if there is no repetition.
 
-    Only exact repetitions count, so code that is unrolled with changing numbers is no loop.
+    Only exact repetitions count, so unrolled code with changing numbers does not.
     """
     end = len(text)
-    if end < LEAST + 1:
+    if end < MIN_LOOP_CHARACTERS + 1:
         return None
-    known = text.rfind(text[-KEY:], max(0, end - KEY - LONGEST_PERIOD), end - 1)
-    if known < 0:
+    previous = text.rfind(text[-SUFFIX_CHARACTERS:], max(0, end - SUFFIX_CHARACTERS - MAX_PERIOD), end - 1)
+    if previous < 0:
         return None
-    period = end - KEY - known
+    period = end - SUFFIX_CHARACTERS - previous
     start = end
     while start - period > 0 and text[start - 1] == text[start - 1 - period]:
         start -= 1
-    return start if end - start >= max(LEAST, REPETITIONS * period) else None
+    return start if end - start >= max(MIN_LOOP_CHARACTERS, MIN_REPETITIONS * period) else None

@@ -1,4 +1,4 @@
-"""Verdicts, timings and compile reports: what measurement may claim (DESIGN section 7)."""
+"""Verdicts, timings and compile reports."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class CheckStatus(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One verification check."""
 
     name: str
     """``values``, ``dtype``, ``inputs-unchanged``, ..."""
     status: CheckStatus
     case: str = ""
-    """The case in words: ``s0=37, normal, seed 2``."""
+    """The test case: ``s0=37, normal, seed 2``."""
     detail: str = ""
-    """What was seen; for a failure enough to reproduce it."""
+    """What the check observed; for a failure, enough to reproduce it."""
 
 
 class VerdictStatus(Enum):
@@ -38,27 +38,27 @@ class VerdictStatus(Enum):
     COMPILE_ERROR = "compile_error"
     """The candidate does not import or compile."""
     RUNTIME_ERROR = "runtime_error"
-    """The candidate raised, or did not launch its kernel."""
+    """The candidate raised, or its kernel was not launched."""
     TIMEOUT = "timeout"
     CRASHED = "crashed"
     UNCERTIFIABLE = "uncertifiable"
-    """No fault was found, but the workload cannot tell right from wrong, or nothing could be run; the reason says which."""
+    """No error was detected, but the workload cannot distinguish correct from incorrect, or nothing could run. See the reason."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of verifying a candidate against the user's own code."""
+    """Result of verifying a candidate against the user's code."""
 
     status: VerdictStatus
     checks: tuple[Check, ...]
     mode: str
     """``gpu`` or ``interpreter`` (no GPU: Triton's interpreter on the CPU, reduced shapes)."""
     error: float = 0.0
-    """Largest relative L2 error of the candidate against the float64 oracle, over the cases."""
+    """Largest relative L2 error of the candidate against the float64 oracle, over all cases."""
     reference_error: float = 0.0
-    """The user's own code's relative L2 error on that same case."""
+    """Relative L2 error of the user's code on the same case."""
     reason: str = ""
-    """One sentence, where the status is not ``correct``."""
+    """One sentence; empty if the status is ``correct``."""
     notes: tuple[str, ...] = ()
     """What was reduced or left out: ``shapes reduced to s0=8 for the interpreter``."""
     failure: FailureKind | None = None
@@ -66,12 +66,12 @@ class Verdict:
 
     @property
     def is_correct(self) -> bool:
-        """Whether the candidate may be kept."""
+        """Whether the candidate passed verification."""
         return self.status is VerdictStatus.CORRECT
 
 
 class Speed(Enum):
-    """Verdict of a timing."""
+    """Result of comparing a timing with the best baseline."""
 
     FASTER = "FASTER"
     SAME = "SAME"
@@ -81,7 +81,7 @@ class Speed(Enum):
 
 @dataclass(frozen=True)
 class Ratio:
-    """A speedup with its bootstrap 95 % interval; above 1 is faster."""
+    """A speedup with its 95 % bootstrap interval; above 1 is faster."""
 
     ratio: float
     low: float
@@ -90,37 +90,37 @@ class Ratio:
 
 @dataclass(frozen=True)
 class BaselineTime:
-    """A baseline and how the candidate compares with it."""
+    """Time of a baseline and the candidate's speedup over it."""
 
     name: str
-    """``eager``, ``compile``, ``max-autotune`` (``torch.compile`` in that mode, where it was asked for), ``reduce-overhead`` (in
-    that mode, beside a version that replays a CUDA graph) or ``previous``."""
+    """``eager``, ``compile``, ``max-autotune`` (``torch.compile`` in that mode, if enabled), ``previous``, or ``reduce-overhead``
+    (``torch.compile`` in that mode, compared with a version that uses a CUDA graph)."""
     median_us: float
     speedup: Ratio | None
-    """``None`` where the baseline could not be run."""
+    """``None`` if the baseline could not run."""
     note: str = ""
     graph_us: float | None = None
-    """Median replayed from a CUDA graph; only for short calls that can be captured."""
+    """Median time in a CUDA graph; only for short calls that can be captured."""
     compile_seconds: float | None = None
-    """How long it took to compile, which is in no time above; ``None`` where nothing is compiled."""
+    """Compile time, not part of any time above; ``None`` if nothing is compiled."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How the GPU was while something was timed, by NVML; zeros where it is not known, and ``notes`` say why."""
+    """State of the GPU during a measurement, by NVML. Zero means unknown; then ``notes`` say why."""
 
     sm_mhz: int = 0
-    """Median clock of the multiprocessors."""
+    """Median SM clock."""
     least_sm_mhz: int = 0
     memory_mhz: int = 0
     temperature_c: int = 0
     power_w: float = 0.0
     throttled: tuple[str, ...] = ()
-    """Why the clocks were held down, at some moment: ``power cap``, ``thermal slowdown by hardware``, ..."""
+    """Reasons for which the clocks were reduced at some time: ``power cap``, ``thermal slowdown by hardware``, ..."""
     others: tuple[str, ...] = ()
-    """Other programs that held the GPU."""
+    """Other programs with memory on the GPU."""
     busy: tuple[str, ...] = ()
-    """Those of them that computed on it meanwhile."""
+    """Those of ``others`` that computed on the GPU during the measurement."""
     notes: tuple[str, ...] = ()
 
 
@@ -129,40 +129,40 @@ class Timing:
     """Paired, interleaved measurement of a candidate against its baselines on one GPU."""
 
     median_us: float
-    """The candidate's own median time, microseconds."""
+    """Median time of the candidate in microseconds."""
     baselines: tuple[BaselineTime, ...]
     best: str
     """Name of the fastest baseline."""
     speed: Speed
-    """Against the best baseline."""
+    """Compared with the best baseline."""
     noise: Ratio
-    """The A/A control: the candidate against itself."""
+    """A/A control: the candidate compared with itself."""
     samples: int
     method: str
-    """How it was measured, in words."""
+    """Description of the measurement method."""
     roofline: float
-    """Fraction of the roofline reached, 0 to 1."""
+    """Achieved fraction of the roofline, 0 to 1."""
     warm_us: float = 0.0
-    """Median with a warm L2."""
+    """Median time with a warm L2 cache."""
     host_us: float = 0.0
-    """Median host wall time per call, for small kernels what the user feels."""
+    """Median host time per call: the latency that the caller sees for small kernels."""
     graph_us: float | None = None
-    """The candidate's median replayed from a CUDA graph: without the cost of launching, which dominates short calls."""
+    """Median time of the candidate in a CUDA graph: excludes launch overhead, which dominates short calls."""
     conditions: Conditions | None = None
-    """How the GPU was meanwhile."""
+    """State of the GPU during the measurement."""
     measured_at: float = 0.0
-    """When it was measured, in seconds since the epoch."""
+    """Time of the measurement, in seconds since the epoch."""
     cached: bool = False
-    """Whether it was measured before, on the same sources, inputs, GPU, driver and versions."""
+    """Whether the result comes from the timing cache (same sources, inputs, GPU, driver and versions)."""
 
     def against(self, name: str) -> Ratio | None:
-        """The speedup over the baseline called ``name``, if it ran."""
+        """Speedup over the baseline called ``name``; ``None`` if it did not run."""
         return next((b.speedup for b in self.baselines if b.name == name), None)
 
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What the compiler says of one kernel, for one architecture. No time."""
+    """Compiler statistics of one kernel for one architecture. Contains no time."""
 
     kernel: str
     arch: str
@@ -172,25 +172,25 @@ class KernelReport:
     """Bytes of local memory per thread."""
     shared_bytes: int = 0
     occupancy: float | None = None
-    """Resident warps over the most an SM holds, 0 to 1."""
+    """Resident warps divided by the maximum per SM, 0 to 1."""
     error: str = ""
-    """The compiler's message where it failed; empty when it compiled."""
+    """The compiler's message on failure; empty if the kernel compiled."""
 
     @property
-    def facts(self) -> str:
-        """In words, what is known for its architecture."""
-        facts = []
+    def summary(self) -> str:
+        """Description of the known statistics."""
+        parts = []
         if self.registers is not None:
-            facts += [f"{self.registers} registers", f"{self.spills or 0} bytes spilled"]
-        facts.append(f"{self.shared_bytes} bytes shared")
+            parts += [f"{self.registers} registers", f"{self.spills or 0} bytes spilled"]
+        parts.append(f"{self.shared_bytes} bytes shared")
         if self.occupancy is not None:
-            facts.append(f"occupancy {self.occupancy:.0%}")
-        return ", ".join(facts)
+            parts.append(f"occupancy {self.occupancy:.0%}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class CompileReport:
-    """Cross-compilation of every kernel of a candidate; needs no GPU."""
+    """Compile results of all kernels of a candidate for all architectures; needs no GPU."""
 
     kernels: tuple[KernelReport, ...] = ()
     seconds: float = 0.0
@@ -203,9 +203,9 @@ class CompileReport:
 
 @dataclass(frozen=True)
 class Work:
-    """What one call does, as the cost model estimates it: never counted on a device."""
+    """Work of one call as estimated by the cost model, not measured."""
 
     bytes: float
-    """Read from and written to the device's memory."""
+    """Read from and written to device memory."""
     flops: float
-    """Operations of matrix products; 0 where there are none."""
+    """FLOPs of matmuls; 0 if there are none."""

@@ -1,4 +1,4 @@
-"""Candidates, steps and runs: what a search makes and a store keeps."""
+"""Candidates, steps and runs: created by a search and stored."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from mtmc_lsp.core.results import BaselineTime, CompileReport, Ratio, Timing, Ve
 from mtmc_lsp.core.workload import Environment, Target, Workload
 
 SCHEMA = 1
-"""Version of every JSON document we print."""
+"""Schema version of every JSON document that we print."""
 
 
 @dataclass(frozen=True)
 class GeneratedCode:
-    """The three things that a candidate puts into the user's file."""
+    """The three parts of a candidate that are inserted into the user's file."""
 
     imports: tuple[str, ...]
-    """Import statements the block needs, one each."""
+    """Import statements that the block needs, one per entry."""
     block: str
-    """Kernels, guard and launcher: module-level source, placed above the target; ends with a newline."""
+    """Module-level source with kernels, guard and launcher, placed above the target; ends with a newline."""
     dispatch: str
-    """The dispatch statement, unindented, placed first in the target's body (after its docstring); ends with a newline."""
+    """Dispatch statement without indentation, placed first in the target's body after its docstring; ends with a newline."""
 
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """What cross-compilation needs to know of one kernel in a candidate."""
+    """Information about one kernel of a candidate that cross-compilation needs."""
 
     kernel: str
     """Name of the ``@triton.jit`` function."""
     signature: dict[str, str]
-    """Parameter to Triton type: ``*fp32``, ``i32``, ``fp32``; constexpr parameters left out."""
+    """Parameter to Triton type (``*fp32``, ``i32``, ``fp32``), without constexpr parameters."""
     constexprs: dict[str, object]
     num_warps: int
     num_stages: int
     divisible_by_16: tuple[str, ...] = ()
-    """Parameters (pointers, sizes) that are multiples of 16 in the workload."""
+    """Parameters (pointers or sizes) that are multiples of 16 in the workload."""
 
 
 class Author(Enum):
-    """Who wrote a version."""
+    """Author of a version."""
 
     BUILTIN = "builtin"
     MODEL = "model"
@@ -57,47 +57,47 @@ class Candidate:
     """One complete version of the user's file."""
 
     id: str
-    """Content hash: the same state and action give the same id."""
+    """Content hash: the same state and action have the same id."""
     parent: str | None
     action: MacroAction | None
-    """What made it from the parent; ``None`` for the user's own file."""
+    """The action that created it from the parent; ``None`` for the user's file."""
     source: str
-    """The whole file's text."""
+    """Text of the whole file."""
     code: GeneratedCode | None
     schedule: object
-    """The coder's own state as JSON, from which it goes on."""
+    """The coder's state as JSON, from which it continues."""
     launches: tuple[KernelLaunch, ...] = ()
-    """Empty where the coder does not know them: the compiler then finds them by calling the launcher without data."""
+    """Empty if the coder does not know them. The compiler then finds them by calling the launcher without data."""
     author: Author = Author.BUILTIN
-    """Who wrote its last step."""
+    """Author of the last step."""
     dependencies: tuple[Dependency, ...] = ()
-    """What it depends on beside the target's own text."""
+    """Dependencies of the target other than its source."""
 
 
 class StepStatus(Enum):
-    """What became of a step."""
+    """Outcome of a step."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
-    """Correct, but not faster (or against the user's settings)."""
+    """Correct, but not faster, or in conflict with the user's settings."""
     FAILED = "failed"
-    """It could not be coded, did not compile, or is not correct."""
+    """Not written, not compiled or not correct."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One macro action and everything that came of it."""
+    """One macro action and all its results."""
 
     index: int
-    """1-based, in the order tried."""
+    """1-based, in the order of execution."""
     action: MacroAction
     status: StepStatus
     reason: str
-    """One sentence: why it has this status."""
+    """Reason for the status, one sentence."""
     diff: str = ""
-    """Unified diff against the last good version."""
+    """Unified diff against the last accepted version."""
     candidate: Candidate | None = None
-    """``None`` where the coder could not write it."""
+    """``None`` if the coder could not write it."""
     verdict: Verdict | None = None
     timing: Timing | None = None
     report: CompileReport | None = None
@@ -108,31 +108,31 @@ class Step:
 
     @property
     def is_base(self) -> bool:
-        """Whether its version was timed and is no faster than the user's own code: it was kept for later steps to build on."""
+        """Whether the timed version is not faster than eager. It was accepted only as a base for later steps."""
         eager = self.timing.against("eager") if self.timing is not None else None
         return eager is not None and eager.ratio <= 1.0
 
 
 class RunStatus(Enum):
-    """What a whole run came to."""
+    """Outcome of a run."""
 
     IMPROVED = "improved"
     NO_GAIN = "no_gain"
     INCORRECT = "incorrect"
-    """Steps were proposed, but none verified."""
+    """Steps were proposed, but none passed verification."""
     UNMEASURED = "unmeasured"
-    """No GPU: verified by the interpreter and compiled, never timed."""
+    """No GPU: verified with the interpreter and compiled, but not timed."""
     RUNNING = "running"
-    """Not finished: going on, or killed and to be resumed."""
+    """Not finished: still active, or killed and can be resumed."""
 
 
 KEPT = (RunStatus.IMPROVED, RunStatus.UNMEASURED)
-"""How a run ends whose last version is worth having."""
+"""Statuses of a run whose last version is useful."""
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The headline of a measured run."""
+    """Speedups of a timed run."""
 
     vs_eager: Ratio | None
     vs_compile: Ratio | None
@@ -141,18 +141,18 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Final:
-    """The last good version."""
+    """The last accepted version of a run."""
 
     source: str
     diff: str
     speedup: Speedup | None
-    """``None`` where nothing was timed."""
+    """``None`` if nothing was timed."""
     roofline: float | None
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The document of ``mtmc optimize --json``."""
+    """The document that ``mtmc optimize --json`` prints."""
 
     schema: int
     id: str
@@ -164,12 +164,12 @@ class RunResult:
     final: Final
     status: RunStatus
     seconds: float
-    """Wall time of the run."""
+    """Wall time of the run in seconds."""
     source_hash: str
-    """SHA-256 of the file's bytes as read."""
+    """SHA-256 of the file content that was read."""
     model_use: ModelUse | None = None
-    """What the language model was asked, where one took part."""
+    """Use of the language model, if any."""
     device: DeviceModel | None = None
-    """The ceilings that the run was planned with."""
+    """Performance limits used for planning."""
     work: Work | None = None
-    """Of the user's own code."""
+    """Work of the user's code."""

@@ -1,4 +1,4 @@
-"""Every setting of ``[tool.mtmc]``, declared once."""
+"""Every setting of ``[tool.mtmc]``, declared in one place."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from mtmc_lsp.core.errors import Location, RequestError
 
 @dataclass(frozen=True)
 class LlmSettings:
-    """``[tool.mtmc.llm]``: the model that ``--planner llm`` and ``--coder llm`` ask.
+    """``[tool.mtmc.llm]``: the model for ``--planner llm`` and ``--coder llm``.
 
-    The endpoint's address and key come from the environment alone (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``): a project
-    that was cloned must not be able to send a user's key and code elsewhere.
+    The endpoint's address and key come only from the environment (``OPENAI_BASE_URL``, ``OPENAI_API_KEY``): a cloned project
+    must not be able to send the user's key and code to another host.
     """
 
     model: str = ""
-    """The model's name at the endpoint; ``MTMC_LLM_MODEL`` overrides it."""
+    """The model's name at the endpoint. ``MTMC_LLM_MODEL`` overrides it."""
     temperature: float = -1.0
-    """Below 0: the endpoint's own."""
+    """Below 0: the endpoint's default."""
     samples: int = 1
-    """How many answers are asked for at once where a step is to be written; the best that verifies is taken."""
+    """Number of answers sampled in parallel for each step; the best verified one is used."""
     answer_tokens: int = 8192
-    """Most tokens of one answer; less is asked for where a budget leaves less."""
+    """Maximum tokens of one answer; reduced when a budget has fewer left."""
     context_tokens: int = 32768
-    """Most tokens of one prompt, estimated; what matters least is left out of longer ones."""
+    """Maximum estimated tokens of one prompt; the least important parts of a longer prompt are dropped."""
     budget_tokens: int = 400_000
-    """Most tokens of a run, prompts and answers together, those of parallel answers too."""
+    """Maximum tokens of a run: prompts and all answers, parallel ones included."""
     budget_money: float = 0.0
-    """Most money of a run, in the currency of the prices; 0 for no limit."""
+    """Maximum cost of a run, in the currency of the prices; 0 for no limit."""
     budget_seconds: float = 600.0
-    """Most seconds that a run waits for the model."""
+    """Maximum time in seconds that a run waits for the model."""
     price_prompt: float = 0.0
-    """Price of a million prompt tokens."""
+    """Price per million prompt tokens."""
     price_answer: float = 0.0
-    """Price of a million answer tokens."""
+    """Price per million answer tokens."""
     timeout_seconds: float = 120.0
-    """Most seconds for one answer."""
+    """Maximum time for one answer."""
     retries: int = 2
-    """How often a request is sent again after a rate limit or a fault of the server."""
+    """Number of retries after a rate limit or a server error."""
     repairs: int = 3
-    """How often the model may mend one step."""
+    """Maximum number of repairs by the model per step."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -58,53 +58,55 @@ class LlmSettings:
             "timeout_seconds",
         ):
             if getattr(self, name) <= 0:
-                raise ValueError(f"llm.{name}: {getattr(self, name):g} is nothing to work with; it must be above 0")
+                raise ValueError(f"llm.{name}: must be above 0, not {getattr(self, name):g}")
         for name in ("budget_money", "price_prompt", "price_answer", "retries", "repairs"):
             if getattr(self, name) < 0:
-                raise ValueError(f"llm.{name}: {getattr(self, name):g} makes no sense; it must not be below 0")
+                raise ValueError(f"llm.{name}: must not be below 0, is {getattr(self, name):g}")
         if self.budget_money and not (self.price_prompt or self.price_answer):
-            raise ValueError("llm.budget_money: money is counted by llm.price_prompt and llm.price_answer; set these")
+            raise ValueError("llm.budget_money: needs a price; set llm.price_prompt or llm.price_answer")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a project; the command line overrides each."""
+    """The settings of a project. Command-line options override them."""
 
     python: str = ""
-    """The interpreter that user code runs under; empty to look for one (VIRTUAL_ENV, .venv, our own)."""
+    """The interpreter for user code; empty to search VIRTUAL_ENV, .venv and the current interpreter."""
     archs: tuple[str, ...] = ("sm_80", "sm_90", "gfx942")
-    """Architectures that kernels are cross-compiled for where there is no GPU."""
+    """Architectures for which kernels are cross-compiled without a GPU."""
     precision: str = "budget"
-    """``budget``: steps may change rounding within the error budget; ``strict``: such steps are never proposed."""
+    """``budget``: steps may change rounding within the error budget. ``strict``: such steps are never proposed."""
     budget_seconds: float = 300.0
-    """Wall time of a run."""
+    """Time limit of a run in seconds."""
     max_steps: int = 24
-    """Most steps that a run tries."""
+    """Maximum number of steps in a run."""
     planner: str = "roofline"
-    """Who chooses the next step: ``roofline``, or ``llm``."""
+    """What chooses the next step: ``roofline`` or ``llm``."""
     coder: str = "builtin"
-    """Who writes it: ``builtin``; ``llm``; or ``auto``, the built-in one first and a model where that cannot."""
+    """What writes the step: ``builtin``, ``llm``, or ``auto`` (built-in first, then the model for what it cannot write)."""
+    exclude_actions: tuple[str, ...] = ()
+    """Action kinds and rewrite rules that the planner never proposes, such as ``vectorize``."""
     max_autotune: bool = False
-    """Whether ``torch.compile`` in its mode ``max-autotune``, which takes minutes, is timed as a baseline too."""
+    """Whether to time ``torch.compile`` in ``max-autotune`` mode as another baseline. This takes minutes."""
     llm: LlmSettings = LlmSettings()
-    """The language model, where one is asked for. Nothing here is the user's consent to ask it."""
+    """Language model settings. None of them is the user's consent to use a model."""
 
     @property
     def compiled_baselines(self) -> tuple[str, ...]:
-        """What is timed beside eager."""
+        """Baselines other than eager."""
         return ("compile", "max-autotune") if self.max_autotune else ("compile",)
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
-            wrong = check(getattr(self, name))
-            if wrong:
-                raise ValueError(f"{name}: {wrong}")
+            problem = check(getattr(self, name))
+            if problem:
+                raise ValueError(f"{name}: {problem}")
 
 
-def _wrong_archs(archs: tuple[str, ...]) -> str:
-    bad = [arch for arch in archs if not re.fullmatch(r"sm_\d{2,3}a?|gfx[0-9a-f]{3,4}", arch)]
-    if bad or not archs:
-        return f"{bad[0] if bad else 'nothing'!r} is no architecture; write names like sm_90 or gfx942"
+def _archs_problem(archs: tuple[str, ...]) -> str:
+    invalid = [arch for arch in archs if not re.fullmatch(r"sm_\d{2,3}a?|gfx[0-9a-f]{3,4}", arch)]
+    if invalid or not archs:
+        return f"{invalid[0] if invalid else 'nothing'!r} is not an architecture; use names like sm_90 or gfx942"
     return ""
 
 
@@ -112,45 +114,51 @@ PLANNERS = ("roofline", "llm")
 CODERS = ("builtin", "auto", "llm")
 
 
-def _one_of(known: tuple[str, ...]) -> typing.Callable[[Any], str]:
-    return lambda value: "" if value in known else f"{value!r} does not exist; there is {', '.join(known)}"
+def _one_of(allowed: tuple[str, ...]) -> typing.Callable[[Any], str]:
+    return lambda value: "" if value in allowed else f"{value!r} is not one of {', '.join(allowed)}"
+
+
+def _exclude_problem(names: tuple[str, ...]) -> str:
+    invalid = [name for name in names if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)]
+    return f"{invalid[0]!r} is not the name of an action or rewrite rule; use names like vectorize" if invalid else ""
 
 
 CHECKS: dict[str, typing.Callable[[Any], str]] = {
-    "archs": _wrong_archs,
+    "archs": _archs_problem,
     "precision": lambda value: "" if value in ("budget", "strict") else f"{value!r} is neither budget nor strict",
-    "budget_seconds": lambda value: "" if value > 0 else f"{value:g} is no time to work in; it must be above 0",
-    "max_steps": lambda value: "" if value > 0 else f"{value} is no number of steps; it must be above 0",
+    "budget_seconds": lambda value: "" if value > 0 else f"{value:g} seconds are not possible; it must be above 0",
+    "max_steps": lambda value: "" if value > 0 else f"{value} steps are not possible; it must be above 0",
     "planner": _one_of(PLANNERS),
     "coder": _one_of(CODERS),
+    "exclude_actions": _exclude_problem,
 }
-"""Setting to what is wrong with a value of it; empty where nothing is."""
+"""Setting to a function that returns the problem with a value, or an empty string."""
 
 
 def read_settings(folder: Path) -> Settings:
-    """The settings of the nearest ``pyproject.toml`` at or above ``folder``; defaults where there is none.
+    """Read the nearest ``pyproject.toml`` at or above ``folder``; defaults if there is none.
 
     Raises:
-        RequestError: an unknown name or a value of the wrong kind; says which and what is allowed.
+        RequestError: a name is unknown or a value has the wrong type; the message says what is allowed.
     """
-    for place in (folder, *folder.parents):
-        file = place / "pyproject.toml"
+    for ancestor in (folder, *folder.parents):
+        file = ancestor / "pyproject.toml"
         if file.is_file():
             return _from_file(file)
     return Settings()
 
 
-def changed(settings: Settings, **values: Any) -> Settings:
-    """``settings`` with the given values, where they are not ``None``; ``llm`` may be a table of its own settings.
+def override_settings(settings: Settings, **values: Any) -> Settings:
+    """``settings`` with all ``values`` that are not ``None``. ``llm`` may be a dict of settings for that table.
 
     Raises:
         RequestError: a value is not allowed.
     """
-    given = {name: value for name, value in values.items() if value is not None}
+    overrides = {name: value for name, value in values.items() if value is not None}
     try:
-        if isinstance(given.get("llm"), dict):
-            given["llm"] = dataclasses.replace(settings.llm, **given["llm"])
-        return dataclasses.replace(settings, **given)
+        if isinstance(overrides.get("llm"), dict):
+            overrides["llm"] = dataclasses.replace(settings.llm, **overrides["llm"])
+        return dataclasses.replace(settings, **overrides)
     except ValueError as error:
         raise RequestError(str(error), remedy="Change the option.") from None
 
@@ -164,12 +172,12 @@ def _from_file(file: Path) -> Settings:
         text = file.read_text(encoding="utf-8")
         table = tomllib.loads(text).get("tool", {}).get("mtmc", {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RequestError(f"cannot be read: {error}", where=Location(str(file)), remedy="Mend it.") from None
+        raise RequestError(f"cannot be read: {error}", where=Location(str(file)), remedy="Correct the file.") from None
     if not isinstance(table, dict):
-        raise RequestError("tool.mtmc is no table", where=Location(str(file)), remedy="Write [tool.mtmc].")
+        raise RequestError("tool.mtmc is not a table", where=Location(str(file)), remedy="Write [tool.mtmc].")
     llm = table.pop("llm", {})
     if not isinstance(llm, dict):
-        raise RequestError("tool.mtmc.llm is no table", where=Location(str(file)), remedy="Write [tool.mtmc.llm].")
+        raise RequestError("tool.mtmc.llm is not a table", where=Location(str(file)), remedy="Write [tool.mtmc.llm].")
     values = _values(table, Settings, "tool.mtmc", file, text)
     try:
         values["llm"] = LlmSettings(**_values(llm, LlmSettings, "tool.mtmc.llm", file, text))
@@ -181,25 +189,27 @@ def _from_file(file: Path) -> Settings:
 
 
 def _values(table: dict[str, Any], kind: type, header: str, file: Path, text: str) -> dict[str, Any]:
-    """A table's settings by the names of ``kind``'s fields."""
+    """Read a table into values for the fields of ``kind``."""
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, value in table.items():
         where = Location(str(file), _line_of(text, key, header))
         name = key.replace("-", "_")
         if name not in hints:
-            known = ", ".join(field.name for field in dataclasses.fields(kind))
-            raise RequestError(f"no setting {key!r} in [{header}]", where=where, remedy=f"There are {known}.")
+            allowed = ", ".join(field.name for field in dataclasses.fields(kind))
+            raise RequestError(
+                f"unknown setting {key!r} in [{header}]", where=where, remedy=f"Available settings: {allowed}."
+            )
         values[name] = _checked(name, value, hints[name], where, header)
     return values
 
 
 def _line_of(text: str, key: str, table: str) -> int:
-    """The line that sets ``key``, after the table's header where there is one."""
+    """1-based line that sets ``key``, searched after the table's header if there is one."""
     header = re.search(rf"^[ \t]*\[{re.escape(table)}\]", text, re.MULTILINE)
     start = header.end() if header else 0
-    found = re.compile(rf"^[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*=", re.MULTILINE).search(text, start)
-    return text.count("\n", 0, found.start()) + 1 if found else 0
+    match = re.compile(rf"^[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*=", re.MULTILINE).search(text, start)
+    return text.count("\n", 0, match.start()) + 1 if match else 0
 
 
 def _checked(name: str, value: Any, kind: Any, where: Location, table: str) -> Any:
@@ -215,7 +225,7 @@ def _checked(name: str, value: Any, kind: Any, where: Location, table: str) -> A
             kind, "a list of strings"
         )
         raise RequestError(f"{name} in [{table}] cannot be {value!r}", where=where, remedy=f"It must be {wanted}.")
-    wrong = CHECKS[name](value) if name in CHECKS else ""
-    if wrong:
-        raise RequestError(f"{name} in [{table}]: {wrong}", where=where, remedy="Change the value.")
+    problem = CHECKS[name](value) if name in CHECKS else ""
+    if problem:
+        raise RequestError(f"{name} in [{table}]: {problem}", where=where, remedy="Change the value.")
     return value

@@ -1,6 +1,6 @@
 """Symbolic tensor sizes: polynomials with integer coefficients over named sizes, such as ``s0*s1`` or ``64``.
 
-What is not a polynomial (a floor division, say) stands in as one opaque factor, written as Python.
+A subexpression that is not a polynomial, such as a floor division, is one opaque factor, stored as Python text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from operator import mul
 from typing import Union
 
 FUNCTIONS = {"max": max, "min": min}
-"""What conditions over named sizes may call: no size has these names."""
+"""Functions that conditions over named sizes may call. No size has these names."""
 Monomial = tuple[str, ...]
 SizeLike = Union["Size", int]
 
@@ -28,22 +28,22 @@ class Size:
 
     @staticmethod
     def of(value: SizeLike) -> Size:
-        """``value`` itself, or the constant size."""
+        """Convert ``value`` to a size."""
         if isinstance(value, Size):
             return value
         return Size((((), value),)) if value else Size(())
 
     @staticmethod
     def symbol(name: str) -> Size:
-        """The size called ``name``."""
+        """A size that consists of one name."""
         return Size((((name,), 1),))
 
     @staticmethod
     def parse(text: str) -> Size:
-        """Read Python arithmetic with ``+ - * // **`` and names.
+        """Parse Python arithmetic with ``+ - * // **`` and names.
 
         Raises:
-            ValueError: the text uses anything else.
+            ValueError: the text uses other syntax.
         """
         return _from_ast(ast.parse(text, mode="eval").body)
 
@@ -58,15 +58,15 @@ class Size:
 
     @property
     def is_constant(self) -> bool:
-        """Whether no named size occurs."""
+        """Whether the size contains no names."""
         return all(not factors for factors, _ in self.terms)
 
     @property
     def constant(self) -> int:
-        """The value of a constant size.
+        """Value of a constant size.
 
         Raises:
-            ValueError: a named size occurs.
+            ValueError: the size contains a name.
         """
         if not self.is_constant:
             raise ValueError(f"{self} is not constant")
@@ -74,13 +74,13 @@ class Size:
 
     @property
     def is_symbol(self) -> bool:
-        """Whether this is one plain name."""
+        """Whether the size is a single name."""
         return (
             len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1 and str(self).isidentifier()
         )
 
     def symbols(self) -> Iterator[str]:
-        """The names that occur, with repeats, opaque factors looked into."""
+        """The names in the size, with repeats, including those inside opaque factors."""
         for factors, _ in self.terms:
             for factor in factors:
                 for node in ast.walk(ast.parse(factor, mode="eval")):
@@ -88,46 +88,46 @@ class Size:
                         yield node.id
 
     def value(self, sizes: Mapping[str, int]) -> int:
-        """The number this is when each name has its value in ``sizes``."""
+        """Evaluate the size with the given values of the names."""
         total = 0
         for factors, coefficient in self.terms:
             total += coefficient * reduce(mul, (_evaluate(factor, sizes) for factor in factors), 1)
         return total
 
     def substitute(self, sizes: Mapping[str, Size]) -> Size:
-        """With each name that is in ``sizes`` replaced."""
+        """Replace each name that is in ``sizes``."""
         return _from_ast(ast.parse(str(self), mode="eval").body, sizes)
 
     def divide_exactly(self, other: SizeLike) -> Size | None:
-        """``self / other`` where that is a polynomial with integer coefficients, else ``None``."""
+        """``self / other`` if it is a polynomial with integer coefficients, else ``None``."""
         divisor = Size.of(other)
         if len(divisor.terms) != 1:
             return self._long_division(divisor)
         factors, coefficient = divisor.terms[0]
         quotient: list[tuple[Monomial, int]] = []
-        for own, own_coefficient in self.terms:
-            rest = list(own)
+        for term_factors, term_coefficient in self.terms:
+            remaining = list(term_factors)
             for factor in factors:
-                if factor not in rest:
+                if factor not in remaining:
                     return None
-                rest.remove(factor)
-            if own_coefficient % coefficient:
+                remaining.remove(factor)
+            if term_coefficient % coefficient:
                 return None
-            quotient.append((tuple(rest), own_coefficient // coefficient))
+            quotient.append((tuple(remaining), term_coefficient // coefficient))
         return _normal(quotient)
 
     def _long_division(self, divisor: Size) -> Size | None:
-        """By a sum of terms: the first term of what is left is divided by the divisor's until nothing is left."""
+        """Polynomial long division by a sum of terms."""
         if not divisor.terms:
             return None
-        quotient, rest = Size.of(0), self
+        quotient, remaining = Size.of(0), self
         first = Size(divisor.terms[:1])
-        while rest.terms:
-            # Terms are sorted as products with the same factors keep them, so each round cancels the first one for good.
-            part = Size(rest.terms[:1]).divide_exactly(first)
+        while remaining.terms:
+            # Terms are sorted in a monomial order, so each round eliminates the first term.
+            part = Size(remaining.terms[:1]).divide_exactly(first)
             if part is None:
                 return None
-            quotient, rest = quotient + part, rest - part * divisor
+            quotient, remaining = quotient + part, remaining - part * divisor
         return quotient
 
     def __add__(self, other: SizeLike) -> Size:
@@ -157,14 +157,14 @@ class Size:
             return Size.of(self.constant // divisor.constant)
         exact = self.divide_exactly(divisor)
         if exact is None and divisor.is_constant:
-            # Of multiples of the divisor and a number, the number alone is rounded.
-            number = Size.of(sum(coefficient for factors, coefficient in self.terms if not factors))
-            rest = (self - number).divide_exactly(divisor)
-            exact = rest + number // divisor if rest is not None else None
+            # Only the constant term that is not a multiple of the divisor needs rounding.
+            remainder = Size.of(sum(coefficient for factors, coefficient in self.terms if not factors))
+            exact_part = (self - remainder).divide_exactly(divisor)
+            exact = exact_part + remainder // divisor if exact_part is not None else None
         return exact if exact is not None else Size.symbol(f"({self.as_factor()} // {divisor.as_factor()})")
 
     def as_factor(self) -> str:
-        """The text, in brackets where it must be to stand in a product."""
+        """The text as a factor, in parentheses if needed."""
         text = str(self)
         simple = len(self.terms) <= 1 and "*" not in text and not text.startswith("-")
         return text if simple else f"({text})"
@@ -188,33 +188,33 @@ class Size:
 
 def product(sizes: tuple[Size, ...] | list[Size]) -> Size:
     """The product of ``sizes``; 1 for none."""
-    # Numbers first: most sizes are, and normalising what they make is most of the work.
+    # Multiply constants first: most sizes are constant, and normalising terms is most of the work.
     number = prod(size.constant for size in sizes if size.is_constant)
     return reduce(mul, (size for size in sizes if not size.is_constant), Size.of(number))
 
 
-def all_hold(conditions: Iterable[str], sizes: Mapping[str, int]) -> bool:
-    """Whether conditions in Python over named sizes, such as ``B % 2 == 0``, hold for these."""
+def conditions_hold(conditions: Iterable[str], sizes: Mapping[str, int]) -> bool:
+    """Evaluate conditions in Python over named sizes, such as ``B % 2 == 0``."""
     try:
         return all(bool(eval(text, {"__builtins__": {}, **FUNCTIONS}, dict(sizes))) for text in conditions)
     except (ArithmeticError, TypeError):
-        # The user's own code asks the same: it raises an error for these sizes, as where it divides by one that is 0.
+        # The user's code evaluates the same expression and raises for these sizes, for example a division by 0.
         return False
 
 
-def renamed(condition: str, names: Mapping[str, str]) -> str:
-    """A condition, or a size as text, with other Python in the place of some names; the ``e`` of 1e-05 is none."""
+def rename_symbols(condition: str, names: Mapping[str, str]) -> str:
+    """Replace names in a condition or size text. The ``e`` of ``1e-05`` is not a name."""
     return re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda match: names.get(match.group(), match.group()), condition)
 
 
 def names_in(condition: str) -> set[str]:
-    """The named sizes that a condition speaks of."""
+    """The named sizes in a condition."""
     names = {node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)}
     return names - FUNCTIONS.keys()
 
 
-def longer_than(size: Size, count: int) -> str:
-    """The condition that a size is more than a number."""
+def greater_than(size: Size, count: int) -> str:
+    """The condition ``size > count``."""
     return f"{size} > {count}"
 
 
@@ -222,8 +222,8 @@ def _normal(terms: list[tuple[Monomial, int]]) -> Size:
     collected: dict[Monomial, int] = {}
     for factors, coefficient in terms:
         collected[factors] = collected.get(factors, 0) + coefficient
-    kept = [(factors, coefficient) for factors, coefficient in collected.items() if coefficient]
-    return Size(tuple(sorted(kept, key=lambda term: (-len(term[0]), term[0]))))
+    nonzero_terms = [(factors, coefficient) for factors, coefficient in collected.items() if coefficient]
+    return Size(tuple(sorted(nonzero_terms, key=lambda term: (-len(term[0]), term[0]))))
 
 
 def _evaluate(factor: str, sizes: Mapping[str, int]) -> int:

@@ -1,4 +1,4 @@
-"""The pages that diagnostics link to. They come with the package, so they open without a network."""
+"""Pages that diagnostics link to. They are part of the package, so they open without a network."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def page(kind: str, code: str) -> Path:
-    """The page of a diagnostic (``diagnostics``) or of a static check (``checks``)."""
+    """Path of the page for a diagnostic (``diagnostics``) or a static check (``checks``)."""
     return FOLDER / kind / f"{code}.md"

@@ -1,4 +1,4 @@
-"""Regions that no action of the catalogue writes: a coder that is not bound to the schedule may try them."""
+"""Regions that no action of the catalogue covers. A language model may still write kernels for them."""
 
 from __future__ import annotations
 
@@ -19,82 +19,90 @@ from mtmc_lsp.schedule.launch_units import units
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import tensor_bytes
 
-OPEN = "open"
-"""The parameter that marks an action which changes no schedule."""
+OPEN_REGION = "open"
+"""Action parameter that marks an open region: the action does not change the schedule."""
 
-ENOUGH_TUNING = 2
-"""Steps in a row that come to nothing before a model's turn comes."""
+MAX_STEPS_WITHOUT_GAIN = 2
+"""Consecutive steps without gain after which the model is asked."""
 
 
-class WidePlanner(RooflinePlanner):
-    """The roofline's ranking for a coder that writes freely.
+class OpenRegionPlanner(RooflinePlanner):
+    """The roofline ranking for a model as coder.
 
-    Every run of neighbouring torch calls is offered too. Actions that try many configurations are left out: asking
-    a model for each would cost much and tell little.
+    Also offers every sequence of adjacent torch calls. Excludes actions that try many configurations: one model
+    request for each would be expensive and give little information.
     """
 
     def ranked(self, state: State) -> list[MacroAction]:
-        """Every action that such a coder may be given, best first."""
-        # The schedule knows nothing of what an open action wrote, so its own actions there would be about torch calls
-        # that are gone.
-        written = _written(state)
-        known = [
+        """All actions for this coder, best first."""
+        # The schedule does not contain kernels of open regions, so its actions there would refer to torch calls that no
+        # longer exist.
+        in_open_regions = _written(state)
+        scheduled = [
             action
             for action in super().ranked(state)
-            if "variants" not in action.params and not written & set(action.region)
+            if "variants" not in action.params and not in_open_regions & set(action.region)
         ]
         tried = {step.action.key for step in state.history}
-        # To fuse a region and to write it as a kernel is one and the same to such a coder.
-        fused = [step.action for step in state.history if step.action.kind is ActionKind.FUSE]
-        regions = {action.region for action in (*known, *fused)}
-        wide = [action for action in _open_actions(state) if action.key not in tried and action.region not in regions]
-        return sorted([*known, *wide], key=lambda action: (-action.expected.saved_us, action.key))
+        # For a model, fusing a region and writing it as one kernel are the same task.
+        fused_actions = [step.action for step in state.history if step.action.kind is ActionKind.FUSE]
+        regions = {action.region for action in (*scheduled, *fused_actions)}
+        open_actions = [
+            action for action in _open_actions(state) if action.key not in tried and action.region not in regions
+        ]
+        return sorted([*scheduled, *open_actions], key=lambda action: (-action.expected.saved_us, action.key))
 
 
-class BuiltinFirst(RooflinePlanner):
-    """The roofline's ranking as long as the built-in coder has something to do, then what it leaves to torch.
+class BuiltinFirstPlanner(RooflinePlanner):
+    """The roofline ranking while the built-in coder has work, then the regions that still run as torch calls.
 
-    Once a model has written something the built-in coder is not asked again: it writes from the schedule, which knows
-    nothing of what the model wrote, and would undo it.
+    After the model has written code, the built-in coder is no longer used. It generates code from the schedule, which
+    does not contain the model's code, so it would undo the model's work.
     """
 
     def ranked(self, state: State) -> list[MacroAction]:
-        """Actions for whoever is to write next, best first."""
-        by_model = any(
+        """Actions for the coder of the next step, best first."""
+        has_model_code = any(
             step.status is StepStatus.ACCEPTED and step.candidate and step.candidate.author is Author.MODEL
             for step in state.history
         )
         tried = {step.action.key for step in state.history}
-        wide = [action for action in _open_actions(state) if action.key not in tried]
-        wide.sort(key=lambda action: (-action.expected.saved_us, action.key))
-        if by_model:
-            return wide
-        known = super().ranked(state)
-        # Tuning that no longer gains must not use up a run before the rest is tried.
-        recent = [step.status for step in state.history[-ENOUGH_TUNING:]]
-        if wide and len(recent) == ENOUGH_TUNING and StepStatus.ACCEPTED not in recent:
-            return wide
-        return known or wide
+        open_actions = [action for action in _open_actions(state) if action.key not in tried]
+        open_actions.sort(key=lambda action: (-action.expected.saved_us, action.key))
+        if has_model_code:
+            return open_actions
+        scheduled = super().ranked(state)
+        # Tuning without gain must not use up the step limit before the open regions are tried.
+        recent_statuses = [step.status for step in state.history[-MAX_STEPS_WITHOUT_GAIN:]]
+        if (
+            open_actions
+            and len(recent_statuses) == MAX_STEPS_WITHOUT_GAIN
+            and StepStatus.ACCEPTED not in recent_statuses
+        ):
+            return open_actions
+        return scheduled or open_actions
 
 
 def _open_actions(state: State) -> Iterator[MacroAction]:
     schedule = from_json(Schedule, state.candidate.schedule)
     ir = ir_of(state.capture.graph, schedule)
-    written = _written(state)
+    in_open_regions = _written(state)
     random = {prim.origin for prim in ir.prims.values() if prim.op is PrimOp.RANDOM}
-    todo = units(ir, schedule)
-    for free, run in groupby(todo, lambda unit: unit.plan is None and not set(unit.nodes) & (written | random)):
-        names = tuple(name for unit in run for name in unit.nodes)
-        if free and any(ir.graph.node(name).op.split(".")[1] not in VIEWS for name in names):
+    launch_units = units(ir, schedule)
+    for is_free, unit_run in groupby(
+        launch_units, lambda unit: unit.plan is None and not set(unit.nodes) & (in_open_regions | random)
+    ):
+        names = tuple(name for unit in unit_run for name in unit.nodes)
+        if is_free and any(ir.graph.node(name).op.split(".")[1] not in VIEWS for name in names):
             yield _open_action(state, ir, names)
 
 
 def _written(state: State) -> set[str]:
-    """Nodes that open actions put into kernels."""
+    """Nodes that accepted actions on open regions moved into kernels."""
     return {
         name
         for step in state.history
-        if step.status is StepStatus.ACCEPTED and step.action.params.get(OPEN)
+        if step.status is StepStatus.ACCEPTED and step.action.params.get(OPEN_REGION)
         for name in step.action.region
     }
 
@@ -102,27 +110,31 @@ def _written(state: State) -> set[str]:
 def _open_action(state: State, ir: KernelIR, names: tuple[str, ...]) -> MacroAction:
     graph, sizes = ir.graph, ir.graph.sizes
 
-    def moved(types: list[TensorType]) -> float:
-        return sum(tensor_bytes(kind, sizes) for kind in types)
+    def total_bytes(types: list[TensorType]) -> float:
+        return sum(tensor_bytes(tensor_type, sizes) for tensor_type in types)
 
-    inside = set(names)
-    working = [graph.node(name) for name in names if graph.node(name).op.split(".")[1] not in VIEWS]
-    before = sum(moved([graph.type_of(ref) for ref in set(node.inputs())] + list(node.outputs)) for node in working)
-    read = {ref for name in names for ref in graph.node(name).inputs() if ref.name not in inside}
-    outside = [node for node in graph.nodes if node.name not in inside]
-    kept: set[Ref] = {ref for node in outside for ref in node.inputs()} | set(graph.outputs)
-    kept |= {mutation.value for mutation in graph.mutations}
-    written = {ref for ref in kept if ref.name in inside}
-    after = min(before, moved([graph.type_of(ref) for ref in (*read, *written)]))
-    saved = (before - after) / state.device.bandwidth * 1e6 + (len(working) - 1) * state.device.launch_us
-    lines, place = where(ir, names)
-    operations = operation_names(ir, [node.name for node in working])
+    region = set(names)
+    operations = [graph.node(name) for name in names if graph.node(name).op.split(".")[1] not in VIEWS]
+    bytes_before = sum(
+        total_bytes([graph.type_of(ref) for ref in set(node.inputs())] + list(node.outputs)) for node in operations
+    )
+    region_inputs = {ref for name in names for ref in graph.node(name).inputs() if ref.name not in region}
+    outside = [node for node in graph.nodes if node.name not in region]
+    live_values: set[Ref] = {ref for node in outside for ref in node.inputs()} | set(graph.outputs)
+    live_values |= {mutation.value for mutation in graph.mutations}
+    region_outputs = {ref for ref in live_values if ref.name in region}
+    bytes_after = min(bytes_before, total_bytes([graph.type_of(ref) for ref in (*region_inputs, *region_outputs)]))
+    saved_us = (bytes_before - bytes_after) / state.device.bandwidth * 1e6 + (
+        len(operations) - 1
+    ) * state.device.launch_us
+    lines, location = where(ir, names)
+    operation_text = operation_names(ir, [node.name for node in operations])
     return MacroAction(
         ActionKind.FUSE,
         names,
         lines,
-        {OPEN: True},
-        f"{len(working)} operations run as torch calls; as one kernel {size_text(before - after)} less would move.",
-        Expected(saved, before, after),
-        f"write {operations} in {place} as a kernel",
+        {OPEN_REGION: True},
+        f"{len(operations)} operations run as torch calls; one kernel would move {size_text(bytes_before - bytes_after)} less.",
+        Expected(saved_us, bytes_before, bytes_after),
+        f"write {operation_text} in {location} as a kernel",
     )

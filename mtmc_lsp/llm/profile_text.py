@@ -1,4 +1,4 @@
-"""A profile of the present version in words: what a GPU was seen doing, and what the compiler and the model of costs say."""
+"""The profile of the current version as text for a model: GPU measurements, compiler statistics and cost model estimates."""
 
 from __future__ import annotations
 
@@ -21,81 +21,83 @@ from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import Cost, kernel_cost, torch_cost
 
-MOST_UNITS = 40
-"""Kernels and torch calls that are listed, the slowest ones."""
-LONGEST_NAME = 80
-"""Characters of a kernel's name: a library's template arguments tell little."""
+MAX_UNITS = 40
+"""Maximum number of kernels and torch calls to list, slowest first."""
+MAX_NAME_LENGTH = 80
+"""Maximum length of a kernel name in characters: template arguments of library kernels are not informative."""
 
 
 def profile_text(state: State) -> str:
-    """What is known of where the time goes; what is estimated says so."""
-    kept = [step for step in state.history if step.status is StepStatus.ACCEPTED]
+    """Where the time of one call goes. Estimates are marked as estimates."""
+    accepted = [step for step in state.history if step.status is StepStatus.ACCEPTED]
     schedule = from_json(Schedule, state.candidate.schedule)
-    # As the ranking of the actions sees it: steps may have shown in which precision the user's own products run.
+    # Use the same graph as the action ranking: earlier steps may have shown in which precision the reference matmuls run.
     graph = as_run(state.capture.graph, schedule, state.history)
-    lines = [_floor(state.capture, graph, state.device)]
-    if kept:
-        lines += _has_gpu(kept[-1])
+    lines = [_lower_bound(state.capture, graph, state.device)]
+    if accepted:
+        lines += _measured_time(accepted[-1])
     try:
         ir = ir_of(graph, schedule)
-        todo = [(unit, _cost(ir, unit, state.device)) for unit in units(ir, schedule)]
+        unit_costs = [(unit, _cost(ir, unit, state.device)) for unit in units(ir, schedule)]
     except (CannotCode, CannotRewrite) as reason:
-        lines.append(f"What its kernels do is not known: {reason}")
-        ir, todo = None, []
-    times = state.kernel_times()
-    if times:
-        lines += ["Kernels of a call, measured on the GPU:", *_watched(state, times, todo)]
+        lines.append(f"The work of its kernels is unknown: {reason}")
+        ir, unit_costs = None, []
+    kernel_times = state.kernel_times()
+    if kernel_times:
+        lines += ["Kernels of a call, measured on the GPU:", *_kernel_times(state, kernel_times, unit_costs)]
     if ir is not None:
-        lines += ["Kernels and torch calls of a call, estimated:", *_estimates(ir, todo, state.device)]
-    if kept and kept[-1].report is not None:
+        lines += ["Kernels and torch calls of a call, estimated:", *_estimates(ir, unit_costs, state.device)]
+    if accepted and accepted[-1].report is not None:
         lines.append("Kernels as the compiler sees them:")
-        lines += [f"- {kernel.kernel} on {kernel.arch}: {kernel.facts}" for kernel in kept[-1].report.kernels]
+        lines += [f"- {kernel.kernel} on {kernel.arch}: {kernel.summary}" for kernel in accepted[-1].report.kernels]
     return "\n".join(lines)
 
 
-def _watched(state: State, times: Sequence[KernelTime], todo: Sequence[tuple[Unit, Cost]]) -> Iterator[str]:
-    """A line for each kernel that ran: its time, its share, and how near it is to what the device can do."""
-    least = _least_us(state, todo)
+def _kernel_times(state: State, times: Sequence[KernelTime], unit_costs: Sequence[tuple[Unit, Cost]]) -> Iterator[str]:
+    """One line for each kernel that ran: its time, its share of the total, and its fraction of the roofline."""
+    roofline_us = _roofline_us(state, unit_costs)
     total = sum(time.us for time in times)
-    for time in times[:MOST_UNITS]:
+    for time in times[:MAX_UNITS]:
         launches = f" in {time.calls:g} launches" if time.calls > 1 else ""
-        part = f", {min(1.0, least[time.name] / time.us):.0%} of the roofline" if time.name in least else ""
-        yield f"- {time.name[:LONGEST_NAME]}: {time.us:.1f} us{launches}, {time.us / total:.0%} of the time{part}"
-    if len(times) > MOST_UNITS:
-        yield f"- and {len(times) - MOST_UNITS} more"
+        fraction = (
+            f", {min(1.0, roofline_us[time.name] / time.us):.0%} of the roofline" if time.name in roofline_us else ""
+        )
+        yield f"- {time.name[:MAX_NAME_LENGTH]}: {time.us:.1f} us{launches}, {time.us / total:.0%} of the time{fraction}"
+    if len(times) > MAX_UNITS:
+        yield f"- and {len(times) - MAX_UNITS} more"
 
 
-def _least_us(state: State, todo: Sequence[tuple[Unit, Cost]]) -> dict[str, float]:
-    """The least time of each of our kernels, by its name, where each part of the schedule is one kernel."""
+def _roofline_us(state: State, unit_costs: Sequence[tuple[Unit, Cost]]) -> dict[str, float]:
+    """Roofline time in microseconds of each generated kernel, by name; empty unless each launch unit is exactly one kernel."""
     names = [launch.kernel for launch in state.candidate.launches]
-    costs = [cost for unit, cost in todo if unit.plan is not None]
+    costs = [cost for unit, cost in unit_costs if unit.plan is not None]
     if len(names) != len(costs) or len(set(names)) < len(names):
-        # Parts in two passes, or one kernel for several parts: whose share a pass has is not known.
+        # Some units run in two passes, or one kernel runs several units: the costs cannot be assigned to kernels.
         return {}
-    rate = max(state.device.flops.values(), default=0.0)
+    peak_flops = max(state.device.flops.values(), default=0.0)
     return {
-        name: max(cost.bytes / state.device.bandwidth, cost.flops / rate if rate else 0.0) * 1e6
+        name: max(cost.bytes / state.device.bandwidth, cost.flops / peak_flops if peak_flops else 0.0) * 1e6
         for name, cost in zip(names, costs, strict=True)
     }
 
 
-def _floor(capture: Capture, graph: Graph, device: DeviceModel) -> str:
-    memory = capture.bytes / device.bandwidth * 1e6
-    rate = max(device.flops.values(), default=0.0)
-    compute = capture.flops / rate * 1e6 if rate else 0.0
-    bound = "memory" if memory >= compute else "arithmetic"
+def _lower_bound(capture: Capture, graph: Graph, device: DeviceModel) -> str:
+    memory_us = capture.bytes / device.bandwidth * 1e6
+    peak_flops = max(device.flops.values(), default=0.0)
+    compute_us = capture.flops / peak_flops * 1e6 if peak_flops else 0.0
+    bound = "memory" if memory_us >= compute_us else "arithmetic"
     return (
-        f"One call moves at least {capture.bytes / 1e6:.3g} MB and computes {capture.flops / 1e9:.3g} GFLOP of products: "
-        f"no version is faster than {max(memory, compute):.2g} us ({bound})."
+        f"One call moves at least {capture.bytes / 1e6:.3g} MB and computes {capture.flops / 1e9:.3g} GFLOP of matmuls: "
+        f"no version is faster than {max(memory_us, compute_us):.2g} us ({bound})."
         + (
-            f" The user's own float32 products run in {graph.fp32_matmul}, convolutions in {graph.fp32_convolution}."
+            f" The reference runs float32 matmuls in {graph.fp32_matmul}, convolutions in {graph.fp32_convolution}."
             if capture.flops
             else ""
         )
     )
 
 
-def _has_gpu(step: Step) -> Iterator[str]:
+def _measured_time(step: Step) -> Iterator[str]:
     timing = step.timing
     if timing is None:
         return
@@ -103,10 +105,10 @@ def _has_gpu(step: Step) -> Iterator[str]:
     yield f"Measured: this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline; {others}."
 
 
-def _estimates(ir: KernelIR, todo: Sequence[tuple[Unit, Cost]], device: DeviceModel) -> list[str]:
-    found = sorted((pair for pair in todo if pair[1].us), key=lambda pair: -pair[1].us)
-    lines = [_line(ir, unit, cost, device) for unit, cost in found[:MOST_UNITS]]
-    return lines + ([f"- and {len(found) - MOST_UNITS} more"] if len(found) > MOST_UNITS else [])
+def _estimates(ir: KernelIR, unit_costs: Sequence[tuple[Unit, Cost]], device: DeviceModel) -> list[str]:
+    slowest = sorted((pair for pair in unit_costs if pair[1].us), key=lambda pair: -pair[1].us)
+    lines = [_line(ir, unit, cost, device) for unit, cost in slowest[:MAX_UNITS]]
+    return lines + ([f"- and {len(slowest) - MAX_UNITS} more"] if len(slowest) > MAX_UNITS else [])
 
 
 def _cost(ir: KernelIR, unit: Unit, device: DeviceModel) -> Cost:
@@ -116,10 +118,10 @@ def _cost(ir: KernelIR, unit: Unit, device: DeviceModel) -> Cost:
 
 
 def _line(ir: KernelIR, unit: Unit, cost: Cost, device: DeviceModel) -> str:
-    what = "kernel" if unit.plan is not None else "torch call"
-    working = [name for name in unit.nodes if ir.graph.node(name).op.split(".")[1] not in VIEWS]
-    moving = cost.bytes / device.bandwidth * 1e6
-    bound = "launch" if cost.us < 2 * device.launch_us else "memory" if moving > 0.5 * cost.us else "arithmetic"
+    kind = "kernel" if unit.plan is not None else "torch call"
+    operations = [name for name in unit.nodes if ir.graph.node(name).op.split(".")[1] not in VIEWS]
+    memory_us = cost.bytes / device.bandwidth * 1e6
+    bound = "launch" if cost.us < 2 * device.launch_us else "memory" if memory_us > 0.5 * cost.us else "arithmetic"
     flops = f", {cost.flops / 1e9:.3g} GFLOP" if cost.flops else ""
     work = f"{cost.bytes / 1e6:.3g} MB{flops}"
-    return f"- {what} of {operation_names(ir, working)}: estimated {cost.us:.1f} us, {work}, bound by {bound}"
+    return f"- {kind} of {operation_names(ir, operations)}: estimated {cost.us:.1f} us, {work}, bound by {bound}"

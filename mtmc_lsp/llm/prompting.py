@@ -1,7 +1,6 @@
-"""Putting a prompt together from parts: what stays the same comes first, and what matters least is left out where it is too long.
+"""Builds prompts from parts, and omits the least important parts when a prompt is too long.
 
-Servers keep what they worked out for a prompt, and begin where the next one differs. So the parts that all questions of a run
-share stand before those that change from step to step.
+Parts that all questions of a run share come first, because servers cache the common prefix of prompts (prefix caching).
 """
 
 from __future__ import annotations
@@ -11,31 +10,31 @@ from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.chat import Message, estimated_tokens
 
-LEFT_OUT = "(left out: the prompt would be too long)"
+OMITTED = "(omitted: the prompt would be too long)"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a prompt under its heading."""
+    """A section of a prompt with its heading."""
 
     head: str
     text: str
     spare: int = 0
-    """Parts with the highest number are left out first, and those with 0 never."""
+    """Parts with the highest number are omitted first. 0: never omitted."""
 
 
-def fitted(system: str, parts: Sequence[Part], most_tokens: int) -> list[Message]:
-    """The system's message and the user's, in which parts are left out until it is no longer than ``most_tokens``.
+def fit_prompt(system: str, parts: Sequence[Part], max_tokens: int) -> list[Message]:
+    """The system and the user message. Omits parts until both fit into ``max_tokens``.
 
-    It may still be longer where the parts that are needed are.
+    The result may exceed ``max_tokens`` if the mandatory parts alone do.
     """
-    kept = list(parts)
-    for number in sorted(range(len(parts)), key=lambda i: -parts[i].spare):
-        made = _messages(system, kept)
-        if estimated_tokens(made) <= most_tokens or not parts[number].spare:
-            return made
-        kept[number] = replace(parts[number], text=LEFT_OUT)
-    return _messages(system, kept)
+    included = list(parts)
+    for index in sorted(range(len(parts)), key=lambda i: -parts[i].spare):
+        messages = _messages(system, included)
+        if estimated_tokens(messages) <= max_tokens or not parts[index].spare:
+            return messages
+        included[index] = replace(parts[index], text=OMITTED)
+    return _messages(system, included)
 
 
 def _messages(system: str, parts: Sequence[Part]) -> list[Message]:
@@ -43,9 +42,9 @@ def _messages(system: str, parts: Sequence[Part]) -> list[Message]:
     return [Message("system", system), Message("user", text)]
 
 
-def recent(talk: Sequence[Message], most_tokens: int) -> list[Message]:
-    """A conversation without its oldest tries, as far as needed; the question, and the last try with its fault, always stay."""
-    kept = list(talk)
-    while len(kept) > 4 and estimated_tokens(kept) > most_tokens:
-        del kept[2:4]
-    return kept
+def trim_conversation(conversation: Sequence[Message], max_tokens: int) -> list[Message]:
+    """The conversation without its oldest attempts, as far as needed. Keeps the question and the last attempt with its error."""
+    messages = list(conversation)
+    while len(messages) > 4 and estimated_tokens(messages) > max_tokens:
+        del messages[2:4]
+    return messages

@@ -1,419 +1,275 @@
-"""Checks and times candidates in worker processes on this machine."""
+"""Verifies, compiles and times versions of the user's file in worker processes on this machine."""
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from mtmc_lsp.capture.module_paths import project_root
-from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.device_model import DeviceModel
-from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, WorkerFailed
+from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.results import Check, CompileReport, KernelReport, Timing, Verdict
+from mtmc_lsp.core.results import Check, CompileReport, Timing, Verdict
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.device.calibration_cache import cached_device, remember_device
-from mtmc_lsp.device.choice import calibrated_model, planning_model
-from mtmc_lsp.process.cache_files import cache_folder
+from mtmc_lsp.device.choice import planning_model
+from mtmc_lsp.measure.compilation import COMPILE_SECONDS, KernelCompiler
+from mtmc_lsp.measure.timer import Timer
 from mtmc_lsp.process.fork_server import ForkServer
-from mtmc_lsp.process.gpu_lock import alone, lock_folder, shared
 from mtmc_lsp.process.messages import StartRequest
-from mtmc_lsp.process.protocol import Answer, Request
 from mtmc_lsp.process.sandbox import Isolation
+from mtmc_lsp.process.worker_pool import WorkerPool
 from mtmc_lsp.process.worker_process import Sandbox, Worker
-from mtmc_lsp.timing.bounds import bound_us, least_us
-from mtmc_lsp.timing.messages import BaselinesRequest, CalibrationRequest, ProfileRequest, RankRequest, TimeRequest
-from mtmc_lsp.timing.timekeeper import TIME_SECONDS, Timekeeper, TimingCache
+from mtmc_lsp.timing.messages import ProfileRequest
+from mtmc_lsp.timing.timekeeper import TIME_SECONDS
+from mtmc_lsp.verify.adapters import VersionInFile
 from mtmc_lsp.verify.candidate_process import RUN_SECONDS, CandidateProcess
-from mtmc_lsp.verify.observations import launcher_calls
-from mtmc_lsp.verify.verification import Verification
+from mtmc_lsp.verify.engine import VerificationEngine
+from mtmc_lsp.verify.messages import CandidateSource
+from mtmc_lsp.verify.reference import Reference
 
-Result = TypeVar("Result")
+PROFILE_SECONDS = 1.0
+"""Approximate duration of a profile."""
 
-COMPILE_SECONDS = 180.0
-WAITING = 4
-"""How many times as long a command may take that waits for the GPU itself."""
-WATCH_SECONDS = 1.0
-"""How long a version is watched for its kernels, about."""
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """How candidates are measured."""
+
+    archs: tuple[str, ...] = ("sm_80", "sm_90", "gfx942")
+    """Architectures to compile for if there is no GPU."""
+    precision: str = "budget"
+    """``budget`` or ``strict``, as in the settings."""
+    baselines: tuple[str, ...] = ("compile",)
+    """Modes of ``torch.compile`` to time besides eager mode: ``compile``, ``max-autotune``."""
+    seed: int | None = None
+    """Of the verification inputs; ``None`` for one that no candidate can know."""
+    fresh: bool = False
+    """Whether to ignore cached timings."""
+    needs_sandbox: bool = False
+    """Whether to refuse candidates without a complete sandbox."""
+    deadline: float | None = None
+    """Time of the monotonic clock after which nothing continues."""
+    run_seconds: float = RUN_SECONDS
+    """Time limit for one case of one candidate."""
+    compile_seconds: float = COMPILE_SECONDS
+    """Time limit for compiling one candidate."""
+    time_seconds: float = TIME_SECONDS
+    """Time limit for timing one candidate, including the preparation of the baselines."""
 
 
 class LocalMeasurer:
-    """A :class:`~mtmc_lsp.core.protocols.Measurer` on this machine: on its GPU, else by Triton's interpreter."""
+    """A :class:`~mtmc_lsp.core.protocols.Measurer` on this machine: on its GPU, or else by Triton's interpreter."""
 
     def __init__(
         self,
         capture: Capture,
         python: str,
+        options: MeasureOptions | None = None,
         *,
         source: str | None = None,
-        archs: tuple[str, ...] = ("sm_80", "sm_90", "gfx942"),
-        seed: int | None = None,
-        precision: str = "budget",
-        run_seconds: float = RUN_SECONDS,
-        compile_seconds: float = COMPILE_SECONDS,
-        time_seconds: float = TIME_SECONDS,
-        deadline: float | None = None,
-        baselines: tuple[str, ...] = ("compile",),
-        fresh: bool = False,
-        needs_sandbox: bool = False,
         fork_server: ForkServer | None = None,
     ) -> None:
-        """Prepare the workers; they start when first used.
+        """Prepare the processes. On a GPU they start in the background, else with the first call.
 
         Args:
-            capture: what is measured.
+            capture: of the target.
             python: the user's interpreter.
-            source: the user's own text, where it is not what the file holds now.
-            archs: what to cross-compile for.
-            seed: of the verification inputs; by default one that no candidate can know.
-            precision: ``budget`` or ``strict``, as in the settings.
-            run_seconds: limit for one case of one candidate.
-            compile_seconds: limit for compiling one candidate.
-            time_seconds: limit for timing one candidate, the baselines' preparation included.
-            deadline: of the monotonic clock, after which nothing goes on.
-            baselines: what is timed beside eager: ``compile``, ``max-autotune``.
-            fresh: whether what was timed before is timed again.
-            needs_sandbox: whether to refuse to run candidates that cannot be locked in completely.
-            template: what the workers become copies of, where its variables are theirs; the caller closes it.
+            options: how to measure.
+            source: the user's file at the start of the run; by default it is read.
+            fork_server: starts the processes by forks if its environment variables fit; the caller closes it.
         """
-        self._capture = capture
-        self._own = source
-        self._archs = archs
-        self._deadline, self._baselines, self._fresh = deadline, baselines, fresh
-        self._run_seconds, self._compile_seconds, self._time_seconds = run_seconds, compile_seconds, time_seconds
+        options = options or MeasureOptions()
+        target_path = Path(capture.workload.target.path)
+        self._capture, self._options, self._source = capture, options, source
+        self._own = source if source is not None else target_path.read_bytes().decode("utf-8")
         self.has_gpu = bool(capture.environment.gpu) and capture.workload.device == "cuda"
-        cwd = str(project_root(Path(capture.workload.target.path)))
-        environment = {} if self.has_gpu else {"TRITON_INTERPRET": "1"}
-        usable = fork_server is not None and dict(fork_server.env) == environment
-        # Closed at the end where it is ours.
-        self._fork_server = None if usable else ForkServer(python, environment, preload=True)
-        fork_server = fork_server if usable else self._fork_server
-        # Two folders: the candidate's process may read inputs, never what is expected, and writes to neither.
-        self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
-        self._inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
+        variables = {} if self.has_gpu else {"TRITON_INTERPRET": "1"}
+        fits = fork_server is not None and dict(fork_server.env) == variables
+        self._own_fork_server = None if fits else ForkServer(python, variables, preload=True)
+        fork_server = fork_server if fits else self._own_fork_server
+        self._background = ThreadPoolExecutor(4)
         self._kernels = tempfile.mkdtemp(prefix="mtmc-kernels-")
-        self._reference = Worker(python, cwd=cwd, env=environment, fork_server=fork_server)
-        # Whatever runs a candidate's code is locked in.
-        self._runner, self._timer = (
-            CandidateProcess(
+        self._pool = WorkerPool(has_gpu=self.has_gpu, deadline=options.deadline)
+        self._reference = Reference(
+            capture,
+            source,
+            python,
+            pool=self._pool,
+            seed=options.seed,
+            precision=options.precision,
+            run_seconds=options.run_seconds,
+            fork_server=fork_server,
+        )
+        cwd = str(project_root(target_path))
+
+        def candidate_process() -> CandidateProcess:
+            return CandidateProcess(
                 python,
                 cwd,
                 capture.environment,
                 has_gpu=self.has_gpu,
-                hidden=str(self._secret),
+                hidden=self._reference.hidden,
                 fork_server=fork_server,
-                needs_sandbox=needs_sandbox,
+                needs_sandbox=options.needs_sandbox,
                 kernels=self._kernels,
             )
-            for _ in range(2)
-        )
-        locked = Sandbox((self._kernels,), str(self._secret), programs=True)
-        # The second compiles what other sizes need: nobody waits for it, and it lets others have the cores first.
-        self._compiler, self._ahead = (
-            Worker(
-                python,
-                cwd=cwd,
-                env={"TRITON_CACHE_DIR": self._kernels},
-                sandbox=locked,
-                fork_server=fork_server,
-                low_priority=low_priority,
-            )
-            for low_priority in (False, True)
-        )
-        self._compiling: Future[None] | None = None
-        self._background = ThreadPoolExecutor(4)
-        self._verification = Verification(
+
+        def compiler(low_priority: bool) -> Worker:
+            sandbox = Sandbox((self._kernels,), self._reference.hidden, programs=True)
+            env = {"TRITON_CACHE_DIR": self._kernels}
+            return Worker(python, cwd=cwd, env=env, sandbox=sandbox, fork_server=fork_server, low_priority=low_priority)
+
+        self._process, timing_process = self._pool.add(candidate_process()), self._pool.add(candidate_process())
+        compile_worker, background_worker = self._pool.add(compiler(False)), self._pool.add(compiler(True))
+        self._engine = VerificationEngine(self._reference, self._process)
+        self._is_prepared = False
+        self._compiler = KernelCompiler(
             capture,
-            self._call_untyped,
-            self._reference,
-            self._runner,
-            own=source,
-            seed=secrets.randbelow(2**31) if seed is None else seed,
-            precision=precision,
-            has_gpu=self.has_gpu,
-            secret=self._secret,
-            inputs=self._inputs,
-            seconds=run_seconds,
+            self._pool,
+            compile_worker,
+            background_worker,
+            self._background,
+            archs=(capture.environment.capability,) if self.has_gpu else options.archs,
+            seconds=options.compile_seconds,
         )
-        self._baseline: Future[None] | None = None
-        self._is_alone = False
-        """Whether the GPU is held alone by this measurer, for what shares it otherwise."""
-        self._device: DeviceModel | None = None
-        self._timekeeper: Timekeeper | None = None
+        self._timer = Timer(
+            capture,
+            source,
+            self._pool,
+            timing_process,
+            baselines=options.baselines,
+            fresh=options.fresh,
+            seconds=options.time_seconds,
+        )
         if self.has_gpu:
-            # Importing torch takes seconds: all processes do it at once, while the first step is planned.
-            self._gpu = self._background.submit(self._start, self._timer)
-            for worker in (self._reference, self._runner, self._compiler):
-                self._background.submit(self._start, worker)
+            # Importing torch takes seconds, so all processes start at once, while the first step is planned.
+            self._background.submit(self._start_timing, timing_process)
+            self._background.submit(self._process.warm_up)
+            for worker, gpu in ((self._reference.worker, True), (compile_worker, False)):
+                self._background.submit(self._pool.call_unlocked, worker, StartRequest(gpu), options.run_seconds)
 
     def isolation(self) -> Isolation:
-        """How far candidates are locked in.
+        """The level of the candidates' sandbox.
 
         Raises:
-            EnvironmentNotAble: less than is asked for.
+            EnvironmentNotAble: it is incomplete and a complete one is required.
         """
-        return self._runner.isolation
+        return self._process.isolation
 
-    def _start(self, worker: Worker | CandidateProcess) -> str:
-        """Let a worker import torch; gives the UUID of its GPU."""
-        try:
-            if isinstance(worker, CandidateProcess):
-                worker.start()
-                return worker.gpu
-            found = self._limited(worker, StartRequest(gpu=worker is not self._compiler), self._run_seconds)
-        except MtmcError:
-            # What is wrong with an interpreter is said by the first real request.
-            return ""
-        return found.gpu
-
-    def _call_untyped(
-        self, worker: Worker | CandidateProcess, command: str, request: Mapping[str, object], seconds: float
-    ) -> dict[str, Any]:
-        """Run a command of ``verify`` in a worker. On a GPU this waits, without a limit, until nothing is timed."""
-
-        def call(limit: float) -> dict[str, Any]:
-            return worker.call_untyped(command, request, limit)
-
-        if not self.has_gpu or self._is_alone:
-            return self._within_deadline(call, command, seconds)
-        with shared(self._gpu.result()):
-            return self._within_deadline(call, command, seconds)
-
-    def _limited(self, worker: Worker | CandidateProcess, request: Request[Answer], seconds: float) -> Answer:
-        """Run a request in a worker within ``seconds`` and the deadline of the run."""
-
-        def call(limit: float) -> Answer:
-            return worker.call(request, limit)
-
-        return self._within_deadline(call, request.command, seconds)
-
-    def _within_deadline(self, call: Callable[[float], Result], command: str, seconds: float) -> Result:
-        """Call with a limit of at most ``seconds``.
-
-        Raises:
-            WorkerFailed: with kind ``DEADLINE`` if the deadline of the run ended it.
-        """
-        remaining = seconds if self._deadline is None else self._deadline - time.monotonic()
-        expired = WorkerFailed(f"the time for the whole run was up during {command}", kind=FailureKind.DEADLINE)
-        if remaining <= 0:
-            raise expired
-        try:
-            return call(min(seconds, remaining))
-        except WorkerFailed as error:
-            if error.kind is FailureKind.TIMEOUT and remaining < seconds:
-                raise expired from None
-            raise
+    def _start_timing(self, process: CandidateProcess) -> None:
+        """Start the timing process and set the GPU. The first request reports an error."""
+        process.warm_up()
+        self._pool.set_gpu(process.gpu)
 
     def device(self) -> DeviceModel:
-        """The GPU of this machine as calibrated, measured first where it never was; else the model of a data file."""
-        if self._device is None:
-            self._device = self._calibrated() if self.has_gpu else planning_model(self._archs)
-        return self._device
-
-    def _calibrated(self) -> DeviceModel:
-        environment = self._capture.environment
-        device = cached_device(environment)
-        if device is None:
-            device = calibrated_model(environment, self._timed_alone(CalibrationRequest()))
-            remember_device(environment, device)
-        return device
+        """The calibrated GPU of this machine, or without a GPU the model of a data file."""
+        return self._timer.device() if self.has_gpu else planning_model(self._options.archs)
 
     def close(self) -> None:
-        """End the workers and remove their files."""
+        """End the processes and remove their files."""
         self._background.shutdown(wait=False, cancel_futures=True)
-        self._verification.end()
-        self._stop_compiling()
-        for worker in (self._reference, self._runner, self._compiler, self._ahead, self._timer):
-            worker.kill()
-            worker.close()
-        if self._fork_server is not None:
-            self._fork_server.close()
-        for folder in (self._secret, self._inputs, Path(self._kernels)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-    # Verification ------------------------------------------------------------------------------------------------
+        self._compiler.stop_background()
+        self._reference.close()
+        self._pool.close()
+        if self._own_fork_server is not None:
+            self._own_fork_server.close()
+        shutil.rmtree(self._kernels, ignore_errors=True)
 
     def verify(self, candidate: Candidate) -> Verdict:
-        """Run the candidate on every case, in a process of its own, and compare with the oracle."""
+        """Run the candidate on every case, in a new process."""
         self._prepare()
         try:
-            return self._verification.verify(candidate)
+            return self._engine.verify(self._version(candidate.source)).verdict
         finally:
-            # Whatever it changed in its process goes with it, a GPU context that a kernel broke too.
-            self._runner.next()
             if self.has_gpu:
-                self._background.submit(self._runner.warm_up)
+                self._background.submit(self._process.warm_up)
 
-    def verify_far(self, candidate: Candidate) -> Check:
-        """Run a version that was verified once more, where offsets of elements pass 2^31 and the GPU has the memory."""
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
+        """Run a correct candidate once more where element offsets exceed 2^31, if the GPU has the memory."""
+        version = self._version(candidate.source)
         if not self.has_gpu:
-            return self._verification.verify_far(candidate, self._runner.free_bytes)
-        self._wait_for_baseline()
+            return self._engine.verify_int32_offsets(version)
+        self._timer.wait_for_baselines()
         try:
-            # It takes most of the memory that is free: others would find none.
-            with alone(self._gpu.result()):
-                self._is_alone = True
-                # Free memory is what is free now; what is timed holds some.
-                self._runner.next()
-                self._runner.start()
-                return self._verification.verify_far(candidate, self._runner.free_bytes)
+            # The case takes most of the free memory, which others would lack.
+            with self._pool.exclusive_gpu(admits_calls=True):
+                # The free memory is read at the start, and the timing process holds some by now.
+                self._process.next()
+                self._process.start()
+                return self._engine.verify_int32_offsets(version)
         finally:
-            self._is_alone = False
-            self._runner.next()
+            self._process.next()
+
+    def _version(self, text: str) -> VersionInFile:
+        return VersionInFile(self._capture, self._own, text)
 
     def _prepare(self) -> None:
-        """Let the references and, on a GPU, the compiled baseline be made while the first candidate is compiled."""
-        self._verification.begin(self._background)
-        if self._baseline is None and self.has_gpu:
-            self._baseline = self._background.submit(self._made_baseline)
-
-    def _made_baseline(self) -> None:
-        with contextlib.suppress(MtmcError), self._verification.given() as given:
-            self._compile_baselines(self._baselines, given)
-
-    def _compile_baselines(self, names: Sequence[str], given: str = "") -> None:
-        """Have the user's own code compiled; the timer holds the GPU itself, and only while it computes there."""
-        gpu = self._gpu.result()
-        request = BaselinesRequest(self._capture, self._own, tuple(names), given, gpu, lock_folder(gpu))
-        # What fails here fails again, and is said, when a candidate is timed. It also waits for the GPU, which is in no limit.
-        with contextlib.suppress(MtmcError):
-            self._limited(self._timer, request, WAITING * self._time_seconds)
-
-    def _wait_for_baseline(self) -> None:
-        """Until the timer is free: who held the GPU alone and waited for it would keep it from ending."""
-        if self._baseline is not None:
-            with contextlib.suppress(CancelledError):
-                self._baseline.exception()
-
-    def _before_timing(self, request: TimeRequest) -> None:
-        self._wait_for_baseline()
-        more = [name for name in request.baselines if name not in self._baselines]
-        if more:
-            self._compile_baselines(more)
-
-    # Compilation and timing --------------------------------------------------------------------------------------
+        """Compute references, and on a GPU compile the baselines, while the first candidate is compiled."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        cases = self._engine.compute_ahead(self._version(self._own))
+        if self.has_gpu and cases:
+            self._timer.prepare_baselines(self._background, self._reference, cases[0])
 
     def compile(self, candidate: Candidate) -> CompileReport:
         """Cross-compile every kernel for every architecture."""
         self._prepare()
-        self._stop_compiling()
-        archs = (self._capture.environment.capability,) if self.has_gpu else self._archs
-        calls = None
-        if candidate.code is not None and not candidate.launches:
-            calls = launcher_calls(self._capture.graph, candidate.code, [self._capture.graph.sizes])
-        request = CompileRequest(
-            path=self._capture.workload.target.path,
-            name=self._capture.module_name,
-            source=candidate.source,
-            launches=candidate.launches,
-            archs=archs,
-            seconds=self._compile_seconds,
-            calls=calls,
-        )
-        try:
-            report = self._limited(self._compiler, request, 2 * self._compile_seconds)
-        except WorkerFailed as error:
-            if error.kind is FailureKind.DEADLINE:
-                raise
-            return CompileReport((KernelReport("", archs[0], error=error.message),))
-        if self.has_gpu and report.ok and candidate.code is not None:
-            others = launcher_calls(self._capture.graph, candidate.code, self._verification.other_sizes)
-            self._compiling = self._background.submit(self._compile_more, replace(request, launches=(), calls=others))
+        report = self._compiler.compile(candidate)
+        if self.has_gpu and report.ok:
+            sizes = self._engine.kernel_sizes(self._version(candidate.source))
+            self._compiler.compile_in_background(candidate, sizes)
         return report
 
-    def _stop_compiling(self) -> None:
-        """End what is compiled for the other sizes of an earlier candidate: it was verified, or will not be."""
-        while self._compiling is not None and not self._compiling.cancel() and not self._compiling.done():
-            self._ahead.kill()
-            wait([self._compiling], 0.1)
-
-    def _compile_more(self, request: CompileRequest) -> None:
-        """Compile what other sizes need, side by side, while the first case runs: a launch compiles one kernel at a time."""
-        with contextlib.suppress(MtmcError):
-            self._limited(self._ahead, request, 2 * self._compile_seconds)
-
     def time(self, candidate: Candidate, previous: Candidate | None) -> Timing | None:
-        """Paired timing; None without a GPU.
+        """Time a candidate against its baselines and the previous version; ``None`` without a GPU.
 
         Raises:
-            MeasurementRejected: the timing cannot be true: other results while timed, clocks that disagree, or faster
-                than the memory.
+            MeasurementRejected: the timing cannot be true.
+            GpuInUse: another program used the GPU.
         """
         if not self.has_gpu:
             return None
-        self._stop_compiling()
-        request = TimeRequest(
-            self._capture,
-            own=self._own,
-            source=candidate.source,
-            previous=previous.source if previous is not None and previous.code is not None else None,
-            baselines=(*self._baselines, *self._replaying(candidate)),
-            bound_us=bound_us(self._capture, self.device()),
-            least_us=least_us(self._capture, self.device()),
-        )
-        if self._timekeeper is None:
-            cache = TimingCache(cache_folder(), self._fresh)
-            self._timekeeper = Timekeeper(self._timed, self._gpu.result(), cache=cache, before=self._before_timing)
-        return self._timekeeper.time(request)
-
-    @staticmethod
-    def _replaying(candidate: Candidate) -> tuple[str, ...]:
-        """What a version that replays a CUDA graph is compared with as well: the compiler's own."""
-        is_replayed = isinstance(candidate.schedule, Mapping) and candidate.schedule.get("replayed")
-        return ("reduce-overhead",) if is_replayed else ()
+        self._compiler.stop_background()
+        before = previous.source if previous is not None and previous.code is not None else None
+        uses_graph = isinstance(candidate.schedule, Mapping) and candidate.schedule.get("cuda_graph")
+        # A version that replays a CUDA graph is also compared with the compiler's mode that does.
+        more = ("reduce-overhead",) if uses_graph else ()
+        return self._timer.time(CandidateSource(candidate.source), previous=before, more_baselines=more)
 
     def quick(self, candidates: Sequence[Candidate], *, seconds: float | None = None) -> list[float | None]:
-        """Rank candidates on the GPU: median microseconds each, None for those that fail.
+        """Rank candidates on the GPU: median microseconds, ``None`` for those that fail.
 
         Args:
             candidates: variants of one version.
-            seconds: wall time after which those not yet timed count as failed.
+            seconds: time limit; candidates not timed by then count as failed.
 
         Raises:
             EnvironmentNotAble: there is no GPU.
         """
         if not self.has_gpu:
             raise EnvironmentNotAble("ranking needs a CUDA GPU")
-        sources = tuple(candidate.source for candidate in candidates)
-        return list(self._timed_alone(RankRequest(self._capture, self._own, sources, seconds)).medians_us)
+        return self._timer.rank([candidate.source for candidate in candidates], seconds)
 
     def kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
-        """The kernels of one call as torch's profiler sees them on the GPU, the slowest first; none without a GPU.
+        """The kernels of one call by torch's profiler, the slowest first; none without a GPU.
 
-        In the process that verifies, which is a new one afterwards: a profiler may leave calls slower that it has watched.
+        This uses the process of the verification and then a new one, because a profiler may slow down later calls.
         """
         if not self.has_gpu:
             return ()
         source = candidate.source if candidate.code is not None else None
-        request = ProfileRequest(self._capture, self._own, self._capture.graph.sizes, WATCH_SECONDS, source)
+        request = ProfileRequest(self._capture, self._source, self._capture.graph.sizes, PROFILE_SECONDS, source)
         try:
-            with alone(self._gpu.result()):
-                seen = self._limited(self._runner, request, self._run_seconds)
+            with self._pool.exclusive_gpu():
+                profile = self._pool.call_unlocked(self._process, request, self._options.run_seconds)
         finally:
-            self._runner.next()
-            self._background.submit(self._runner.warm_up)
-        times = [KernelTime(kernel.name, kernel.calls, kernel.us) for kernel in seen.kernels]
+            self._process.next()
+            self._background.submit(self._process.warm_up)
+        times = [KernelTime(kernel.name, kernel.calls, kernel.us) for kernel in profile.kernels]
         return tuple(sorted(times, key=lambda time: -time.us))
-
-    def _timed_alone(self, request: Request[Answer]) -> Answer:
-        self._wait_for_baseline()
-        with alone(self._gpu.result()):
-            return self._timed(request)
-
-    def _timed(self, request: Request[Answer]) -> Answer:
-        try:
-            return self._limited(self._timer, request, self._time_seconds)
-        except MtmcError as error:
-            if error.kind.is_gpu_failure:
-                # A failed kernel leaves the process's GPU context unusable.
-                self._timer.next()
-            raise

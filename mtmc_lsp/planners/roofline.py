@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from mtmc_lsp.actions.base import Situation
@@ -9,6 +10,7 @@ from mtmc_lsp.actions.catalogue import proposals
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.protocols import State
+from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.schedule.precision_modes import as_run
 from mtmc_lsp.schedule.schedule import Schedule
 
@@ -18,9 +20,20 @@ CUT_SHORT = "Planning was ended for the run's budget: with a larger one, a bette
 class RooflinePlanner:
     """Ranks legal actions by predicted time saved: bytes and operations before and after, over the device's ceilings."""
 
-    def __init__(self, *, strict: bool = False) -> None:
-        """``strict`` forbids actions that change rounding."""
+    def __init__(self, *, strict: bool = False, exclude: Collection[str] = ()) -> None:
+        """Create a planner.
+
+        Args:
+            strict: whether to leave out actions that change rounding.
+            exclude: action kinds and rewrite rules that are never proposed.
+        """
         self._strict = strict
+        self._exclude = frozenset(exclude)
+
+    @classmethod
+    def of(cls, settings: Settings) -> RooflinePlanner:
+        """The planner that the settings describe."""
+        return cls(strict=settings.precision == "strict", exclude=settings.exclude_actions)
 
     def propose(self, state: State) -> MacroAction | None:
         """The best action that was not tried before, or None."""
@@ -39,7 +52,10 @@ class RooflinePlanner:
             deadline=state.deadline,
         )
         tried = {step.action.key for step in state.history}
-        found = [action for action in proposals(situation) if action.key not in tried]
+        found = [a for a in proposals(situation) if a.key not in tried and not self._is_excluded(a)]
         if situation.is_late:
             return [replace(action, rationale=f"{action.rationale} {CUT_SHORT}") for action in found]
         return found
+
+    def _is_excluded(self, action: MacroAction) -> bool:
+        return not self._exclude.isdisjoint((action.kind.value, str(action.params.get("rule", ""))))

@@ -1,7 +1,7 @@
-"""Files below a project's ``.mtmc``: none of them is reached through a symbolic link.
+"""Safe access to files below a project's ``.mtmc``: symbolic links are never followed.
 
-A cloned project can contain a ``.mtmc`` of its own, with links to files elsewhere. So every file in it is opened here, starting
-from the folder's descriptor. Paths without ``.mtmc`` were named by the user, and are opened as usual.
+A cloned project can contain its own ``.mtmc`` with links to other files. So every file in it is opened here, relative to the
+folder's descriptor. Paths without ``.mtmc`` were chosen by the user and are opened normally.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import BinaryIO
 from mtmc_lsp.core.errors import EnvironmentNotAble, Location
 
 FOLDER = ".mtmc"
-"""The folder in a project's root that holds what this program keeps of it."""
+"""The folder in a project's root that holds our files."""
 SQLITE_FILES = ("", "-wal", "-shm", "-journal")
-"""Endings of the files that SQLite opens for one database."""
+"""Suffixes of the files that SQLite opens for one database."""
 
 
 class UnsafeFile(EnvironmentNotAble):
-    """A file below ``.mtmc`` is a link, a pipe or a device."""
+    """A file below ``.mtmc`` is a symbolic link, a pipe or a device."""
 
     code = "unsafe-file"
 
@@ -36,40 +36,40 @@ def make_folder(folder: Path) -> None:
         UnsafeFile: ``.mtmc`` or a folder below it is a symbolic link.
         OSError: it cannot be created.
     """
-    with _descriptor(folder, make=True):
+    with _open_folder(folder, create=True):
         pass
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path below ``.mtmc`` that exists and is no regular file, or is reached through a link.
+    """Refuse a path below ``.mtmc`` that is reached through a link or is not a regular file. A missing file is allowed.
 
     Raises:
         UnsafeFile: it is a link, a pipe or a device.
     """
-    with contextlib.suppress(FileNotFoundError), _descriptor(path.parent) as parent:
+    with contextlib.suppress(FileNotFoundError), _open_folder(path.parent) as parent:
         _check_entry(parent, path)
 
 
 def check_database(path: Path) -> None:
-    """The same for an SQLite database and the files beside it. SQLite opens them itself, and writes them in place.
+    """Check an SQLite database and its journal files. SQLite opens them itself and writes them in place.
 
     Raises:
         UnsafeFile: one of them is a link, a pipe or a device.
     """
-    with contextlib.suppress(FileNotFoundError), _descriptor(path.parent) as parent:
+    with contextlib.suppress(FileNotFoundError), _open_folder(path.parent) as parent:
         for ending in SQLITE_FILES:
             _check_entry(parent, path.with_name(f"{path.name}{ending}"), in_place=True)
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """The file's content; ``None`` where it does not exist.
+    """The file's content; ``None`` if it does not exist.
 
     Raises:
         UnsafeFile: it is a link, a pipe or a device.
         OSError: it cannot be read.
     """
     try:
-        with os.fdopen(_opened(path, os.O_RDONLY), "rb") as stream:
+        with os.fdopen(_open(path, os.O_RDONLY), "rb") as stream:
             return stream.read()
     except FileNotFoundError:
         return None
@@ -77,26 +77,26 @@ def read_bytes(path: Path) -> bytes | None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """The file opened for writing, empty.
+    """Open the file for writing and empty it.
 
     Raises:
         UnsafeFile: it is a link, a pipe or a device.
         OSError: it cannot be written.
     """
-    with os.fdopen(_opened(path, os.O_WRONLY | os.O_CREAT), "wb") as stream:
-        # Only after the checks: O_TRUNC would empty a file that is refused.
+    with os.fdopen(_open(path, os.O_WRONLY | os.O_CREAT), "wb") as stream:
+        # Truncate only after the checks: O_TRUNC would empty a file that is then refused.
         stream.truncate()
         yield stream
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Write the file in one step: a reader sees the old content or the new.
+    """Replace the file atomically: a reader sees either the old or the new content.
 
     Raises:
         UnsafeFile: it is a link, a pipe or a device.
         OSError: it cannot be written.
     """
-    with _descriptor(path.parent) as parent:
+    with _open_folder(path.parent) as parent:
         _check_entry(parent, path)
         temporary = f"{path.name}.{uuid.uuid4().hex[:12]}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -110,33 +110,33 @@ def replace_bytes(path: Path, data: bytes) -> None:
             raise
 
 
-def _opened(path: Path, flags: int) -> int:
-    """A descriptor of the file."""
-    with _descriptor(path.parent) as parent:
+def _open(path: Path, flags: int) -> int:
+    """Open the file and return its descriptor."""
+    with _open_folder(path.parent) as parent:
         _check_entry(parent, path)
-        # Between the check and this call the file may become a link or a pipe: neither is followed nor waited for.
+        # The file may become a link or a pipe between the check and this call: do not follow or wait for it.
         if _is_checked(path):
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(path.name, flags | os.O_CLOEXEC, 0o666, dir_fd=parent)
-        if _is_checked(path) and not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
+        file_descriptor = os.open(path.name, flags | os.O_CLOEXEC, 0o666, dir_fd=parent)
+        if _is_checked(path) and not stat.S_ISREG(os.fstat(file_descriptor).st_mode):
+            os.close(file_descriptor)
             raise _unsafe(path, "is not a regular file")
-        return descriptor
+        return file_descriptor
 
 
 @contextmanager
-def _descriptor(folder: Path, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of the folder; no link is followed from ``.mtmc`` on."""
+def _open_folder(folder: Path, *, create: bool = False) -> Iterator[int]:
+    """Open the folder and yield its descriptor; from ``.mtmc`` on, no link is followed."""
     parts = folder.parts
     first = len(parts) - parts[::-1].index(FOLDER) - 1 if FOLDER in parts else len(parts)
     current_path = Path(*parts[:first])
-    if make:
+    if create:
         current_path.mkdir(parents=True, exist_ok=True)
     current = os.open(current_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in parts[first:]:
             current_path /= name
-            if make:
+            if create:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, dir_fd=current)
             if stat.S_ISLNK(os.lstat(name, dir_fd=current).st_mode):
@@ -154,14 +154,14 @@ def _check_entry(parent: int, path: Path, *, in_place: bool = False) -> None:
     if not _is_checked(path):
         return
     try:
-        found = os.lstat(path.name, dir_fd=parent)
+        status = os.lstat(path.name, dir_fd=parent)
     except FileNotFoundError:
         return
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise _unsafe(path, "is a symbolic link")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise _unsafe(path, "is not a regular file")
-    if in_place and found.st_nlink > 1:
+    if in_place and status.st_nlink > 1:
         raise _unsafe(path, "is a hard link to another file")
 
 

@@ -126,11 +126,6 @@ class Worker:
         """
         return typed_answer(request, self._exchange(request.command, to_json(request), seconds))
 
-    def call_untyped(self, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
-        """As :meth:`call` for the commands of ``verify``, which have no request classes yet."""
-        answer: dict[str, Any] = self._exchange(command, request, seconds)
-        return answer
-
     def _exchange(self, command: str, request: object, seconds: float) -> Any:
         """Send one request and return the JSON data of its answer."""
         deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""The summary of ``mtmc bench`` as tables."""
+"""Tables for the summary of ``mtmc bench``."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mtmc_lsp.app.bench_summary import Means, Score, Summary
+from mtmc_lsp.app.bench.summary import Means, Score, Summary
 
-SHOWN_REASONS, SHOWN_NAMES, SHOWN_CALLS = 20, 4, 20
+MAX_REASONS, MAX_NAMES, MAX_OPERATIONS = 20, 4, 20
 
 
 def show_summary(out: Console, summary: Summary) -> None:
-    """How many are correct and how fast, by level; then what came to nothing and why."""
+    """Show correctness and speedups by level, then the unsolved problems with reasons."""
     out.print()
+    for build in summary.builds:
+        out.print(Text(build, style="dim"))
+    if len(summary.builds) > 1:
+        out.print(Text("these results come from more than one build: their means mix them", style="yellow"))
     for environment in summary.environments:
         out.print(Text(environment, style="dim"))
     if len(summary.environments) > 1:
-        out.print(Text("these results are from more than one machine: their means mix them", style="yellow"))
+        out.print(Text("these results come from more than one machine; their means are mixed", style="yellow"))
     out.print(_correctness(summary.scores))
     if any(means.count for score in summary.scores for means in score.means):
         out.print(_speedups(summary.scores))
-        own = "a problem without a kept version counts as 1.00x against eager, since your own code stands"
-        out.print(Text(f"  fast_1 and fast_2 are parts of all problems; {own}", style="dim"))
+        without_version = "a problem without an accepted version counts as 1.00x against eager, because your code stays"
+        out.print(Text(f"  fast_1 and fast_2 are fractions of all problems; {without_version}", style="dim"))
     else:
         out.print(Text("  nothing was timed, so there are no speedups", style="dim"))
     _show_unsolved(out, summary)
@@ -34,17 +38,19 @@ def _correctness(scores: tuple[Score, ...]) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     for score in scores:
-        part = f" ({score.correct / score.problems:.0%})" if score.problems else ""
+        share = f" ({score.correct / score.problems:.0%})" if score.problems else ""
         counts = [str(score.statuses.get(status, 0)) for status in statuses]
         seconds = f"{score.median_seconds:.1f} s"
-        table.add_row(score.level or "all", str(score.problems), f"{score.correct}{part}", *counts, seconds)
+        table.add_row(score.level or "all", str(score.problems), f"{score.correct}{share}", *counts, seconds)
     return table
 
 
 def _speedups(scores: tuple[Score, ...]) -> Table:
     speeds = ("FASTER", "SAME", "SLOWER", "AMBIGUOUS")
     names = [means.baseline for means in scores[0].means]
-    heads = [f"{what} vs {name}" for name in names for what in ("fast_1", "fast_2", "geomean", "mean", "timed")]
+    heads = [
+        f"{statistic} vs {name}" for name in names for statistic in ("fast_1", "fast_2", "geomean", "mean", "timed")
+    ]
     table = Table("level", *heads, *speeds, box=None, padding=(0, 1))
     for column in table.columns[1:]:
         column.justify = "right"
@@ -62,15 +68,17 @@ def _cells(means: Means) -> list[str]:
 
 def _show_unsolved(out: Console, summary: Summary) -> None:
     if summary.unsolved:
-        out.print(Text("\nwithout a kept version", style="bold"))
-    for group in summary.unsolved[:SHOWN_REASONS]:
+        out.print(Text("\nwithout an accepted version", style="bold"))
+    for group in summary.unsolved[:MAX_REASONS]:
         out.print(Text(f"  {len(group.problems):4}  {group.status}: {group.reason}"))
         out.print(Text(f"        {_names(group.problems)}", style="dim"))
-    if len(summary.unsolved) > SHOWN_REASONS:
-        out.print(Text(f"  and {len(summary.unsolved) - SHOWN_REASONS} other reasons, see --json", style="dim"))
+    if len(summary.unsolved) > MAX_REASONS:
+        out.print(Text(f"  and {len(summary.unsolved) - MAX_REASONS} other reasons, see --json", style="dim"))
     if summary.torch_calls:
-        calls = [f"{op.removeprefix('aten.')} {count}" for op, count in list(summary.torch_calls.items())[:SHOWN_CALLS]]
-        out.print(Text("\nleft to torch, on so many problems", style="bold"))
+        calls = [
+            f"{op.removeprefix('aten.')} {count}" for op, count in list(summary.torch_calls.items())[:MAX_OPERATIONS]
+        ]
+        out.print(Text("\noperations left to torch, with the number of problems", style="bold"))
         out.print(Text(f"  {', '.join(calls)}"))
     if summary.not_run:
         out.print(Text(f"\nnot run: {len(summary.not_run)}", style="bold"))
@@ -78,5 +86,5 @@ def _show_unsolved(out: Console, summary: Summary) -> None:
 
 
 def _names(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
+    remainder = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + remainder

@@ -1,4 +1,4 @@
-"""A calibration as a table: what was measured beside the data file."""
+"""Table of a calibration, compared with the data file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Row:
     measured: float
     data: float
     origin: str
-    """How the data file's number was obtained."""
+    """Origin of the number in the data file."""
 
     @property
     def ratio(self) -> float | None:
-        """Measured over the data file's; None where the file has none."""
+        """Measured value divided by the data file's value; None if the data file has none."""
         return self.measured / self.data if self.data else None
 
 
@@ -47,12 +47,12 @@ NUMBERS: tuple[tuple[str, str, float, str, Number], ...] = (
 
 
 def rows(data: DeviceModel, measured: DeviceModel) -> list[Row]:
-    """The numbers of a calibration beside those of the data file."""
-    found = [
+    """The calibrated numbers, each with the data file's number."""
+    figures = [
         Row(label, unit, number(measured) / size, number(data) / size, _origin(data, figure))
         for label, unit, size, figure, number in NUMBERS
     ]
-    found += [
+    figures += [
         Row(
             f"{label} products",
             "TFLOP/s",
@@ -62,7 +62,7 @@ def rows(data: DeviceModel, measured: DeviceModel) -> list[Row]:
         )
         for mode, label in MODES.items()
     ]
-    return found
+    return figures
 
 
 def _origin(data: DeviceModel, figure: str) -> str:
@@ -70,7 +70,7 @@ def _origin(data: DeviceModel, figure: str) -> str:
 
 
 def show_calibration(out: Console, result: CalibratedDevice) -> None:
-    """The table, and whether later plans use it."""
+    """The table, and whether later plans use the calibration."""
     environment = result.environment
     title = f"{environment.gpu} ({result.measured.arch}), torch {environment.torch}, driver {environment.driver or 'unknown'}"
     out.print(Text(title, style="bold"))

@@ -1,6 +1,6 @@
-"""Charts as Vega-Lite specifications: one source for the terminal's HTML page and for the editor's panel.
+"""Charts as Vega-Lite specifications, shared by the HTML report and the editor's panel.
 
-Colours are variables of the page's style sheet (:data:`COLOURS`), so the same chart fits a light theme, a dark one, and print.
+Colours are CSS variables of the page (:data:`COLOURS`), so a chart fits light and dark themes and print.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from mtmc_lsp.core.results import Ratio
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 COLOURS = ("text", "quiet", "grid", "gain", "loss", "accent")
-"""Variables that a page's style sheet sets, each with ``--chart-`` before it."""
+"""Names of the CSS variables, each with the prefix ``--chart-``."""
 WIDTH = 440
 HEIGHT = 300
-BAR = 30
-"""Height of a bar with its gap."""
-LONGEST_LABEL = 260
-"""Pixels of a bar's label; what is longer is cut, and whole in the tooltip."""
-TEXT_ROOM = 1.4
-"""A bar's axis goes on by this factor beyond the longest bar, for the text behind it."""
-LONGEST_NAME = 28
-"""Letters of a point's name beside it; the tooltip has all of it."""
-NOT_TIMED = "not timed: the bound, an estimate"
+BAR_HEIGHT = 30
+"""Height of a bar including its gap, in pixels."""
+MAX_LABEL_WIDTH = 260
+"""Maximum width of a bar's label in pixels. Longer labels are truncated; the tooltip shows the full text."""
+TEXT_MARGIN = 1.4
+"""Factor by which a bar chart's axis extends beyond the longest bar, to leave space for its text."""
+MAX_NAME_LENGTH = 28
+"""Maximum length of the name next to a point; the tooltip shows the full name."""
+NOT_TIMED = "not timed: estimated at the bound"
 MARGIN = 3.0
-"""A chart with logarithmic axes goes on by this factor beyond its points."""
+"""Factor by which logarithmic axes extend beyond the points."""
 
 
 def colour(name: str) -> str:
-    """A colour of the page's."""
+    """Reference to a colour variable of the page."""
     return f"var(--chart-{name})"
 
 
@@ -65,25 +65,25 @@ CONFIG = {
         "label": {"color": colour("text"), "fontSize": 12},
     },
 }
-"""Looks of every chart: the styles of its marks and its axes."""
+"""Theme of all charts: styles of marks and axes."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """What one call of one version does, and how long it takes."""
+    """Work and time of one call of one version."""
 
     name: str
     flops: float
-    """Operations of matrix products and the like; 0 where there are none."""
+    """FLOPs of matmuls and similar operations; 0 if there are none."""
     bytes: float
-    """Bytes read from and written to the device's memory."""
+    """Bytes read from and written to device memory."""
     seconds: float | None = None
-    """``None`` where it was not timed: it is drawn where the bound would be, and called an estimate."""
+    """``None`` if not timed. The point is then drawn at the bound and labelled as an estimate."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What one step brought: the whole version's speedup before and after it."""
+    """Effect of one step: speedup of the whole version before and after it."""
 
     name: str
     before: float
@@ -92,7 +92,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The estimated bytes that a call moves before and after a step."""
+    """Estimated memory traffic of a call before and after a step."""
 
     name: str
     before: float
@@ -100,7 +100,7 @@ class Traffic:
 
 
 def waterfall(gains: Sequence[Gain], baseline: str) -> dict[str, Any]:
-    """Speedup over ``baseline`` step by step: each bar begins where the one before ended, with its 95 % interval."""
+    """Speedup over ``baseline`` by step. Each bar starts where the previous one ended, with its 95 % interval."""
     rows: list[dict[str, Any]] = [
         {
             "step": gain.name,
@@ -117,18 +117,18 @@ def waterfall(gains: Sequence[Gain], baseline: str) -> dict[str, Any]:
     x = _quantitative("before", f"speedup over {baseline}", max((row["end"] for row in rows), default=1.0))
     tooltip = [_field("step"), _field("text", f"speedup over {baseline}")]
     interval = {"mark": {"type": "rule", "style": "interval"}, "encoding": {"x": _x("low"), "x2": {"field": "high"}}}
-    one = {
+    reference_line = {
         "data": {"values": [{"at": 1.0}]},
         "mark": {"type": "rule", "style": "reference"},
         "encoding": {"x": _x("at")},
     }
-    return _bars(rows, x, "after", "faster", tooltip, [interval, one])
+    return _bars(rows, x, "after", "faster", tooltip, [interval, reference_line])
 
 
 def traffic(steps: Sequence[Traffic]) -> dict[str, Any]:
-    """Estimated bytes per call step by step, for runs that were not timed."""
-    most = max((max(step.before, step.after) for step in steps), default=1.0)
-    size, unit = _unit(most, "B")
+    """Estimated memory traffic per call by step, for runs without timing."""
+    largest = max((max(step.before, step.after) for step in steps), default=1.0)
+    size, unit = _unit(largest, "B")
     rows: list[dict[str, Any]] = [
         {
             "step": step.name,
@@ -140,51 +140,56 @@ def traffic(steps: Sequence[Traffic]) -> dict[str, Any]:
         }
         for step in steps
     ]
-    x = _quantitative("before", f"{unit} moved per call, estimated", most / size)
+    x = _quantitative("before", f"{unit} moved per call, estimated", largest / size)
     return _bars(rows, x, "after", "less", [_field("step"), _field("text", "moved per call, estimated")], [])
 
 
 def _bars(
-    rows: list[dict[str, Any]], x: dict[str, Any], end: str, good: str, tooltip: list[Any], more: list[Any]
+    rows: list[dict[str, Any]],
+    x: dict[str, Any],
+    end: str,
+    better_field: str,
+    tooltip: list[Any],
+    extra_layers: list[Any],
 ) -> dict[str, Any]:
-    """Floating bars, one below the other, each with its text behind it."""
+    """Floating bars, one per row, each followed by its text."""
     names = [row["step"] for row in rows]
     y: dict[str, Any] = {"field": "step", "type": "nominal", "sort": names, "title": None}
-    y["axis"] = {"labelLimit": LONGEST_LABEL, "domain": False, "ticks": False, "grid": False}
+    y["axis"] = {"labelLimit": MAX_LABEL_WIDTH, "domain": False, "ticks": False, "grid": False}
     text = {
         "mark": {"type": "text", "style": "label", "align": "left", "baseline": "middle", "dx": 6},
         "encoding": {"x": _x("end"), "text": {"field": "text"}},
     }
     bars = [
         {
-            "transform": [{"filter": f"datum.{good} === {verdict}"}],
+            "transform": [{"filter": f"datum.{better_field} === {is_better}"}],
             "mark": {"type": "bar", "style": style, "height": {"band": 0.55}, "minBandSize": 2},
             "encoding": {"x": x, "x2": {"field": end}, "tooltip": tooltip},
         }
-        for verdict, style in (("true", "gain"), ("false", "loss"))
+        for is_better, style in (("true", "gain"), ("false", "loss"))
     ]
-    layers = [*bars, *more, text]
+    layers = [*bars, *extra_layers, text]
     for layer in layers:
         if "data" not in layer:
             layer["encoding"]["y"] = y
-    size = {"width": WIDTH, "height": BAR * len(rows)}
+    size = {"width": WIDTH, "height": BAR_HEIGHT * len(rows)}
     return {"$schema": SCHEMA, "config": CONFIG, **size, "data": {"values": rows}, "layer": layers}
 
 
 def roofline(points: Sequence[Point], device: DeviceModel) -> dict[str, Any]:
-    """The device's roofline, and the versions on it in their order, joined by a line.
+    """The device's roofline with the versions as connected points.
 
-    Where every version has operations to count, it is the usual plot of operations per second over arithmetic intensity.
-    Else, as with kernels that only move data, it is time per call over bytes moved, with the memory's bound.
+    If every version has FLOPs, this is the usual plot of FLOP/s over arithmetic intensity. Otherwise (for example, if kernels
+    only move data) it shows time per call over bytes moved, with the memory bound.
     """
-    drawn = [point for point in points if point.bytes > 0]
-    if drawn and all(point.flops > 0 for point in drawn):
-        return _intensity_roofline(drawn, device)
-    return _memory_roofline(drawn, device)
+    plotted = [point for point in points if point.bytes > 0]
+    if plotted and all(point.flops > 0 for point in plotted):
+        return _intensity_roofline(plotted, device)
+    return _memory_roofline(plotted, device)
 
 
 def peak_names(device: DeviceModel) -> list[tuple[str, float]]:
-    """The ceilings of operations, slowest first; those that are the same stand together."""
+    """Compute ceilings, slowest first; dtypes with the same ceiling are grouped."""
     groups: dict[float, list[str]] = {}
     for name, rate in device.flops.items():
         groups.setdefault(rate, []).append(name)
@@ -201,9 +206,9 @@ def _intensity_roofline(points: Sequence[Point], device: DeviceModel) -> dict[st
     for number, (point, intensity) in enumerate(zip(points, intensities, strict=True), 1):
         bound = min(top, device.bandwidth * intensity)
         rate = point.flops / point.seconds if point.seconds else bound
-        facts = {"x": intensity, "y": rate / 1e12, "bound": bound}
-        words = f"{rate / 1e12:.3g} TFLOP/s of {bound / 1e12:.3g}" if point.seconds else NOT_TIMED
-        rows.append(_row(number, point, facts, words))
+        coordinates = {"x": intensity, "y": rate / 1e12, "bound": bound}
+        description = f"{rate / 1e12:.3g} TFLOP/s of {bound / 1e12:.3g}" if point.seconds else NOT_TIMED
+        rows.append(_row(number, point, coordinates, description))
     lines = [
         {"line": name, "x": x, "y": rate / 1e12, "text": f"{name} {rate / 1e12:.3g} TFLOP/s" if x == high else ""}
         for name, rate in ceilings
@@ -224,8 +229,8 @@ def _memory_roofline(points: Sequence[Point], device: DeviceModel) -> dict[str, 
     for number, point in enumerate(points, 1):
         bound = point.bytes / device.bandwidth
         seconds = point.seconds or bound
-        words = f"{bound / seconds:.0%} of the roofline" if point.seconds else NOT_TIMED
-        rows.append(_row(number, point, {"x": point.bytes / size, "y": seconds * 1e6, "bound": bound}, words))
+        description = f"{bound / seconds:.0%} of the roofline" if point.seconds else NOT_TIMED
+        rows.append(_row(number, point, {"x": point.bytes / size, "y": seconds * 1e6, "bound": bound}, description))
     xs = [row["x"] for row in rows] or [1.0]
     low, high = min(xs) / MARGIN, max(xs) * MARGIN
     microseconds = [x * size * 1e6 / device.bandwidth for x in (low, high)]
@@ -236,18 +241,18 @@ def _memory_roofline(points: Sequence[Point], device: DeviceModel) -> dict[str, 
     return _roofs(rows, lines, x_axis, y_axis, f"{device.title}: {device.bandwidth / 1e12:.3g} TB/s")
 
 
-def _row(number: int, point: Point, facts: Mapping[str, float], words: str) -> dict[str, Any]:
+def _row(number: int, point: Point, coordinates: Mapping[str, float], description: str) -> dict[str, Any]:
     kind = "timed" if point.seconds else "estimate"
     time = f"{point.seconds * 1e6:.4g} us" if point.seconds else "not timed"
-    label = point.name if len(point.name) <= LONGEST_NAME else f"{point.name[: LONGEST_NAME - 1]}…"
-    own = {"name": point.name, "label": label, "order": number, "kind": kind, "time": time, "words": words}
-    return {**own, "moved": amount(point.bytes, "B"), "work": amount(point.flops, "FLOP"), **facts}
+    label = point.name if len(point.name) <= MAX_NAME_LENGTH else f"{point.name[: MAX_NAME_LENGTH - 1]}…"
+    labels = {"name": point.name, "label": label, "order": number, "kind": kind, "time": time, "words": description}
+    return {**labels, "moved": amount(point.bytes, "B"), "work": amount(point.flops, "FLOP"), **coordinates}
 
 
 def _roofs(
     rows: list[dict[str, Any]], lines: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], memory: str
 ) -> dict[str, Any]:
-    """Bounds, the way that the versions take, and the versions."""
+    """Layers for the bounds, the path between versions, and the versions."""
     axes = {"x": x, "y": y}
     tooltip = [_field("name"), _field("time"), _field("moved"), _field("work"), _field("words", "reaches")]
 
@@ -264,7 +269,7 @@ def _roofs(
         "mark": {"type": "text", "style": "reference", "align": "right", "dy": -6},
         "encoding": {**axes, "text": {"field": "text"}},
     }
-    way = {
+    path = {
         "mark": {"type": "line", "style": "path"},
         "encoding": {**axes, "order": {"field": "order", "type": "quantitative"}},
     }
@@ -280,7 +285,7 @@ def _roofs(
         "height": HEIGHT,
         "layer": [
             {"data": {"values": lines}, "layer": [bounds, names]},
-            {"data": {"values": rows}, "layer": [way, marks("timed", "point"), marks("estimate", "estimate"), labels]},
+            {"data": {"values": rows}, "layer": [path, marks("timed", "point"), marks("estimate", "estimate"), labels]},
         ],
     }
 
@@ -292,8 +297,8 @@ def _x(field: str) -> dict[str, Any]:
     return {"field": field, "type": "quantitative"}
 
 
-def _quantitative(field: str, title: str, most: float) -> dict[str, Any]:
-    scale = {"domain": [0, most * TEXT_ROOM], "nice": False}
+def _quantitative(field: str, title: str, largest: float) -> dict[str, Any]:
+    scale = {"domain": [0, largest * TEXT_MARGIN], "nice": False}
     return {**_x(field), "title": title, "scale": scale, "axis": {"tickCount": 6, "format": "~r"}}
 
 
@@ -307,13 +312,13 @@ def _field(name: str, title: str | None = None) -> dict[str, Any]:
 
 
 def amount(value: float, unit: str) -> str:
-    """A number with a prefix: ``2.28 GB``."""
+    """A number with a unit prefix: ``2.28 GB``."""
     size, prefixed = _unit(value, unit)
     return f"{value / size:.3g} {prefixed}"
 
 
 def _unit(value: float, unit: str) -> tuple[float, str]:
-    """The size and the name of the unit that a number reads best in."""
+    """Size and name of the best unit prefix for a number."""
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return size, f"{prefix}{unit}"

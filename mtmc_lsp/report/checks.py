@@ -1,4 +1,4 @@
-"""A verdict's checks by their name: hundreds of cases become a few lines."""
+"""Groups a verdict's checks by name, so that hundreds of cases become a few lines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class CheckGroup:
 
     name: str
     worst: CheckStatus
-    """``failed`` where one failed, ``skipped`` where none was looked at."""
+    """``failed`` if a case failed, ``skipped`` if all cases were skipped."""
     counts: str
     """``12 passed, 1 failed``."""
     detail: str
-    """Of the first case with the worst outcome."""
+    """Detail of the first case with the worst outcome."""
 
 
 def by_name(checks: Sequence[Check]) -> list[CheckGroup]:
-    """The checks, those of one name together, in the order they first came."""
+    """Group checks by name, in order of first occurrence."""
     groups: dict[str, list[Check]] = {}
     for check in checks:
         groups.setdefault(check.name, []).append(check)
@@ -32,7 +32,7 @@ def by_name(checks: Sequence[Check]) -> list[CheckGroup]:
 def _group(name: str, members: Sequence[Check]) -> CheckGroup:
     counts = {status: sum(check.status is status for check in members) for status in CheckStatus}
     worst = next(s for s in (CheckStatus.FAILED, CheckStatus.PASSED, CheckStatus.SKIPPED) if counts[s])
-    told = next(check for check in members if check.status is worst)
-    detail = f"{told.detail} (on {told.case})" if told.case and told.detail else told.detail
+    example = next(check for check in members if check.status is worst)
+    detail = f"{example.detail} (on {example.case})" if example.case and example.detail else example.detail
     number = ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
     return CheckGroup(name, worst, number, detail)

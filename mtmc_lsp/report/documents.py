@@ -12,17 +12,17 @@ from mtmc_lsp.core.run import SCHEMA, RunResult
 
 
 def run_document(result: RunResult) -> str:
-    """A run; it carries its schema itself."""
+    """JSON of a run; the run contains the schema version."""
     return _dump(to_json(result))
 
 
 def document(**values: object) -> str:
-    """Any other answer."""
+    """JSON of any other result."""
     return _dump({"schema": SCHEMA, **{name: to_json(value) for name, value in values.items()}})
 
 
 def error_document(error: MtmcError) -> str:
-    """A request that could not be met."""
+    """JSON of an error."""
     return _dump({"schema": SCHEMA, "error": error.to_json()})
 
 
@@ -31,7 +31,7 @@ def _dump(value: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinities and no NaN; such a number becomes ``null``."""
+    """Replace infinities and NaN, which JSON does not have, by ``None``."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

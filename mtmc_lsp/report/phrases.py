@@ -1,4 +1,4 @@
-"""Results in words, the same on a terminal and in an editor."""
+"""One-line descriptions of results, shared by the terminal and the editor."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from mtmc_lsp.core.run import RunResult, RunStatus
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """The verdict in one line, with both errors."""
-    how = "on the GPU" if verdict.mode == "gpu" else "by Triton's interpreter"
+    """One-line verdict with the candidate's error and the original code's error."""
+    method = "on the GPU" if verdict.mode == "gpu" else "by Triton's interpreter"
     if not verdict.is_correct:
-        return f"{verdict.status.value} {how}: {verdict.reason}"
-    errors = f"relative error {verdict.error:.1e}, the original's own is {verdict.reference_error:.1e}"
-    return f"correct {how}: {len(verdict.checks)} checks, {errors}"
+        return f"{verdict.status.value} {method}: {verdict.reason}"
+    errors = f"relative error {verdict.error:.1e}(original code: {verdict.reference_error:.1e})"
+    return f"correct {method}: {len(verdict.checks)} checks, {errors}"
 
 
 def report_lines(report: CompileReport) -> list[str]:
-    """What the compiler made of each kernel; only what is known for its architecture."""
-    return [f"{kernel.kernel} on {kernel.arch}: {kernel.facts}" for kernel in report.kernels if not kernel.error]
+    """Compiler statistics of each kernel, as far as they are known for its architecture."""
+    return [f"{kernel.kernel} on {kernel.arch}: {kernel.summary}" for kernel in report.kernels if not kernel.error]
 
 
 def ratio_text(ratio: Ratio | None) -> str:
@@ -29,8 +29,8 @@ def ratio_text(ratio: Ratio | None) -> str:
 
 
 def timing_line(timing: Timing) -> str:
-    """The version's own time, and how far it can be trusted."""
-    noise = f"the same code against itself {timing.noise.low:.3f} to {timing.noise.high:.3f}"
+    """Time of the version, and how reliable the measurement is."""
+    noise = f"A/A control {timing.noise.low:.3f} to {timing.noise.high:.3f}"
     return (
         f"this version {timing.median_us:.1f} us, {timing.roofline:.0%} of the memory roofline, "
         f"{timing.samples} samples, {noise}"
@@ -38,66 +38,66 @@ def timing_line(timing: Timing) -> str:
 
 
 def pair_headline(timing: Timing) -> str:
-    """A candidate's speed against the best baseline, which is named."""
+    """Speed of a candidate compared with the best baseline."""
     names = {"eager": "the reference", "compile": "the reference under torch.compile"}
     best = names.get(timing.best, f"the reference under torch.compile ({timing.best})")
     return f"{ratio_text(timing.against(timing.best))} the speed of {best}, the best baseline"
 
 
 def timing_notes(timing: Timing) -> list[str]:
-    """What one must know to judge a timing: where it is from, how the GPU was, and what short calls cost beside."""
+    """Facts needed to judge a timing: cached or not, CUDA graph time, compile time, and the state of the GPU."""
     notes = []
     if timing.cached:
         when = datetime.datetime.fromtimestamp(timing.measured_at).strftime("%Y-%m-%d %H:%M")
         notes.append(
-            f"cached: measured at {when} on the same code, inputs, GPU, driver and versions; --fresh measures again"
+            f"cached: measured at {when} on the same code, inputs, GPU, driver and versions; use --fresh to measure again"
         )
     if timing.graph_us is not None:
         notes.append(
-            f"a short call: {timing.graph_us:.1f} us from a CUDA graph, {timing.host_us:.1f} us of the host's time to launch"
+            f"a short call: {timing.graph_us:.1f} us in a CUDA graph, {timing.host_us:.1f} us of host time per launch"
         )
     compiled = [f"{b.name} {b.compile_seconds:.1f} s" for b in timing.baselines if b.compile_seconds is not None]
     if compiled:
-        notes.append(f"compiling, which is in no time: {', '.join(compiled)}")
+        notes.append(f"compile time, not included above: {', '.join(compiled)}")
     notes += _conditions(timing.conditions) if timing.conditions is not None else []
     return notes
 
 
-def _conditions(seen: Conditions) -> list[str]:
-    notes = list(seen.notes)
-    if seen.throttled:
+def _conditions(conditions: Conditions) -> list[str]:
+    notes = list(conditions.notes)
+    if conditions.throttled:
         notes.append(
-            f"the GPU was slowed down meanwhile ({', '.join(seen.throttled)}): trust the ratios, not the times"
+            f"the GPU was throttled ({', '.join(conditions.throttled)}): the ratios are reliable, the times are not"
         )
-    if seen.others:
-        notes.append(f"other programs held the GPU without computing: {', '.join(seen.others)}")
-    if seen.sm_mhz:
-        clocks = f"{seen.sm_mhz} MHz (at least {seen.least_sm_mhz}), memory {seen.memory_mhz} MHz"
-        notes.append(f"clocks {clocks}, up to {seen.temperature_c} C, {seen.power_w:.0f} W")
+    if conditions.others:
+        notes.append(f"other idle programs on the GPU: {', '.join(conditions.others)}")
+    if conditions.sm_mhz:
+        clocks = f"{conditions.sm_mhz} MHz (at least {conditions.least_sm_mhz}), memory {conditions.memory_mhz} MHz"
+        notes.append(f"clocks {clocks}, up to {conditions.temperature_c} C, {conditions.power_w:.0f} W")
     return notes
 
 
 def headline(result: RunResult) -> str:
-    """The outcome in one sentence."""
+    """The outcome of a run in one sentence."""
     if result.status is RunStatus.UNMEASURED:
         archs = list(dict.fromkeys(k.arch for s in result.steps if s.report for k in s.report.kernels))
-        why = "the workload's device is the CPU" if result.environment.gpu else "no CUDA GPU"
-        return f"unmeasured: {why}; verified by Triton's interpreter and compiled for {', '.join(archs)}"
+        reason = "the workload's device is the CPU" if result.environment.gpu else "no CUDA GPU"
+        return f"unmeasured: {reason}; verified by Triton's interpreter and compiled for {', '.join(archs)}"
     if result.status is RunStatus.IMPROVED and result.final.speedup is not None:
         best = min(result.baselines, key=lambda b: b.median_us if b.speedup else float("inf"))
         gain = ratio_text(result.final.speedup.vs_best)
         return f"improved: {gain} over {best.name}, the best baseline, on {result.environment.gpu}"
     if result.status is RunStatus.INCORRECT:
-        return "incorrect: no step could be verified, so the file stays as it is"
-    return "no gain: nothing was faster than what you have, so the file stays as it is"
+        return "incorrect: no step passed verification, so the file is unchanged"
+    return "no gain: no version was faster than your code, so the file is unchanged"
 
 
 def model_line(use: ModelUse) -> str:
-    """What a language model was asked, and what it cost."""
+    """Language model usage and cost."""
     if use.replay_of:
-        return f"{use.model}: answers of run {use.replay_of}, nothing was sent"
+        return f"{use.model}: reused the answers of run {use.replay_of}, nothing was sent"
     cost = "" if use.cost is None else f", cost {use.cost:.4g}"
-    counted = "" if use.counted else ", in part estimated"
+    counted = "" if use.counted else ", partly estimated"
     return (
         f"{use.model}: {use.requests} requests, {use.prompt_tokens} tokens sent, "
         f"{use.answer_tokens} received{counted}{cost}"

@@ -1,4 +1,4 @@
-"""A run as a page: the same for ``mtmc report --html`` and for the editor's panel."""
+"""A run as a page, used by ``mtmc report --html`` and the editor's panel."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lin
 from mtmc_lsp.search.stored_run import StoredRun
 
 GAINS, TRAFFIC, ROOFLINE = "gains", "traffic", "roofline"
-"""Names of the figures."""
-ESTIMATED = "Bytes and operations are the cost model's estimates"
-STANDING = {RunStatus.RUNNING: "not finished", RunStatus.NO_GAIN: "no gain"}
-"""Words for states that do not say it themselves."""
+"""Figure names."""
+ESTIMATED = "Bytes and operations are estimates of the cost model"
+STATUS_TEXT = {RunStatus.RUNNING: "not finished", RunStatus.NO_GAIN: "no gain"}
+"""Text for statuses whose value is not readable."""
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """What is known of a run, finished or not."""
+    """Data for the page of a run, finished or not."""
 
     run: str
     path: str
@@ -36,18 +36,18 @@ class RunPage:
     steps: Sequence[Step]
     environment: Environment | None
     result: RunResult | None = None
-    """``None`` while it goes on, or where it was ended."""
+    """``None`` while the run is active, or if it was interrupted."""
     exchanges: Sequence[Exchange] = ()
     kept: frozenset[int] | None = None
-    """The steps that the user's file holds; ``None`` where nobody looked."""
+    """Indices of the steps that the user's file contains; ``None`` if unknown."""
 
     @property
     def accepted(self) -> list[Step]:
-        """The steps that were good, in order."""
+        """The accepted steps, in order."""
         return [step for step in self.steps if step.status is StepStatus.ACCEPTED]
 
     def page(self) -> Page:
-        """The page."""
+        """Build the page."""
         sections, charts = [self._head()], {}
         for title, name, chart, caption in self._charts():
             sections.append(f"<h2>{escape(title)}</h2>")
@@ -64,14 +64,14 @@ class RunPage:
         status = self.result.status if self.result is not None else RunStatus.RUNNING
         env = self.environment
         device = "" if env is None else (env.gpu or "CPU: verified, not timed")
-        facts = [self.path, device, STANDING.get(status, status.value), f"run {self.run}", when]
-        words = headline(self.result) if self.result is not None else "This run is not finished."
+        facts = [self.path, device, STATUS_TEXT.get(status, status.value), f"run {self.run}", when]
+        summary = headline(self.result) if self.result is not None else "This run is not finished."
         assumed = self.result.workload.assumed if self.result is not None else ()
         return "\n".join(
             [
                 f"<header><h1>{escape(self.target)}</h1>",
                 f'<p class="quiet">{escape(" · ".join(fact for fact in facts if fact))}</p>',
-                f'<p class="headline">{escape(words)}</p>',
+                f'<p class="headline">{escape(summary)}</p>',
                 *[f'<p class="quiet">{escape(note)}</p>' for note in assumed],
                 "</header>",
             ]
@@ -80,34 +80,34 @@ class RunPage:
     # Charts ----------------------------------------------------------------------------------------------------------
 
     def _charts(self) -> list[tuple[str, str, dict[str, object] | None, str]]:
-        """Title, name, specification and caption of each; without a specification the caption says why."""
-        found: list[tuple[str, str, dict[str, object] | None, str]] = []
+        """Title, name, specification and caption of each chart. Without a specification, the caption gives the reason."""
+        charts: list[tuple[str, str, dict[str, object] | None, str]] = []
         gains, baseline = self._gains()
         if gains:
-            caption = "Each bar goes from the speedup before the step to the one after it; lines are 95 % intervals."
-            found.append(("Speedup step by step", GAINS, waterfall(gains, baseline), caption))
+            caption = "Each bar shows the speedup before and after the step; lines are 95 % intervals."
+            charts.append(("Speedup step by step", GAINS, waterfall(gains, baseline), caption))
         else:
-            found.append(self._untimed())
+            charts.append(self._untimed())
         points, device = self._points()
         if points and device is not None:
             if any(point.seconds is not None for point in points):
-                caption = f"{ESTIMATED}, times were measured. A version on the line could not be faster."
+                caption = f"{ESTIMATED}; times were measured. A version on the line has reached its limit."
             else:
-                caption = f"{ESTIMATED}, and nothing was timed: each version stands where it could be at best."
-            found.append(("Roofline", ROOFLINE, roofline(points, device), caption))
-        return found
+                caption = f"{ESTIMATED}; nothing was timed, so each version is shown at its upper bound."
+            charts.append(("Roofline", ROOFLINE, roofline(points, device), caption))
+        return charts
 
     def _untimed(self) -> tuple[str, str, dict[str, object] | None, str]:
-        moved = self._traffic()
+        steps = self._traffic()
         title = "Memory traffic step by step, estimated"
-        if moved:
-            caption = f"{ESTIMATED}. Nothing was timed: without a GPU there is no time and no speedup."
-            return title, TRAFFIC, traffic(moved), caption
-        why = "no step was accepted" if not self.accepted else "the cost model knows nothing of these kernels"
-        return title, TRAFFIC, None, f"Nothing was timed, and there is nothing to estimate: {why}."
+        if steps:
+            caption = f"{ESTIMATED}. Nothing was timed: times and speedups need a GPU."
+            return title, TRAFFIC, traffic(steps), caption
+        reason = "no step was accepted" if not self.accepted else "the cost model does not cover these kernels"
+        return title, TRAFFIC, None, f"Nothing was timedand nothing can be estimated: {reason}."
 
     def _gains(self) -> tuple[list[Gain], str]:
-        """What each timed step brought over the best baseline of the last one."""
+        """Speedup after each timed step, over the best baseline of the last one."""
         timed = [(step, step.timing) for step in self.accepted if step.timing is not None]
         best = timed[-1][1].best if timed else ""
         gains: list[Gain] = []
@@ -119,12 +119,12 @@ class RunPage:
 
     def _traffic(self) -> list[Traffic]:
         before = self.result.work if self.result is not None else None
-        found = []
+        steps = []
         for step in self.accepted:
             if step.work is not None and before is not None:
-                found.append(Traffic(_name(step), before.bytes, step.work.bytes))
+                steps.append(Traffic(_name(step), before.bytes, step.work.bytes))
             before = step.work
-        return found
+        return steps
 
     def _points(self) -> tuple[list[Point], DeviceModel | None]:
         if self.result is None or self.result.device is None:
@@ -144,22 +144,22 @@ class RunPage:
 
     def _steps(self) -> str:
         rows = [
-            (s.index, s.action.text, self._standing(s), _speed(s), s.action.rationale, s.reason) for s in self.steps
+            (s.index, s.action.text, self._status_text(s), _speed(s), s.action.rationale, s.reason) for s in self.steps
         ]
-        head = ("", "Step", "Status", "Speedup", "Why it was tried", "What came of it")
+        head = ("", "Step", "Status", "Speedup", "Reason", "Result")
         classes = ("number", "name", "word", "word", "sentence", "sentence")
         body = table(head, rows, classes=classes) if rows else "<p>No step was tried.</p>"
         return f"<h2>Steps</h2>\n{body}"
 
-    def _standing(self, step: Step) -> str:
+    def _status_text(self, step: Step) -> str:
         if step.status is not StepStatus.ACCEPTED or self.kept is None:
             return step.status.value
         return "kept" if step.index in self.kept else "pending"
 
     def _verification(self) -> str:
-        looked = [(step, step.verdict) for step in self.steps if step.verdict is not None]
-        parts = [_checks(step, verdict) for step, verdict in looked]
-        return "\n".join(["<h2>Verification</h2>", *(parts or ["<p>No step came as far as verification.</p>"])])
+        verified = [(step, step.verdict) for step in self.steps if step.verdict is not None]
+        parts = [_checks(step, verdict) for step, verdict in verified]
+        return "\n".join(["<h2>Verification</h2>", *(parts or ["<p>No step reached verification.</p>"])])
 
     def _ledger(self) -> str:
         if not self.exchanges:
@@ -172,13 +172,13 @@ class RunPage:
                 _tokens(e.prompt_tokens, e),
                 _tokens(e.answer_tokens, e),
                 f"{e.seconds:.1f} s",
-                e.error or ("the answer was cut short" if e.is_cut else ""),
+                e.error or ("the answer was truncated" if e.is_truncated else ""),
             )
             for number, e in enumerate(self.exchanges, 1)
         ]
         use = self.result.model_use if self.result is not None else None
         total = f"<p>{escape(model_line(use))}</p>" if use is not None else ""
-        head = ("", "Asked for", "Model", "Tokens sent", "Tokens received", "Time", "Failure")
+        head = ("", "Purpose", "Model", "Tokens sent", "Tokens received", "Time", "Failure")
         classes = ("number", "word", "", "number", "number", "number")
         return f"<h2>Language model</h2>\n{total}\n{table(head, rows, classes=classes)}"
 
@@ -197,11 +197,11 @@ class RunPage:
         return f"<h2>Environment</h2>\n{table(('', ''), [fact for fact in facts if fact[1]], classes=('word', ''))}"
 
 
-def stored_page(found: StoredRun, kept: frozenset[int] | None = None) -> Page:
+def stored_page(stored: StoredRun, kept: frozenset[int] | None = None) -> Page:
     """The page of a stored run."""
-    record = found.record
-    about = (record.id, record.path, record.qualname, record.started)
-    return RunPage(*about, found.steps, record.environment, found.result, found.exchanges, kept).page()
+    record = stored.record
+    identity = (record.id, record.path, record.qualname, record.started)
+    return RunPage(*identity, stored.steps, record.environment, stored.result, stored.exchanges, kept).page()
 
 
 def _name(step: Step) -> str:
@@ -224,7 +224,7 @@ def _checks(step: Step, verdict: Verdict) -> str:
         [
             f'<details{is_open} id="step-{step.index}"><summary>Step {step.index}: {escape(verdict_line(verdict))}</summary>',
             f"<ul>{notes}</ul>" if notes else "",
-            table(("Check", "Outcome", "Cases", "Seen"), rows, classes=("word", "word", "word")),
+            table(("Check", "Outcome", "Cases", "Detail"), rows, classes=("word", "word", "word")),
             "</details>",
         ]
     )

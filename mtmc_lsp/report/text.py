@@ -1,4 +1,4 @@
-"""A run as text for a terminal."""
+"""Text output for a terminal."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.results import CheckStatus, Timing
 from mtmc_lsp.core.run import RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict
 from mtmc_lsp.report.checks import by_name
 from mtmc_lsp.report.phrases import (
     headline,
@@ -30,7 +31,6 @@ from mtmc_lsp.report.phrases import (
     verdict_line,
 )
 from mtmc_lsp.search.store import RunRecord
-from mtmc_lsp.verify.pair import PairVerdict
 
 STYLE = {StepStatus.ACCEPTED: "green", StepStatus.REJECTED: "yellow", StepStatus.FAILED: "red"}
 MARK = {StepStatus.ACCEPTED: "✓", StepStatus.REJECTED: "-", StepStatus.FAILED: "✗"}
@@ -39,23 +39,23 @@ CHECK_MARK = {
     CheckStatus.FAILED: ("✗", "red"),
     CheckStatus.SKIPPED: ("-", "yellow"),
 }
-WIDE = 200
-"""Columns of a table that goes to a file or a pipe."""
-SHOWN_CALLS = 3
-"""Kinds of calls that are shown of each recorded target."""
+FILE_WIDTH = 200
+"""Width in columns of tables written to a file or a pipe."""
+MAX_CALLS = 3
+"""Maximum number of call variants shown per recorded target."""
 DIFF_STYLE = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where text goes. Lines are never folded or cut, so that code can be copied and logs can be searched."""
+    """Console for text output. Lines are never wrapped or truncated, so code can be copied and logs searched."""
     out = Console(stderr=stderr, soft_wrap=True, highlight=False)
     if not out.is_terminal:
-        out.width = WIDE
+        out.width = FILE_WIDTH
     return out
 
 
 def show_head(out: Console, capture: Capture) -> None:
-    """What is optimised, where, and on what."""
+    """Show the target, the machine and the workload."""
     env, workload = capture.environment, capture.workload
     sizes = "".join(f", {name}={size}" for name, size in capture.graph.sizes.items())
     out.print(Text(workload.target.qualname, style="bold"), f" {len(capture.graph.nodes)} operations{sizes}")
@@ -65,7 +65,7 @@ def show_head(out: Console, capture: Capture) -> None:
 
 
 def show_action(out: Console, index: int, action: MacroAction) -> None:
-    """Headline and reason of a step that is being tried."""
+    """Show headline and reason of a step before it is tried."""
     rounding = "  (changes rounding, within the error budget)" if action.changes_rounding else ""
     out.print()
     out.print(Text(f"Step {index}  {action.text}{rounding}", style="bold"))
@@ -73,7 +73,7 @@ def show_action(out: Console, index: int, action: MacroAction) -> None:
 
 
 def show_step(out: Console, step: Step, *, diff: bool) -> None:
-    """What came of a step."""
+    """Show the result of a step."""
     if diff and step.diff and step.status is not StepStatus.FAILED:
         out.print(coloured(step.diff))
     if step.verdict is not None:
@@ -89,27 +89,27 @@ def show_step(out: Console, step: Step, *, diff: bool) -> None:
 
 
 def show_questions(out: Console, questions: Sequence[Question]) -> None:
-    """What a model would be asked."""
+    """Show the prompts for a model."""
     for question in questions:
         for message in question.messages:
             out.print(Text(f"--- {question.purpose}: {message.role}", style="bold"))
             out.print(Text(message.content))
     if not questions:
-        out.print("nothing would be asked: there is no legal action to choose from")
+        out.print("no prompts: there is no legal action to choose from")
 
 
 def show_replayed(out: Console, step: Step) -> None:
-    """A step that an earlier, unfinished run already tried."""
+    """Show a step that an earlier, unfinished run has already tried."""
     out.print(Text(f"Step {step.index}  {step.action.text}: {step.status.value} before", style="dim"))
 
 
 def show_withdrawn(out: Console, step: Step) -> None:
-    """A step that was accepted, and that was taken back at the end of the run."""
+    """Show an accepted step that was withdrawn at the end of the run."""
     out.print(Text(f"Step {step.index}  withdrawn: {step.reason}", style=STYLE[step.status]))
 
 
 def coloured(diff: str) -> Text:
-    """A unified diff in colours."""
+    """A unified diff with colours."""
     text = Text()
     for line in diff.splitlines():
         style = "bold" if line.startswith(("+++", "---")) else DIFF_STYLE.get(line[:1], "")
@@ -118,17 +118,17 @@ def coloured(diff: str) -> Text:
 
 
 def show_timing(out: Console, timing: Timing) -> None:
-    """Times against every baseline, and how far they can be trusted."""
+    """Show the times compared with each baseline, and how reliable they are."""
     out.print(timing_table(timing))
     for line in (timing_line(timing), *timing_notes(timing)):
         out.print(Text(f"  {line}", style="dim"))
 
 
 def timing_table(timing: Timing) -> RenderableType:
-    """Times against every baseline."""
+    """Times and speedups over each baseline."""
     table = Table(box=None, padding=(0, 2), show_edge=False)
     table.add_column("  baseline")
-    table.add_column("its time", justify="right")
+    table.add_column("time", justify="right")
     table.add_column("speedup", justify="right")
     for baseline in timing.baselines:
         time = f"{baseline.median_us:.1f} us" if baseline.speedup else baseline.note
@@ -137,13 +137,13 @@ def timing_table(timing: Timing) -> RenderableType:
 
 
 def show_plan(out: Console, actions: list[MacroAction], device: DeviceModel, assumed: Sequence[str]) -> None:
-    """What was assumed of the workload, and the actions that could come first, best first."""
+    """Show the assumptions about the workload, and the possible first actions, best first."""
     for note in assumed:
         out.print(Text(note, style="dim"))
     if not actions:
-        out.print("nothing is predicted to be worth trying")
+        out.print("no action is predicted to be worth trying")
         return
-    kind = "measured ceilings" if device.is_calibrated else "no GPU here"
+    kind = "measured ceilings" if device.is_calibrated else "no GPU on this machine"
     out.print(Text(f"Estimates for {device.title}, {kind}; nothing was run.", style="dim"))
     if device.note:
         out.print(Text(f"Note: {device.note}.", style="dim"))
@@ -155,11 +155,11 @@ def show_plan(out: Console, actions: list[MacroAction], device: DeviceModel, ass
 
 
 def show_result(out: Console, result: RunResult) -> None:
-    """The end of a run."""
+    """Show the result of a run."""
     accepted = sum(step.status is StepStatus.ACCEPTED for step in result.steps)
-    good = result.status in (RunStatus.IMPROVED, RunStatus.UNMEASURED)
+    succeeded = result.status in (RunStatus.IMPROVED, RunStatus.UNMEASURED)
     out.print()
-    out.print(Text(headline(result), style="bold green" if good else "bold"))
+    out.print(Text(headline(result), style="bold green" if succeeded else "bold"))
     line = f"  {accepted} of {len(result.steps)} steps accepted in {result.seconds:.0f} s, run {result.id}"
     out.print(Text(line, style="dim"))
     if result.model_use is not None:
@@ -169,28 +169,28 @@ def show_result(out: Console, result: RunResult) -> None:
 
 
 def show_recording(out: Console, recording: Recording) -> None:
-    """What a recorded command called, the most called first."""
+    """Show the recorded calls, most frequent first."""
     out.print()
     for target in recording.targets:
         name = f"{Path(target.path).name}::{target.qualname}"
-        kinds = f"{len(target.calls)} kinds of them" if len(target.calls) > 1 else "all alike"
+        kinds = f"{len(target.calls)} variants" if len(target.calls) > 1 else "all the same"
         out.print(Text(name, style="bold"), Text(f" {target.count} calls, {kinds}", style="dim"))
-        for call in target.calls[:SHOWN_CALLS]:
+        for call in target.calls[:MAX_CALLS]:
             out.print(Text(f"  {call.count:6}  {call.directive if not call.unusable else call.unusable}"))
-        if len(target.calls) > SHOWN_CALLS or target.others:
-            out.print(Text(f"          and {target.count - sum(c.count for c in target.calls[:SHOWN_CALLS])} more"))
+        if len(target.calls) > MAX_CALLS or target.others:
+            out.print(Text(f"          and {target.count - sum(c.count for c in target.calls[:MAX_CALLS])} more"))
     if recording.exit_code:
-        out.print(f"the command ended with exit code {recording.exit_code}; what it did before is kept")
+        out.print(f"the command ended with exit code {recording.exit_code}; the calls before that are kept")
     if recording.targets:
-        out.print("these calls are used where a target has no directive: mtmc optimize FILE::NAME")
+        out.print("these calls are the workload of targets without a directive: mtmc optimize FILE::NAME")
     elif not recording.python_seen:
-        out.print("nothing was recorded: no Python ran, or it was told to ignore PYTHONPATH (-E, -I) or site (-S)")
+        out.print("nothing was recorded: no Python ran, or it was started with -E, -I or -S")
     else:
         out.print("nothing was recorded: no function of this project was called with a tensor")
 
 
 def runs_table(records: Sequence[RunRecord]) -> Table:
-    """The runs of a project."""
+    """Table of a project's runs."""
     table = Table("run", "target", "status", "steps", "started", box=None, padding=(0, 2))
     for record in records:
         started = datetime.datetime.fromtimestamp(record.started).strftime("%Y-%m-%d %H:%M")
@@ -200,9 +200,9 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
     return table
 
 
-def show_pair(out: Console, found: PairVerdict) -> None:
-    """A pair's verdict: every check with the number of cases, then the verdict and what it does not say."""
-    verdict = found.verdict
+def show_pair(out: Console, pair: ForeignVerdict) -> None:
+    """Show a pair's verdict: all checks with their numbers of cases, the verdict, and the timing."""
+    verdict = pair.verdict
     table = Table("", "check", "cases", "", box=None, padding=(0, 1))
     for group in by_name(verdict.checks):
         mark, style = CHECK_MARK[group.worst]
@@ -212,18 +212,18 @@ def show_pair(out: Console, found: PairVerdict) -> None:
         out.print(Text(f"  {note}", style="dim"))
     style = "bold green" if verdict.is_correct else "bold red"
     out.print(Text(verdict_line(verdict), style=style))
-    if found.timing is not None:
-        show_timing(out, found.timing)
-        out.print(Text(f"{found.speed}: {pair_headline(found.timing)}", style="bold"))
+    if pair.timing is not None:
+        show_timing(out, pair.timing)
+        out.print(Text(f"{pair.speed}: {pair_headline(pair.timing)}", style="bold"))
     elif verdict.is_correct:
-        out.print(f"unmeasured: {found.untimed}")
-    if found.reproduction:
-        out.print(f"  to see it: python {found.reproduction}")
+        out.print(f"unmeasured: {pair.untimed}")
+    if pair.reproduction:
+        out.print(f"  to reproduce: python {pair.reproduction}")
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """What was looked at, and what to do about what is missing."""
-    table = Table("", "what", "found", box=None, padding=(0, 1))
+    """Results of the environment checks, with remedies for missing items."""
+    table = Table("", "item", "status", box=None, padding=(0, 1))
     for finding in findings:
         mark = Text("✓", "green") if finding.ok else Text("✗", "red") if finding.required else Text("-", "yellow")
         remedy = f"\n{finding.remedy}" if finding.remedy and not finding.ok else ""

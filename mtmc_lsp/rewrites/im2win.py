@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref, TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.lower.convolution import IN_ORDER
@@ -200,7 +200,7 @@ def _im2win_of(graph: Graph, node: Node) -> _Im2winConvolution | None:
 def with_im2win(graph: Graph, node: Node) -> Edit | None:
     """A convolution in half precision with its input in the order of its windows."""
     own = _im2win_of(graph, node)
-    if own is None or not all(is_half(kind.dtype) and kind.dtype == node.type.dtype for kind in own.kinds):
+    if own is None or not all(is_low_precision(kind.dtype) and kind.dtype == node.type.dtype for kind in own.kinds):
         return None
     x, weight = own.packed(own.x, 0, half=False), own.packed(own.weight, 1, half=False)
     result = own.of_packed(x, weight, node.args[2] if len(node.args) > 2 else None, node.type.dtype)

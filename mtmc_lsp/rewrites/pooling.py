@@ -6,7 +6,7 @@ takes ``k + k``. It pays where windows overlap enough for the results between to
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.rewrites.convolution_layout import channels_last
@@ -33,7 +33,7 @@ def by_dimension(graph: Graph, node: Node) -> Edit | None:
     shared = any(tap > step for tap, step in zip(taps[:-1], steps[:-1], strict=True))
     overridden = not is_max and len(node.args) > 6 and node.args[6] is not None
     # A mean of means in half precision would be rounded twice.
-    exact = is_max or not is_half(node.type.dtype)
+    exact = is_max or not is_low_precision(node.type.dtype)
     if taps[-1] == 1 or not shared or overridden or not exact:
         return None
     x, kind = node.args[0], node.type

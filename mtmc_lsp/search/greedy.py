@@ -1,10 +1,13 @@
-"""Greedy Macro Thinking, Micro Coding: propose, write, compile, verify, time; keep the step or fall back."""
+"""The greedy search: propose an action, write it, compile, verify and time it; accept the step or keep the version before.
+
+The separation of planner and coder follows "Macro Thinking, Micro Coding" (MTMC).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -12,7 +15,15 @@ from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.chat import ModelNotUsable
 from mtmc_lsp.core.errors import FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.profile import KernelTime
-from mtmc_lsp.core.protocols import CannotCode, Coder, FarVerifier, Measurer, Planner, Repairer, Sampler, State, Watcher
+from mtmc_lsp.core.protocols import (
+    CannotCode,
+    KernelProfiler,
+    LargeTensorVerifier,
+    Measurer,
+    Repairer,
+    Sampler,
+    State,
+)
 from mtmc_lsp.core.results import CheckStatus, CompileReport, Speed, Timing, VerdictStatus, Work
 from mtmc_lsp.core.run import (
     SCHEMA,
@@ -25,92 +36,75 @@ from mtmc_lsp.core.run import (
     StepStatus,
 )
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
 from mtmc_lsp.source.compose import unified_diff
 from mtmc_lsp.tuning.schedule_cost import estimated_work
 
-ENOUGH_FAILURES = 4
-"""Steps in a row that may come to nothing before the run ends."""
+MAX_FAILURES = 4
+"""The run ends after this many consecutive steps that were not accepted."""
 PLANNING_SHARE = 0.5
-"""The part of what is left of a run's time that finding the next step may take: a step that is found is also to be tried."""
+"""The fraction of a run's remaining time that planning the next step may take; the rest is for trying it."""
 BASE_RATIO, WHOLE_RATIO = 0.9, 0.75
-"""The least speed, as a part of eager's, of a first kernel that is kept to be tuned; the second where it is the whole target,
-so that no other step could be the better base."""
+"""A first kernel with at least this ratio of eager time to its time is accepted as a base to tune. The second ratio is for a
+kernel that computes the whole target, since no other first step can be a better base."""
 
 
 class Ranker(Protocol):
-    """A measurer that can also rank many variants quickly."""
+    """A measurer that can also compare many variants quickly."""
 
     def quick(self, candidates: Sequence[Candidate]) -> list[float | None]:
-        """Median microseconds of each, None for those that fail."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a run ends, whatever is still worth trying."""
-
-    seconds: float = 300.0
-    steps: int = 24
-
-
-@dataclass(frozen=True)
-class Events:
-    """Where a run tells what it does; each step is stored before it is shown."""
-
-    on_action: Callable[[int, MacroAction], None]
-    on_stage: Callable[[str], None]
-    on_step: Callable[[Step], None]
-    on_replayed: Callable[[Step], None] = lambda step: None
-    """A step of an earlier, unfinished run that is taken over as it was."""
-    on_withdrawn: Callable[[Step], None] = lambda step: None
-    """An accepted step that, at the end, turns out to be none."""
+        """The median time of each candidate in microseconds; None for a candidate that fails."""
 
 
 class GreedySearch:
-    """One run over one capture."""
+    """One run for one capture."""
 
     def __init__(
         self,
         capture: Capture,
         source: str,
-        planner: Planner,
-        coder: Coder,
-        measurer: Measurer,
-        *,
-        has_gpu: bool,
-        limits: Limits,
+        components: SearchComponents,
         events: Events,
     ) -> None:
+        """Prepare a run.
+
+        Args:
+            capture: the target's graph and workload.
+            source: the user's file without generated code.
+            components: planner, coder, measurer and limits.
+            events: callbacks for the progress.
+        """
         self._capture = capture
-        self._planner = planner
-        self._coder = coder
-        self._measurer = measurer
-        self._has_gpu = has_gpu
-        self._limits = limits
+        self._planner = components.planner
+        self._coder = components.coder
+        self._measurer = components.measurer
+        self._has_gpu = components.has_gpu
+        self._limits: Limits = components.limits
         self._events = events
-        self._root = coder.start(capture, source)
+        self._root = self._coder.start(capture, source)
         self._best = self._root
         self._steps: list[Step] = []
         self._timing: Timing | None = None
         self._times: dict[str, tuple[KernelTime, ...]] = {}
-        """Of versions that were watched, by their id."""
+        """Kernel times of versions that were profiled, by the version's id."""
 
     def run(self, run_id: str, source_hash: str, done: Sequence[Step] = ()) -> RunResult:
-        """Try steps until nothing is worth trying or a limit is reached.
+        """Try steps until no action is worth trying or a limit is reached.
 
         Args:
-            run_id: the run's name in the store.
+            run_id: the run's id in the store.
             source_hash: of the user's file.
-            done: steps of an earlier, unfinished run, which are taken over without measuring them again.
+            done: steps of an earlier run, which are taken over without measuring them again.
         """
         began = time.monotonic()
         for step in done:
             self._take(step)
             self._events.on_replayed(step)
         while len(self._steps) < self._limits.steps and time.monotonic() - began < self._limits.seconds:
-            if self._fruitless() >= ENOUGH_FAILURES:
+            if self._failures_in_a_row() >= MAX_FAILURES:
                 break
-            left = self._limits.seconds - (time.monotonic() - began)
-            action = self._planner.propose(self._state(left * PLANNING_SHARE))
+            remaining = self._limits.seconds - (time.monotonic() - began)
+            action = self._planner.propose(self._state(remaining * PLANNING_SHARE))
             if action is None:
                 break
             self._events.on_action(len(self._steps) + 1, action)
@@ -119,12 +113,12 @@ class GreedySearch:
             self._events.on_step(step)
         if self._has_gpu:
             self._drop_bases()
-        if self._has_gpu and isinstance(self._measurer, FarVerifier):
-            self._look_far(self._measurer)
+        if self._has_gpu and isinstance(self._measurer, LargeTensorVerifier):
+            self._verify_int32_offsets(self._measurer)
         return self._result(run_id, source_hash, time.monotonic() - began)
 
     def _drop_bases(self) -> None:
-        """Withdraw the last accepted steps while they leave the target slower than it was: no step has made up for them."""
+        """Reject the last accepted steps while the target is slower than in eager mode: no later step made up for them."""
         while accepted := [step for step in self._steps if step.status is StepStatus.ACCEPTED]:
             last = accepted[-1]
             eager = last.timing.against("eager") if last.timing is not None else None
@@ -135,33 +129,33 @@ class GreedySearch:
             self._events.on_withdrawn(last)
 
     def _retake(self, changed: Step) -> None:
-        """Take all steps again, with one of them changed."""
+        """Apply all steps again with one of them changed."""
         steps = [changed if step.index == changed.index else step for step in self._steps]
         self._steps, self._best, self._timing = [], self._root, None
         for step in steps:
             self._take(step)
 
-    def _look_far(self, measurer: FarVerifier) -> None:
-        """Try the last good version beyond 2^31 elements, once; while it is wrong there, its last step is withdrawn."""
+    def _verify_int32_offsets(self, measurer: LargeTensorVerifier) -> None:
+        """Verify the last accepted version beyond 2^31 elements; while it is incorrect there, its last step is withdrawn."""
         while accepted := [step for step in self._steps if step.status is StepStatus.ACCEPTED]:
             last = accepted[-1]
             if last.candidate is None or last.verdict is None:
                 return
             self._events.on_stage("verifying beyond 2^31 elements")
             try:
-                check = measurer.verify_far(last.candidate)
+                check = measurer.verify_int32_offsets(last.candidate)
             except MtmcError as error:
-                _failure(error)
+                _failure_reason(error)
                 return
             verdict = replace(last.verdict, checks=(*last.verdict.checks, check))
-            wrong = check.status is CheckStatus.FAILED
-            if wrong:
+            is_incorrect = check.status is CheckStatus.FAILED
+            if is_incorrect:
                 reason = f"{check.name}: {check.detail} (on {check.case})"
                 verdict = replace(verdict, status=VerdictStatus.INCORRECT, reason=reason)
                 last = replace(last, status=StepStatus.FAILED, reason=reason)
             last = replace(last, verdict=verdict)
             self._retake(last)
-            if not wrong:
+            if not is_incorrect:
                 return
             self._events.on_withdrawn(last)
 
@@ -172,9 +166,9 @@ class GreedySearch:
         return State(self._capture, self._best, tuple(self._steps), device, self._has_gpu, times, deadline)
 
     def _kernel_times(self, candidate: Candidate) -> tuple[KernelTime, ...]:
-        """What the GPU saw of a version, which is watched once."""
+        """The kernels of a version and their times on the GPU; each version is profiled once."""
         if candidate.id not in self._times:
-            self._events.on_stage("watching the kernels")
+            self._events.on_stage("profiling the kernels")
             self._times[candidate.id] = watched(self._measurer, candidate)
         return self._times[candidate.id]
 
@@ -183,7 +177,7 @@ class GreedySearch:
         if step.status is StepStatus.ACCEPTED and step.candidate is not None:
             self._best, self._timing = step.candidate, step.timing or self._timing
 
-    def _fruitless(self) -> int:
+    def _failures_in_a_row(self) -> int:
         count = 0
         for step in reversed(self._steps):
             if step.status is StepStatus.ACCEPTED:
@@ -199,15 +193,15 @@ class GreedySearch:
         try:
             candidates = self._write(action)
         except CannotCode as reason:
-            return Step(index, action, StepStatus.FAILED, f"cannot be written: {reason}")
+            return Step(index, action, StepStatus.FAILED, self._coding_failure(action, reason))
         except MtmcError as error:
-            return Step(index, action, StepStatus.FAILED, _failure(error), failure=error.kind)
+            return Step(index, action, StepStatus.FAILED, _failure_reason(error), failure=error.kind)
         candidates = [candidate for candidate in candidates if candidate.source != self._best.source]
         if not candidates:
-            return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is the best")
+            return Step(index, action, StepStatus.REJECTED, "nothing changes: the present version is already the best")
         step = self._best_of(index, action, candidates)
         while step.status is StepStatus.FAILED and isinstance(self._coder, Repairer) and step.candidate is not None:
-            self._events.on_stage("having the code mended")
+            self._events.on_stage("repairing the code")
             try:
                 candidate = self._coder.repair(self._capture, self._best, step.candidate, step.reason)
             except CannotCode as reason:
@@ -217,7 +211,7 @@ class GreedySearch:
         return step
 
     def _best_of(self, index: int, action: MacroAction, candidates: Sequence[Candidate]) -> Step:
-        """The step with the best of several versions; of versions that all fail, the one that came farthest."""
+        """The step with the best of several versions; if all fail, the version that passed the most stages."""
         judged = []
         for number, candidate in enumerate(candidates, 1):
             if len(candidates) > 1:
@@ -225,8 +219,8 @@ class GreedySearch:
             judged.append(self._judged(index, action, candidate))
         best = min(judged, key=_merit)
         if len(judged) > 1 and best.status is not StepStatus.FAILED:
-            good = sum(step.verdict is not None and step.verdict.is_correct for step in judged)
-            best = replace(best, reason=f"{best.reason}; the best of {len(judged)} versions, {good} of them correct")
+            correct = sum(step.verdict is not None and step.verdict.is_correct for step in judged)
+            best = replace(best, reason=f"{best.reason}; the best of {len(judged)} versions, {correct} of them correct")
         return best
 
     def _judged(self, index: int, action: MacroAction, candidate: Candidate) -> Step:
@@ -239,8 +233,8 @@ class GreedySearch:
         return estimated_work(self._capture.graph, candidate.schedule, self._measurer.device())
 
     def _write(self, action: MacroAction) -> list[Candidate]:
-        known = self._capture.graph.dependencies
-        return [replace(candidate, dependencies=known) for candidate in self._written(action)]
+        dependencies = self._capture.graph.dependencies
+        return [replace(candidate, dependencies=dependencies) for candidate in self._written(action)]
 
     def _written(self, action: MacroAction) -> list[Candidate]:
         variants = action.params.get("variants")
@@ -250,21 +244,30 @@ class GreedySearch:
             return self._coder.write_several(self._capture, self._best, action)
         return [self._coder.write(self._capture, self._best, action)]
 
+    def _coding_failure(self, action: MacroAction, reason: CannotCode) -> str:
+        """Why an action has no code: what happened, where, and what to do."""
+        first, last = action.lines
+        lines = f"line {first}" if first == last else f"lines {first} to {last}"
+        if isinstance(self._coder, Repairer):
+            return f"the model wrote no usable code for {lines}: {reason}. The run continues with other actions."
+        remedy = "The run continues with other actions; with `--coder auto` a language model writes this one."
+        return f"the built-in coder has no kernel for this action on {lines}: {reason}. {remedy}"
+
     def _fastest(self, action: MacroAction, variants: Sequence[Mapping[str, object]]) -> Candidate:
         self._events.on_stage(f"measuring {len(variants)} configurations")
-        # The present version stands first, so that a tie keeps it.
+        # The present version is first, so that a tie keeps it.
         choices = [self._best]
         for params in variants:
             try:
                 choices.append(self._coder.write(self._capture, self._best, replace(action, params=params)))
             except CannotCode:
                 continue
-        ranker: Ranker = self._measurer  # type: ignore[assignment]  # only planned for where steps are timed
+        ranker: Ranker = self._measurer  # type: ignore[assignment]  # such actions are only planned if steps are timed
         ranked = [(median, i) for i, median in enumerate(ranker.quick(choices)) if median is not None]
         return choices[min(ranked)[1]] if ranked else self._best
 
     def _judge(self, step: Step, candidate: Candidate) -> Step:
-        """The step with what each stage found; the first stage that fails ends it."""
+        """The step with the result of each stage; the first stage that fails ends it."""
         try:
             self._events.on_stage("compiling")
             report = self._measurer.compile(candidate)
@@ -282,9 +285,9 @@ class GreedySearch:
             self._events.on_stage("timing")
             timing = self._measurer.time(candidate, self._best)
         except MtmcError as error:
-            return replace(step, reason=_failure(error), failure=error.kind)
+            return replace(step, reason=_failure_reason(error), failure=error.kind)
         if timing is None:
-            return replace(step, reason="it could not be timed")
+            return replace(step, reason="no time was measured on the GPU; `mtmc doctor` checks that it is usable")
         whole = {node.name for node in self._capture.graph.nodes} <= set(step.action.region)
         return self._judge_timed(replace(step, timing=timing), timing, whole=whole)
 
@@ -292,7 +295,7 @@ class GreedySearch:
     def _judge_unmeasured(step: Step, report: CompileReport) -> Step:
         archs = ", ".join(dict.fromkeys(kernel.arch for kernel in report.kernels))
         if step.action.expected.saved_us <= 0:
-            return replace(step, status=StepStatus.REJECTED, reason="verified, but the model predicts no gain")
+            return replace(step, status=StepStatus.REJECTED, reason="verified, but the cost model predicts no gain")
         reason = f"verified by Triton's interpreter, compiled for {archs}; not timed: no GPU"
         return replace(step, status=StepStatus.ACCEPTED, reason=reason)
 
@@ -301,17 +304,20 @@ class GreedySearch:
         against = "previous" if timing.against("previous") is not None else "eager"
         ratio = timing.against(against)
         if ratio is None:
-            return replace(step, reason="there is nothing to compare it with: your own code could not be timed")
+            return replace(
+                step,
+                reason="your code could not be timed, so there is no time to compare with; `mtmc profile` shows why",
+            )
         text = f"{ratio.ratio:.2f}x the {'previous version' if against == 'previous' else 'eager code'}"
         interval = f"{text} ({ratio.low:.2f} to {ratio.high:.2f}), {timing.median_us:.1f} us"
         if ratio.low > max(1.0, timing.noise.high):
             return replace(step, status=StepStatus.ACCEPTED, reason=interval)
-        alone = timing.graph_us
-        if against == "eager" and alone is not None and alone < timing.median_us * ratio.ratio:
-            reason = f"{interval}; its kernels alone take {alone:.1f} us: kept as a base for a CUDA graph"
+        kernels_us = timing.graph_us
+        if against == "eager" and kernels_us is not None and kernels_us < timing.median_us * ratio.ratio:
+            reason = f"{interval}; its kernels alone take {kernels_us:.1f} us: kept as a base for a CUDA graph"
             return replace(step, status=StepStatus.ACCEPTED, reason=reason)
         if ratio.ratio >= (WHOLE_RATIO if whole else BASE_RATIO) and against == "eager":
-            # A first kernel that is about as fast is a base to tune; the whole run must still be faster in the end.
+            # A first kernel that is about as fast as eager is a base to tune; at its end the run must still be faster.
             return replace(step, status=StepStatus.ACCEPTED, reason=f"{interval}; kept as a base to tune")
         return replace(step, status=StepStatus.REJECTED, reason=f"not faster: {interval}")
 
@@ -356,42 +362,44 @@ class GreedySearch:
             faster = self._timing is not None and self._timing.speed is Speed.FASTER
             return RunStatus.IMPROVED if faster else RunStatus.NO_GAIN
         verdicts = [step.verdict for step in self._steps if step.verdict is not None]
-        # What cannot be verified here is not known to be wrong.
+        # An uncertifiable version is not known to be incorrect.
         judged = [verdict for verdict in verdicts if verdict.status is not VerdictStatus.UNCERTIFIABLE]
-        wrong = bool(judged) and not any(verdict.is_correct for verdict in judged)
-        return RunStatus.INCORRECT if wrong else RunStatus.NO_GAIN
+        all_incorrect = bool(judged) and not any(verdict.is_correct for verdict in judged)
+        return RunStatus.INCORRECT if all_incorrect else RunStatus.NO_GAIN
 
 
 def watched(measurer: Measurer, candidate: Candidate) -> tuple[KernelTime, ...]:
-    """The kernels of a version as the GPU runs them; none where they cannot be seen, and a planner goes by estimates."""
-    if not isinstance(measurer, Watcher):
+    """The kernels of a version and their times on the GPU; none if they cannot be profiled, then planners use estimates."""
+    if not isinstance(measurer, KernelProfiler):
         return ()
     try:
         return measurer.kernel_times(candidate)
     except MtmcError as error:
-        _failure(error)
+        _failure_reason(error)
         return ()
 
 
 def _merit(step: Step) -> tuple[float, ...]:
-    """Less is better: kept, rejected, failed late, failed early; then by time, and without one by the compiler's report."""
+    """A sort key, the best first: accepted, rejected, failed late, failed early; then by time, else by the compiler's report."""
     status = [StepStatus.ACCEPTED, StepStatus.REJECTED, StepStatus.FAILED].index(step.status)
-    stages = sum(found is not None for found in (step.report, step.verdict, step.timing))
+    stages = sum(result is not None for result in (step.report, step.verdict, step.timing))
     kernels = step.report.kernels if step.report is not None else ()
     spills = sum(kernel.spills or 0 for kernel in kernels)
     occupancy = min((kernel.occupancy for kernel in kernels if kernel.occupancy is not None), default=1.0)
     return (status, -stages, step.timing.median_us if step.timing is not None else 0.0, spills, -occupancy)
 
 
-def _failure(error: MtmcError) -> str:
-    """Why a step failed.
+def _failure_reason(error: MtmcError) -> str:
+    """Why a step failed: what happened, where, and what to do.
 
     Raises:
-        MtmcError: ``error``, where it is no step's fault: the user's own code is wrong, the run was cancelled, or there
-            is no model to ask. What was done so far is stored, and can be resumed.
+        MtmcError: ``error``, if it is not the fault of the step: the user's code is wrong, the run was cancelled, or no
+            model can be asked. The steps so far are stored, and the run can be resumed.
     """
     if isinstance(error, (RequestError, ModelNotUsable)) or (
         isinstance(error, WorkerFailed) and error.kind is FailureKind.CANCELLED
     ):
         raise error
-    return error.message
+    where = f" ({error.where})" if error.where else ""
+    remedy = f". {error.remedy}" if error.remedy else ""
+    return f"{error.message}{where}{remedy}"

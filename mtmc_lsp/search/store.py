@@ -1,4 +1,4 @@
-"""Runs and their steps in an SQLite file; every step is there before it is shown, so a killed run can go on."""
+"""Runs and their steps in an SQLite file. A step is stored before it is reported, so a killed run can be resumed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ T = TypeVar("T")
 STORE = "store.db"
 """The file in the project's ``.mtmc``."""
 VERSION = 1
-"""Of the tables and of the documents in them."""
+"""Of the tables and of the JSON documents in them."""
 LOCK_SECONDS = 30.0
-"""How long a write waits for another process's."""
+"""How long a write waits for a write of another process."""
 TABLES = """
 create table if not exists runs (
     id text primary key, path text not null, qualname text not null, source_hash text not null,
@@ -53,7 +53,7 @@ class RunRecord:
     started: float
     """Seconds since the epoch."""
     status: RunStatus
-    """``running`` until the run is finished: it goes on, or was ended and can be resumed."""
+    """``running`` until the run is finished: it is in progress, or it was killed and can be resumed."""
     steps: int
 
 
@@ -61,15 +61,15 @@ class Store:
     """The runs of a project, in ``.mtmc/store.db``."""
 
     def __init__(self, folder: Path) -> None:
-        """Open (or make) the store in ``folder``, which keeps itself out of version control.
+        """Open or create the store in ``folder``, with a ``.gitignore`` for its content.
 
         Raises:
             UnsafeFile: the folder or a file in it is a link, a pipe or a device.
-            EnvironmentNotAble: it cannot be written, is no store, or is of another version.
+            EnvironmentNotAble: the file cannot be written, is not a store, or has another version.
         """
         self.folder = folder
         self._file = folder / STORE
-        with self._understood():
+        with self._explained_errors():
             make_folder(folder)
             ignore = folder / ".gitignore"
             if read_bytes(ignore) is None:
@@ -78,17 +78,16 @@ class Store:
             self._db = sqlite3.connect(self._file, isolation_level=None, timeout=LOCK_SECONDS)
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=normal")
-            found = self._db.execute("pragma user_version").fetchone()[0]
-            if found in (0, VERSION):
-                # Exchanges and setups came later; programs that do not know them leave them alone.
+            version = self._db.execute("pragma user_version").fetchone()[0]
+            if version in (0, VERSION):
                 self._db.executescript(TABLES)
-            if not found:
+            if not version:
                 self._db.execute(f"pragma user_version={VERSION}")
-        if found not in (0, VERSION):
+        if version not in (0, VERSION):
             raise EnvironmentNotAble(
-                f"the store has version {found}, this program writes {VERSION}",
+                f"the store of runs has version {version}, and this program reads version {VERSION}",
                 where=Location(str(self._file)),
-                remedy="Delete it, or use the program that made it.",
+                remedy="Delete the file, or use the version of mtmc that wrote it.",
             )
 
     def __enter__(self) -> Store:
@@ -104,19 +103,19 @@ class Store:
         self._db.close()
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
-        """Say what is wrong with the file, and what to do."""
+    def _explained_errors(self) -> Iterator[None]:
+        """Turn database errors into errors that tell the user what to do."""
         try:
             yield
         except sqlite3.DatabaseError as error:
             raise EnvironmentNotAble(
                 f"the store of runs cannot be used: {error}",
                 where=Location(str(self._file)),
-                remedy="Make room and its folder writable; if it is damaged, delete it.",
+                remedy="Free disk space and make the folder writable; delete the file if it is damaged.",
             ) from None
         except OSError as error:
             raise EnvironmentNotAble(
-                f"the store of runs cannot be made: {error.strerror}",
+                f"the store of runs cannot be created: {error.strerror}",
                 where=Location(str(self.folder)),
                 remedy="Make the project's folder writable.",
             ) from None
@@ -124,38 +123,38 @@ class Store:
     # Writing -----------------------------------------------------------------------------------------------------
 
     def begin(self, path: str, qualname: str, source_hash: str, environment: Environment) -> str:
-        """A new run; returns its id."""
+        """Add a run; returns its id."""
         run_id = uuid.uuid4().hex[:10]
         machine = json.dumps(to_json(environment))
         row = (run_id, path, qualname, source_hash, machine, time.time(), RunStatus.RUNNING.value)
-        with self._understood():
+        with self._explained_errors():
             self._db.execute("insert into runs values (?, ?, ?, ?, ?, ?, ?, null)", row)
         return run_id
 
     def add_step(self, run_id: str, step: Step) -> None:
         """Store a step."""
         document = json.dumps(to_json(step))
-        with self._understood():
+        with self._explained_errors():
             self._db.execute("insert or replace into steps values (?, ?, ?)", (run_id, step.index, document))
 
     def add_exchange(self, run_id: str, step: int, exchange: Exchange) -> None:
-        """Store what a model was asked for a step, and what it answered."""
+        """Store a request to a model for a step, and its answer."""
         document = json.dumps(to_json(exchange))
         query = "insert into exchanges select ?, 1 + count(*), ?, ? from exchanges where run = ?"
-        with self._understood():
+        with self._explained_errors():
             self._db.execute(query, (run_id, step, document, run_id))
 
-    def note_setup(self, run_id: str, setup: object) -> None:
-        """Store how a run was asked for: who plans, who writes, and the settings."""
-        document = json.dumps(to_json(setup))
-        with self._understood():
+    def add_config(self, run_id: str, config: object) -> None:
+        """Store how a run was started: planner, coder and settings."""
+        document = json.dumps(to_json(config))
+        with self._explained_errors():
             self._db.execute("insert or replace into setups values (?, ?)", (run_id, document))
 
     def finish(self, result: RunResult) -> None:
         """Store a run's result."""
         document = json.dumps(to_json(result))
         row = (result.status.value, document, result.id)
-        with self._understood():
+        with self._explained_errors():
             self._db.execute("update runs set status = ?, result = ? where id = ?", row)
 
     # Reading -----------------------------------------------------------------------------------------------------
@@ -166,12 +165,12 @@ class Store:
         return [from_json(Step, json.loads(row[0])) for row in rows]
 
     def exchanges(self, run_id: str) -> list[Exchange]:
-        """What a model was asked in a run, in order."""
+        """The requests to a model in a run and their answers, in order."""
         rows = self._rows("select document from exchanges where run = ? order by number", run_id)
         return [from_json(Exchange, json.loads(row[0])) for row in rows]
 
-    def setup(self, run_id: str, kind: type[T]) -> T | None:
-        """How a run was asked for; None where that is not known, or was written by another version."""
+    def config(self, run_id: str, kind: type[T]) -> T | None:
+        """How a run was started; None if that was not stored, or another version wrote it."""
         rows = self._rows("select document from setups where run = ?", run_id)
         try:
             return from_json(kind, json.loads(rows[0][0])) if rows else None
@@ -195,5 +194,5 @@ class Store:
         ]
 
     def _rows(self, query: str, *values: str) -> list[tuple[str, str, str, str, str, float, str, int]]:
-        with self._understood():
+        with self._explained_errors():
             return self._db.execute(query, values).fetchall()

@@ -1,4 +1,4 @@
-"""A stored run with everything that is known of it, whether it was finished or not."""
+"""A stored run with its steps, its exchanges with a model and its result."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from mtmc_lsp.search.store import RunRecord, Store
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as the store has it."""
+    """Everything that the store contains about a run."""
 
     record: RunRecord
     steps: Sequence[Step]
     exchanges: Sequence[Exchange]
     result: RunResult | None
-    """``None`` where it was not finished."""
+    """``None`` if the run is not finished."""
 
 
 def stored_run(store: Store, name: str = "") -> StoredRun:
-    """The run called ``name``, or that begins so; without a name the newest.
+    """The run whose id is or begins with ``name``; by default the newest.
 
     Raises:
-        RequestError: there is none, or several begin so.
+        RequestError: there is no such run, or several ids begin with ``name``.
     """
-    found = [record for record in store.runs() if record.id.startswith(name)]
-    if not found or (name and len(found) > 1):
+    matching = [record for record in store.runs() if record.id.startswith(name)]
+    if not matching or (name and len(matching) > 1):
         which = f"run {name!r}" if name else "run"
-        problem = f"there is no {which}" if not found else f"several runs begin with {name!r}"
+        problem = f"there is no {which}" if not matching else f"several runs begin with {name!r}"
         raise RequestError(problem, where=Location(str(store.folder)), remedy="See `mtmc runs`.")
-    record = found[0]
+    record = matching[0]
     result = store.result(record.id)
     steps = result.steps if result is not None else store.steps(record.id)
     return StoredRun(record, steps, store.exchanges(record.id), result)

@@ -1,6 +1,7 @@
 """``mtmc-lsp``: the language server on standard input and output, or on a TCP port.
 
-Little is imported until ``initialize`` is answered (``handshake.py``); the rest is while the editor reads the answer.
+Only a few modules are imported before ``initialize`` is answered (``handshake.py``). The others are imported while the editor
+processes the answer.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError, RequestError
-from mtmc_lsp.process.isolation import drop_relative_entries, leave_working_folder, own_command
+from mtmc_lsp.process.isolation import drop_relative_entries, isolated_command, leave_working_folder
 from mtmc_lsp.server.handshake import greet
 
 if TYPE_CHECKING:
     from mtmc_lsp.server.server import Server
 
-HOST_COMMAND = own_command("mtmc_lsp.server.host")
+HOST_COMMAND = isolated_command("mtmc_lsp.server.host")
 
 
 def make_server(host_command: Sequence[str] = HOST_COMMAND) -> Server:
     """A server for one client.
 
     Args:
-        host_command: the process that does a job. Tests of the server alone bring one that searches with fakes.
+        host_command: command of the process that runs a job. Tests pass a host with a fake search.
     """
     from mtmc_lsp.server import features
     from mtmc_lsp.server.server import Server
@@ -41,8 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="mtmc-lsp", description="The mtmc language server, on standard input and output."
     )
-    parser.add_argument("--tcp", metavar="HOST:PORT", help="serve any number of clients on this address instead")
-    parser.add_argument("--log", metavar="FILE", help="write a log there")
+    parser.add_argument("--tcp", metavar="HOST:PORT", help="serve any number of clients on this TCP address instead")
+    parser.add_argument("--log", metavar="FILE", help="write a log to this file")
     options = parser.parse_args()
     try:
         serve(tcp=options.tcp, log_file=options.log)
@@ -52,38 +53,38 @@ def main() -> None:
 
 
 def serve(*, tcp: str | None = None, log_file: str | None = None, host_command: Sequence[str] = HOST_COMMAND) -> None:
-    """Serve until the client is gone (with ``tcp``: until interrupted).
+    """Serve until the client disconnects (with ``tcp``: until interrupted).
 
     Raises:
-        RequestError: the address cannot be read.
-        EnvironmentNotAble: the address cannot be served on, or the log cannot be written.
+        RequestError: the address has the wrong format.
+        EnvironmentNotAble: the address is not available, or the log file cannot be written.
     """
     leave_working_folder()
     drop_relative_entries()
-    # Standard output is the protocol's; without a file only errors are said, on standard error.
+    # Standard output carries the protocol. Without a log file, only critical errors are logged, on standard error.
     level = logging.INFO if log_file else logging.CRITICAL
     try:
         logging.basicConfig(filename=log_file, level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     except OSError as error:
-        remedy = "Choose another file for the log."
+        remedy = "Choose another log file."
         raise EnvironmentNotAble(f"cannot write {log_file}: {error.strerror}", remedy=remedy) from None
     if tcp is None:
         greeting = greet(requests=0, answers=1)
-        server = _start(host_command)
+        server = _make_permanent_server(host_command)
         from mtmc_lsp.server.connection import serve_stdio
 
         serve_stdio(server, greeting)
         return
     host, _, port = tcp.rpartition(":")
     if not port.isdigit():
-        raise RequestError(f"cannot read the address {tcp!r}", remedy="Write HOST:PORT, as in 127.0.0.1:7007.")
+        raise RequestError(f"invalid address {tcp!r}", remedy="Write HOST:PORT, for example 127.0.0.1:7007.")
     from mtmc_lsp.server.connection import serve_tcp
 
     serve_tcp(host or "127.0.0.1", int(port), lambda: make_server(host_command))
 
 
-def _start(host_command: Sequence[str]) -> Server:
-    """The server, without looking for garbage in what is only just being made, nor in what stays to the end."""
+def _make_permanent_server(host_command: Sequence[str]) -> Server:
+    """Create the server with garbage collection disabled: its objects live until the process ends."""
     gc.disable()
     server = make_server(host_command)
     gc.freeze()

@@ -1,7 +1,7 @@
 """How a process that does one job for the server begins and ends.
 
-It reads one JSON line with the request from standard input and writes events as JSON lines to standard output. It ends, with what
-it started, on SIGTERM, and when standard input ends: then the server is gone.
+It reads the request as one JSON line from standard input and writes events as JSON lines to standard output. It ends, with all
+processes that it started, on SIGTERM and when standard input is closed, since then the server is gone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ from mtmc_lsp.process.priority import lower_priority
 
 
 def begin(before_end: Callable[[], None] | None = None) -> tuple[dict[str, Any], TextIO]:
-    """The request, and where events go; ``before_end`` is called on SIGTERM, in the middle of anything."""
-    # Kernels are timed by processes that wait for nobody. Without a GPU nothing is timed, and checking takes every core.
+    """Read the request.
+
+    Args:
+        before_end: called on SIGTERM, at any point of the job.
+
+    Returns:
+        The request, and the stream for events.
+    """
+    # Without a GPU nothing is timed, and verification uses every core; the editor goes first.
     if not sees_gpu():
         lower_priority()
-    # What libraries and the user's program print must not come between the events.
+    # Standard output is for events only; what libraries and the user's code print goes to standard error.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     signal.signal(signal.SIGTERM, lambda number, _: _end(number, before_end))
@@ -32,8 +39,8 @@ def begin(before_end: Callable[[], None] | None = None) -> tuple[dict[str, Any],
     return request, out
 
 
-def tell(out: TextIO, event: str, **values: Any) -> None:
-    """Say one event."""
+def report(out: TextIO, event: str, **values: Any) -> None:
+    """Write one event."""
     out.write(json.dumps({"event": event, **values}) + "\n")
     out.flush()
 
@@ -41,16 +48,16 @@ def tell(out: TextIO, event: str, **values: Any) -> None:
 def _end(number: int, before_end: Callable[[], None] | None) -> None:
     if before_end is not None:
         before_end()
-    # An exception, so that workers are ended and scratch files removed on the way out.
+    # An exception, so that workers are ended and temporary files are removed.
     raise SystemExit(128 + number)
 
 
 def _end_with_server() -> None:
-    # Not through sys.stdin, whose lock the interpreter needs at its end.
+    # Not through sys.stdin: the interpreter needs its lock when it exits.
     while os.read(0, 1):
         pass
     if os.getpgrp() == os.getpid():
-        # A program that this process runs is in its group.
+        # The group also contains the program that this process runs.
         os.killpg(0, signal.SIGTERM)
     else:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A client's connection to its server: on standard input and output, or one of several on a TCP port."""
+"""Connections of clients: standard input and output, or a TCP port."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.server.handshake import Greeting
 from mtmc_lsp.server.server import Server
 
-LONGEST_LINE = 1 << 16
-"""Of a message's header, in bytes; its body is not read by lines."""
+MAX_HEADER_LINE = 1 << 16
+"""Maximum length of a header line in bytes; message bodies are not read by lines."""
 CHUNK = 1 << 16
 
 
 def serve_stdio(server: Server, greeting: Greeting) -> None:
-    """Serve the client on standard input and output, whose first message was read already, until it is gone."""
+    """Serve the client on standard input and output until it disconnects. ``greeting`` is its first message, already read."""
     server.protocol.set_writer(StdoutWriter(sys.stdout.buffer))
     server.protocol.greeting = greeting
-    # A client that is gone does not read what it is told.
+    # Writing fails after the client has disconnected.
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         asyncio.run(_converse_on_stdio(server, greeting))
 
 
 async def _converse_on_stdio(server: Server, greeting: Greeting) -> None:
-    reader = asyncio.StreamReader(LONGEST_LINE)
-    reader.feed_data(greeting.taken)
+    reader = asyncio.StreamReader(MAX_HEADER_LINE)
+    reader.feed_data(greeting.data)
     arguments = (0, reader, asyncio.get_running_loop())
-    # One thread that is never waited for: it may be reading when this process ends.
+    # A daemon thread: it may still block in read() when this process ends.
     threading.Thread(target=_feed, args=arguments, daemon=True).start()
     await _converse(server, reader)
 
 
 def _feed(source: int, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
-    """Hand on what comes, in as few pieces as it can be read."""
-    # The loop may be closed by now.
+    """Forward input to the event loop in large chunks."""
+    # The loop may already be closed.
     with contextlib.suppress(OSError, RuntimeError):
         while data := os.read(source, CHUNK):
             loop.call_soon_threadsafe(reader.feed_data, data)
@@ -52,14 +52,14 @@ def serve_tcp(host: str, port: int, make_server: Callable[[], Server]) -> None:
     """Serve any number of clients until interrupted, with one server object for each, in one process.
 
     Raises:
-        EnvironmentNotAble: the address cannot be served on.
+        EnvironmentNotAble: the address is not available.
     """
     try:
         asyncio.run(_listen(host, port, make_server))
     except KeyboardInterrupt:
         pass
     except OSError as error:
-        problem = f"cannot serve on {host}:{port}: {error.strerror}"
+        problem = f"cannot listen on {host}:{port}: {error.strerror}"
         raise EnvironmentNotAble(problem, remedy="Choose another port.") from None
 
 
@@ -81,7 +81,7 @@ async def _listen(host: str, port: int, make_server: Callable[[], Server]) -> No
 
 
 async def _converse(server: Server, reader: asyncio.StreamReader) -> None:
-    """Take in messages until there are no more; then end what the client started."""
+    """Process messages until the connection closes; then stop the client's jobs."""
     try:
         await run_async(
             reader=reader,

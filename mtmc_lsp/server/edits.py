@@ -1,4 +1,4 @@
-"""From one text of a document to another, as edits of the lines that differ: cursors, folds and marks elsewhere stay."""
+"""Minimal edits between two texts of a document: cursors, folds and marks on unchanged lines stay in place."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ANNOTATION = "mtmc"
 
 
 def minimal_edits(text: Text, new: bytes) -> list[lsp.TextEdit]:
-    """The edits that make ``new`` of the text."""
+    """The edits that change ``text`` to ``new``."""
     old_lines, new_lines = text.data.splitlines(keepends=True), new.splitlines(keepends=True)
-    same = _common(old_lines, new_lines)
-    same_end = _common(old_lines[same:][::-1], new_lines[same:][::-1])
-    middle_old = old_lines[same : len(old_lines) - same_end]
-    middle_new = new_lines[same : len(new_lines) - same_end]
-    starts = [sum(map(len, old_lines[:same]))]
+    prefix = _common_prefix(old_lines, new_lines)
+    suffix = _common_prefix(old_lines[prefix:][::-1], new_lines[prefix:][::-1])
+    middle_old = old_lines[prefix : len(old_lines) - suffix]
+    middle_new = new_lines[prefix : len(new_lines) - suffix]
+    starts = [sum(map(len, old_lines[:prefix]))]
     for line in middle_old:
         starts.append(starts[-1] + len(line))
     matcher = difflib.SequenceMatcher(None, middle_old, middle_new, autojunk=False)
@@ -34,8 +34,8 @@ def minimal_edits(text: Text, new: bytes) -> list[lsp.TextEdit]:
     ]
 
 
-def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """How many lines they begin with alike."""
+def _common_prefix(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Number of equal lines at the start."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a != b:
@@ -44,17 +44,17 @@ def _common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     return count
 
 
-def edits_of(
+def workspace_edit(
     ls: Server, document: Document, edits: Sequence[lsp.TextEdit], *, label: str = "", confirm: bool = False
 ) -> lsp.WorkspaceEdit:
-    """Edits of one document, bound to its version and named, as far as the client can do that.
+    """A workspace edit of one document, with version and label if the client supports them.
 
     Args:
         ls: the server.
-        document: what is edited.
+        document: the document to edit.
         edits: the edits.
-        label: what they do, for clients that show it.
-        confirm: whether the client shows them before they are made.
+        label: description of the change, for clients that show it.
+        confirm: whether the client asks the user for confirmation.
     """
     workspace = ls.client_capabilities.workspace
     support = workspace.workspace_edit if workspace is not None else None
@@ -63,22 +63,22 @@ def edits_of(
     versioned = lsp.OptionalVersionedTextDocumentIdentifier(document.uri, document.version)
     if not label or support.change_annotation_support is None:
         return lsp.WorkspaceEdit(document_changes=[lsp.TextDocumentEdit(versioned, list(edits))])
-    named = [lsp.AnnotatedTextEdit(annotation_id=ANNOTATION, range=e.range, new_text=e.new_text) for e in edits]
+    annotated = [lsp.AnnotatedTextEdit(annotation_id=ANNOTATION, range=e.range, new_text=e.new_text) for e in edits]
     return lsp.WorkspaceEdit(
-        document_changes=[lsp.TextDocumentEdit(versioned, named)],
+        document_changes=[lsp.TextDocumentEdit(versioned, annotated)],
         change_annotations={ANNOTATION: lsp.ChangeAnnotation(label, needs_confirmation=confirm)},
     )
 
 
-async def apply(ls: Server, document: Document, new: bytes, label: str, *, confirm: bool = False) -> bool:
-    """Ask the client to make ``new`` of a document; whether it did."""
+async def apply_text(ls: Server, document: Document, new: bytes, label: str, *, confirm: bool = False) -> bool:
+    """Ask the client to change the text of a document to ``new``. Returns whether it did."""
     edits = minimal_edits(document.text, new)
     if not edits:
         return True
-    edit = edits_of(ls, document, edits, label=label, confirm=confirm)
+    edit = workspace_edit(ls, document, edits, label=label, confirm=confirm)
     result = await ls.workspace_apply_edit_async(lsp.ApplyWorkspaceEditParams(edit, label))
     if not result.applied and not confirm:
-        why = f": {result.failure_reason}" if result.failure_reason else ""
-        text = f"The editor did not apply the change ({label}){why}. Nothing was changed; try again."
+        reason = f": {result.failure_reason}" if result.failure_reason else ""
+        text = f"The editor did not apply the change ({label}){reason}. Nothing was changed; try again."
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, text))
     return result.applied

@@ -1,8 +1,8 @@
-"""Answers ``initialize`` before the server behind it is imported.
+"""Answers ``initialize`` before the server is imported.
 
-An editor waits for this answer before it sends anything else, and importing the protocol's library takes most of a start. What
-the server can do depends on none of that, so it is told as plain data; a test compares it with what the features register. The
-message is then handed on to the server as if nobody had answered, and only its answer is left out.
+An editor waits for this answer before it sends anything else, and importing the protocol library takes most of the startup
+time. The capabilities are constant, so they are written here as plain data; a test compares them with what the features
+register. The message is then passed to the server as usual, but the server's answer to it is suppressed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from mtmc_lsp import __version__
 
 NAME = "mtmc-lsp"
 DIFF_SCHEME = "mtmc-diff"
-"""Of documents that ``workspace/textDocumentContent`` gives."""
+"""URI scheme of documents served by ``workspace/textDocumentContent``."""
 CODE_ACTION_KIND = "refactor.rewrite.mtmc"
 SOURCE = "mtmc"
-"""Of diagnostics."""
+"""``source`` of diagnostics."""
 PYTHON_FILES = {"filters": [{"pattern": {"glob": "**/*.py"}, "scheme": "file"}]}
 ENCODINGS = ("utf-8", "utf-16", "utf-32")
 COMMANDS = (
@@ -33,45 +33,45 @@ MessageId = Union[int, str]
 
 @dataclass(frozen=True)
 class Greeting:
-    """What was read before the server was there."""
+    """The first message, read before the server was imported."""
 
-    taken: bytes
-    """Every byte of it; the server reads it first."""
+    data: bytes
+    """All bytes read so far; the server processes them first."""
     answered: MessageId | None = None
-    """Of the ``initialize`` request that has its answer; ``None`` where it was none, or is the server's to refuse."""
+    """Id of the answered ``initialize`` request; ``None`` if the message was none, or if the server must reject it."""
     encoding: str = "utf-16"
-    """That of positions, as it was told."""
+    """The position encoding sent in the answer."""
 
 
 def greet(requests: int, answers: int) -> Greeting:
-    """Read the first message from one descriptor, and where it is ``initialize``, write the answer to the other.
+    """Read the first message from one file descriptor. If it is ``initialize``, write the answer to the other.
 
     Args:
-        requests: read without a buffer, so that what follows is left there.
-        answers: written to as a whole.
+        requests: file descriptor, read unbuffered so that later messages stay in the pipe.
+        answers: file descriptor of the answer.
     """
-    taken, body = _first_message(requests)
+    data, body = _first_message(requests)
     try:
         message = json.loads(body)
     except ValueError:
-        return Greeting(taken)
-    number, client = _asked(message)
+        return Greeting(data)
+    number, client_capabilities = _parse_initialize(message)
     if number is None:
-        return Greeting(taken)
-    told = capabilities(client)
-    result = {"capabilities": told, "serverInfo": {"name": NAME, "version": __version__}}
+        return Greeting(data)
+    server_capabilities = capabilities(client_capabilities)
+    result = {"capabilities": server_capabilities, "serverInfo": {"name": NAME, "version": __version__}}
     answer = json.dumps({"jsonrpc": "2.0", "id": number, "result": result}).encode()
     with open(answers, "wb", closefd=False) as out:
         out.write(b"Content-Length: %d\r\n\r\n" % len(answer) + answer)
-    return Greeting(taken, number, told["positionEncoding"])
+    return Greeting(data, number, server_capabilities["positionEncoding"])
 
 
 def _first_message(requests: int) -> tuple[bytes, bytes]:
-    """All that was read, and the body in it."""
-    taken, length = b"", 0
+    """All bytes read, and the message body."""
+    data, length = b"", 0
     with io.FileIO(requests, closefd=False) as stream:
         while line := stream.readline():
-            taken += line
+            data += line
             name, _, value = line.partition(b":")
             if name.strip().lower() == b"content-length" and value.strip().isdigit():
                 length = int(value)
@@ -80,11 +80,11 @@ def _first_message(requests: int) -> tuple[bytes, bytes]:
     body = b""
     while len(body) < length and (part := os.read(requests, length - len(body))):
         body += part
-    return taken + body, body
+    return data + body, body
 
 
-def _asked(message: Any) -> tuple[MessageId | None, dict[str, Any]]:
-    """The number of an ``initialize`` request that can be answered, and the client's capabilities."""
+def _parse_initialize(message: Any) -> tuple[MessageId | None, dict[str, Any]]:
+    """The id of a valid ``initialize`` request and the client's capabilities; None and {} for any other message."""
     if not isinstance(message, dict) or (message.get("jsonrpc"), message.get("method")) != ("2.0", "initialize"):
         return None, {}
     number, params = message.get("id"), message.get("params")
@@ -101,7 +101,7 @@ def capabilities(client: dict[str, Any]) -> dict[str, Any]:
         if _has(client, "workspace", "fileOperations", "didRename")
         else {},
     }
-    if isinstance(_at(client, "workspace", "textDocumentContent"), dict):
+    if isinstance(_value_at(client, "workspace", "textDocumentContent"), dict):
         workspace["textDocumentContent"] = {"schemes": [DIFF_SCHEME]}
     return {
         "positionEncoding": _encoding(client),
@@ -123,17 +123,17 @@ def capabilities(client: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoding(client: dict[str, Any]) -> str:
-    """The first of the client's that we have too."""
-    offered = _at(client, "general", "positionEncodings")
+    """The first position encoding of the client that the server supports."""
+    offered = _value_at(client, "general", "positionEncodings")
     known = [item for item in offered if item in ENCODINGS] if isinstance(offered, list) else []
     return known[0] if known else "utf-16"
 
 
-def _at(data: Any, *names: str) -> Any:
+def _value_at(data: Any, *names: str) -> Any:
     for name in names:
         data = data.get(name) if isinstance(data, dict) else None
     return data
 
 
 def _has(data: Any, *names: str) -> bool:
-    return bool(_at(data, *names))
+    return bool(_value_at(data, *names))

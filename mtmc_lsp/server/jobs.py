@@ -1,4 +1,4 @@
-"""Jobs: runs, plans and measurements, one at a time, each in a process of its own that can be ended at any moment."""
+"""Job queue for runs, plans and measurements. One job runs at a time, in a separate process that can be stopped at any time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from enum import Enum
 from typing import Any
 
 GRACE_SECONDS = 1.0
-"""How long a job that is to end has for removing its scratch files, before it is killed."""
-LONGEST_EVENT = 1 << 28
-"""Bytes; a step carries the whole source of its candidate."""
-KEPT_LINES = 20
-"""Lines of a job's standard error that are kept, to say why it died."""
+"""Time for a stopped job to remove its scratch files, before it is killed."""
+MAX_EVENT_BYTES = 1 << 28
+"""Maximum size of an event in bytes: a step contains the complete source of its candidate."""
+MAX_STDERR_LINES = 20
+"""Number of lines kept from the standard error of a job, to report why it failed."""
 
 
 class JobState(Enum):
-    """Where a job stands."""
+    """State of a job."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -33,7 +33,7 @@ class JobState(Enum):
 
 @dataclass
 class Job:
-    """One thing to be done for a target."""
+    """One job for a target."""
 
     kind: str
     """``optimize``, ``resume``, ``plan``, ``measure``, ``verify``, ``record``, ``undo`` or ``another``."""
@@ -42,27 +42,27 @@ class Job:
     target: str
     title: str
     request: dict[str, Any]
-    """As the process reads it."""
+    """The request as the process reads it."""
     command: tuple[str, ...] = ()
-    """The process that does it; empty for the host."""
+    """Command of the process that runs the job; empty for the host."""
     id: int = 0
     state: JobState = JobState.QUEUED
     stage: str = "waiting"
     step: int = 0
-    """Of a run: the number of the step that is tried."""
+    """For a run: the number of the current step."""
     action: str = ""
-    """Of a run: that step's action, in words."""
+    """For a run: the action of the current step as text."""
     answer: dict[str, Any] = field(default_factory=dict)
-    """The event that the job ended with: ``result``, ``plan``, ``error``, ..."""
+    """The final event of the job: ``result``, ``plan``, ``error``, ..."""
     steps: list[dict[str, Any]] = field(default_factory=list)
-    """Of a run: the steps so far, as JSON data."""
+    """For a run: the steps so far, as JSON data."""
     process: asyncio.subprocess.Process | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when everybody was told of the end."""
+    """Set after all listeners were notified of the end."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the job has ended."""
         return self.state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
@@ -70,10 +70,10 @@ Listener = Callable[[Job], Awaitable[None]]
 
 
 class Jobs:
-    """The queue."""
+    """The job queue."""
 
     def __init__(self, command: Sequence[str], on_change: Listener) -> None:
-        """Take the command of the host process, and whom to tell whenever a job has news."""
+        """Create a queue. ``command`` starts the host process; ``on_change`` is called when the state of a job changes."""
         self._command = list(command)
         self._on_change = on_change
         self._numbers = itertools.count(1)
@@ -82,22 +82,22 @@ class Jobs:
         self._pump: asyncio.Task[None] | None = None
 
     @property
-    def present(self) -> list[Job]:
-        """The job that runs, and those that wait."""
+    def active(self) -> list[Job]:
+        """The running job, followed by the queued jobs."""
         return [*([self._running] if self._running is not None else []), *self._queue]
 
     def find(self, job_id: int) -> Job | None:
-        """A job that is not over."""
-        return next((job for job in self.present if job.id == job_id), None)
+        """The active job with this id."""
+        return next((job for job in self.active if job.id == job_id), None)
 
-    def of(self, path: str, target: str) -> Job | None:
-        """The first job that is not over and about this target."""
-        return next((job for job in self.present if (job.path, job.target) == (path, target)), None)
+    def for_target(self, path: str, target: str) -> Job | None:
+        """The first active job for this target."""
+        return next((job for job in self.active if (job.path, job.target) == (path, target)), None)
 
     def submit(self, job: Job) -> Job:
-        """Put a job at the end of the queue."""
+        """Append a job to the queue."""
         job.id = next(self._numbers)
-        ahead = self.present
+        ahead = self.active
         job.stage = f"waiting for {ahead[0].title}" if ahead else "starting"
         self._queue.append(job)
         if self._pump is None or self._pump.done():
@@ -105,7 +105,7 @@ class Jobs:
         return job
 
     async def cancel(self, job: Job) -> None:
-        """End a job, wherever it is; returns when its process is gone."""
+        """Cancel a queued or running job. Returns after its process has ended."""
         if job in self._queue:
             self._queue.remove(job)
             job.state = JobState.CANCELLED
@@ -117,7 +117,7 @@ class Jobs:
                 await _end(job.process)
 
     async def close(self) -> None:
-        """End everything; nobody is told any more."""
+        """Cancel all jobs without notifying listeners."""
         self._queue.clear()
         if self._pump is not None:
             self._pump.cancel()
@@ -145,7 +145,7 @@ class Jobs:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                limit=LONGEST_EVENT,
+                limit=MAX_EVENT_BYTES,
                 start_new_session=True,
             )
         except OSError as error:
@@ -161,12 +161,12 @@ class Jobs:
             lines = await tail
         if job.state is JobState.RUNNING:
             job.state = JobState.FAILED
-            said = f": {lines[-1]}" if lines else ""
-            job.answer = _failure(f"the process ended with exit code {process.returncode}{said}")
+            detail = f": {lines[-1]}" if lines else ""
+            job.answer = _failure(f"the process ended with exit code {process.returncode}{detail}")
 
     async def _converse(self, job: Job, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None
-        # Standard input stays open: the host ends when it closes, as it does when this process dies.
+        # Keep standard input open: the host exits when it closes, for example when this process dies.
         with contextlib.suppress(ConnectionError):
             process.stdin.write((json.dumps(job.request) + "\n").encode())
             await process.stdin.drain()
@@ -199,12 +199,12 @@ async def _last_lines(process: asyncio.subprocess.Process) -> list[str]:
     assert process.stderr is not None
     lines: list[str] = []
     async for line in process.stderr:
-        lines = [*lines, line.decode("utf-8", "replace").rstrip()][-KEPT_LINES:]
+        lines = [*lines, line.decode("utf-8", "replace").rstrip()][-MAX_STDERR_LINES:]
     return lines
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ask the host to end, with its workers; kill it where it does not. Its workers end by themselves when it is gone."""
+    """Terminate the process group of a job; kill it after a grace period. Workers exit when their host is gone."""
     if process.returncode is None:
         _signal(process, signal.SIGTERM)
         try:

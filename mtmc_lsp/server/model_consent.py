@@ -1,4 +1,4 @@
-"""Whether a language model may be asked for a folder: the user is asked once, before anything is sent."""
+"""Consent to send code of a folder to a language model: the user is asked once, before anything is sent."""
 
 from __future__ import annotations
 
@@ -11,70 +11,72 @@ from pygls.lsp.server import LanguageServer
 
 from mtmc_lsp.app.folder_decisions import Consent, consent_question
 from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.settings import Settings, changed, read_settings
+from mtmc_lsp.core.settings import Settings, override_settings, read_settings
 
 ALLOW, REFUSE = "Allow", "Not now"
-OURS = ("planner", "coder", "llm")
-"""Settings of a run that are about a model."""
-ASKING = ("optimize", "resume", "another")
-"""Kinds of jobs in which a model may have a part."""
+MODEL_SETTINGS = ("planner", "coder", "llm")
+"""Run settings that concern a model."""
+MODEL_JOBS = ("optimize", "resume", "another")
+"""Kinds of jobs that may use a model."""
 
 
 class ModelConsent:
-    """Asks once in a session; a yes is kept for later ones."""
+    """Asks once per session. Consent is stored for later sessions."""
 
     def __init__(self) -> None:
-        self._kept = Consent()
+        self._stored = Consent()
         self._asked: set[tuple[Path, str]] = set()
 
     async def ensure(self, server: LanguageServer, root: Path, path: Path, client: dict[str, Any]) -> bool:
-        """Whether a model may be asked in a run of ``path``; asks the user where the settings want one and nobody answered yet.
+        """Whether a run of ``path`` may use a model. Asks the user if the settings select a model and there is no answer yet.
 
         Args:
-            server: shows the question.
-            root: the project.
+            server: the server that shows the question.
+            root: the project folder.
             path: the file.
-            client: the client's settings of a run.
+            client: run settings from the client.
         """
         try:
-            settings = changed(read_settings(path.parent), **{name: v for name, v in client.items() if name in OURS})
+            settings = override_settings(
+                read_settings(path.parent), **{name: v for name, v in client.items() if name in MODEL_SETTINGS}
+            )
         except RequestError:
-            # The run says what is wrong with them.
+            # The run reports what is wrong with the settings.
             return False
         if not _wants_a_model(settings):
             return False
-        # Only here: most sessions ask no model, and the server has little time to start.
+        # Imported lazily: most sessions use no model, and the server must start fast.
         from mtmc_lsp.llm.endpoint.client import model_name
         from mtmc_lsp.llm.endpoint.endpoint import host_of
 
         host, model = host_of(os.environ), model_name(settings.llm, os.environ)
         if not host or not model:
-            _say_what_is_missing(server, host)
+            _report_missing_variable(server, host)
             return False
-        if self._kept.has(root, host):
+        if self._stored.has(root, host):
             return True
         if (root, host) in self._asked:
             return False
         self._asked.add((root, host))
-        agreed = await _asked(server, consent_question(root, host, model))
+        agreed = await _ask(server, consent_question(root, host, model))
         if agreed:
-            self._kept.give(root, host)
+            self._stored.grant(root, host)
         return agreed
 
 
 def _wants_a_model(settings: Settings) -> bool:
-    """Whether the settings name a model as planner or coder."""
+    """Whether the settings use a model as planner or coder."""
     return settings.planner == "llm" or settings.coder != "builtin"
 
 
-async def _asked(server: LanguageServer, question: str) -> bool:
+async def _ask(server: LanguageServer, question: str) -> bool:
     actions = [lsp.MessageActionItem(ALLOW), lsp.MessageActionItem(REFUSE)]
     request = lsp.ShowMessageRequestParams(lsp.MessageType.Warning, question, actions)
     answer = await server.window_show_message_request_async(request)
     return answer is not None and answer.title == ALLOW
 
 
-def _say_what_is_missing(server: LanguageServer, host: str) -> None:
-    what = "MTMC_LLM_MODEL (or the setting mtmc.llmModel)" if host else "OPENAI_BASE_URL"
-    text = f"No language model takes part: {what} is not set where the server was started."
+def _report_missing_variable(server: LanguageServer, host: str) -> None:
+    missing = "MTMC_LLM_MODEL (or the setting mtmc.llmModel)" if host else "OPENAI_BASE_URL"
+    text = f"The run uses no language model: {missing} is not set in the environment of the server."
     server.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))

@@ -1,4 +1,4 @@
-"""What the user sees of a job while it goes on: progress, and messages where it ends."""
+"""Progress of a running job, and messages at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUN_STATE = "mtmc/runState"
 
 @attrs.define
 class RunState:
-    """Parameters of ``mtmc/runState``: a job with the whole run so far."""
+    """Parameters of ``mtmc/runState``: a job and its run so far."""
 
     job: int
     kind: str
@@ -34,55 +34,55 @@ class RunState:
     step: int
     action: str
     result: str
-    """What it came to, in words; empty where it did not come to its end, or a question follows that says it."""
+    """Summary of the result; empty if the job did not finish, or if a question with this text follows."""
     run: dict[str, Any] | None
     answer: dict[str, Any] | None
 
 
 class Reporter:
-    """Tells the client about jobs."""
+    """Reports the progress of jobs to the client."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._began: dict[int, lsp.ProgressToken] = {}
+        self._tokens: dict[int, lsp.ProgressToken] = {}
         self._jobs: dict[lsp.ProgressToken, int] = {}
 
     async def begin(self, job: Job, token: lsp.ProgressToken | None) -> None:
-        """Open the job's progress: the client's own token, or one of ours where the client shows such."""
+        """Start progress reporting with the client's token, or with a new token if the client supports that."""
         window = self._server.client_capabilities.window
         if token is None and window is not None and window.work_done_progress:
             token = f"mtmc-{job.id}"
             await self._server.work_done_progress.create_async(token)
         if token is not None and not job.is_over:
-            self._began[job.id] = token
+            self._tokens[job.id] = token
             self._jobs[token] = job.id
             begin = lsp.WorkDoneProgressBegin(title=job.title, cancellable=True, message=_message(job))
             self._server.work_done_progress.begin(token, begin)
-        self._tell_state(job)
+        self._notify_state(job)
 
     def job_of(self, token: lsp.ProgressToken) -> int | None:
-        """The number of the job that a progress is about."""
+        """The id of the job that belongs to a progress token."""
         return self._jobs.get(token)
 
     async def report(self, job: Job) -> None:
-        """Say what is new."""
-        token = self._began.get(job.id)
+        """Report the current state of the job."""
+        token = self._tokens.get(job.id)
         if not job.is_over:
             if token is not None:
                 report = lsp.WorkDoneProgressReport(message=_message(job), cancellable=True)
                 self._server.work_done_progress.report(token, report)
         else:
-            words, kind = _outcome(job)
+            message, kind = _outcome(job)
             if token is not None:
-                self._server.work_done_progress.end(token, lsp.WorkDoneProgressEnd(message=words))
-                self._jobs.pop(self._began.pop(job.id), None)
+                self._server.work_done_progress.end(token, lsp.WorkDoneProgressEnd(message=message))
+                self._jobs.pop(self._tokens.pop(job.id), None)
                 self._server.work_done_progress.tokens.pop(token, None)
-            is_client_telling = self._server.options.tells_results and job.state is JobState.DONE
-            if job.state is not JobState.CANCELLED and not _is_asked(job) and not is_client_telling:
-                self._server.window_show_message(lsp.ShowMessageParams(kind, words))
-        self._tell_state(job)
+            client_shows_result = self._server.options.shows_results and job.state is JobState.DONE
+            if job.state is not JobState.CANCELLED and not _is_followed_by_question(job) and not client_shows_result:
+                self._server.window_show_message(lsp.ShowMessageParams(kind, message))
+        self._notify_state(job)
 
-    def _tell_state(self, job: Job) -> None:
+    def _notify_state(self, job: Job) -> None:
         if not self._server.options.run_state:
             return
         review = self._server.reviews.get(job.path, job.target)
@@ -95,15 +95,15 @@ class Reporter:
             job.stage,
             job.step,
             job.action,
-            _outcome(job)[0] if job.state is JobState.DONE and not _is_asked(job) else "",
+            _outcome(job)[0] if job.state is JobState.DONE and not _is_followed_by_question(job) else "",
             review.to_json() if review is not None else None,
             job.answer if job.is_over and job.answer.get("event") != "result" else None,
         )
         self._server.protocol.notify(RUN_STATE, state)
 
 
-def _is_asked(job: Job) -> bool:
-    """Whether the question that follows says it, ours or the client's own: what was recorded, or that there is no workload."""
+def _is_followed_by_question(job: Job) -> bool:
+    """Whether a question that reports the result follows: recorded inputs, or a missing workload."""
     return answer_calls(job.answer) is not None or lacks_workload(job)
 
 
@@ -112,63 +112,65 @@ def _message(job: Job) -> str:
 
 
 def _outcome(job: Job) -> tuple[str, lsp.MessageType]:
-    """How a job ended, in words."""
+    """The result of a job as a message, and its severity."""
     answer = job.answer
     if job.state is JobState.CANCELLED:
         return "cancelled", lsp.MessageType.Info
     if answer["event"] == "error":
         error = answer["error"]
-        place = f"{error['path']}:{error['line']}: " if error.get("path") and error.get("line") else ""
-        return f"{job.target}: {place}{error['message']}. {error.get('remedy') or ''}".rstrip(), lsp.MessageType.Error
-    return f"{job.target}: {_answer_words(answer)}", lsp.MessageType.Info
+        location = f"{error['path']}:{error['line']}: " if error.get("path") and error.get("line") else ""
+        return (
+            f"{job.target}: {location}{error['message']}. {error.get('remedy') or ''}".rstrip(),
+            lsp.MessageType.Error,
+        )
+    return f"{job.target}: {_answer_text(answer)}", lsp.MessageType.Info
 
 
-def _answer_words(answer: dict[str, Any]) -> str:
+def _answer_text(answer: dict[str, Any]) -> str:
     kind = answer["event"]
     if kind == "result":
         return headline(from_json(RunResult, answer["result"]))
     if kind == "plan":
         actions = answer["actions"]
         if not actions:
-            return "nothing is predicted to be worth trying"
+            return "no action is predicted to be worth trying"
         lines = [
-            f"{n}. {a['text']} (about {a['expected']['saved_us']:.0f} us saved, an estimate)"
-            for n, a in enumerate(actions, 1)
+            f"{n}. {a['text']} (estimated saving {a['expected']['saved_us']:.0f} us)" for n, a in enumerate(actions, 1)
         ]
         return "\n".join([f"the plan for {answer['device']['name']}:", *lines])
     if kind == "verified":
         return verdict_line(from_json(Verdict, answer["verdict"]))
-    return recorded_words(answer) if kind == "recorded" else _measured_words(answer)
+    return recording_text(answer) if kind == "recorded" else _measurement_text(answer)
 
 
 def lacks_workload(job: Job) -> bool:
-    """Whether a job ended because nothing says what its target is called with."""
+    """Whether a job failed because its target has no example inputs."""
     return job.answer.get("event") == "error" and job.answer["error"].get("code") == NoWorkload.code
 
 
 def answer_calls(answer: dict[str, Any]) -> RecordedTarget | None:
-    """The calls that a recording ended with, where a workload can be made of them."""
+    """The recorded calls, if a workload can be derived from them."""
     calls = from_json(RecordedTarget, answer["calls"]) if answer.get("calls") else None
     return calls if calls is not None and not calls.calls[0].unusable else None
 
 
-def recorded_words(answer: dict[str, Any]) -> str:
-    """What a recorded program called."""
+def recording_text(answer: dict[str, Any]) -> str:
+    """Summary of a recording."""
     ended = f"; the program ended with exit code {answer['exit_code']}" if answer["exit_code"] else ""
     if answer["calls"] is None:
-        why = "" if answer["python_seen"] else ": no Python ran in it, or it was told to ignore PYTHONPATH"
-        return f"the program did not call it with a tensor{why}{ended}"
+        reason = "" if answer["python_seen"] else ": it started no Python interpreter, or one that ignores PYTHONPATH"
+        return f"the program did not call it with a tensor{reason}{ended}"
     target = from_json(RecordedTarget, answer["calls"])
     times = "once" if target.count == 1 else f"{target.count} times"
-    kinds = "" if target.count == 1 else f", in {len(target.calls)} ways" if len(target.calls) > 1 else ", all alike"
+    kinds = "" if target.count == 1 else f", in {len(target.calls)} ways" if len(target.calls) > 1 else ", all the same"
     first = target.calls[0]
     return f"called {times}{kinds}: {first.unusable or first.directive}{ended}"
 
 
-def _measured_words(answer: dict[str, Any]) -> str:
+def _measurement_text(answer: dict[str, Any]) -> str:
     if answer["timing"] is None:
-        moved = answer["bytes"] / 1e6
-        return f"not timed: no CUDA GPU. One call moves at least {moved:.1f} MB"
+        megabytes = answer["bytes"] / 1e6
+        return f"not timed: no CUDA GPU. One call moves at least {megabytes:.1f} MB"
     timing = from_json(Timing, answer["timing"])
-    against = ", ".join(f"{b.name} {b.median_us:.1f} us ({ratio_text(b.speedup)})" for b in timing.baselines)
-    return f"{timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline; {against}"
+    baselines = ", ".join(f"{b.name} {b.median_us:.1f} us ({ratio_text(b.speedup)})" for b in timing.baselines)
+    return f"{timing.median_us:.1f} us, {timing.roofline:.0%} of the roofline; {baselines}"

@@ -1,4 +1,4 @@
-"""pygls's protocol with document synchronisation of our own, and with what pygls does not advertise yet."""
+"""The pygls protocol with custom document synchronisation, and with capabilities that pygls does not advertise yet."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Protocol(LanguageServerProtocol):
 
     _server: Server
     greeting = Greeting(b"")
-    """What the client was told before this was there."""
+    """The answer to ``initialize`` that was sent before the server was imported."""
 
     def structure_message(self, data: dict[str, Any]) -> Any:
-        """A message from JSON; a request that does not fit its method is answered, so no client waits for it."""
+        """Parse a message. An invalid request is answered with an error, so that the client does not wait for it."""
         try:
             return super().structure_message(data)
         except JsonRpcException as error:
             if self._is_greeting(data.get("id")):
-                # It has its answer, so there must be a server behind: for a client that can do only what was agreed on.
-                return super().structure_message({**data, "params": self._least(data["params"])})
+                # It was already answered, so the server must start: assume a client with only the agreed capabilities.
+                return super().structure_message({**data, "params": self._minimal_params(data["params"])})
             if isinstance(data.get("method"), str) and isinstance(data.get("id"), (int, str)):
                 self._send_response(data["id"], None, error.to_response_error())
             raise
@@ -38,14 +38,14 @@ class Protocol(LanguageServerProtocol):
     def _is_greeting(self, number: object) -> bool:
         return number is not None and number == self.greeting.answered
 
-    def _least(self, params: dict[str, Any]) -> dict[str, Any]:
-        agreed = {"general": {"positionEncodings": [self.greeting.encoding]}}
+    def _minimal_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        capabilities = {"general": {"positionEncodings": [self.greeting.encoding]}}
         options = params.get("initializationOptions")
-        return {"processId": None, "rootUri": None, "capabilities": agreed, "initializationOptions": options}
+        return {"processId": None, "rootUri": None, "capabilities": capabilities, "initializationOptions": options}
 
     def _send_response(self, msg_id: int | str, result: Any = None, error: lsp.ResponseError | None = None) -> None:
         if self._is_greeting(msg_id):
-            # Once: another request with its number, against the protocol, gets an answer of its own.
+            # Only once: a later request that reuses this id (a protocol violation) gets its own answer.
             self.greeting = Greeting(b"")
             self._result_types.pop(msg_id, None)
             return
@@ -53,7 +53,7 @@ class Protocol(LanguageServerProtocol):
 
     @lsp_method(lsp.EXIT)
     def lsp_exit(self, *args: Any) -> Generator[Any, Any, None]:
-        """End the process, or where it serves other clients too, this connection."""
+        """End the process, or only this connection if the process serves other clients too."""
         if self._server.is_alone:
             yield from super().lsp_exit(*args)
         elif self.writer is not None:
@@ -61,7 +61,7 @@ class Protocol(LanguageServerProtocol):
 
     @lsp_method(lsp.INITIALIZE)
     def lsp_initialize(self, params: lsp.InitializeParams) -> Generator[Any, Any, lsp.InitializeResult]:
-        """Answer with our capabilities."""
+        """Answer with the server's capabilities."""
         result: lsp.InitializeResult = yield from super().lsp_initialize(params)
         workspace = result.capabilities.workspace
         if workspace is not None and shows_content(params.capabilities):
@@ -70,20 +70,20 @@ class Protocol(LanguageServerProtocol):
 
     @lsp_method(lsp.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: lsp.DidOpenTextDocumentParams) -> Generator[Any, Any, None]:
-        """Take a document."""
+        """Store an opened document."""
         from mtmc_lsp.server.server import Document
 
         item = params.text_document
         text = Text(item.text, str(self.workspace.position_encoding or "utf-16"))
         self._server.documents[item.uri] = Document(item.uri, item.language_id, item.version, text)
-        yield from self._then(lsp.TEXT_DOCUMENT_DID_OPEN, params)
+        yield from self._call_handler(lsp.TEXT_DOCUMENT_DID_OPEN, params)
 
     @lsp_method(lsp.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: lsp.DidChangeTextDocumentParams) -> Generator[Any, Any, None]:
-        """Follow the client's edits, in the order they come."""
+        """Apply the client's edits in order."""
         document = self._server.documents.get(params.text_document.uri)
         if document is None:
-            # A change of what was never opened: there is no text that it could be made to.
+            # The document was never opened: there is no text to change.
             return
         for change in params.content_changes:
             if isinstance(change, lsp.TextDocumentContentChangePartial):
@@ -91,20 +91,20 @@ class Protocol(LanguageServerProtocol):
             else:
                 document.text.replace_all(change.text)
         document.version = params.text_document.version
-        yield from self._then(lsp.TEXT_DOCUMENT_DID_CHANGE, params)
+        yield from self._call_handler(lsp.TEXT_DOCUMENT_DID_CHANGE, params)
 
     @lsp_method(lsp.TEXT_DOCUMENT_DID_CLOSE)
     def lsp_text_document__did_close(self, params: lsp.DidCloseTextDocumentParams) -> Generator[Any, Any, None]:
-        """Forget a document."""
+        """Remove a closed document."""
         self._server.documents.pop(params.text_document.uri, None)
-        yield from self._then(lsp.TEXT_DOCUMENT_DID_CLOSE, params)
+        yield from self._call_handler(lsp.TEXT_DOCUMENT_DID_CLOSE, params)
 
-    def _then(self, method: str, params: Any) -> Generator[Any, Any, None]:
+    def _call_handler(self, method: str, params: Any) -> Generator[Any, Any, None]:
         handler = self.fm.features.get(method)
         if handler is not None:
             yield handler, (params,), None
 
 
 def shows_content(capabilities: lsp.ClientCapabilities) -> bool:
-    """Whether the client asks for documents by ``workspace/textDocumentContent``."""
+    """Whether the client supports ``workspace/textDocumentContent``."""
     return capabilities.workspace is not None and capabilities.workspace.text_document_content is not None

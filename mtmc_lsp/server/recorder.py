@@ -1,4 +1,4 @@
-"""The process that runs the user's program for the server, and notes how a target is called in it."""
+"""Process that runs the user's program for the server and records how it calls a target."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mtmc_lsp.app.record import record
 from mtmc_lsp.core.errors import MtmcError, RequestError
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.settings import read_settings
-from mtmc_lsp.server.child import begin, tell
+from mtmc_lsp.server.child import begin, report
 
 
 def main() -> None:
-    """Do the one job that standard input asks for."""
+    """Run the job that standard input requests."""
     request, out = begin()
     try:
         _record(request, out)
     except MtmcError as error:
-        tell(out, "error", error=error.to_json())
+        report(out, "error", error=error.to_json())
 
 
 def _record(request: dict[str, Any], out: TextIO) -> None:
@@ -29,20 +29,22 @@ def _record(request: dict[str, Any], out: TextIO) -> None:
     try:
         command = shlex.split(request["command"])
     except ValueError as error:
-        command, why = [], f": {error}"
+        command, detail = [], f": {error}"
     else:
-        why = ""
+        detail = ""
     if not command:
-        raise RequestError(f"cannot read the command {request['command']!r}{why}", remedy="Write it as in a terminal.")
-    # `python` is the project's, as in a terminal where its environment is active.
+        raise RequestError(
+            f"cannot parse the command {request['command']!r}{detail}", remedy="Write the command as in a terminal."
+        )
+    # `python` runs the interpreter of the project, as in a terminal with its environment activated.
     python = request["settings"].get("python") or find_python(path, read_settings(path.parent))
     folder = os.path.dirname(python)
     if folder:
         os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
-    tell(out, "stage", text=f"running {request['command']}")
+    report(out, "stage", text=f"running {request['command']}")
     found = record(command, Path(request["folder"]), [f"{path}::{request['target']}"], quiet=True)
     calls = to_json(found.targets[0]) if found.targets else None
-    tell(out, "recorded", calls=calls, exit_code=found.exit_code, python_seen=found.python_seen)
+    report(out, "recorded", calls=calls, exit_code=found.exit_code, python_seen=found.python_seen)
 
 
 if __name__ == "__main__":

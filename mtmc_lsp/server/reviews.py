@@ -1,8 +1,7 @@
-"""Runs as the user reviews them: which steps are in the file, which wait for a decision, and whether the code is still the
-one that was measured.
+"""Review state of runs: which steps the file contains, which are pending, and whether the code changed since the measurement.
 
-What is kept is read off the file's own text, never noted beside it. So undo in the editor, another branch checked out, or a
-restart all show what is true.
+Kept steps are detected from the text of the file and never stored separately. So the state is correct after undo in the editor,
+after checking out another branch, and after a restart.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from mtmc_lsp.core.run import KEPT, RunResult, RunStatus, Step, StepStatus
 from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.search.store import RunRecord, Store
 from mtmc_lsp.source.dependencies import Definitions, Finder, changes, definitions_of, read_definitions
-from mtmc_lsp.source.outline import Outline, Outlined
-from mtmc_lsp.source.target_text import block_start, generated_block, own_text
+from mtmc_lsp.source.outline import Outline, OutlineEntry
+from mtmc_lsp.source.target_text import block_start, generated_block, target_source
 
-MOST_CHANGES = 3
-"""Changed dependencies that a message lists."""
+MAX_CHANGES = 3
+"""Maximum number of changed dependencies in a message."""
 
 
 @dataclass(frozen=True)
@@ -37,42 +36,44 @@ class Review:
     qualname: str
     status: RunStatus
     environment: Environment | None
-    """The machine it was measured on."""
+    """The environment of the measurement."""
     started: float
     """Seconds since the epoch."""
     steps: tuple[Step, ...]
     result: RunResult | None = None
-    own: bytes | None = None
-    """The target's own text that was measured; None where the run kept none."""
+    measured_text: bytes | None = None
+    """Original text of the target at the measurement; None if the run did not store it."""
     recorded_path: str = ""
-    """The file's path when it was measured, where it was renamed since."""
+    """Path of the file at the measurement, if the file was renamed since."""
 
     @cached_property
     def dependencies(self) -> tuple[Dependency, ...]:
-        """What its versions depend on beside the target's own text."""
-        known = (step.candidate.dependencies for step in self.steps if step.candidate is not None)
-        items = next((items for items in known if items), ())
-        return tuple(replace(i, path=self.path) if i.path and i.path == self.recorded_path else i for i in items)
+        """Dependencies of the versions besides the original text of the target."""
+        recorded = (step.candidate.dependencies for step in self.steps if step.candidate is not None)
+        items = next((items for items in recorded if items), ())
+        return tuple(
+            replace(item, path=self.path) if item.path and item.path == self.recorded_path else item for item in items
+        )
 
     @cached_property
     def accepted(self) -> tuple[Step, ...]:
-        """The steps to be decided on, in order; none where the run as a whole came to nothing."""
+        """The accepted steps in order; empty if the run as a whole was not successful."""
         if self.status not in (*KEPT, RunStatus.RUNNING):
             return ()
         return tuple(s for s in self.steps if s.status is StepStatus.ACCEPTED and s.candidate and s.candidate.code)
 
     def step(self, index: int) -> Step | None:
-        """The accepted step of that number."""
+        """The accepted step with this number."""
         return next((step for step in self.accepted if step.index == index), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The run as JSON data, for clients that show more than the protocol has words for."""
+        """The run as JSON data, for clients with their own review user interface."""
         steps = [{**to_json(replace(step, candidate=None)), "kernel": _block(step)} for step in self.steps]
-        own = {"run": self.run, "path": self.path, "target": self.qualname, "status": self.status.value}
+        header = {"run": self.run, "path": self.path, "target": self.qualname, "status": self.status.value}
         environment = to_json(self.environment) if self.environment is not None else None
-        use = self.result.model_use if self.result is not None else None
-        model = use.model if use is not None else ""
-        return {**own, "environment": environment, "started": self.started, "model": model, "steps": steps}
+        model_use = self.result.model_use if self.result is not None else None
+        model = model_use.model if model_use is not None else ""
+        return {**header, "environment": environment, "started": self.started, "model": model, "steps": steps}
 
 
 def _block(step: Step) -> str:
@@ -80,132 +81,132 @@ def _block(step: Step) -> str:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a run stands against the text as it is now."""
+class ReviewState:
+    """The state of a run compared with the current text."""
 
     review: Review
-    place: Outlined
-    """The target, where it stands now."""
+    outlined: OutlineEntry
+    """The target in the current text."""
     kept: int
-    """How many of the accepted steps the file holds."""
+    """Number of accepted steps that the file contains."""
     is_edited: bool
-    """Whether the file holds kernels that are no run's that is known here: they were edited, or are older."""
+    """Whether the file contains kernels of no known run: they were edited or are older."""
     is_changed: bool
-    """Whether the target's own text is no longer the one that was measured."""
+    """Whether the original text of the target changed since the measurement."""
     changes: tuple[str, ...] = ()
-    """Dependencies that changed since: ``K (line 1) was 3 when this was verified, is 5 now``."""
+    """Dependencies that changed since the verification: ``K (line 1) was 3 when this was verified, is 5 now``."""
 
     @property
     def is_stale(self) -> bool:
-        """Whether the run holds no longer for the code as it is now."""
+        """Whether the results of the run do not apply to the current code."""
         return self.is_changed or bool(self.changes)
 
     @property
-    def why_stale(self) -> str:
-        """What changed, as a clause."""
+    def stale_description(self) -> str:
+        """Description of the change, as a clause."""
         if self.is_changed:
-            return f"{self.review.qualname} was changed since it was measured"
-        more = f", and {len(self.changes) - MOST_CHANGES} more changes" if len(self.changes) > MOST_CHANGES else ""
-        return f"{'; '.join(self.changes[:MOST_CHANGES])}{more}"
+            return f"{self.review.qualname} changed since it was measured"
+        more = f", and {len(self.changes) - MAX_CHANGES} more changes" if len(self.changes) > MAX_CHANGES else ""
+        return f"{'; '.join(self.changes[:MAX_CHANGES])}{more}"
 
     @property
     def pending(self) -> tuple[Step, ...]:
-        """Steps that wait for the user, in order."""
+        """Pending steps, in order."""
         return self.review.accepted[self.kept :]
 
     @property
     def kept_steps(self) -> tuple[Step, ...]:
-        """Steps that are in the file."""
+        """Steps that the file contains."""
         return self.review.accepted[: self.kept]
 
     @property
     def shown(self) -> Step | None:
-        """The last step that is in the file, else the first that waits."""
+        """The last kept step, else the first pending one."""
         steps = self.kept_steps[-1:] or self.pending[:1]
         return steps[0] if steps else None
 
 
 @dataclass
 class Reviews:
-    """The newest run of each target that is open in the editor."""
+    """The newest run of each target in open files."""
 
-    _found: dict[tuple[str, str], Review] = field(default_factory=dict)
+    _newest: dict[tuple[str, str], Review] = field(default_factory=dict)
     _blocks: set[str] = field(default_factory=set)
-    """Kernels of every run that was seen here, superseded ones too."""
+    """Generated blocks of all known runs, including superseded ones."""
     _texts: dict[tuple[str, bytes], tuple[bytes | None, str | None]] = field(default_factory=dict)
-    """Own text and block of a target, by its name and the part of the file that they are read from."""
+    """Cache: original text and generated block by target name and source part."""
     find: Finder = read_definitions
-    """Gives the definitions of other files than the target's."""
+    """Returns the definitions of files other than the target's file."""
     _definitions: dict[str, tuple[Outline, Definitions]] = field(default_factory=dict)
-    """Of the files that were looked at last, by path."""
+    """Cached definitions of open files, by path."""
 
     def put(self, review: Review) -> None:
-        """A run that goes on, or is over."""
-        self._found[review.path, review.qualname] = review
+        """Add or update an active or finished run."""
+        self._newest[review.path, review.qualname] = review
         self._blocks.update(_block(step).rstrip("\n") for step in review.accepted)
 
     def get(self, path: str, qualname: str) -> Review | None:
         """The newest run of a target."""
-        return self._found.get((path, qualname))
+        return self._newest.get((path, qualname))
 
     def of(self, path: str) -> list[Review]:
         """The newest run of each target in a file."""
-        return [review for (where, _), review in self._found.items() if where == path]
+        return [review for (review_path, _), review in self._newest.items() if review_path == path]
 
-    def moved(self, old: str, new: str) -> None:
-        """The file was renamed."""
-        for key in [key for key in self._found if key[0] == old]:
-            review = self._found.pop(key)
+    def rename(self, old: str, new: str) -> None:
+        """Update the runs of a renamed file."""
+        for key in [key for key in self._newest if key[0] == old]:
+            review = self._newest.pop(key)
             self.put(replace(review, path=new, recorded_path=review.recorded_path or old))
 
     def put_all(self, reviews: Iterable[Review]) -> None:
-        """What the store holds of a file; runs that are newer here stay."""
+        """Add stored runs of a file, without replacing newer runs."""
         for review in reviews:
-            known = self._found.get((review.path, review.qualname))
-            if known is None or known.started < review.started or known.run == review.run:
+            current = self._newest.get((review.path, review.qualname))
+            if current is None or current.started < review.started or current.run == review.run:
                 self.put(review)
 
-    def standing(self, review: Review, outline: Outline) -> Standing | None:
-        """How a run stands; None where the target is gone from the file."""
-        found = outline.find(review.qualname)
-        if found is None:
+    def review_state(self, review: Review, outline: Outline) -> ReviewState | None:
+        """The state of a run; None if the file no longer contains the target."""
+        outlined = outline.find(review.qualname)
+        if outlined is None:
             return None
         text = outline.text
-        chunk_end = found.chunk.start + len(found.chunk.text)
-        start = block_start(text, review.qualname)
-        part = text[start if 0 <= start < found.chunk.start else found.chunk.start : chunk_end]
-        own, block = self._read(review.qualname, part)
-        kept = _kept(review.accepted, block)
+        chunk_end = outlined.chunk.start + len(outlined.chunk.text)
+        block_offset = block_start(text, review.qualname)
+        part = text[block_offset if 0 <= block_offset < outlined.chunk.start else outlined.chunk.start : chunk_end]
+        original, block = self._read(review.qualname, part)
+        kept = _kept_count(review.accepted, block)
         is_edited = block is not None and not kept and block.rstrip("\n") not in self._blocks
-        is_changed = review.own is not None and own != review.own
-        return Standing(review, found, kept, is_edited, is_changed, self._changes(review, outline))
+        is_changed = review.measured_text is not None and original != review.measured_text
+        return ReviewState(review, outlined, kept, is_edited, is_changed, self._changes(review, outline))
 
     def _changes(self, review: Review, outline: Outline) -> tuple[str, ...]:
         if not review.dependencies:
             return ()
 
         def find(path: str) -> Definitions | None:
-            return self.defined(path, outline) if path == review.path else self.find(path)
+            return self.open_definitions(path, outline) if path == review.path else self.find(path)
 
         return changes(review.dependencies, review.path, find)
 
-    def defined(self, path: str, outline: Outline) -> Definitions:
+    def open_definitions(self, path: str, outline: Outline) -> Definitions:
         """The definitions of an open file."""
-        known = self._definitions.get(path)
-        if known is None or known[0] is not outline:
-            known = self._definitions[path] = (outline, definitions_of(outline.chunks))
-        return known[1]
+        cached = self._definitions.get(path)
+        if cached is None or cached[0] is not outline:
+            cached = self._definitions[path] = (outline, definitions_of(outline.chunks))
+        return cached[1]
 
     def _read(self, qualname: str, part: bytes) -> tuple[bytes | None, str | None]:
         key = (qualname, part)
         if key not in self._texts:
             if len(self._texts) > 200:
                 self._texts.clear()
-            self._texts[key] = (own_text(part, qualname), generated_block(part, qualname))
+            self._texts[key] = (target_source(part, qualname), generated_block(part, qualname))
         return self._texts[key]
 
 
-def _kept(accepted: Sequence[Step], block: str | None) -> int:
+def _kept_count(accepted: Sequence[Step], block: str | None) -> int:
     if block is None:
         return 0
     return max((n for n, step in enumerate(accepted, 1) if _block(step).rstrip("\n") == block.rstrip("\n")), default=0)
@@ -222,25 +223,25 @@ def make_review(
     environment: Environment | None = None,
     text: bytes | None = None,
 ) -> Review:
-    """A run from its parts; ``text`` is the file it began with, where it is known otherwise than by its steps."""
+    """Build a review. ``text`` is the source file at the start of the run, if it is known independently of the steps."""
     sources = [step.candidate.source for step in steps if step.candidate is not None]
     source = text or (sources[0].encode("utf-8", "surrogatepass") if sources else None)
     if source is None and result is not None:
         source = result.final.source.encode("utf-8", "surrogatepass")
     status = result.status if result is not None else RunStatus.RUNNING
     environment = result.environment if result is not None else environment
-    own = own_text(source, qualname) if source is not None else None
-    return Review(run, path, qualname, status, environment, started, tuple(steps), result, own)
+    measured_text = target_source(source, qualname) if source is not None else None
+    return Review(run, path, qualname, status, environment, started, tuple(steps), result, measured_text)
 
 
 def steps_from_json(data: Iterable[dict[str, Any]]) -> list[Step]:
-    """Steps as a host tells them."""
+    """Parse the steps of a host."""
     return [from_json(Step, item) for item in data]
 
 
 def stored_reviews(path: str, folder: Path) -> list[Review]:
-    """The newest run of each target of a file, from the store in ``folder``; none where it is damaged."""
-    found: list[Review] = []
+    """The newest run of each target of a file, from the store in ``folder``; empty if the store cannot be read."""
+    reviews: list[Review] = []
     try:
         with Store(folder) as store:
             newest: dict[str, RunRecord] = {}
@@ -250,7 +251,7 @@ def stored_reviews(path: str, folder: Path) -> list[Review]:
             for record in newest.values():
                 result = store.result(record.id)
                 steps = result.steps if result is not None else store.steps(record.id)
-                found.append(
+                reviews.append(
                     make_review(
                         record.id,
                         path,
@@ -262,6 +263,6 @@ def stored_reviews(path: str, folder: Path) -> list[Review]:
                     )
                 )
     except (MtmcError, TypeError, ValueError, json.JSONDecodeError):
-        # A store of another version: the editor goes on without it, and the next run says what is wrong.
+        # A store of another version: ignore it here; the next run reports the error.
         return []
-    return found
+    return reviews

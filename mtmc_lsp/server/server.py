@@ -1,4 +1,4 @@
-"""The server object: what every feature shares, made once and handed to each."""
+"""The server object with the state that all features share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mtmc_lsp.server.model_consent import ModelConsent
 from mtmc_lsp.server.options import SECTION, ClientSettings, Options, read_settings
 from mtmc_lsp.server.progress import Reporter
 from mtmc_lsp.server.protocol import Protocol
-from mtmc_lsp.server.reviews import Review, Reviews, Standing, make_review, steps_from_json, stored_reviews
+from mtmc_lsp.server.reviews import Review, Reviews, ReviewState, make_review, steps_from_json, stored_reviews
 from mtmc_lsp.server.text import ERRORS, Text
 from mtmc_lsp.server.trust import Trust
 from mtmc_lsp.source.compose import BEGIN, END
@@ -41,48 +41,49 @@ from mtmc_lsp.source.outline import Outline, Outliner
 log = logging.getLogger(__name__)
 CONFIGURATION_SECONDS = 2.0
 FOLDER_SECONDS = 30.0
-"""How long the settings of a folder are waited for: an editor may first have to find the folder's interpreter."""
-RUNS = ("optimize", "resume", "undo", "another")
-"""Kinds of jobs that find steps."""
+"""Timeout for the settings of a folder: the editor may first have to find the folder's interpreter."""
+RUN_JOBS = ("optimize", "resume", "undo", "another")
+"""Kinds of jobs that produce steps."""
 REFRESH_SECONDS = 0.05
-"""How long news of runs are gathered before the client is told that there are some."""
-GROWING = ("optimize", "resume")
-"""Those whose steps can be kept while the search still goes on; the others revise a run, and take its place when done."""
+"""Delay that combines several changes of runs into one refresh request."""
+INCREMENTAL_JOBS = ("optimize", "resume")
+"""Kinds of jobs whose steps can be kept while the search is running. The others replace a run when they finish."""
 
 
 class Document:
-    """An open file."""
+    """An open document."""
 
     def __init__(self, uri: str, language: str, version: int, text: Text) -> None:
         self.uri = uri
         self.path = to_fs_path(uri) or ""
         self.version = version
         self.text = text
-        # Notebooks' cells and other languages are no files of ours.
+        # Ignore notebook cells and other languages.
         self.is_python = language == "python" and uri.startswith("file:")
         self._outliner = Outliner(self.path)
         self._outline: Outline | None = None
         self._context: Context | None = None
-        self._checked: dict[bytes, tuple[Finding, ...]] = {}
-        self.settling: asyncio.TimerHandle | None = None
-        """Set while it is waited for that nothing more is typed."""
+        self._findings_by_chunk: dict[bytes, tuple[Finding, ...]] = {}
+        self.settle_timer: asyncio.TimerHandle | None = None
+        """Timer that waits until the user stops typing."""
         self.pushed_at = 0.0
-        """When its diagnostics were last pushed, by the loop's clock, and what they were."""
+        """When diagnostics were last pushed, in event loop time."""
         self.pushed: tuple[int, list[lsp.Diagnostic]] | None = None
+        """Document version and diagnostics of the last push."""
         self.on_save: tuple[bytes, tuple[Finding, ...]] = (b"", ())
-        """What was found when it was saved, and of which text; offsets are the file's."""
+        """Findings of the compile check on save, with the text they belong to; offsets are relative to the file."""
 
     @property
     def outline(self) -> Outline:
-        """What it holds now."""
+        """The outline of the current text."""
         if self._outline is None or self._outline.text is not self.text.data:
             change = self.text.take_change()
-            edited = self._outliner.edited(self.text.data, change) if change is not None else None
-            self._outline = edited or self._outliner.outline(self.text.data, self.text.root)
+            updated = self._outliner.edited(self.text.data, change) if change is not None else None
+            self._outline = updated or self._outliner.outline(self.text.data, self.text.root)
         return self._outline
 
     def settle(self) -> bool:
-        """Read the whole file where what was typed may mean more than could be seen around it; whether that tells more."""
+        """Outline the whole file again if the incremental outline is uncertain. Returns whether the chunks changed."""
         before = self.outline
         if self._outliner.is_certain or self.text.root.has_error:
             return False
@@ -90,29 +91,33 @@ class Document:
         return self._outline.chunks != before.chunks
 
     def block_at(self, line: int) -> str | None:
-        """The target whose generated block is around a 0-based line."""
+        """The target whose generated block contains a 0-based line."""
         data = self.text.data
-        at = self.text.offset(lsp.Position(line, 0))
-        begin = data.rfind(f"{BEGIN} ".encode(), 0, at + len(self.text.line(line)))
+        line_start = self.text.offset(lsp.Position(line, 0))
+        begin = data.rfind(f"{BEGIN} ".encode(), 0, line_start + len(self.text.line(line)))
         if begin < 0:
             return None
         name = self.text.line(self.text.position(begin).line)[len(BEGIN) + 1 :].strip()
         end = data.find(END.encode() + b" " + name, begin)
-        return name.decode("utf-8", "replace") if end >= 0 and at <= end else None
+        return name.decode("utf-8", "replace") if end >= 0 and line_start <= end else None
 
     @property
     def findings(self) -> list[tuple[int, Finding]]:
-        """What the static checks say, with the offset that each counts from: of its statement, or 0."""
+        """Findings of the static checks, each with its base offset: the start of its chunk, or 0 for findings on save."""
         outline = self.outline
         context = context_of(outline)
         if context != self._context:
-            self._context, self._checked = context, {}
-        known, self._checked = self._checked, {}
+            self._context, self._findings_by_chunk = context, {}
+        cached, self._findings_by_chunk = self._findings_by_chunk, {}
         for chunk in outline.chunks:
-            self._checked[chunk.text] = known[chunk.text] if chunk.text in known else check(chunk.text, context)
-        found = [(chunk.start, finding) for chunk in outline.chunks for finding in self._checked[chunk.text]]
-        saved, findings = self.on_save
-        return found + [(0, finding) for finding in findings if saved is self.text.data]
+            self._findings_by_chunk[chunk.text] = (
+                cached[chunk.text] if chunk.text in cached else check(chunk.text, context)
+            )
+        chunk_findings = [
+            (chunk.start, finding) for chunk in outline.chunks for finding in self._findings_by_chunk[chunk.text]
+        ]
+        saved_text, save_findings = self.on_save
+        return chunk_findings + [(0, finding) for finding in save_findings if saved_text is self.text.data]
 
 
 class Server(LanguageServer):
@@ -121,13 +126,13 @@ class Server(LanguageServer):
     protocol: Protocol
 
     def __init__(self, host_command: Sequence[str]) -> None:
-        """Make a server whose jobs run ``host_command``: a process that speaks as ``mtmc_lsp/server/host.py`` does."""
+        """Create a server whose jobs run ``host_command``, a process with the protocol of ``mtmc_lsp/server/host.py``."""
         super().__init__(NAME, __version__, protocol_cls=Protocol)
         self.documents: dict[str, Document] = {}
         self.options = Options()
         self.settings = ClientSettings()
         self.is_configured = asyncio.Event()
-        """Whether the client's settings are those that were last asked for."""
+        """Set when the client's current settings are loaded."""
         self.trust = Trust(whole_workspace=False)
         self.model_consent = ModelConsent()
         self.reviews = Reviews(find=self._definitions)
@@ -136,65 +141,65 @@ class Server(LanguageServer):
         self._loading: dict[str, asyncio.Event] = {}
         self.jobs = Jobs(host_command, self._on_job)
         self.reporter = Reporter(self)
-        self.has_shown: dict[str, str] = {}
-        """Documents made for the client to look at, by their URI."""
+        self.shown_documents: dict[str, str] = {}
+        """Generated read-only documents by URI."""
         self.shown_folder: Path | None = None
-        """Where such documents are, for clients that only open files."""
-        self.savers: list[Callable[[Document], None]] = []
-        """What features do when a file was saved."""
-        self.enders: list[Callable[[Job], Coroutine[Any, Any, None]]] = []
-        """What features do when a job is over."""
-        self.closers: list[Callable[[Server], None]] = []
-        """What features do when the client is gone."""
+        """Temporary folder with these documents, for clients that can only open files."""
+        self.save_listeners: list[Callable[[Document], None]] = []
+        """Called after a file was saved."""
+        self.job_end_listeners: list[Callable[[Job], Coroutine[Any, Any, None]]] = []
+        """Called when a job has ended."""
+        self.close_listeners: list[Callable[[Server], None]] = []
+        """Called when the client has disconnected."""
         self.pushing: set[str] = set()
-        """Documents whose diagnostics are about to be pushed."""
+        """URIs of documents whose diagnostics are about to be pushed."""
         self.verdicts: dict[tuple[str, str], tuple[bytes, Verdict]] = {}
-        """What verification last said of a target (path and name), and of which text."""
+        """Last verification of each target (path, name): the verified text and the verdict."""
         self.is_alone = True
-        """Whether the process serves no other client, and ends with this one."""
-        self.refreshers: list[Callable[[set[str]], None]] = []
-        """What features do when runs of targets in some documents (their URIs) have news."""
+        """Whether the process serves only this client and exits with it."""
+        self.refresh_listeners: list[Callable[[set[str]], None]] = []
+        """Called with the URIs of documents whose runs changed."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stale: set[str] = set()
-        """Documents that there are news of."""
+        """URIs of documents whose runs changed since the last refresh."""
 
     def report_server_error(self, error: Exception, source: Any) -> None:
-        """Into the log: an error of ours is no reason to put a window before the user's code."""
+        """Log internal errors instead of showing a message box."""
         if isinstance(error, (JsonRpcInvalidParams, JsonRpcMethodNotFound)):
-            # The client's mistake, and it was answered.
+            # A client error that was already answered.
             return
         log.error("%s: %s", getattr(source, "__name__", source), error)
         self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, f"mtmc: {type(error).__name__}: {error}"))
 
     async def close(self) -> None:
-        """End what runs (what was found is stored), and remove what was made for the client."""
+        """Stop jobs (their results are stored), and remove temporary files."""
         await self.jobs.close()
         self.documents.clear()
-        for closer in self.closers:
+        for closer in self.close_listeners:
             closer(self)
 
     # Documents ---------------------------------------------------------------------------------------------------
 
     def document(self, uri: str) -> Document | None:
-        """An open Python file; None for everything else."""
-        found = self.documents.get(uri)
-        return found if found is not None and found.is_python else None
+        """An open Python file; None for any other URI."""
+        document = self.documents.get(uri)
+        return document if document is not None and document.is_python else None
 
-    def standing(self, document: Document, qualname: str) -> Standing | None:
-        """The newest run of a target against the text as it is now."""
+    def review_state(self, document: Document, qualname: str) -> ReviewState | None:
+        """The newest run of a target, compared with the current text."""
         review = self.reviews.get(document.path, qualname)
-        return self.reviews.standing(review, document.outline) if review is not None else None
+        return self.reviews.review_state(review, document.outline) if review is not None else None
 
-    def standings(self, document: Document) -> list[Standing]:
-        """Of every target of the file that has a run."""
-        found = [self.reviews.standing(review, document.outline) for review in self.reviews.of(document.path)]
-        return [standing for standing in found if standing is not None]
+    def review_states(self, document: Document) -> list[ReviewState]:
+        """The runs of all targets of the file, compared with the current text."""
+        found = [self.reviews.review_state(review, document.outline) for review in self.reviews.of(document.path)]
+        return [review_state for review_state in found if review_state is not None]
 
     def _definitions(self, path: str) -> Definitions | None:
         """What a file defines: as the editor holds it, else as it is on disk."""
         for document in self.documents.values():
             if document.path == path and document.is_python:
-                return self.reviews.defined(path, document.outline)
+                return self.reviews.open_definitions(path, document.outline)
         try:
             changed = Path(path).stat().st_mtime_ns
         except OSError:
@@ -212,26 +217,26 @@ class Server(LanguageServer):
                 self.refresh(document.uri)
 
     async def configured(self) -> None:
-        """Wait for the client's settings; one that never answers gets the defaults."""
+        """Wait for the client's settings; after a timeout the defaults apply."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.is_configured.wait(), CONFIGURATION_SECONDS)
 
     async def settings_of(self, uri: str) -> ClientSettings:
-        """The client's settings for a file: in an editor with several folders each may have its own."""
+        """The client's settings for a file; each folder of a workspace may have different settings."""
         workspace = self.client_capabilities.workspace
         if workspace is None or not workspace.configuration:
             await self.configured()
             return self.settings
-        asked = lsp.ConfigurationParams([lsp.ConfigurationItem(scope_uri=uri, section=SECTION)])
+        request = lsp.ConfigurationParams([lsp.ConfigurationItem(scope_uri=uri, section=SECTION)])
         try:
-            answers = await asyncio.wait_for(self.workspace_configuration_async(asked), FOLDER_SECONDS)
+            answers = await asyncio.wait_for(self.workspace_configuration_async(request), FOLDER_SECONDS)
         except asyncio.TimeoutError:
             return self.settings
-        # What does not fit was told of when the window's settings were read.
+        # Invalid values were reported when the window's settings were read.
         return read_settings(answers[0] if answers else None)[0]
 
     def background(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do something that no answer waits for."""
+        """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -239,10 +244,10 @@ class Server(LanguageServer):
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("in the background", exc_info=error)
+            log.error("background task failed", exc_info=error)
 
     async def load_reviews(self, document: Document) -> None:
-        """Bring back the runs of a file that was opened."""
+        """Load the stored runs of an opened file."""
         if document.is_python and document.path:
             done = self._loading[document.path] = asyncio.Event()
             try:
@@ -252,39 +257,41 @@ class Server(LanguageServer):
             self.refresh(document.uri)
 
     async def loaded(self, document: Document) -> None:
-        """Wait until the runs of a file that was opened are back."""
+        """Wait until the stored runs of an opened file are loaded."""
         if document.path in self._loading:
             await self._loading[document.path].wait()
 
     # Runs --------------------------------------------------------------------------------------------------------
 
     async def _on_job(self, job: Job) -> None:
-        if job.kind in RUNS and (job.steps or job.answer):
-            self._take(job)
+        if job.kind in RUN_JOBS and (job.steps or job.answer):
+            self._update_review(job)
         if job.answer.get("event") == "verified":
             text = str(job.request["text"]).encode("utf-8", ERRORS)
             self.verdicts[job.path, job.target] = (text, from_json(Verdict, job.answer["verdict"]))
         await self.reporter.report(job)
         self.refresh(job.uri)
         if job.is_over:
-            for ender in self.enders:
+            for ender in self.job_end_listeners:
                 self.background(ender(job))
 
-    def _take(self, job: Job) -> None:
-        """The run as far as it has come, for review."""
-        known = self.reviews.get(job.path, job.target)
+    def _update_review(self, job: Job) -> None:
+        """Update the review with the current state of the job's run."""
+        previous = self.reviews.get(job.path, job.target)
         if job.answer.get("event") == "result":
             result = from_json(RunResult, job.answer["result"])
             started = time.time() - result.seconds
             self.reviews.put(make_review(result.id, job.path, job.target, started, result.steps, result=result))
-        elif job.state is JobState.RUNNING and job.kind in GROWING:
-            going = f"job {job.id}"
-            done = _still_so(known.steps, job.steps) if known is not None and known.run == going else []
-            started = known.started if known is not None and known.run == going else time.time()
-            steps = [*done, *steps_from_json(job.steps[len(done) :])]
-            self.reviews.put(make_review(going, job.path, job.target, started, steps))
-        elif known is not None and known.run == f"job {job.id}":
-            # It ended early: what it stored is what there is, and can be gone on with.
+        elif job.state is JobState.RUNNING and job.kind in INCREMENTAL_JOBS:
+            run_name = f"job {job.id}"
+            unchanged_steps = (
+                _unchanged_steps(previous.steps, job.steps) if previous is not None and previous.run == run_name else []
+            )
+            started = previous.started if previous is not None and previous.run == run_name else time.time()
+            steps = [*unchanged_steps, *steps_from_json(job.steps[len(unchanged_steps) :])]
+            self.reviews.put(make_review(run_name, job.path, job.target, started, steps))
+        elif previous is not None and previous.run == f"job {job.id}":
+            # The job was stopped: load the stored part of the run, which can be resumed.
             self.background(self._reload(job))
 
     async def _reload(self, job: Job) -> None:
@@ -298,15 +305,15 @@ class Server(LanguageServer):
         return stored_reviews(path, folder) if folder is not None else []
 
     def root_of(self, path: str) -> Path:
-        """The project that a file belongs to, where a link leads to it: where its code runs and its store is."""
+        """The project folder of a file, with links resolved. The file's code runs there, and the store is there."""
         return project_root(Path(os.path.realpath(path)))
 
     def trusts(self, path: str) -> bool:
-        """Whether the code of a file's project may be run, and its store opened."""
+        """Whether the file's project is trusted: its code may run and its store may be opened."""
         return self.trust.has(self.root_of(path), is_linked=self._is_linked(path))
 
     async def ensure_trust(self, path: str) -> bool:
-        """The same, where the user is asked; what the project's store holds is read once they agree."""
+        """Like ``trusts``, but asks the user if necessary, and loads the stored runs once the user agrees."""
         root = self.root_of(path)
         if self.trusts(path):
             return True
@@ -318,26 +325,26 @@ class Server(LanguageServer):
         return True
 
     def _is_linked(self, path: str) -> bool:
-        """Whether a link inside the project leads out of it."""
-        opened = os.path.realpath(project_root(Path(path)))
-        return Path(opened) not in Path(os.path.realpath(path)).parents
+        """Whether the path leaves its project through a link."""
+        opened_root = os.path.realpath(project_root(Path(path)))
+        return Path(opened_root) not in Path(os.path.realpath(path)).parents
 
     def store_folder(self, path: str) -> Path | None:
-        """The folder of the store of a file's project; ``None`` where there is none, or the project is not trusted."""
+        """The store folder of a file's project; ``None`` if it does not exist or the project is not trusted."""
         if not path or not self.trusts(path):
             return None
         folder = self.root_of(path) / FOLDER
-        # Opening a store creates it, and a project that is only looked at stays as it is.
+        # Opening a store would create it: do not modify projects that were only opened.
         return folder if (folder / STORE).exists() else None
 
-    def is_going_on(self, review: Review) -> bool:
-        """Whether a job is at work on the run's target."""
-        return self.jobs.of(review.path, review.qualname) is not None
+    def is_active(self, review: Review) -> bool:
+        """Whether a job for the run's target is queued or running."""
+        return self.jobs.for_target(review.path, review.qualname) is not None
 
     # What the client shows ---------------------------------------------------------------------------------------
 
     def refresh(self, uri: str) -> None:
-        """Have the client ask anew for what depends on runs, as far as it can be asked to; soon, and once for all that is new."""
+        """Ask the client to refresh everything that depends on runs. Several calls in a short time are combined."""
         if not self._stale:
             asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)
         self._stale.add(uri)
@@ -345,16 +352,18 @@ class Server(LanguageServer):
     def _refresh(self) -> None:
         stale, self._stale = self._stale, set()
         workspace = self.client_capabilities.workspace
-        # These are about every open document.
+        # These requests refresh all open documents.
         if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:
             self.workspace_code_lens_refresh(None)
         if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
             self.workspace_inlay_hint_refresh(None)
-        for refresher in self.refreshers:
+        for refresher in self.refresh_listeners:
             refresher(stale)
 
 
-def _still_so(steps: Sequence[Step], told: Sequence[dict[str, Any]]) -> list[Step]:
-    """The first of a run's steps up to one that was withdrawn since, which do not have to be read again."""
-    same = itertools.takewhile(lambda pair: pair[0].status.value == pair[1]["status"], zip(steps, told, strict=False))
-    return [step for step, _ in same]
+def _unchanged_steps(steps: Sequence[Step], current: Sequence[dict[str, Any]]) -> list[Step]:
+    """The leading steps whose status did not change; they do not have to be parsed again."""
+    unchanged = itertools.takewhile(
+        lambda pair: pair[0].status.value == pair[1]["status"], zip(steps, current, strict=False)
+    )
+    return [step for step, _ in unchanged]

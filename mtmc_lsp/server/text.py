@@ -1,6 +1,6 @@
-"""An open document: the client's text byte for byte, positions in the client's units, and an incremental syntax tree.
+"""Text of an open document: exact bytes, positions in the client's encoding, and an incremental syntax tree.
 
-pygls keeps documents too, but cuts lines where ``str.splitlines`` does (at form feeds, say), which editors do not.
+pygls has documents too, but splits lines like ``str.splitlines`` (for example at form feeds), unlike editors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tree_sitter import Language, Node, Parser, Tree
 from mtmc_lsp.source.chunks import Change
 
 NEWLINE = re.compile(rb"\r\n|\n|\r")
-# Clients may send half of a surrogate pair; it must come back as it was.
+# Clients may send unpaired surrogates; they must be preserved.
 ERRORS = "surrogatepass"
 
 
@@ -29,14 +29,14 @@ class Text:
     """The text of a document."""
 
     def __init__(self, text: str, encoding: str) -> None:
-        """Take the text as opened; ``encoding`` is that of positions: ``utf-8``, ``utf-16`` or ``utf-32``."""
+        """Store the opened text. ``encoding`` is the position encoding: ``utf-8``, ``utf-16`` or ``utf-32``."""
         self._encoding = encoding
         self.data = text.encode("utf-8", ERRORS)
         self._starts: list[int] | None = None
         self._tree: Tree | None = None
         self._is_parsed = False
         self._changes: list[Change] | None = None
-        """Since they were last taken; nothing is known of what was before a text that came as a whole."""
+        """Changes since the last ``take_change``; None after the whole text was replaced."""
 
     def __str__(self) -> str:
         return self.data.decode("utf-8", ERRORS)
@@ -44,34 +44,34 @@ class Text:
     # Changes -----------------------------------------------------------------------------------------------------
 
     def replace_all(self, text: str) -> None:
-        """The client sent everything anew."""
+        """Replace the whole text."""
         self.data = text.encode("utf-8", ERRORS)
         self._starts = self._tree = None
         self._is_parsed = False
         self._changes = None
 
     def replace(self, range_: lsp.Range, text: str) -> None:
-        """The client changed a range."""
+        """Replace a range."""
         start = self.offset(range_.start)
         end = max(start, self.offset(range_.end))
         new = text.encode("utf-8", ERRORS)
-        before, old_end = self._point(start), self._point(end)
+        start_point, old_end_point = self._point(start), self._point(end)
         self.data = self.data[:start] + new + self.data[end:]
         self._starts = self._moved_starts(start, end, len(new) - (end - start))
         self._is_parsed = False
         if self._changes is not None:
             self._changes.append(Change(start, end, start + len(new)))
         if self._tree is not None:
-            self._tree.edit(start, end, start + len(new), before, old_end, self._point(start + len(new)))
+            self._tree.edit(start, end, start + len(new), start_point, old_end_point, self._point(start + len(new)))
 
     def take_change(self) -> Change | None:
-        """What changed since this was last asked; ``None`` where there is nothing of what was, or where nothing changed."""
+        """The combined change since the last call; ``None`` if nothing changed, or if the whole text was replaced."""
         changes, self._changes = self._changes, []
-        return reduce(Change.then, changes) if changes else None
+        return reduce(Change.followed_by, changes) if changes else None
 
     @property
     def root(self) -> Node:
-        """The root of the syntax tree; only what changed is parsed again."""
+        """The root of the syntax tree, reparsed incrementally."""
         if self._tree is None or not self._is_parsed:
             self._tree = (
                 _parser().parse(self.data, self._tree) if self._tree is not None else _parser().parse(self.data)
@@ -80,29 +80,33 @@ class Text:
         return self._tree.root_node
 
     def _point(self, offset: int) -> tuple[int, int]:
-        # tree-sitter's rows end at line feeds alone.
+        # tree-sitter ends rows only at line feeds.
         start = self.data.rfind(b"\n", 0, offset) + 1
         return self.data.count(b"\n", 0, start), offset - start
 
     # Positions ---------------------------------------------------------------------------------------------------
 
     def _lines(self) -> list[int]:
-        """Offsets of the starts of the lines."""
+        """Byte offsets of line starts."""
         if self._starts is None:
             self._starts = [0, *(match.end() for match in NEWLINE.finditer(self.data))]
         return self._starts
 
-    def _moved_starts(self, start: int, end: int, by: int) -> list[int] | None:
-        """The lines after a change of the old offsets ``start`` to ``end``; only those around it are looked for anew."""
-        old = self._starts
-        if old is None:
+    def _moved_starts(self, start: int, end: int, shift: int) -> list[int] | None:
+        """Line starts after a change of the old range ``start`` to ``end``, which shifts later text by ``shift`` bytes."""
+        old_starts = self._starts
+        if old_starts is None:
             return None
-        # One line more on each side: a line ending may have been cut in two, or made of two.
-        first = max(0, bisect_right(old, start) - 2)
-        behind = bisect_right(old, end) + 1
-        stop = old[behind] + by if behind < len(old) else len(self.data)
-        between = [match.end() for match in NEWLINE.finditer(self.data, old[first], stop)]
-        return [*old[: first + 1], *between, *(at + by for at in old[behind + 1 :])]
+        # Include one more line on each side: the change may have split or joined a \r\n line ending.
+        first = max(0, bisect_right(old_starts, start) - 2)
+        next_line = bisect_right(old_starts, end) + 1
+        stop = old_starts[next_line] + shift if next_line < len(old_starts) else len(self.data)
+        new_starts = [match.end() for match in NEWLINE.finditer(self.data, old_starts[first], stop)]
+        return [
+            *old_starts[: first + 1],
+            *new_starts,
+            *(line_start + shift for line_start in old_starts[next_line + 1 :]),
+        ]
 
     @property
     def line_count(self) -> int:
@@ -118,7 +122,7 @@ class Text:
         return self.data[starts[number] : end].rstrip(b"\r\n")
 
     def offset(self, position: lsp.Position) -> int:
-        """Byte offset of a position; beyond the end of a line it is that end, beyond the last line that of the text."""
+        """Byte offset of a position, clamped to the end of its line and of the text."""
         starts = self._lines()
         if position.line >= len(starts):
             return len(self.data)
@@ -144,7 +148,7 @@ class Text:
         return lsp.Range(self.position(start), self.position(end))
 
     def line_range(self, number: int) -> lsp.Range:
-        """The words of a 0-based line."""
+        """The range of a 0-based line without indentation."""
         line = self.line(number)
         indent = len(line) - len(line.lstrip())
         return lsp.Range(lsp.Position(number, indent), lsp.Position(number, self._units(line)))

@@ -1,4 +1,4 @@
-"""Whether code of a folder may be run. The answer is kept outside the folder, where its code cannot write it."""
+"""Whether code of a folder may be run. The answer is stored outside the folder, so that code in it cannot change the answer."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
 
-from mtmc_lsp.app.folder_decisions import Remembered, state_folder
+from mtmc_lsp.app.folder_decisions import StoredStrings, state_folder
 
 TRUST, REFUSE = "Trust this folder", "Cancel"
 
 
 class Trust:
-    """The folders whose code the user lets us run."""
+    """The folders whose code the user trusts."""
 
     def __init__(self, *, whole_workspace: bool, folder: Path | None = None) -> None:
-        """Start from what is stored; ``whole_workspace`` is the client's word for all that it opens."""
-        self._all = whole_workspace
-        self._file = Remembered((folder or state_folder()) / "trusted.json")
+        """Load the stored answers. ``whole_workspace``: the client declares every opened folder trusted."""
+        self._trusts_workspace = whole_workspace
+        self._stored = StoredStrings((folder or state_folder()) / "trusted.json")
 
     def has(self, root: Path, *, is_linked: bool = False) -> bool:
-        """Whether a project's code may be run; ``is_linked`` where a link leads to it from another, which alone was opened."""
-        return (self._all and not is_linked) or str(root) in self._file.words()
+        """Whether the code of a project may be run. ``is_linked``: only another project was opened, and a link leads here."""
+        return (self._trusts_workspace and not is_linked) or str(root) in self._stored.load()
 
     async def ensure(self, server: LanguageServer, root: Path, *, is_linked: bool = False) -> bool:
-        """Ask the user once for this folder, unless they or the client already said yes."""
+        """Whether the folder is trusted; asks the user unless the user or the client already trusts it."""
         if self.has(root, is_linked=is_linked):
             return True
         answer = await server.window_show_message_request_async(
@@ -42,4 +42,4 @@ class Trust:
 
     def remember(self, root: Path) -> None:
         """Store that a folder is trusted."""
-        self._file.put(self._file.words() | {str(root)})
+        self._stored.save(self._stored.load() | {str(root)})

@@ -1,7 +1,7 @@
-"""A file cut into chunks, each a top-level statement with the comments that touch it from above, and cut anew around an edit.
+"""Split a file into chunks (a top-level statement with the comments directly above it), and update them after an edit.
 
-Reading a long file as a whole takes as long as several keystrokes. So after an edit only the statements around it are read; what
-is found is what the whole file would give, as long as nothing around the edit is broken.
+Parsing a long file takes as long as several keystrokes. So after an edit only the statements around it are parsed. The result is
+the same as for the whole file, provided that the code around the edit has no syntax error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mtmc_lsp.source.syntax import parse, statements_by_margin
 
 
 class Chunk(NamedTuple):
-    """A top-level statement with the comments above it."""
+    """A top-level statement with the comments directly above it."""
 
     start: int
     """Byte offset in the file."""
@@ -27,91 +27,94 @@ class Chunk(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What was typed since: bytes ``start`` to ``old_end`` of the old text are ``start`` to ``new_end`` of the new one."""
+    """An edit: bytes ``start`` to ``old_end`` of the old text became bytes ``start`` to ``new_end`` of the new text."""
 
     start: int
     old_end: int
     new_end: int
 
-    def then(self, later: Change) -> Change:
-        """This change and one after it, whose old text is this one's new text, as one."""
-        more = max(0, later.old_end - self.new_end)
-        moved = later.new_end - later.old_end
-        return Change(min(self.start, later.start), self.old_end + more, max(self.new_end, later.old_end) + moved)
+    def followed_by(self, later: Change) -> Change:
+        """Combine this change with a later one, whose old text is the new text of this one."""
+        extra = max(0, later.old_end - self.new_end)
+        shift = later.new_end - later.old_end
+        return Change(min(self.start, later.start), self.old_end + extra, max(self.new_end, later.old_end) + shift)
 
 
 class Chunks(NamedTuple):
-    """The chunks of one state of a file."""
+    """The chunks of one version of a file."""
 
     all: tuple[Chunk, ...]
     is_certain: bool = True
-    """Whether reading the whole file would give them: not once something broken was read without what is around it."""
+    """Whether parsing the whole file would give the same chunks. Not certain after parsing a syntax error without its context."""
 
 
 def chunks_of(text: bytes, root: Node) -> Chunks:
-    """The chunks of a whole file, whose tree is ``root``."""
-    return Chunks(tuple(_cut(text, root, 0, 0)), not root.has_error)
+    """Split a whole file with the syntax tree ``root``."""
+    return Chunks(tuple(_split(text, root, 0, 0)), not root.has_error)
 
 
-class Spliced(NamedTuple):
+class SplicedChunks(NamedTuple):
     """Chunks after an edit."""
 
     chunks: Chunks
-    gone: Sequence[Chunk]
-    """Those of the old ones that were read again, and those that are there instead."""
+    removed: Sequence[Chunk]
+    """The old chunks that were parsed again."""
     new: Sequence[Chunk]
+    """The chunks that replace them."""
 
 
-def spliced(old: Chunks, text: bytes, change: Change) -> Spliced | None:
-    """The chunks of ``text``, from those before the change; ``None`` where only reading all of it can tell."""
+def splice(old: Chunks, text: bytes, change: Change) -> SplicedChunks | None:
+    """Update the chunks after a change; ``None`` if the whole file must be parsed."""
     starts = [chunk.start for chunk in old.all]
-    # With a neighbour on each side that was not touched: found again as it was, it shows where the new ones end.
+    # Include one untouched neighbour on each side. If it comes out unchanged, the other chunks on that side are valid.
     first = max(0, bisect_right(starts, change.start) - 2)
     stop = bisect_left(starts, change.old_end + 1) + 2
-    moved = change.new_end - change.old_end
+    shift = change.new_end - change.old_end
     begin = starts[first] if first else 0
-    end = starts[stop] + moved if stop < len(starts) else len(text)
-    if not (_at_margin(text, begin) and _at_margin(text, end)):
+    end = starts[stop] + shift if stop < len(starts) else len(text)
+    if not (_at_line_start(text, begin) and _at_line_start(text, end)):
         return None
-    part, gone = text[begin:end], old.all[first:stop]
-    root = parse(part)
+    edited_text, removed = text[begin:end], old.all[first:stop]
+    root = parse(edited_text)
     is_certain = old.is_certain and not root.has_error
-    new = list(_cut(part, root, begin, gone[0].line if first else 0))
-    same = [(0, 0)] * (first > 0) + [(-1, moved)] * (stop < len(starts))
-    if len(new) < len(same) or not all(_is_found(new[i], gone[i], by, alike=is_certain) for i, by in same):
+    new = list(_split(edited_text, root, begin, removed[0].line if first else 0))
+    unchanged = [(0, 0)] * (first > 0) + [(-1, shift)] * (stop < len(starts))
+    if len(new) < len(unchanged) or not all(
+        _is_unchanged(new[i], removed[i], by, compare_text=is_certain) for i, by in unchanged
+    ):
         return None
-    # The others are the same bytes at another place.
-    rest = old.all[stop:]
-    lines = new[-1].line - gone[-1].line if rest else 0
-    shifted = [Chunk(start + moved, line + lines, own) for start, line, own in rest]
-    return Spliced(Chunks((*old.all[:first], *new, *shifted), is_certain), gone, new)
+    # All following chunks have the same bytes at another offset.
+    following = old.all[stop:]
+    lines = new[-1].line - removed[-1].line if following else 0
+    shifted = [Chunk(start + shift, line + lines, text) for start, line, text in following]
+    return SplicedChunks(Chunks((*old.all[:first], *new, *shifted), is_certain), removed, new)
 
 
-def _is_found(new: Chunk, old: Chunk, moved: int, *, alike: bool) -> bool:
-    """Whether a chunk is one of before; what is broken ends differently, alone, from how it ends before what is not."""
-    return new.start == old.start + moved and (not alike or new.text == old.text)
+def _is_unchanged(new: Chunk, old: Chunk, shift: int, *, compare_text: bool) -> bool:
+    """Whether a chunk equals an old one. Next to a syntax error only the start is compared: the end depends on the context."""
+    return new.start == old.start + shift and (not compare_text or new.text == old.text)
 
 
-def _at_margin(text: bytes, at: int) -> bool:
-    return at in (0, len(text)) or text[at - 1 : at] == b"\n"
+def _at_line_start(text: bytes, offset: int) -> bool:
+    return offset in (0, len(text)) or text[offset - 1 : offset] == b"\n"
 
 
-def _cut(text: bytes, root: Node, start: int, line: int) -> Iterator[Chunk]:
-    """The chunks of a text that is at a place of a file."""
-    at = 0
+def _split(text: bytes, root: Node, start: int, line: int) -> Iterator[Chunk]:
+    """Split a text that starts at the given offset and line of a file."""
+    previous = 0
     for begin, end in _ranges(text, root):
-        line += text.count(b"\n", at, begin)
-        at = begin
+        line += text.count(b"\n", previous, begin)
+        previous = begin
         yield Chunk(start + begin, line, text[begin:end])
 
 
 def _with_comments(text: bytes, start: int) -> int:
-    """The start of the comment lines at the margin that touch a line from above."""
+    """Start of the unindented comment lines directly above a line."""
     while start:
-        above = text.rfind(b"\n", 0, start - 1) + 1
-        if not text.startswith(b"#", above):
+        comments = text.rfind(b"\n", 0, start - 1) + 1
+        if not text.startswith(b"#", comments):
             break
-        start = above
+        start = comments
     return start
 
 
@@ -119,17 +122,17 @@ def _ranges(text: bytes, root: Node) -> Iterator[tuple[int, int]]:
     """Byte ranges of the chunks."""
     if root.has_error:
         starts = [_with_comments(text, start) for start, _ in statements_by_margin(text)]
-        # Without the empty lines behind, as a statement that is not broken.
+        # Exclude trailing empty lines, as for a statement without errors.
         yield from ((start, start + len(text[start:end].rstrip())) for start, end in pairwise([*starts, len(text)]))
         return
-    above: tuple[int, int] | None = None
-    """Start and last row of the comments that wait for a statement."""
+    comments: tuple[int, int] | None = None
+    """Start offset and last row of the comments that precede the next statement."""
     for child in root.children:
         row = child.start_point[0]
         if child.type == "comment":
-            touches = above is not None and above[1] + 1 == row
-            above = (above[0], row) if touches and above is not None else (child.start_byte, row)
+            touches = comments is not None and comments[1] + 1 == row
+            comments = (comments[0], row) if touches and comments is not None else (child.start_byte, row)
             continue
-        start = above[0] if above is not None and above[1] + 1 == row else child.start_byte
-        above = None
+        start = comments[0] if comments is not None and comments[1] + 1 == row else child.start_byte
+        comments = None
         yield start, child.end_byte

@@ -1,8 +1,8 @@
-"""Put generated code into a file and take it out again, leaving every other byte alone.
+"""Insert generated code into a file and remove it again, without changing any other byte.
 
-What is put in is recognised by its marks: ``# mtmc: begin NAME`` and ``# mtmc: end NAME`` around the block above the
-target, ``# mtmc: dispatch`` behind the first line of the dispatch statement, and ``# mtmc: import`` behind each import
-that the file lacked. Such an import belongs to every block that uses it, and goes when the last of these goes.
+Inserted code is recognised by markers: ``# mtmc: begin NAME`` and ``# mtmc: end NAME`` around the block above the target,
+``# mtmc: dispatch`` at the end of the first line of the dispatch statement, and ``# mtmc: import`` after each import that the
+file did not have. An import is shared by all blocks that use it, and is removed with the last of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mtmc_lsp.core.errors import Location, TargetUnsupported
 from mtmc_lsp.core.run import GeneratedCode
 from mtmc_lsp.core.workload import Target
 from mtmc_lsp.source.files import unified_diff, write_if_unchanged
-from mtmc_lsp.source.imports import above, import_place, imported, missing_imports
+from mtmc_lsp.source.imports import import_position, imported_names, missing_imports, statement_start
 from mtmc_lsp.source.syntax import (
     field,
     is_docstring,
@@ -24,7 +24,7 @@ from mtmc_lsp.source.syntax import (
     line_of,
     line_start,
     parse,
-    parse_apart,
+    parse_with_recovery,
     text_of,
     undecorated,
     walk,
@@ -35,16 +35,16 @@ __all__ = ["compose", "strip_generated", "unified_diff", "write_if_unchanged"]
 
 BEGIN, END = "# mtmc: begin", "# mtmc: end"
 IMPORT, DISPATCH = "# mtmc: import", "# mtmc: dispatch"
-ONE_LINE = "  # the body stood on the line of the def"
-"""Behind the mark of a dispatch statement whose target had to be given lines for its body."""
+ONE_LINE_NOTE = "  # the body stood on the line of the def"
+"""Added to the dispatch marker if the body was on the line of the ``def`` and had to be moved to a new line."""
 BLANK = rb"(?:[ \t]*(?:\r\n|\n))"
-MARGIN = rb"(?:^|(?<=\xef\xbb\xbf))"
-"""Where a line starts, behind a byte order mark too."""
+LINE_START = rb"(?:^|(?<=\xef\xbb\xbf))"
+"""Start of a line, or the position after a byte order mark."""
 
 
 @dataclass(frozen=True)
 class _Edit:
-    """Bytes that take the place of others."""
+    """Replacement of a byte range."""
 
     start: int
     end: int
@@ -52,28 +52,28 @@ class _Edit:
 
 
 def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
-    """``text`` with the generated code in place; all other bytes are as they were.
+    """Insert the generated code into ``text``; all other bytes stay the same.
 
     Args:
         text: the file, without generated code for this target.
-        target: what is optimised; for a module the dispatch statement goes into its ``forward``.
-        code: what is put in. Imports that the code does not use are left out.
+        target: the optimised target. For a module, the dispatch statement goes into its ``forward``.
+        code: the code to insert. Imports that it does not use are skipped.
 
     Raises:
-        RequestError: a name that the code needs means something else in the file.
-        TargetUnsupported: there is no place for a dispatch statement in the target.
+        RequestError: the file uses a name that the code needs for something else.
+        TargetUnsupported: a dispatch statement cannot be inserted into the target.
     """
     if any(_block(name).search(text) for name in _same_code(target.qualname)):
-        raise ValueError(f"{target.qualname} has generated code already: strip_generated takes it out")
+        raise ValueError(f"{target.qualname} already has generated code: remove it with strip_generated")
     node = find_definition(text, target.path, target.qualname).node
-    root, _ = parse_apart(text)
+    root, _ = parse_with_recovery(text)
     newline = _newline(text)
-    at_block = above(text, root, _outermost(node))
-    used = tuple(s for s in code.imports if _is_used(s.encode(), f"{code.block}\n{code.dispatch}".encode()))
+    block_start = statement_start(text, root, _outermost(node))
+    required = tuple(s for s in code.imports if _is_used(s.encode(), f"{code.block}\n{code.dispatch}".encode()))
     edits = [
-        *_import_edit(text, root, missing_imports(root, target.path, used, at_block), newline),
-        _Edit(at_block, at_block, _framed(target.qualname, code.block, newline)),
-        _dispatch_edit(text, _runs(node, target), target, code.dispatch, newline),
+        *_import_edit(text, root, missing_imports(root, target.path, required, block_start), newline),
+        _Edit(block_start, block_start, _framed_block(target.qualname, code.block, newline)),
+        _dispatch_edit(text, _entry_function(node, target), target, code.dispatch, newline),
     ]
     for edit in reversed(edits):
         text = text[: edit.start] + edit.new + text[edit.end :]
@@ -81,22 +81,22 @@ def compose(text: bytes, target: Target, code: GeneratedCode) -> bytes:
 
 
 def strip_generated(text: bytes, qualname: str) -> bytes:
-    """The exact inverse of :func:`compose`; text without generated code of this target comes back as it is.
+    """Exact inverse of :func:`compose`. Text without generated code for this target is returned unchanged.
 
-    A class and its ``forward`` are the same code, so naming either takes out what was generated for the other.
+    A class and its ``forward`` share their generated code, so either name removes it.
     """
     for name in _same_code(qualname):
-        found = _block(name).search(text)
-        if found is not None:
-            text = text[: found.start()] + text[found.end() :]
-            text = _without_dispatch(text, qualname, found[0])
+        block = _block(name).search(text)
+        if block is not None:
+            text = text[: block.start()] + text[block.end() :]
+            text = _without_dispatch(text, qualname, block[0])
             text = _without_imports(text)
     return text
 
 
 def _same_code(qualname: str) -> tuple[str, ...]:
-    other = qualname.removesuffix(".forward") if qualname.endswith(".forward") else f"{qualname}.forward"
-    return (qualname, other)
+    alternative = qualname.removesuffix(".forward") if qualname.endswith(".forward") else f"{qualname}.forward"
+    return (qualname, alternative)
 
 
 def _newline(text: bytes) -> bytes:
@@ -105,22 +105,22 @@ def _newline(text: bytes) -> bytes:
 
 
 def _outermost(node: Node) -> Node:
-    """The top-level statement that holds ``node``."""
+    """The top-level statement that contains ``node``."""
     while node.parent is not None and node.parent.parent is not None:
         node = node.parent
     return node
 
 
-def _framed(qualname: str, block: str, newline: bytes) -> bytes:
+def _framed_block(qualname: str, block: str, newline: bytes) -> bytes:
     lines = [f"{BEGIN} {qualname}", *block.rstrip("\n").split("\n"), f"{END} {qualname}", "", "", ""]
     return newline.join(line.encode() for line in lines)
 
 
 def _block(qualname: str) -> re.Pattern[bytes]:
-    """The block of a target with the two empty lines behind it (fewer, where the user took some away)."""
+    """Pattern for the block of a target and the two empty lines after it (fewer if the user removed some)."""
     begin, end, name = BEGIN.encode(), END.encode(), re.escape(qualname.encode())
     return re.compile(
-        MARGIN + begin + b" " + name + BLANK + rb"(?:.*\n)*?" + end + b" " + name + BLANK + BLANK + b"{0,2}",
+        LINE_START + begin + b" " + name + BLANK + rb"(?:.*\n)*?" + end + b" " + name + BLANK + BLANK + b"{0,2}",
         re.MULTILINE,
     )
 
@@ -128,13 +128,17 @@ def _block(qualname: str) -> re.Pattern[bytes]:
 def _import_edit(text: bytes, root: Node, statements: list[str], newline: bytes) -> list[_Edit]:
     if not statements:
         return []
-    place = import_place(text, root)
+    position = import_position(text, root)
     lines = b"".join(f"{statement}  {IMPORT}".encode() + newline for statement in statements)
-    return [_Edit(place.offset, place.offset, newline * place.blank_before + lines + newline * place.blank_after)]
+    return [
+        _Edit(
+            position.offset, position.offset, newline * position.blank_before + lines + newline * position.blank_after
+        )
+    ]
 
 
-def _runs(node: Node, target: Target) -> Node:
-    """The function that runs: for a module class its ``forward``."""
+def _entry_function(node: Node, target: Target) -> Node:
+    """The function to optimise: for a module class its ``forward``."""
     if node.type == "function_definition":
         return node
     body = field(node, "body")
@@ -142,62 +146,66 @@ def _runs(node: Node, target: Target) -> Node:
         if inner.type == "function_definition" and text_of(field(inner, "name")) == "forward":
             return inner
     raise TargetUnsupported(
-        f"{target.qualname} has no forward of its own",
+        f"{target.qualname} does not define forward",
         where=Location(target.path, target.start_line),
-        remedy="Choose the class that defines forward.",
+        remedy="Select the class that defines forward.",
     )
 
 
 def _dispatch_edit(text: bytes, function: Node, target: Target, dispatch: str, newline: bytes) -> _Edit:
-    """The dispatch statement as the first of the body, behind its docstring, indented as the body is."""
+    """Insert the dispatch statement at the start of the body, after its docstring, with the body's indentation."""
     body = field(function, "body")
     statements = [child for child in body.named_children if child.type != "comment"] if body is not None else []
     if not statements:
-        raise _no_place("has no body", function, target)
+        raise _cannot_insert("has no body", function, target)
     header = next(child for child in reversed(function.children) if child.type == ":")
-    own = text[line_start(text, function.start_byte) : function.start_byte]
+    function_indent = text[line_start(text, function.start_byte) : function.start_byte]
     first = statements[0]
     if first.start_point[0] == header.end_point[0] or text[header.end_byte : first.start_byte].startswith(b" \\"):
-        return _one_line_edit(text, own, header, first, target, dispatch, newline)
+        return _one_line_edit(text, function_indent, header, first, target, dispatch, newline)
     indent = text[line_start(text, first.start_byte) : first.start_byte]
-    behind = header
+    previous = header
     if is_docstring(first):
         if len(statements) == 1:
-            raise _no_place("has nothing but a docstring", first, target)
+            raise _cannot_insert("contains only a docstring", first, target)
         if statements[1].start_point[0] == first.end_point[0]:
-            raise _no_place("has a statement on the last line of its docstring", first, target)
-        behind = first
-    step = indent[len(own) :] if indent.startswith(own) and len(indent) > len(own) else b"    "
-    at = line_end(text, behind.end_byte)
-    return _Edit(at, at, _indented(dispatch, indent, step, newline))
+            raise _cannot_insert("has a statement on the last line of its docstring", first, target)
+        previous = first
+    step = (
+        indent[len(function_indent) :]
+        if indent.startswith(function_indent) and len(indent) > len(function_indent)
+        else b"    "
+    )
+    at = line_end(text, previous.end_byte)
+    return _Edit(at, at, _indent_dispatch(dispatch, indent, step, newline))
 
 
 def _one_line_edit(
-    text: bytes, own: bytes, header: Node, first: Node, target: Target, dispatch: str, newline: bytes
+    text: bytes, function_indent: bytes, header: Node, first: Node, target: Target, dispatch: str, newline: bytes
 ) -> _Edit:
-    """``def f(x): return x`` is given lines for its body; the mark says so, for the way back."""
+    """Move the body of ``def f(x): return x`` to a new line. The marker records this so that it can be undone."""
     if text[header.end_byte : first.start_byte] != b" ":
-        raise _no_place("has its body on the line of its def", header, target)
+        raise _cannot_insert("has its body on the line of its def", header, target)
     if is_docstring(first):
-        raise _no_place("has its docstring on the line of its def", first, target)
-    step = b"\t" if own.endswith(b"\t") else b"    "
+        raise _cannot_insert("has its docstring on the line of its def", first, target)
+    step = b"\t" if function_indent.endswith(b"\t") else b"    "
     head, _, rest = dispatch.rstrip("\n").partition("\n")
-    rendered = _indented(f"{head}\n{rest}", own + step, step, newline, ONE_LINE)
-    return _Edit(header.end_byte, first.start_byte, newline + rendered + own + step)
+    rendered = _indent_dispatch(f"{head}\n{rest}", function_indent + step, step, newline, ONE_LINE_NOTE)
+    return _Edit(header.end_byte, first.start_byte, newline + rendered + function_indent + step)
 
 
-def _no_place(what: str, node: Node, target: Target) -> TargetUnsupported:
+def _cannot_insert(problem: str, node: Node, target: Target) -> TargetUnsupported:
     return TargetUnsupported(
-        f"{target.qualname} {what}, so there is no place for the kernel's call",
+        f"{target.qualname} {problem}, so the kernel's call cannot be inserted",
         where=Location(target.path, line_of(node)),
-        remedy="Put each statement of the body on a line of its own.",
+        remedy="Put each statement of the body on a separate line.",
     )
 
 
-def _indented(dispatch: str, indent: bytes, step: bytes, newline: bytes, remark: str = "") -> bytes:
-    """The statement with its mark; each four spaces of its own indentation become one ``step``."""
+def _indent_dispatch(dispatch: str, indent: bytes, step: bytes, newline: bytes, note: str = "") -> bytes:
+    """Add the marker and indent the statement; each four spaces of its indentation become one ``step``."""
     lines = dispatch.rstrip("\n").split("\n")
-    lines[0] += f"  {DISPATCH}{remark}"
+    lines[0] += f"  {DISPATCH}{note}"
     rendered = b""
     for line in lines:
         inner = line.lstrip(" ")
@@ -207,9 +215,9 @@ def _indented(dispatch: str, indent: bytes, step: bytes, newline: bytes, remark:
 
 
 def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
-    """Without the dispatch statement that calls what the block defined."""
+    """Remove the dispatch statement that calls a function of the block."""
     marks = _dispatch_marks(parse(text))
-    inside = [
+    marks_in_target = [
         mark
         for item in definitions(text, "")
         if item.target.qualname in _same_code(qualname)
@@ -218,15 +226,17 @@ def _without_dispatch(text: bytes, qualname: str, block: bytes) -> bytes:
     ]
     names = re.findall(rb"^(?:def|class) (\w+)|^(\w+) *=", block, re.MULTILINE)
     calls = re.compile(rb"\b(?:" + b"|".join(a or b for a, b in names) + rb")\b")
-    calling = [mark for mark in (*inside, *marks) if names and calls.search(text[slice(*_span(text, mark))])]
-    found = next(iter(calling or inside), None)
-    if found is None:
+    calling_marks = [
+        mark for mark in (*marks_in_target, *marks) if names and calls.search(text[slice(*_span(text, mark))])
+    ]
+    mark = next(iter(calling_marks or marks_in_target), None)
+    if mark is None:
         return text
-    start, end = _span(text, found)
-    body = _statement(found).parent
+    start, end = _span(text, mark)
+    body = _statement(mark).parent
     rows = {child.start_point[0] for child in (body.children if body is not None else []) if child.type != "comment"}
-    # Two rows: the dispatch statement's, and that of all the rest.
-    if text_of(found).rstrip().endswith(ONE_LINE.strip()) and len(rows) == 2:
+    # Two rows: one for the dispatch statement, one for the original body.
+    if text_of(mark).rstrip().endswith(ONE_LINE_NOTE.strip()) and len(rows) == 2:
         start = text.rfind(b":", 0, start) + 1
         end += len(text[end:]) - len(text[end:].lstrip(b" \t"))
         return text[:start] + b" " + text[end:]
@@ -238,7 +248,7 @@ def _dispatch_marks(root: Node) -> list[Node]:
 
 
 def _statement(mark: Node) -> Node:
-    """The whole statement that a dispatch mark stands in."""
+    """The complete statement that contains a dispatch marker."""
     node = mark
     while node.parent is not None and node.parent.type not in ("block", "module"):
         node = node.parent
@@ -246,42 +256,42 @@ def _statement(mark: Node) -> Node:
 
 
 def _span(text: bytes, mark: Node) -> tuple[int, int]:
-    """The lines of the statement that a dispatch mark stands in."""
+    """Byte range of the lines of the statement that contains a dispatch marker."""
     statement = _statement(mark)
     if statement.type != "ERROR" and not statement.has_error:
         return line_start(text, statement.start_byte), line_end(text, statement.end_byte - 1)
-    # Broken code: what the parser takes for a statement may reach to the end of the file. Lines further in belong to it.
+    # Code with a syntax error: a statement may extend to the end of the file. Use lines with more indentation instead.
     start, end = line_start(text, mark.start_byte), line_end(text, mark.start_byte)
-    depth = len(text[start:end]) - len(text[start:end].lstrip())
+    indent_width = len(text[start:end]) - len(text[start:end].lstrip())
     while end < len(text):
         line = text[end : line_end(text, end)]
-        if len(line) - len(line.lstrip()) <= depth or not line.strip():
+        if len(line) - len(line.lstrip()) <= indent_width or not line.strip():
             break
         end += len(line)
     return start, end
 
 
 def _without_imports(text: bytes) -> bytes:
-    """Without the imports that no block needs any more, and the empty lines put around the first of them."""
-    marked = re.compile(MARGIN + rb"((?:import|from) .*?)[ \t]*" + IMPORT.encode() + BLANK, re.MULTILINE)
+    """Remove imports that no block needs any more, and the empty lines that were inserted with the first one."""
+    marked = re.compile(LINE_START + rb"((?:import|from) .*?)[ \t]*" + IMPORT.encode() + BLANK, re.MULTILINE)
     generated = b"\n".join(
         [
             *re.findall(BEGIN.encode() + rb" (?:.*\n)*?" + END.encode(), text),
             *(text[slice(*_span(text, mark))] for mark in _dispatch_marks(parse(text))),
         ]
     )
-    if not any(not _is_used(found[1], generated) for found in marked.finditer(text)):
+    if not any(not _is_used(match[1], generated) for match in marked.finditer(text)):
         return text
-    text = marked.sub(lambda found: found[0] if _is_used(found[1], generated) else b"", text)
-    place = import_place(text, parse(text))
-    if place.blank_before:
-        blank = re.compile(BLANK).match(text, place.offset)
-        return text[: place.offset] + text[blank.end() :] if blank else text
-    blanks = re.search(BLANK + rb"{%d}\Z" % place.blank_after, text[: place.offset])
-    return text[: blanks.start()] + text[place.offset :] if blanks and place.blank_after else text
+    text = marked.sub(lambda match: match[0] if _is_used(match[1], generated) else b"", text)
+    position = import_position(text, parse(text))
+    if position.blank_before:
+        blank = re.compile(BLANK).match(text, position.offset)
+        return text[: position.offset] + text[blank.end() :] if blank else text
+    blanks = re.search(BLANK + rb"{%d}\Z" % position.blank_after, text[: position.offset])
+    return text[: blanks.start()] + text[position.offset :] if blanks and position.blank_after else text
 
 
 def _is_used(statement: bytes, code: bytes) -> bool:
-    """Whether code has one of the names that an import statement binds."""
-    names = [name.encode() for child in parse(statement).children for name, _ in imported(child)]
+    """Whether the code uses one of the names that an import statement binds."""
+    names = [name.encode() for child in parse(statement).children for name, _ in imported_names(child)]
     return any(re.search(rb"\b" + re.escape(name) + rb"\b", code) for name in names)

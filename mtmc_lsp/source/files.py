@@ -1,4 +1,4 @@
-"""Writing a file the user also has open, and showing what would change in it."""
+"""Write a file that may be open in the user's editor, and show changes as diffs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from mtmc_lsp.core.errors import FileChanged, Location, RequestError
 from mtmc_lsp.process.project_files import make_folder, replace_bytes
 
-UNFINISHED = ".mtmc-new"
-"""Ending of a file's new text until it takes the file's place."""
+TEMPORARY_SUFFIX = ".mtmc-new"
+"""Suffix of the temporary file that then replaces the original."""
 
 
 def unified_diff(before: str, after: str, path: str) -> str:
-    """What changed, as ``diff -u`` shows it and ``patch`` takes it; empty where nothing did."""
-    # Lines end at line feeds alone, as for `patch`: str.splitlines would also cut at form feeds.
+    """Diff in the format of ``diff -u``; empty if nothing changed."""
+    # Split only at line feeds, like `patch`: str.splitlines would also split at form feeds.
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
@@ -30,31 +30,33 @@ def _lines(text: str) -> list[str]:
 
 
 def write_if_unchanged(path: Path, expected_sha256: str, new_bytes: bytes, backup_folder: Path) -> Path:
-    """Replace a file in one step, unless it changed on disk since it was read; the old bytes are kept first.
+    """Replace a file atomically, unless it changed on disk since it was read. The old bytes are backed up first.
 
-    The file is the one that the user named: a link to it is followed, and it keeps its mode.
+    A symbolic link to the file is followed. The file's mode is preserved.
 
     Returns:
-        Where the old bytes are kept.
+        Path of the backup.
 
     Raises:
-        FileChanged: the file is gone or no longer has that hash; nothing is written.
+        FileChanged: the file does not exist or its hash differs; nothing is written.
         RequestError: the file or its folder cannot be written.
-        UnsafeFile: the folder for backups is a link, or is reached through one.
+        UnsafeFile: the backup folder is a symbolic link or is reached through one.
     """
     real = Path(os.path.realpath(path))
     try:
         current = real.read_bytes()
     except FileNotFoundError:
         raise FileChanged(
-            "the file is gone, so nothing was written", where=Location(str(path)), remedy="Put it back and run again."
+            "the file was deleted, so nothing was written",
+            where=Location(str(path)),
+            remedy="Restore it and run again.",
         ) from None
     digest = hashlib.sha256(current).hexdigest()
     if digest != expected_sha256:
         raise FileChanged(
             "the file changed on disk since it was read, so nothing was written",
             where=Location(str(path)),
-            remedy="Run the command again on the file as it is now.",
+            remedy="Run the command again on the changed file.",
         )
     try:
         make_folder(backup_folder)
@@ -65,16 +67,16 @@ def write_if_unchanged(path: Path, expected_sha256: str, new_bytes: bytes, backu
         raise RequestError(
             f"cannot be written: {error.strerror}",
             where=Location(str(path)),
-            remedy=f"Make {error.filename or real.parent} writable; the file is as it was.",
+            remedy=f"Make {error.filename or real.parent} writable; the file is unchanged.",
         ) from None
     return backup
 
 
 def _replace(path: Path, new_bytes: bytes) -> None:
-    # What a write that was killed left behind; the suffix tells it from an editor's own files.
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
-        left.unlink(missing_ok=True)
-    handle, temporary = tempfile.mkstemp(UNFINISHED, f".{path.name}.", path.parent)
+    # Remove leftovers of interrupted writes. The suffix distinguishes them from an editor's files.
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY_SUFFIX}"):
+        leftover.unlink(missing_ok=True)
+    handle, temporary = tempfile.mkstemp(TEMPORARY_SUFFIX, f".{path.name}.", path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(new_bytes)

@@ -1,4 +1,4 @@
-"""The tree-sitter parser for Python, and small walks over its trees."""
+"""The tree-sitter parser for Python, and helpers for its syntax trees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tree_sitter import Language, Node, Parser
 
 BOM = b"\xef\xbb\xbf"
 
-# Where a top-level statement starts: at the margin, and with no word that goes on with the statement before.
+# Start of a top-level statement: not indented, and not a keyword that continues the previous statement.
 _STARTS = re.compile(rb"^(?!(?:else|elif|except|finally)\b)[^\s#)\]}]", re.MULTILINE)
 
 
@@ -21,33 +21,35 @@ def _parser() -> Parser:
 
 
 def parse(text: bytes) -> Node:
-    """The root of the syntax tree; broken files parse too, with error nodes."""
+    """Root of the syntax tree. Files with syntax errors are parsed too, with error nodes."""
     return _parser().parse(text).root_node
 
 
-def parse_apart(text: bytes) -> tuple[Node, tuple[Node, ...]]:
-    """The tree of the statements that parse, and one tree for each top-level statement that does not.
+def parse_with_recovery(text: bytes) -> tuple[Node, tuple[Node, ...]]:
+    """Syntax tree of the statements without errors, and one tree for each top-level statement with an error.
 
-    One forgotten bracket makes the parser read everything behind it wrongly. So in a broken file the broken statements
-    are blanked out before the rest is parsed; offsets and lines are those of ``text`` in every tree.
+    One missing bracket makes the parser misread everything after it. So the broken statements are replaced by spaces before the
+    rest is parsed. Offsets and lines in all trees are those of ``text``.
     """
     root = parse(text)
     if not root.has_error:
         return root, ()
     broken = [(start, end) for start, end in statements_by_margin(text) if parse(text[start:end]).has_error]
-    rest = text
+    masked = text
     for start, end in broken:
-        rest = rest[:start] + _blank(rest[start:end]) + rest[end:]
-    return parse(rest), tuple(parse(_blank(text[:start]) + text[start:end]) for start, end in broken)
+        masked = masked[:start] + _blank(masked[start:end]) + masked[end:]
+    return parse(masked), tuple(parse(_blank(text[:start]) + text[start:end]) for start, end in broken)
 
 
 def statements_by_margin(text: bytes) -> list[tuple[int, int]]:
-    """Byte ranges of top-level statements, by the margin alone; decorators go with what they decorate."""
+    """Byte ranges of top-level statements, determined only by indentation; decorators belong to their definition."""
     body = len(BOM) if text.startswith(BOM) else 0
     starts = [match.start() for match in _STARTS.finditer(text, body)]
-    kept = [at for i, at in enumerate(starts) if i == 0 or text[starts[i - 1] : starts[i - 1] + 1] != b"@"]
-    ends = [*kept[1:], len(text)]
-    return list(zip(kept, ends[: len(kept)], strict=True))
+    statement_starts = [
+        start for i, start in enumerate(starts) if i == 0 or text[starts[i - 1] : starts[i - 1] + 1] != b"@"
+    ]
+    ends = [*statement_starts[1:], len(text)]
+    return list(zip(statement_starts, ends[: len(statement_starts)], strict=True))
 
 
 def _blank(text: bytes) -> bytes:
@@ -55,7 +57,7 @@ def _blank(text: bytes) -> bytes:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """``node`` and everything below it, in source order."""
+    """``node`` and all its descendants, in source order."""
     pending = [node]
     while pending:
         item = pending.pop()
@@ -64,60 +66,60 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def text_of(node: Node | None) -> str:
-    """The node's source; empty for no node."""
+    """Source text of the node; empty for ``None``."""
     return (node.text or b"").decode("utf-8", "replace") if node is not None else ""
 
 
 def field(node: Node | None, name: str) -> Node | None:
-    """A named child."""
+    """The child of a named field."""
     return node.child_by_field_name(name) if node is not None else None
 
 
 def line_of(node: Node) -> int:
-    """1-based first line."""
+    """1-based first line of the node."""
     return node.start_point[0] + 1
 
 
 def line_start(text: bytes, offset: int) -> int:
-    """Offset of the start of the line that ``offset`` is in; behind a byte order mark."""
+    """Offset of the start of the line that contains ``offset``, after a byte order mark."""
     start = text.rfind(b"\n", 0, offset) + 1
     return len(BOM) if start == 0 and text.startswith(BOM) else start
 
 
 def line_end(text: bytes, offset: int) -> int:
-    """Offset behind the line, with its ending, that ``offset`` is in."""
-    found = text.find(b"\n", offset)
-    return len(text) if found < 0 else found + 1
+    """Offset after the line that contains ``offset``, including its line ending."""
+    newline = text.find(b"\n", offset)
+    return len(text) if newline < 0 else newline + 1
 
 
 def first_error(node: Node) -> Node | None:
-    """The first error or missing node at or below ``node``."""
+    """The first error or missing node in ``node``."""
     if not node.has_error:
         return None
     return next((item for item in walk(node) if item.is_error or item.is_missing), None)
 
 
 def undecorated(node: Node) -> Node:
-    """The ``def`` or ``class`` under its decorators; any other node itself."""
+    """The ``def`` or ``class`` inside a decorated definition; other nodes are returned unchanged."""
     inner = field(node, "definition") if node.type == "decorated_definition" else None
     return node if inner is None else inner
 
 
 def with_decorators(node: Node) -> Node:
-    """The opposite of :func:`undecorated`."""
+    """The decorated definition around a ``def`` or ``class``; inverse of :func:`undecorated`."""
     parent = node.parent
     return parent if parent is not None and parent.type == "decorated_definition" else node
 
 
 def holds_statements(node: Node) -> bool:
-    """Whether statements may stand below the node, other than in a function or class; never below an expression."""
+    """Whether the node may contain statements, other than as a function or class. Never true for an expression."""
     if node.type in ("expression_statement", "return_statement"):
         return False
     return node.type in ("block", "with_clause", "ERROR") or node.type.endswith(("_statement", "_clause"))
 
 
 def is_docstring(node: Node) -> bool:
-    """Whether a statement is a plain string."""
+    """Whether a statement is only a string literal."""
     inner = node.named_children[0] if node.type == "expression_statement" and node.named_children else None
     if inner is None or len(node.named_children) > 1 or inner.type not in ("string", "concatenated_string"):
         return False
@@ -125,15 +127,15 @@ def is_docstring(node: Node) -> bool:
 
 
 def comments_above(text: bytes, root: Node, node: Node) -> list[Node]:
-    """The comments that stand on lines of their own and touch ``node`` from above, first to last."""
-    own_line = {
+    """The comment-only lines directly above ``node``, first to last."""
+    comment_lines = {
         item.start_point[0]: item
         for item in walk(root)
         if item.type == "comment" and not text[line_start(text, item.start_byte) : item.start_byte].strip()
     }
-    found: list[Node] = []
+    comments: list[Node] = []
     row = node.start_point[0] - 1
-    while row in own_line:
-        found.append(own_line[row])
+    while row in comment_lines:
+        comments.append(comment_lines[row])
         row -= 1
-    return found[::-1]
+    return comments[::-1]

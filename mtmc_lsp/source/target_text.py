@@ -1,4 +1,4 @@
-"""A target's own words, apart from what was generated for it: what a measurement is of, and what can make it stale."""
+"""Source of a target without generated code: identifies what was measured, and detects when results become outdated."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from mtmc_lsp.source.compose import BEGIN, END, strip_generated
 from mtmc_lsp.source.syntax import comments_above, field, holds_statements, parse, text_of, undecorated, with_decorators
 
 
-def own_text(text: bytes, qualname: str) -> bytes | None:
-    """The target's definition with its decorators and the comments that touch it; None where there is none.
+def target_source(text: bytes, qualname: str) -> bytes | None:
+    """The target's definition with decorators and the comments directly above it; None if there is no such target.
 
-    ``text`` may be a part of a file: from the generated block, if there is one, to the end of the target's top-level
-    statement. Line endings are line feeds in the answer, and space at the ends of lines is left out.
+    ``text`` may be the part of a file from the generated block, if any, to the end of the target's top-level statement. The
+    result uses line feeds and has no trailing whitespace.
     """
-    plain = strip_generated(text, qualname)
-    root = parse(plain)
-    found = _named(root, qualname.split("."))
-    if found is None:
+    without_generated = strip_generated(text, qualname)
+    root = parse(without_generated)
+    definition = _find_definition(root, qualname.split("."))
+    if definition is None:
         return None
-    node = with_decorators(found)
-    above = comments_above(plain, root, node)
-    words = plain[(above[0] if above else node).start_byte : node.end_byte]
-    return re.sub(rb"[ \t\r]*(?:\n|\Z)", b"\n", words)
+    node = with_decorators(definition)
+    comments = comments_above(without_generated, root, node)
+    source = without_generated[(comments[0] if comments else node).start_byte : node.end_byte]
+    return re.sub(rb"[ \t\r]*(?:\n|\Z)", b"\n", source)
 
 
 def generated_block(text: bytes, qualname: str) -> str | None:
-    """The kernels that were put in for a target, without their marks; None where there are none."""
+    """The code inside a target's generated block, without the markers; None if there is no block."""
     begin, end = (f"{mark} {qualname}".encode() for mark in (BEGIN, END))
-    found = re.search(
+    match = re.search(
         re.escape(begin) + rb"[ \t]*\r?\n((?:.*\n)*?)" + re.escape(end) + rb"[ \t]*\r?$", text, re.MULTILINE
     )
-    return found[1].decode("utf-8", "surrogatepass").replace("\r\n", "\n") if found is not None else None
+    return match[1].decode("utf-8", "surrogatepass").replace("\r\n", "\n") if match is not None else None
 
 
 def block_start(text: bytes, qualname: str) -> int:
-    """Where the generated block of a target begins; -1 where there is none."""
+    """Offset of the target's generated block; -1 if there is none."""
     mark = f"{BEGIN} {qualname}".encode()
-    at = text.find(mark)
-    while at >= 0 and text[at + len(mark) : at + len(mark) + 1] not in (b"\n", b"\r", b" ", b""):
-        at = text.find(mark, at + 1)
-    return at
+    start = text.find(mark)
+    while start >= 0 and text[start + len(mark) : start + len(mark) + 1] not in (b"\n", b"\r", b" ", b""):
+        start = text.find(mark, start + 1)
+    return start
 
 
-def _named(node: Node, names: list[str]) -> Node | None:
-    """The last definition of that qualified name."""
-    found: Node | None = None
+def _find_definition(node: Node, names: list[str]) -> Node | None:
+    """The last definition with this qualified name."""
+    definition: Node | None = None
     for child in node.children:
         inner = undecorated(child)
         if inner.type in ("function_definition", "class_definition"):
             if text_of(field(inner, "name")) == names[0]:
                 body = field(inner, "body")
-                below = _named(body, names[1:]) if len(names) > 1 and body is not None else None
-                found = (inner if len(names) == 1 else below) or found
+                nested = _find_definition(body, names[1:]) if len(names) > 1 and body is not None else None
+                definition = (inner if len(names) == 1 else nested) or definition
         elif holds_statements(child):
-            found = _named(child, names) or found
-    return found
+            definition = _find_definition(child, names) or definition
+    return definition

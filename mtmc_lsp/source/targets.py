@@ -1,4 +1,4 @@
-"""Find what can be optimised in a file: functions, methods, ``nn.Module`` classes and Triton kernels."""
+"""Find the targets in a file: functions, methods, ``nn.Module`` classes and Triton kernels."""
 
 from __future__ import annotations
 
@@ -18,140 +18,146 @@ from mtmc_lsp.source.syntax import (
     first_error,
     holds_statements,
     line_of,
-    parse_apart,
+    parse_with_recovery,
     text_of,
     undecorated,
     walk,
     with_decorators,
 )
 
-NOT_CALLED = frozenset({"property", "cached_property", "setter", "deleter", "staticmethod", "classmethod", "overload"})
-"""Decorators of what is not called as ``instance.method(...)`` or ``function(...)``."""
+UNSUPPORTED_DECORATORS = frozenset(
+    {"property", "cached_property", "setter", "deleter", "staticmethod", "classmethod", "overload"}
+)
+"""Decorators of functions that are not called as ``instance.method(...)`` or ``function(...)``."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A function or class with its place in the syntax tree."""
+    """A function or class and its syntax node."""
 
     target: Target
     node: Node
-    """The ``def`` or ``class`` itself, decorators outside it."""
+    """The ``def`` or ``class``, without decorators."""
 
 
 @dataclass(frozen=True)
 class FileNames:
-    """What the whole file says of its names."""
+    """Facts about names in the whole file."""
 
     path: str
     modules: frozenset[str]
-    """Classes that are modules."""
+    """Classes that are ``nn.Module`` classes."""
     imports: dict[str, str]
-    """Imported names, with the dotted paths behind them."""
+    """Imported name to its dotted path."""
 
 
 @dataclass(frozen=True)
-class ClassFacts:
-    """What a class statement alone says on whether the class is a module."""
+class ClassSummary:
+    """The part of a class statement that decides whether the class is a module."""
 
     name: str
     bases: tuple[str, ...]
-    """Their last names."""
+    """Last components of the base names."""
     has_forward: bool
 
 
 def find_targets(text: bytes, path: str) -> tuple[Target, ...]:
-    """Every target of the file, in source order; a file with syntax errors too gives what can be made out."""
+    """Every target of the file, in source order. In a file with syntax errors, the ones that can be recognised."""
     return tuple(definition.target for definition in definitions(text, path) if is_offered(definition))
 
 
 def find_target(text: bytes, path: str, name: str) -> Target:
-    """The target called ``name``: its qualified name, or an ending of it that only one target has.
+    """The target called ``name``: a qualified name, or a unique suffix of one.
 
     Raises:
-        TargetNotFound: there is none, or several.
-        SourceSyntaxError: the target's own text does not parse.
+        TargetNotFound: no target or several targets match.
+        SourceSyntaxError: the target's source does not parse.
     """
     return find_definition(text, path, name).target
 
 
 def target_at(text: bytes, path: str, line: int) -> Target | None:
-    """The innermost target around a 1-based line, its decorators included."""
-    around = [
+    """The innermost target that contains a 1-based line, decorators included."""
+    enclosing = [
         item.target
         for item in definitions(text, path)
         if is_offered(item) and line_of(with_decorators(item.node)) <= line <= item.target.end_line
     ]
-    return min(around, key=lambda target: target.end_line - target.start_line, default=None)
+    return min(enclosing, key=lambda target: target.end_line - target.start_line, default=None)
 
 
 def definitions(text: bytes, path: str) -> tuple[Definition, ...]:
-    """Like :func:`find_targets`, with the syntax nodes; constructors, properties and static methods are here too."""
-    intact, broken = parse_apart(text)
+    """Like :func:`find_targets`, with syntax nodes, and including constructors, properties and static methods."""
+    intact, broken = parse_with_recovery(text)
     roots = (intact, *broken)
-    classes = [facts for root in roots for facts in class_facts(root)]
-    imports = {found.name: found.module for root in roots for found in bindings(root)}
-    names = FileNames(path, modules_among(classes), imports)
-    found = [item for root in roots for item in definitions_below(root, names)]
-    return tuple(sorted(found, key=lambda item: item.node.start_byte))
+    classes = [summary for root in roots for summary in class_summaries(root)]
+    imports = {binding.name: binding.module for root in roots for binding in bindings(root)}
+    names = FileNames(path, module_classes(classes), imports)
+    binding = [item for root in roots for item in definitions_in(root, names)]
+    return tuple(sorted(binding, key=lambda item: item.node.start_byte))
 
 
 def find_definition(text: bytes, path: str, name: str) -> Definition:
     """Like :func:`find_target`, with the syntax node."""
-    # A name defined twice means the last definition, as at run time.
-    known = {item.target.qualname: item for item in definitions(text, path)}
-    offered = {qualname: item for qualname, item in known.items() if is_offered(item)}
-    found = [known[name]] if name in known else [item for key, item in offered.items() if key.endswith(f".{name}")]
-    if len(found) > 1:
-        names = ", ".join(item.target.qualname for item in found)
+    # If a name is defined twice, the last definition counts, as at run time.
+    by_name = {item.target.qualname: item for item in definitions(text, path)}
+    offered = {qualname: item for qualname, item in by_name.items() if is_offered(item)}
+    matches = (
+        [by_name[name]] if name in by_name else [item for key, item in offered.items() if key.endswith(f".{name}")]
+    )
+    if len(matches) > 1:
+        names = ", ".join(item.target.qualname for item in matches)
         raise TargetNotFound(
             f"{name!r} could be any of {names}", where=Location(path), remedy="Give the qualified name."
         )
-    if not found:
+    if not matches:
         raise _not_found(text, path, name, list(offered))
-    error = first_error(found[0].node)
+    error = first_error(matches[0].node)
     if error is not None:
-        raise _unparsed(text, path, found[0].target.qualname, error)
-    return found[0]
+        raise _syntax_error(text, path, matches[0].target.qualname, error)
+    return matches[0]
 
 
 def is_offered(definition: Definition) -> bool:
-    """Whether a user may want to optimise it: what is called on tensors."""
+    """Whether the user may select it as a target: a function that is called on tensors."""
     name = definition.target.qualname.rpartition(".")[2]
     if definition.target.kind is TargetKind.METHOD and name.startswith("__") and name != "__call__":
         return False
-    return not any(_decorator(item).rpartition(".")[2] in NOT_CALLED for item in _decorators(definition.node))
+    return not any(
+        _decorator(item).rpartition(".")[2] in UNSUPPORTED_DECORATORS for item in _decorators(definition.node)
+    )
 
 
 def _not_found(text: bytes, path: str, name: str, names: list[str]) -> RequestError:
     last = name.rpartition(".")[2]
-    begun = rb"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+" + re.escape(last.encode()) + rb"\b"
-    said = re.search(begun, text, re.MULTILINE)
-    if said is not None:
-        line = text.count(b"\n", 0, said.start()) + 1
-        for root in parse_apart(text)[1]:
+    definition_start = rb"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+" + re.escape(last.encode()) + rb"\b"
+    definition = re.search(definition_start, text, re.MULTILINE)
+    if definition is not None:
+        line = text.count(b"\n", 0, definition.start()) + 1
+        for root in parse_with_recovery(text)[1]:
             error = first_error(root)
             if error is not None and line <= root.end_point[0] + 1:
-                return _unparsed(text, path, name, error)
-        if all(known.rpartition(".")[2] != last for known in names):
+                return _syntax_error(text, path, name, error)
+        if all(existing.rpartition(".")[2] != last for existing in names):
             return TargetNotFound(
-                f"{name!r} is no function, module, method of a module or kernel; it may be a static method, a property, "
-                "a coroutine, or inside a function or another class",
+                f"{name!r} is not a function, module, method of a module or kernel; it may be a static method, a property, "
+                "a coroutine, or defined inside a function or another class",
                 where=Location(path, line),
-                remedy="Move its tensor code into a function of the file, and call that.",
+                remedy="Move its tensor code into a function of the file, and call that function.",
             )
     close = difflib.get_close_matches(name, names, 3, 0.4) or names[:8]
-    remedy = f"There is {', '.join(close)}." if close else "The file defines no function, module or kernel."
+    remedy = f"Available targets: {', '.join(close)}." if close else "The file defines no function, module or kernel."
     return TargetNotFound(f"no function, method, module or kernel called {name!r}", where=Location(path), remedy=remedy)
 
 
-def _unparsed(text: bytes, path: str, name: str, error: Node) -> SourceSyntaxError:
-    """What is said of a target with an error in its own text."""
+def _syntax_error(text: bytes, path: str, name: str, error: Node) -> SourceSyntaxError:
+    """The error for a target whose source has a syntax error."""
     where = Location(path, line_of(error))
     try:
         ast.parse(text)
     except (SyntaxError, ValueError):
-        return SourceSyntaxError(f"{name} does not parse", where=where, remedy="Mend the syntax error first.")
-    # tree-sitter gives up where a line inside brackets stands further left than the block it is in.
+        return SourceSyntaxError(f"{name} does not parse", where=where, remedy="Correct the syntax error first.")
+    # tree-sitter fails if a line inside brackets is indented less than its block.
     return SourceSyntaxError(
         f"{name} cannot be read here, although Python can read it",
         where=where,
@@ -160,62 +166,62 @@ def _unparsed(text: bytes, path: str, name: str, error: Node) -> SourceSyntaxErr
 
 
 def bases_of(node: Node) -> list[str]:
-    """The last names of a class's bases: ``Module`` for ``torch.nn.Module``, ``Base`` for ``Base[T]``."""
+    """Last components of a class's base names: ``Module`` for ``torch.nn.Module``, ``Base`` for ``Base[T]``."""
     bases = field(node, "superclasses")
     plain = [base for base in bases.named_children if base.type != "keyword_argument"] if bases is not None else []
     return [text_of(base).split("[")[0].rpartition(".")[2] for base in plain]
 
 
-def class_facts(root: Node) -> tuple[ClassFacts, ...]:
-    """Every class below a node, however deep."""
-    found = []
+def class_summaries(root: Node) -> tuple[ClassSummary, ...]:
+    """All classes in a tree, at any depth."""
+    classes = []
     for node in (item for item in walk(root) if item.type == "class_definition"):
         body = field(node, "body")
-        own = [text_of(field(undecorated(child), "name")) for child in body.children] if body is not None else []
-        found.append(ClassFacts(text_of(field(node, "name")), tuple(bases_of(node)), "forward" in own))
-    return tuple(found)
+        methods = [text_of(field(undecorated(child), "name")) for child in body.children] if body is not None else []
+        classes.append(ClassSummary(text_of(field(node, "name")), tuple(bases_of(node)), "forward" in methods))
+    return tuple(classes)
 
 
-def modules_among(classes: Iterable[ClassFacts]) -> frozenset[str]:
-    """Classes that are modules: by a base called ``...Module``, by a base that is one, or by a ``forward``."""
+def module_classes(classes: Iterable[ClassSummary]) -> frozenset[str]:
+    """Classes that are modules: a base is called ``...Module`` or is a module, or the class has a ``forward``."""
     bases: dict[str, tuple[str, ...]] = {}
-    found: set[str] = set()
-    for facts in classes:
-        bases[facts.name] = facts.bases
-        # torch.autograd.Function has a static forward, and is never called as a module.
-        by_base = any(base.endswith("Module") for base in facts.bases)
-        if "Function" not in facts.bases and (facts.has_forward or by_base):
-            found.add(facts.name)
-    while more := {name for name, above in bases.items() if found.intersection(above)} - found:
-        found |= more
-    return frozenset(found)
+    modules: set[str] = set()
+    for summary in classes:
+        bases[summary.name] = summary.bases
+        # torch.autograd.Function has a static forward and is never called as a module.
+        by_base = any(base.endswith("Module") for base in summary.bases)
+        if "Function" not in summary.bases and (summary.has_forward or by_base):
+            modules.add(summary.name)
+    while derived := {name for name, base_names in bases.items() if modules.intersection(base_names)} - modules:
+        modules |= derived
+    return frozenset(modules)
 
 
-def definitions_below(root: Node, names: FileNames) -> Iterator[Definition]:
-    """The definitions in one tree, where the names of the whole file are known."""
-    return _below(root, (), names, in_module=False)
+def definitions_in(root: Node, names: FileNames) -> Iterator[Definition]:
+    """The definitions in one tree, using the names of the whole file."""
+    return _definitions_in(root, (), names, in_module=False)
 
 
-def _below(node: Node, scope: tuple[str, ...], names: FileNames, *, in_module: bool) -> Iterator[Definition]:
-    """Definitions in the statements of ``node``, however deep in ``if``, ``try`` and classes, not inside functions."""
+def _definitions_in(node: Node, scope: tuple[str, ...], names: FileNames, *, in_module: bool) -> Iterator[Definition]:
+    """Definitions in the statements of ``node``, also inside ``if``, ``try`` and classes, but not inside functions."""
     for child in node.children:
         inner = undecorated(child)
         if inner.type not in ("function_definition", "class_definition"):
             if holds_statements(child):
-                yield from _below(child, scope, names, in_module=in_module)
+                yield from _definitions_in(child, scope, names, in_module=in_module)
             continue
-        own = text_of(field(inner, "name"))
-        if not own:
+        name = text_of(field(inner, "name"))
+        if not name:
             continue
-        qualified = (*scope, own)
-        kind = _kind(inner, own, scope, names, in_module=in_module)
+        qualified = (*scope, name)
+        kind = _kind(inner, name, scope, names, in_module=in_module)
         if kind is not None:
             yield Definition(
                 Target(names.path, ".".join(qualified), kind, line_of(inner), inner.end_point[0] + 1), inner
             )
         body = field(inner, "body")
         if body is not None and inner.type == "class_definition":
-            yield from _below(body, qualified, names, in_module=own in names.modules)
+            yield from _definitions_in(body, qualified, names, in_module=name in names.modules)
 
 
 def _kind(inner: Node, name: str, scope: tuple[str, ...], names: FileNames, *, in_module: bool) -> TargetKind | None:
@@ -235,12 +241,12 @@ def _decorators(node: Node) -> list[Node]:
 
 
 def _decorator(node: Node) -> str:
-    """The decorator's dotted name, without ``@`` and without its arguments."""
+    """Dotted name of the decorator, without ``@`` and arguments."""
     return text_of(node).lstrip("@").split("(")[0].split("#")[0].strip()
 
 
 def _is_jit(decorator: str, imports: dict[str, str]) -> bool:
-    """Whether a decorator is Triton's ``jit``, under whatever name; names not imported are taken as written."""
+    """Whether a decorator is Triton's ``jit``, resolving imports; other names are used as written."""
     head, dot, rest = decorator.partition(".")
     path = (imports.get(head) or head) + dot + rest
     if path == "jit":

@@ -8,21 +8,13 @@ from typing import ClassVar
 
 from mtmc_lsp.core.json_codec import Repeated
 from mtmc_lsp.core.results import Timing
-from mtmc_lsp.core.workload import Capture, Environment, Target
+from mtmc_lsp.core.workload import Capture, Environment
 from mtmc_lsp.device.calibration import Calibration
 from mtmc_lsp.process.protocol import NoAnswer, Request
+from mtmc_lsp.verify.messages import SeparateCandidate
 
 SAMPLING_SECONDS = 2.0
 """How long one timing takes samples."""
-
-
-@dataclass(frozen=True)
-class SeparateCandidate:
-    """A candidate in its own file instead of the user's."""
-
-    target: Target
-    init: str
-    """The reference's constructor arguments, as text of Python literals."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
-"""The process that a candidate runs in: locked in, with limits, and a new one for each candidate."""
+"""The sandboxed process of a candidate, with limits. Each candidate gets a new one."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mtmc_lsp.core.errors import EnvironmentNotAble, MtmcError
 from mtmc_lsp.core.workload import Environment
@@ -20,14 +18,14 @@ from mtmc_lsp.process.sandbox import Isolation
 from mtmc_lsp.process.worker_process import RESULTS, Sandbox, Worker
 
 RUN_SECONDS = 120.0
-"""Limit for one case of one candidate."""
+"""Time limit for one case of one candidate."""
 INTERPRETER_MEMORY = 8 << 30
-"""Bytes of data that a candidate under the interpreter may take: the cases are small."""
+"""Limit for the data of a candidate under the interpreter, whose cases are small."""
 START_SECONDS = 120.0
 
 
 class CandidateProcess:
-    """Runs candidates, none in the process of another, and brings their results to where they cannot write."""
+    """Runs candidates, each in a new process, and copies their results to a folder where they cannot write."""
 
     def __init__(
         self,
@@ -42,34 +40,34 @@ class CandidateProcess:
         memory_bytes: int | None = None,
         kernels: str = "",
     ) -> None:
-        """Prepare it; nothing is started yet.
+        """Prepare the process without starting it.
 
         Args:
             python: the user's interpreter.
-            cwd: the project's folder.
-            environment: the machine, on which CUDA may not start in a process that is locked in.
-            measured: whether it runs on the GPU, else by Triton's interpreter.
-            hidden: a folder that it may not even read: that of the expected results.
-            template: what the processes become copies of, where there is one.
-            needs_sandbox: whether to refuse to run anything that is not locked in.
-            memory_bytes: most memory that a candidate under the interpreter may take; 8 GiB by default.
-            kernels: a folder of the caller's for compiled kernels; else the process has one of its own.
+            cwd: the project folder.
+            environment: the machine. On some, CUDA does not start in a sandbox.
+            has_gpu: whether candidates run on the GPU, or else by Triton's interpreter.
+            hidden: the folder of the expected results, which candidates must not read.
+            fork_server: starts the processes by a fork.
+            needs_sandbox: whether to refuse candidates without a complete sandbox.
+            memory_bytes: memory limit of a candidate under the interpreter; by default 8 GiB.
+            kernels: a folder for compiled kernels, which the caller removes; by default a temporary one.
         """
         self._has_gpu, self._environment, self._needs_sandbox = has_gpu, environment, needs_sandbox
-        # Compiled kernels are kept for the next candidate, which shares most of them.
-        self._own_kernels = tempfile.mkdtemp(prefix="mtmc-kernels-") if has_gpu and not kernels else ""
-        folder = kernels or self._own_kernels
+        # Compiled kernels are kept, because the next candidate shares most of them.
+        self._temporary_kernels = tempfile.mkdtemp(prefix="mtmc-kernels-") if has_gpu and not kernels else ""
+        folder = kernels or self._temporary_kernels
         sandbox = Sandbox((folder,) if has_gpu else (), hidden, gpu=has_gpu)
         known = cache_file(environment, "unlocked") if has_gpu else None
         self._reason = known.read_text(encoding="utf-8") if known is not None and known.exists() else ""
         self._isolation: Isolation | None = None
         self.gpu = ""
-        """The GPU's UUID, once it was started."""
+        """The GPU's UUID; known after the start."""
         self.free_bytes = 0
-        """The GPU's free memory then."""
+        """The GPU's free memory at the start."""
 
         def worker(locked: Sandbox | None) -> Worker:
-            # CUDA reserves far more data memory than it uses, so only the interpreter's can be limited this way.
+            # CUDA reserves far more memory than it uses, so this limit works only for the interpreter.
             env = {"TRITON_CACHE_DIR": folder} if has_gpu else {"TRITON_INTERPRET": "1"}
             memory = None if has_gpu else memory_bytes or INTERPRETER_MEMORY
             return Worker(python, cwd=cwd, env=env, memory_bytes=memory, sandbox=locked, fork_server=fork_server)
@@ -77,37 +75,37 @@ class CandidateProcess:
         self._worker, self._unlocked = worker(None if self._reason else sandbox), worker(None)
 
     def start(self) -> Isolation:
-        """Start the next candidate's process, as far locked in as can be; says how far that is.
+        """Start the next candidate's process in a sandbox as complete as this machine allows; returns its level.
 
         Raises:
-            EnvironmentNotAble: it cannot be locked in, and that is asked for.
+            EnvironmentNotAble: the sandbox is incomplete and a complete one is required.
         """
-        seen = self._worker.call(StartRequest(gpu=self._has_gpu, for_candidates=True), START_SECONDS)
-        self.gpu, self.free_bytes = seen.gpu, seen.free_bytes
-        if seen.error and not self._reason and self._has_gpu:
-            # Better a run that is not locked in, and says so, than none.
+        started = self._worker.call(StartRequest(gpu=self._has_gpu, for_candidates=True), START_SECONDS)
+        self.gpu, self.free_bytes = started.gpu, started.free_bytes
+        if started.error and not self._reason and self._has_gpu:
+            # CUDA does not start in the sandbox here, so candidates run without one, and the verdict notes it.
             free = self._unlocked.call(StartRequest(gpu=True, for_candidates=True), START_SECONDS)
             if not free.error:
                 self.gpu, self.free_bytes = free.gpu, free.free_bytes
-                self._reason = seen.error
+                self._reason = started.error
                 with contextlib.suppress(OSError):
                     file = cache_file(self._environment, "unlocked")
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_text(self._reason, encoding="utf-8")
                 self._worker.close()
                 self._worker = self._unlocked
-        found = seen.isolation
-        self._isolation = replace(found, files=False, network=False, gpu=self._reason) if self._reason else found
+        level = started.isolation
+        self._isolation = replace(level, files=False, network=False, gpu=self._reason) if self._reason else level
         if self._needs_sandbox and not self._isolation.is_full:
             raise EnvironmentNotAble(
-                f"the candidate's process cannot be locked in here; the level is {self._isolation.text}",
+                f"a complete sandbox for the candidate's process is not possible here; the level is: {self._isolation.text}",
                 remedy="Use Linux 5.13 or newer with Landlock and seccomp, or leave out --require-sandbox.",
             )
         return self._isolation
 
     @property
     def isolation(self) -> Isolation:
-        """How far candidates are locked in."""
+        """The level of the sandbox; starts the process if it is not known yet."""
         return self._isolation or self.start()
 
     def call(self, request: Request[Answer], seconds: float) -> Answer:
@@ -120,17 +118,11 @@ class CandidateProcess:
             self.start()
         return self._worker.call(request, seconds)
 
-    def call_untyped(self, command: str, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
-        """As :meth:`call` for the commands of ``verify``, which have no request classes yet."""
-        if self._isolation is None:
-            self.start()
-        return self._worker.call_untyped(command, request, seconds)
-
     def take_results(self, to: Path) -> None:
-        """Copy what it left as results to where it cannot write.
+        """Copy the results to a path that candidates cannot write.
 
         Raises:
-            WorkerFailed: it left none.
+            WorkerFailed: there are no results.
         """
         self._worker.copy_file(RESULTS, to)
 
@@ -140,18 +132,18 @@ class CandidateProcess:
             worker.kill()
 
     def next(self) -> None:
-        """End the process: whatever the candidate changed in it goes with it. The next one starts by itself."""
+        """End the process with all that the candidate changed in it. The next call starts a new one."""
         self._worker.close()
 
     def warm_up(self) -> None:
-        """Start the next process now; what is wrong is said when it is used."""
+        """Start the next process now; the next call reports an error."""
         with contextlib.suppress(MtmcError):
             self.start()
 
     def close(self) -> None:
-        """End whatever runs, and remove what it wrote."""
+        """End the processes and remove temporary kernels."""
         self.kill()
         for worker in (self._worker, self._unlocked):
             worker.close()
-        if self._own_kernels:
-            shutil.rmtree(self._own_kernels, ignore_errors=True)
+        if self._temporary_kernels:
+            shutil.rmtree(self._temporary_kernels, ignore_errors=True)

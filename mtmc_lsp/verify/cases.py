@@ -1,47 +1,59 @@
-"""Which inputs a candidate is verified on: sizes, distributions, seeds, and calls that its guard must refuse."""
+"""The cases that a candidate is verified on: sizes, distributions of values, layouts, seeds, and calls outside its guard."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.dtypes import is_float
 from mtmc_lsp.core.graph import MATRIX_PRODUCTS, RECURRENT_GATES, Graph, InputKind
-from mtmc_lsp.core.sizes import Size, all_hold, names_in, product
+from mtmc_lsp.core.sizes import Size, conditions_hold, names_in, product
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 
 INTERPRETER_ELEMENTS = 60_000
-"""Elements of all inputs that one interpreted run may have, about a second of it."""
+"""Limit for the elements of all inputs of an interpreted call, which takes about one second."""
 INTERPRETER_PRODUCT = 2.0e6
-"""Multiply-adds that one interpreted run may have."""
+"""Limit for the multiply-adds of an interpreted call."""
 FIXED_SLACK = 30.0
-"""How many times that an interpreted run may have where sizes cannot be reduced further."""
+"""Factor on the element limit if sizes cannot be reduced further."""
 FIXED_PRODUCT_SLACK = 100.0
-"""The same of multiply-adds: large tiles make few programs of them."""
+"""The same for multiply-adds; it is larger because matrix kernels have large tiles and few program instances."""
+SMALL_PART = 0.2
+"""Share of the interpreter's limits for the cases with unusual values and layouts, and for all cases of a foreign candidate
+but the first: these cases are many."""
+FULL_PRODUCT = 20 * INTERPRETER_PRODUCT
+"""Limit for the multiply-adds of an interpreted call at the parameters' full sizes."""
 LEAST_ROWS = 32
-"""Rows of a product below which some kernels leave it to the user's own code."""
+"""Some matrix kernels fall back to the user's code for products with fewer rows."""
 VALUES_ELEMENTS = 1 << 24
-"""Elements of a graph's tensors above which a GPU tries distributions of values on smaller sizes."""
+"""Above this number of elements in the graph's tensors, a GPU tries distributions of values on smaller sizes."""
 LEAST_PART = 130
-"""Down to which sizes are then made smaller: more than one block of any kernel."""
+"""Lower limit for these smaller sizes: more than one block of any kernel."""
 LARGER_BYTES = 8.0e9
-"""Workloads that move more than this are not verified on larger sizes as well: they may not fit."""
+"""Workloads that move more bytes than this get no case with larger sizes, which might not fit in memory."""
 CPU_WORK = 2.0e11
-"""Most operations for which the user's code is also run on the CPU, to see that the guard sends it there."""
+"""Limit for the operations of the case that runs on the CPU beside a GPU."""
 
 VALUES = "values"
-"""The kernel's own ground: the guard should hold."""
+"""The kernel should run: the call is inside the guard."""
 FLOAT64 = "float64"
-"""The same call in double precision: outside most guards, so the user's own code should run."""
+"""The same call in double precision. It is outside most guards, so the user's code should run."""
 AUTOGRAD = "autograd"
-"""The same call with gradients asked for: they must be those of the user's own code."""
+"""The same call with gradients, which must equal those of the user's code."""
 ON_CPU = "cpu"
-"""The same call on CPU tensors while a GPU is there."""
-
+"""The same call on CPU tensors on a machine with a GPU."""
+SPECIAL_DISTRIBUTIONS = ("denormal", "infinite", "nan")
+"""Distributions on which the output may differ from a constant only by NaN and infinity, so they reveal no trivial answers."""
+EXACT_OPERATIONS = frozenset(MATRIX_PRODUCTS) | frozenset(
+    "convolution conv1d conv2d conv3d add sub rsub mul neg abs relu clamp maximum minimum where eq ne lt le gt ge sum amax "
+    "amin max min cumsum view reshape _unsafe_view permute transpose t unsqueeze squeeze expand clone contiguous cat slice "
+    "select flatten alias detach copy stack flip".split()
+)
+"""ATen operations that map small whole numbers to whole numbers without rounding."""
 
 UNITS = 16
-"""No multiple of this is a size that no tile divides; half of it is 16 bytes of elements of two."""
+"""Sizes that are no multiple of this are divided by no tile; half of it is 16 bytes of two-byte elements."""
 
 
 @dataclass(frozen=True)
@@ -50,39 +62,119 @@ class Case:
 
     sizes: Mapping[str, int]
     distribution: str
-    """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, or ``given`` (by ``get_inputs``); for a pair
-    also those of :mod:`~mtmc_lsp.verify.pair_cases`."""
+    """``normal``, ``uniform``, ``large``, ``tiny``, ``mixed``, ``constant``, ``integers``, ``bits``, one of
+    :data:`SPECIAL_DISTRIBUTIONS`, or ``given`` (by ``get_inputs``)."""
     seed: int
     kind: str = VALUES
     """One of :data:`VALUES`, :data:`FLOAT64`, :data:`AUTOGRAD`, :data:`ON_CPU`."""
     layout: str = ""
-    """Empty for the workload's own, ``strided`` for arguments that are not contiguous, ``aliased`` for one tensor twice."""
+    """Empty for the workload's layout, ``strided`` for arguments that are not contiguous, ``aliased`` for arguments that are the
+    same tensor."""
 
     @property
-    def is_kernels_ground(self) -> bool:
-        """Whether a kernel should run: not outside the guard, and not without elements."""
+    def expects_kernel(self) -> bool:
+        """Whether a kernel should run: the call is inside the guard and has elements."""
         return self.kind == VALUES and all(self.sizes.values())
 
     @property
     def label(self) -> str:
-        """The case in words."""
+        """A description for messages."""
         sizes = ", ".join(f"{name}={value}" for name, value in self.sizes.items())
         kind = "".join(f"{word}, " for word in (self.kind, self.layout) if word and word != VALUES)
         return f"{sizes + ', ' if sizes else ''}{kind}{self.distribution}, seed {self.seed}"
 
 
-def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: float = 1.0) -> tuple[Case, ...]:
-    """The cases for a capture; the interpreter gets sizes that it can run.
+def is_exact(capture: Capture) -> bool:
+    """Whether the reference computes small whole numbers without rounding."""
+    return all(node.op.split(".")[1] in EXACT_OPERATIONS for node in capture.graph.nodes)
 
-    The first is the workload (reduced for the interpreter). Then sizes that no tile divides, small ones with 1
-    and 0 among them, larger ones; the distributions go round. Last come calls for the guard to refuse or get right. Values are
-    tried at multiples of eight, which kernels ask for whose tiles the hardware moves: at odd ones your own code would run.
+
+def least_size_that_runs(capture: Capture) -> int:
+    """The lower limit of the argument sizes with which the interpreter can run full-size parameters; 0 if there is none."""
+    for least in (4, 2, 1):
+        if product_work(capture.graph, reduced_sizes(capture, least=least)) <= FULL_PRODUCT:
+            return least
+    return 0
+
+
+def version_cases(capture: Capture, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
+    """The cases for a version in the user's file: sizes and values, calls outside its guard, unusual values and layouts."""
+    cases = verification_cases(capture, interpreted=interpreted, seed=seed)
+    return (*cases, *_unusual_cases(capture, cases, interpreted, seed + len(cases)))
+
+
+def foreign_cases(
+    capture: Capture, *, interpreted: bool, seed: int, few: bool = False, takes_empty: bool = True
+) -> tuple[Case, ...]:
+    """The cases for a foreign candidate.
+
+    There are no calls with other dtypes and devices than the workload's, since the candidate has no guard. Gradients are
+    compared if the workload asks for them.
+
+    Args:
+        capture: of the reference.
+        interpreted: whether Triton's interpreter runs the kernels.
+        seed: of the first case.
+        few: whether to use only the smallest sizes and the most telling values, since each call takes long.
+        takes_empty: whether one case has no elements.
+    """
+    if few:
+        least = reduced_sizes(capture, least=least_size_that_runs(capture))
+        distributions = ["normal", "mixed", *(["integers"] if is_exact(capture) else [])]
+        return tuple(Case(least, name, seed + i) for i, name in enumerate(distributions))
+    usual = verification_cases(capture, interpreted=interpreted, seed=seed, part=SMALL_PART if interpreted else 1.0)
+    if interpreted:
+        # The first case is as large as possible, because a candidate may refuse small sizes.
+        usual = (replace(usual[0], sizes=reduced_sizes(capture)), *usual[1:])
+    has_gradients = any(a.tensor is not None and a.tensor.requires_grad for a in capture.workload.arguments)
+    kinds = (VALUES, AUTOGRAD) if has_gradients else (VALUES,)
+    cases = tuple(case for case in usual if case.kind in kinds and (takes_empty or all(case.sizes.values())))
+    return (*cases, *_unusual_cases(capture, cases, interpreted, seed + len(usual)))
+
+
+def smallest_case(cases: Sequence[Case], capture: Capture) -> Case:
+    """The case with the fewest elements, but not none."""
+    candidates = [case for case in cases if case.expects_kernel] or cases[:1]
+    return min(candidates, key=lambda case: argument_elements(capture, case.sizes))
+
+
+def argument_elements(capture: Capture, sizes: Mapping[str, int]) -> int:
+    """The number of elements of all arguments."""
+    inputs = capture.graph.inputs
+    return sum(item.type.numel.value(sizes) for item in inputs if item.kind is InputKind.ARGUMENT)
+
+
+def _unusual_cases(capture: Capture, cases: Sequence[Case], interpreted: bool, seed: int) -> list[Case]:
+    """Further values and layouts, at sizes of one of the ``cases``; small sizes for the interpreter."""
+    arguments = [item for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT]
+    small = verification_cases(capture, interpreted=True, seed=seed, part=SMALL_PART) if interpreted else cases
+    model = next((case for case in small if case.distribution == "constant" and case.kind == VALUES), cases[0])
+    # The same sizes as an earlier case with other contents.
+    unusual = [replace(model if interpreted else cases[0], distribution="normal")]
+    if any(is_float(item.type.dtype) for item in arguments):
+        names = [*SPECIAL_DISTRIBUTIONS, *(("integers", "bits") if is_exact(capture) else ())]
+        unusual += [replace(model, distribution=name) for name in names]
+    unusual.append(replace(model, distribution="normal", layout="strided"))
+    changed = {mutation.input for mutation in capture.graph.mutations}
+    # The float64 oracle converts each argument by itself, so it cannot follow writes to a shared tensor.
+    is_read_only = not changed & {item.name for item in arguments}
+    if is_read_only and len({(item.type.shape, item.type.dtype) for item in arguments}) < len(arguments):
+        unusual.append(replace(model, distribution="normal", layout="aliased"))
+    return [replace(case, seed=seed + 1 + i) for i, case in enumerate(unusual)]
+
+
+def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: float = 1.0) -> tuple[Case, ...]:
+    """Cases of different sizes and values for a capture.
+
+    The first is the workload, with reduced sizes for the interpreter. Then come sizes that no tile divides, small ones
+    including 1 and 0, the distributions of values, and larger sizes. The last are calls outside the guard. Distributions are
+    tried at multiples of eight, which TMA kernels require; at odd sizes the user's code would run instead.
     """
     graph = capture.graph
     base = reduced_sizes(capture, part=part) if interpreted else dict(graph.sizes)
     variable = [name for name in capture.variable_sizes if name in base]
-    given = capture.workload.source is WorkloadSource.GET_INPUTS and not interpreted
-    plans: list[tuple[dict[str, int], str]] = [(base, "given")] if given else []
+    from_get_inputs = capture.workload.source is WorkloadSource.GET_INPUTS and not interpreted
+    plans: list[tuple[dict[str, int], str]] = [(base, "given")] if from_get_inputs else []
     if not variable:
         plans += [(base, d) for d in ("normal", "normal", "uniform", "large", "tiny", "mixed", "constant")]
         last = base
@@ -98,10 +190,10 @@ def verification_cases(capture: Capture, *, interpreted: bool, seed: int, part: 
             graph, ({**base, **{name: turn(size, 1) for name, size in more.items()}} for turn in (_uneven, _odd))
         )
         huge = capture.bytes > LARGER_BYTES and not interpreted
-        # A workload that takes this long to make is verified twice at about its own size, not three times.
-        plans += [] if given and huge else [(base, "normal")]
+        # Inputs of this size take long to create, so one case at the workload's size is enough.
+        plans += [] if from_get_inputs and huge else [(base, "normal")]
         plans += [(odd, "normal"), (small, "normal"), (other, "mixed")]
-        # What values do does not hang on the size, so they are tried on small ones.
+        # The effect of values does not depend on the size, so small sizes do.
         less = {name: -(-base[name] // 2) for name in variable} if interpreted else _smaller(graph, base, variable)
         middle = _first_allowed(
             graph,
@@ -135,27 +227,27 @@ def _outside_the_guard(capture: Capture, sizes: Mapping[str, int], interpreted: 
 
 
 def _odd(value: int, position: int) -> int:
-    """A size that is no multiple of 16, a little below or above the base: other tiles, other tails."""
+    """A size near ``value`` that is no multiple of 16, so that the last tile is partial."""
     wanted = value + (5 if position % 2 else -3)
     return wanted | 1 if wanted > 2 else 3
 
 
 def _uneven(value: int, position: int) -> int:
-    """A size that no tile divides, and a multiple of eight: a guard that asks for whole units leaves it to the kernel."""
+    """A multiple of eight near ``value`` that no tile divides: guards that require whole units of 16 bytes accept it."""
     if value < 2 * UNITS:
         return _odd(value, position)
     return value // UNITS * UNITS + (UNITS // 2 if position % 2 else -UNITS // 2)
 
 
 MOST_RAISED = 256
-"""Steps after which no smallest sizes are looked for any longer."""
+"""Limit for the search of the smallest allowed sizes."""
 
 
 def _raised(graph: Graph, sizes: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
-    """Sizes made larger one by one until the graph's conditions hold: the smallest of their kind that kernels are for."""
+    """The sizes, each enlarged in steps of one until the graph's conditions hold."""
     raised = dict(sizes)
     for _ in range(MOST_RAISED):
-        failing = next((text for text in graph.conditions if not all_hold([text], raised)), None)
+        failing = next((text for text in graph.conditions if not conditions_hold([text], raised)), None)
         if failing is None:
             return raised
         raised |= {name: raised[name] + 1 for name in names_in(failing) & set(variable)}
@@ -163,7 +255,7 @@ def _raised(graph: Graph, sizes: Mapping[str, int], variable: Sequence[str]) -> 
 
 
 def _first_allowed(graph: Graph, choices: Iterable[dict[str, int]]) -> dict[str, int]:
-    """The first sizes that the graph's own conditions allow; the last ones where none do."""
+    """The first sizes that the graph's conditions allow; the last ones if none do."""
     sizes: dict[str, int] = {}
     for sizes in choices:
         if _allowed(graph, sizes):
@@ -172,11 +264,11 @@ def _first_allowed(graph: Graph, choices: Iterable[dict[str, int]]) -> dict[str,
 
 
 def _allowed(graph: Graph, sizes: Mapping[str, int]) -> bool:
-    return all_hold(graph.conditions, sizes)
+    return conditions_hold(graph.conditions, sizes)
 
 
 def _smaller(graph: Graph, base: Mapping[str, int], variable: Sequence[str]) -> dict[str, int]:
-    """Variable sizes halved, the largest first, until a GPU needs no time for copying; never below two tiles."""
+    """Variable sizes, the largest halved repeatedly until the tensors are small; never below two tiles."""
     sizes = dict(base)
     while _elements(graph, sizes) > VALUES_ELEMENTS:
         largest = max(variable, key=lambda name: sizes[name])
@@ -192,14 +284,14 @@ def _elements(graph: Graph, sizes: Mapping[str, int]) -> int:
 
 
 def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dict[str, int]:
-    """The workload's sizes, variable ones halved, the largest first, until the interpreter can run them.
+    """The workload's sizes, the largest variable one halved repeatedly until the interpreter can run them.
 
-    Products keep rows enough for the kernels that ask for some (:data:`LEAST_ROWS`).
+    Matrix products keep at least :data:`LEAST_ROWS` rows, since their kernels may require that.
 
     Args:
-        capture: what is run.
-        least: none is made smaller than this.
-        part: of the interpreter's limits that may be used.
+        capture: of the target.
+        least: lower limit for each size.
+        part: share of the interpreter's limits to use.
     """
     graph = capture.graph
     sizes = dict(graph.sizes)
@@ -217,28 +309,28 @@ def reduced_sizes(capture: Capture, *, least: int = 4, part: float = 1.0) -> dic
 
 
 def _with_rows(graph: Graph, base: Mapping[str, int], changed: Mapping[str, int]) -> dict[str, int]:
-    """``base`` with some sizes changed, then enlarged until products have rows for their kernels again."""
+    """``base`` with some sizes changed, then enlarged until the matrix products have enough rows again."""
     sizes = {**base, **changed}
     wanted = [min(rows, LEAST_ROWS) for rows in _product_rows(graph, base)]
     for name in changed:
         while True:
             larger = {**sizes, name: 2 * sizes[name] + 1}
             now, then = _product_rows(graph, sizes), _product_rows(graph, larger)
-            # Products that lack rows which another size gives them are left to that one.
-            if not any(own < least and own < more for own, more, least in zip(now, then, wanted, strict=True)):
+            # Enlarging this size must help at least one product that lacks rows.
+            if not any(rows < least and rows < more for rows, more, least in zip(now, then, wanted, strict=True)):
                 break
             sizes = larger
     return sizes
 
 
 def _product_rows(graph: Graph, sizes: Mapping[str, int]) -> list[int]:
-    """How many rows each product of the graph has, all dimensions before the last taken together."""
+    """The number of rows of each matrix product: all its dimensions but the last."""
     shapes = [node.type.shape for node in graph.nodes if node.op.split(".")[1] in MATRIX_PRODUCTS and node.outputs]
     return [math.prod(size.value(sizes) for size in shape[:-1]) for shape in shapes]
 
 
 def is_interpretable(capture: Capture) -> bool:
-    """Whether the interpreter can run the target in reasonable time once its variable sizes are reduced."""
+    """Whether the interpreter can run the target in reasonable time with reduced variable sizes."""
     sizes = reduced_sizes(capture)
     return not _too_large(capture.graph, sizes, FIXED_SLACK, FIXED_PRODUCT_SLACK)
 
@@ -250,8 +342,8 @@ def _too_large(graph: Graph, sizes: Mapping[str, int], slack: float = 1.0, produ
         for item in graph.inputs
         if item.kind is InputKind.ARGUMENT or set(_names(item.type.shape)) & variable
     )
-    made = sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs)
-    too_many = elements + made / 4 > slack * INTERPRETER_ELEMENTS
+    computed = sum(kind.numel.value(sizes) for node in graph.nodes for kind in node.outputs)
+    too_many = elements + computed / 4 > slack * INTERPRETER_ELEMENTS
     return too_many or product_work(graph, sizes) > (product_slack or slack) * INTERPRETER_PRODUCT
 
 
@@ -260,19 +352,19 @@ def _names(shape: tuple[Size, ...]) -> list[str]:
 
 
 def product_work(graph: Graph, sizes: Mapping[str, int]) -> float:
-    """Multiply-adds of the graph's matrix products."""
+    """The multiply-adds of the graph's matrix products."""
     total = 0.0
     for node in graph.nodes:
         name = node.op.split(".")[1]
         operands = [graph.type_of(ref) for ref in node.inputs()]
-        made = float(node.type.numel.value(sizes)) if node.outputs else 0.0
+        computed = float(node.type.numel.value(sizes)) if node.outputs else 0.0
         if name in MATRIX_PRODUCTS:
-            total += made * operands[MATRIX_PRODUCTS[name]].shape[-1].value(sizes)
+            total += computed * operands[MATRIX_PRODUCTS[name]].shape[-1].value(sizes)
         elif name == "scaled_dot_product_attention":
-            # Two products, each of the length of the keys.
-            total += 2 * made * operands[1].shape[-2].value(sizes)
+            # Two products, each over the length of the keys.
+            total += 2 * computed * operands[1].shape[-2].value(sizes)
         elif name in RECURRENT_GATES and len(node.outputs) > 1:
-            # At each step every row of the batch meets every weight.
+            # At each step every row of the batch is multiplied by every weight.
             rows = product(operands[0].shape[:2]).value(sizes)
             total += rows * sum(kind.numel.value(sizes) for kind in operands if len(kind.shape) == 2)
     return total

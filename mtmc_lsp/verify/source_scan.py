@@ -1,9 +1,9 @@
-"""Looks through a candidate's text for ways to fool a measurement. It only reads the text; running it is judged elsewhere."""
+"""Scans the text of a candidate for ways to deceive the verification or the timing, without running it."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mtmc_lsp.codegen.module.cuda_graph import without_cuda_graph
 from mtmc_lsp.core.results import Check, CheckStatus
@@ -21,45 +21,45 @@ FORBIDDEN_MODULES = {
     "cffi": "native memory",
     "torch.utils.cpp_extension": "native code that cannot be read",
 }
-"""Modules that no kernel needs, and what they reach."""
+"""Modules that no kernel needs, and what they access."""
 FORBIDDEN_CALLS = {
     "sys._getframe": "frames of other code",
     "os.fork": "other processes",
     "os.system": "other processes",
-    "os.write": "the channel that results travel on",
-    "os.dup2": "the channel that results travel on",
+    "os.write": "the channel for results",
+    "os.dup2": "the channel for results",
     "torch.cuda.cudart": "the GPU's caches and clocks",
     "torch.set_float32_matmul_precision": "how the reference computes",
     "torch.set_num_threads": "how fast the reference computes",
-    "torch.cuda.Stream": "another stream than the timed one",
+    "torch.cuda.Stream": "a stream that is not timed",
     "torch.cuda.CUDAGraph": "a graph that replays old inputs",
     "torch.cuda.graph": "a graph that replays old inputs",
-    "torch.Tensor._make_subclass": "a tensor that is computed when it is looked at",
-    "torch.Tensor._make_wrapper_subclass": "a tensor that is computed when it is looked at",
+    "torch.Tensor._make_subclass": "a tensor that is computed only when it is read",
+    "torch.Tensor._make_wrapper_subclass": "a tensor that is computed only when it is read",
     "eval": "code that cannot be read",
     "exec": "code that cannot be read",
     "__import__": "code that cannot be read",
 }
 WATCHED = {"torch", "triton", "tl", "time", "sys", "os", "builtins", "numpy", "np", "F"}
-"""Names of modules whose attributes no candidate may set."""
+"""Modules whose attributes a candidate must not set."""
 
 
-def scan(source: str, path: str) -> tuple[Check, ...]:
-    """One check for each rule. A text that does not parse passes: running it says what is wrong with it."""
+def scan(source: str, path: str, own: str = "") -> tuple[Check, ...]:
+    """One check for each rule; none if the text is no valid Python, which an import reports better.
+
+    Args:
+        source: the candidate's file.
+        path: its path, for messages.
+        own: the user's file, if the candidate is a version of it. What the user's text does itself is no violation.
+    """
     try:
         tree = ast.parse(without_cuda_graph(source))
+        allowed = {wrong for rule in RULES.values() for _, wrong in rule(ast.parse(own))}
     except SyntaxError:
         return ()
-    rules = {
-        "text: imports": _imports(tree),
-        "text: calls": _calls(tree),
-        "text: leaves modules alone": _assignments(tree),
-        "text: no fallback": _fallbacks(tree),
-        "text: plain tensors": _subclasses(tree),
-    }
     checks = []
-    for name, found in rules.items():
-        line, wrong = next(found, (0, ""))
+    for name, rule in RULES.items():
+        line, wrong = next(((line, wrong) for line, wrong in rule(tree) if wrong not in allowed), (0, ""))
         status = CheckStatus.FAILED if wrong else CheckStatus.PASSED
         checks.append(Check(name, status, "", f"{wrong} ({path}:{line})" if wrong else ""))
     return tuple(checks)
@@ -71,9 +71,9 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in names:
-            reached = FORBIDDEN_MODULES.get(name) or FORBIDDEN_MODULES.get(name.partition(".")[0])
-            if reached:
-                yield node.lineno, f"imports {name}, which reaches {reached}"  # type: ignore[attr-defined]
+            accessed = FORBIDDEN_MODULES.get(name) or FORBIDDEN_MODULES.get(name.partition(".")[0])
+            if accessed:
+                yield node.lineno, f"imports {name}, which accesses {accessed}"  # type: ignore[attr-defined]
 
 
 def _dotted(node: ast.expr) -> str:
@@ -87,9 +87,9 @@ def _calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _dotted(node.func) in FORBIDDEN_CALLS:
             name = _dotted(node.func)
-            yield node.lineno, f"calls {name}, which reaches {FORBIDDEN_CALLS[name]}"
+            yield node.lineno, f"calls {name}, which accesses {FORBIDDEN_CALLS[name]}"
         if isinstance(node, ast.Attribute) and _dotted(node) == "sys.modules":
-            yield node.lineno, "looks into sys.modules, where other code lies"
+            yield node.lineno, "accesses sys.modules, which holds other code"
         if isinstance(node, ast.Call) and _dotted(node.func) in ("setattr", "delattr") and node.args:
             owner = _dotted(node.args[0])
             if owner.partition(".")[0] in WATCHED:
@@ -104,7 +104,7 @@ def _assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:
             name = _dotted(target)
             if isinstance(target, ast.Attribute) and target.attr in ("__code__", "__class__", "__dict__"):
                 yield node.lineno, f"sets {target.attr}"  # type: ignore[attr-defined]
-            # Switches such as torch.backends.cuda.matmul.allow_tf32 change the reference's rounding too.
+            # This includes switches such as torch.backends.cuda.matmul.allow_tf32, which change the rounding.
             elif isinstance(target, ast.Attribute) and name.partition(".")[0] in WATCHED:
                 yield node.lineno, f"sets {name}"  # type: ignore[attr-defined]
 
@@ -116,7 +116,7 @@ def _fallbacks(tree: ast.Module) -> Iterator[tuple[int, str]]:
             if isinstance(node, ast.Try):
                 for handler in node.handlers:
                     if not isinstance(handler.body[-1], ast.Raise):
-                        yield handler.lineno, f"{function.name} goes on when something fails"
+                        yield handler.lineno, f"{function.name} continues after an exception"
 
 
 def _subclasses(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -124,7 +124,17 @@ def _subclasses(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.ClassDef):
             for base in node.bases:
                 if _dotted(base) in ("torch.Tensor", "Tensor"):
-                    yield node.lineno, f"{node.name} is a kind of tensor of its own"
+                    yield node.lineno, f"{node.name} is a subclass of torch.Tensor"
             methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
             if methods & {"__torch_function__", "__torch_dispatch__"}:
                 yield node.lineno, f"{node.name} intercepts torch's functions"
+
+
+RULES: dict[str, Callable[[ast.Module], Iterator[tuple[int, str]]]] = {
+    "text: imports": _imports,
+    "text: calls": _calls,
+    "text: leaves modules alone": _assignments,
+    "text: no fallback": _fallbacks,
+    "text: plain tensors": _subclasses,
+}
+"""By the name of its check, each rule's violations: line and text."""

@@ -12,7 +12,7 @@ from mtmc_lsp.capture.worker import graph_reader as reading
 from mtmc_lsp.capture.worker.export import export_graph
 from mtmc_lsp.capture.worker.graph_reader import InputTensor
 from mtmc_lsp.core.graph import InputKind
-from mtmc_lsp.core.sizes import all_hold
+from mtmc_lsp.core.sizes import conditions_hold
 from mtmc_lsp.core.workload import Target, TargetKind
 from tests.codegen.harness import fused, verified
 
@@ -90,7 +90,7 @@ def test_what_the_targets_own_code_asks_of_sizes_is_asked_of_every_call(captured
     graph = captured(text, "f").graph
     assert [str(size) for size in graph.inputs[0].type.shape] == ["B", "T"]
     for sizes in ({"B": b, "T": t} for b in (2, 3, 8, 10, 33) for t in (2, 4, 20, 33, 44)):
-        assert all_hold(graph.conditions, sizes) == all_hold([wanted], sizes), (graph.conditions, sizes)
+        assert conditions_hold(graph.conditions, sizes) == conditions_hold([wanted], sizes), (graph.conditions, sizes)
 
 
 FLOATS = {

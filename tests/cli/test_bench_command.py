@@ -44,6 +44,8 @@ def test_a_suite_is_run_once_and_summarised_by_level(suite: Path) -> None:
     assert not any(means["count"] for means in scores[""]["means"]), "nothing is timed without a GPU"
     good = next(r for line in (suite / "r.jsonl").read_text().splitlines() if "stages" in (r := json.loads(line)))
     assert {"capturing", "planning", "compiling", "verifying"} <= set(good["stages"])
+    assert "version" in good and "commit" in good
+    assert str(suite) not in (suite / "r.jsonl").read_text()
     assert sum(good["stages"].values()) <= good["wall_seconds"]
     again = mtmc(suite, "bench", ".", "--jobs", "1", "--time-limit", "120", "--out", "r.jsonl")
     assert "3 of 3 results are from before" in again.err
@@ -52,6 +54,14 @@ def test_a_suite_is_run_once_and_summarised_by_level(suite: Path) -> None:
     assert alone.code == 0
     assert "crashed: the process ended with exit code N" in alone.out
     assert [line.split()[0] for line in alone.out.splitlines() if "%" in line] == ["all", "level1", "level2"]
+    first_line, *other_lines = (suite / "r.jsonl").read_text().splitlines()
+    mixed = [json.dumps({**json.loads(first_line), "commit": "another"}), *other_lines]
+    (suite / "mixed.jsonl").write_text("\n".join(mixed) + "\n")
+    refused = mtmc(suite, "bench", "--summary", "mixed.jsonl")
+    assert refused.code == 2
+    assert "commit another" in refused.err
+    assert "--mixed" in refused.err
+    assert "commit another" in mtmc(suite, "bench", "--summary", "mixed.jsonl", "--mixed").out
     assert not (suite / "level1" / ".mtmc").exists(), "the problems' own folder is left alone"
 
 

@@ -20,7 +20,7 @@ def line_of(text: str) -> int:
 MISTAKES = [
     # arguments, exit code, error code, words of the message, line
     (["optimize", "model.py"], 2, "request", "cannot read 'model.py'", 0),
-    (["optimize"], 2, "request", "what is to be optimised", 0),
+    (["optimize"], 2, "request", "no target is named", 0),
     (["optimize", "absent.py::f"], 2, "request", "no such file", 0),
     (["optimize", "model.py::nope"], 2, "no-such-target", "'nope'", 0),
     (["optimize", "model.py::broken"], 2, "syntax-error", "does not parse", line_of("    return x +")),
@@ -31,7 +31,7 @@ MISTAKES = [
     (["optimize", "model.py::two", "--search", "beam"], 2, "request", "--search beam", 0),
     (["optimize", "model.py::two", "--budget", "soon"], 2, "request", "--budget", 0),
     (["optimize", "model.py::two", "--budget", "0"], 2, "request", "budget_seconds", 0),
-    (["optimize", "model.py::two", "--arch", "pentium"], 2, "request", "'pentium' is no architecture", 0),
+    (["optimize", "model.py::two", "--arch", "pentium"], 2, "request", "'pentium' is not an architecture", 0),
     (["optimize", "model.py::two", "--python", "/no/python"], 3, "environment", "/no/python", 0),
     (["optimize", "model.py::two", "--no-such-option"], 2, "request", "--no-such-option", 0),
     (["optimize", "model.py::two", "--resume"], 2, "request", "no unfinished run", 0),
@@ -67,7 +67,7 @@ def test_without_json_a_mistake_is_told_on_standard_error_only(tmp_path: Path) -
     answer = mtmc(tmp_path, "optimize", "model.py::broken")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err == (
-        f"error: {file}:{line_of('    return x +')}: broken does not parse\n  Mend the syntax error first.\n"
+        f"error: {file}:{line_of('    return x +')}: broken does not parse\n  Correct the syntax error first.\n"
     )
 
 
@@ -119,7 +119,7 @@ def test_the_projects_own_environment_is_found_and_checked(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("precission = 'strict'", "no setting 'precission'"),
+        ("precission = 'strict'", "unknown setting 'precission'"),
         ("precision = 'loose'", "'loose' is neither budget nor strict"),
         ("archs = 'sm_90'", "archs in [tool.mtmc] cannot be 'sm_90'"),
         ("max-steps = 0", "max_steps"),

@@ -12,7 +12,7 @@ import pytest
 from runner import Answer, environment, mtmc
 
 from mtmc_lsp.core.workload import Environment
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 from mtmc_lsp.search.store import Store
 from tests.hostile import STORES, imported, plant_modules, project, snapshot
 
@@ -24,7 +24,7 @@ MODEL = (
 def isolated(folder: Path, *arguments: str, **variables: str) -> Answer:
     """The same, started as our own processes are."""
     done = subprocess.run(
-        [*own_command("mtmc_lsp"), *arguments],
+        [*isolated_command("mtmc_lsp"), *arguments],
         cwd=folder,
         env={**environment(), **variables},
         capture_output=True,

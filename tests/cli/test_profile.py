@@ -12,10 +12,12 @@ import torch
 from runner import mtmc, project
 
 from mtmc_lsp.app import profile as profiling
+from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.report.page import render
 from mtmc_lsp.report.profile import operator_table, profile_page, summary_lines
+from mtmc_lsp.timing.messages import ProfileAnswer, ProfileRequest
 from mtmc_lsp.timing.worker.profile_command import covered, gaps
 
 MODEL = """\
@@ -69,7 +71,7 @@ def test_without_a_gpu_operators_are_told_by_the_cpus_time_and_that_is_said(tmp_
     assert operators["aten::matmul"]["cpu_us"] > 0
     assert found["kernels"] == []
     page = (tmp_path / "p.html").read_text()
-    assert "an estimate" in page
+    assert "the points are estimates" in page
     assert "<svg" in page
 
 
@@ -85,17 +87,12 @@ def on_gpu(captured: Callable[[str, str], Capture], monkeypatch: pytest.MonkeyPa
             return self
 
         def __exit__(self, *error: object) -> None: ...
-        def close(self) -> None: ...
-        def device(self) -> object:
-            return device
-
-        def call(self, command: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-            return SEEN
+        def call(self, request: ProfileRequest, seconds: float) -> ProfileAnswer:
+            return from_json(ProfileAnswer, SEEN)
 
     monkeypatch.setattr(profiling, "Worker", Seeing)
-    monkeypatch.setattr(profiling, "open_measurer", Seeing)
-    opened = SimpleNamespace(request=SimpleNamespace(python="python"), root=Path.cwd(), text=MODEL.encode())
-    return capture, device, profiling.profile(opened, capture)[0]
+    target = SimpleNamespace(python="python", project=Path.cwd(), text=MODEL.encode())
+    return capture, device, profiling.profile_calls(target, capture, device)
 
 
 def test_on_a_gpu_operators_are_ordered_by_their_kernels_and_held_against_the_roofline(on_gpu) -> None:
@@ -110,8 +107,8 @@ def test_on_a_gpu_operators_are_ordered_by_their_kernels_and_held_against_the_ro
     assert found.launches == 3
     assert 0 < found.roofline < 1
     text = " ".join(summary_lines(found, device))
-    assert "120.0 us a call" in text
-    assert "the GPU waits for 25.0 us" in text
+    assert "120.0 us per call" in text
+    assert "the GPU is idle for 25.0 us" in text
     assert "(data sheet)" in text
     head, rows = operator_table(found)
     assert rows[0][head.index("share")] == "80%"
@@ -124,7 +121,7 @@ def test_the_page_has_the_whole_call_and_its_operators_on_the_roofline(on_gpu) -
     html = render(page)
     for name in ("whole call", "aten::matmul", KERNEL):
         assert name in html
-    assert "an estimate" not in html
+    assert "the points are estimates" not in html
 
 
 def test_the_time_of_overlapping_kernels_counts_once_and_pauses_between_calls_are_no_gaps() -> None:

@@ -284,7 +284,7 @@ def test_an_interpreter_that_cannot_be_watched_is_told(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--", "no-such-program"], "cannot start no-such-program"),
-        (["--target", "model.py::los", "--", "true"], "There is loss"),
+        (["--target", "model.py::los", "--", "true"], "Available targets: loss"),
         (["--target", "absent.py::f", "--", "true"], "no such file"),
         (["--target", "loss", "--", "true"], "cannot read 'loss'"),
         ([], "COMMAND"),

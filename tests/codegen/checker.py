@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,19 +15,20 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.errors import TargetRaises
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
-from mtmc_lsp.core.results import KernelReport
+from mtmc_lsp.core.results import CheckStatus, KernelReport
 from mtmc_lsp.core.run import Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import planning_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import lower
 from mtmc_lsp.ir.regions import CannotFuse, Region, RegionKind, analyse
-from mtmc_lsp.process.worker.tensor_ipc import give, take
+from mtmc_lsp.process.worker.tensor_ipc import export_, import_
 from mtmc_lsp.process.worker_process import RESULTS, Worker
 from mtmc_lsp.schedule.configs import KernelConfig
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.messages import CandidateRequest, CandidateSource, CaseRequest, JudgeRequest, ReferenceRequest
 
 SECONDS = 60.0
 NOT_LAUNCHED = "no kernel was launched"
@@ -46,6 +46,7 @@ class Checker:
         )
         self._compile_worker = Worker(sys.executable, cwd=str(folder))
         self._files_written = 0
+        self._expected, self._results = str(folder / "expected.pt"), folder / "results.pt"
 
     def close(self) -> None:
         """Stop the workers."""
@@ -64,19 +65,19 @@ class Checker:
 
     def failures(self, capture: Capture, candidates: Sequence[Candidate], case: Case) -> list[str]:
         """The failure of each candidate on a case; an empty string for a correct one."""
-        fields = self._with_reference(capture, case)
-        return [self._failure(fields, candidate) for candidate in candidates]
+        data = self._with_reference(capture, case)
+        return [self._failure(data, candidate) for candidate in candidates]
 
     def first_failure(self, capture: Capture, candidate: Candidate, cases: Sequence[Case]) -> str:
         """The first failure over all cases; empty if there is none. The guard must accept the first case."""
         for position, case in enumerate(cases):
             try:
-                fields = self._with_reference(capture, case)
+                data = self._with_reference(capture, case)
             except TargetRaises:
                 # The user's code does not support these sizes. It must support those of its workload.
                 assert position
                 continue
-            failure = self._failure(fields, candidate)
+            failure = self._failure(data, candidate)
             if failure and not (position and failure == NOT_LAUNCHED):
                 return f"{failure} (on {case.label})"
         return ""
@@ -87,35 +88,29 @@ class Checker:
         Raises:
             AssertionError: the candidate failed, or launched no kernel.
         """
-        sizes = dict(capture.graph.sizes)
-        fields = self._request_fields(capture, Case(sizes, "given", 0))
-        give(dict(inputs), fields["inputs"], in_memory=False)
-        answer = self._candidate_worker.call_untyped(
-            "measure.candidate", {**fields, "source": candidate.source}, SECONDS
-        )
-        assert answer["status"] == "ran", answer["reason"]
-        assert answer["launches"], NOT_LAUNCHED
-        self._candidate_worker.copy_file(RESULTS, Path(fields["results"]))
-        results: list[torch.Tensor] = take(fields["results"], "cpu")["results"]
+        data = self._case_request(capture, Case(dict(capture.graph.sizes), "given", 0))
+        export_(dict(inputs), data.inputs, in_memory=False)
+        answer = self._candidate_worker.call(CandidateRequest(data, CandidateSource(candidate.source)), SECONDS)
+        assert answer.status == "ran", answer.reason
+        assert answer.launches, NOT_LAUNCHED
+        self._candidate_worker.copy_file(RESULTS, self._results)
+        results: list[torch.Tensor] = import_(str(self._results), "cpu")["results"]
         return results
 
-    def _with_reference(self, capture: Capture, case: Case) -> dict[str, Any]:
-        fields = self._request_fields(capture, case)
-        self._reference_worker.call_untyped("measure.reference", fields, SECONDS)
-        return fields
+    def _with_reference(self, capture: Capture, case: Case) -> CaseRequest:
+        data = self._case_request(capture, case)
+        self._reference_worker.call(ReferenceRequest(data, self._expected), SECONDS)
+        return data
 
-    def _request_fields(self, capture: Capture, case: Case) -> dict[str, Any]:
+    def _case_request(self, capture: Capture, case: Case) -> CaseRequest:
         """Fields that all requests about a case share."""
-        files = {name: str(self.folder / f"{name}.pt") for name in ("inputs", "expected", "results")}
-        return {
-            "capture": to_json(capture),
-            "own": Path(capture.workload.target.path).read_text(),
-            "widened": any(item.type.dtype == "bfloat16" for item in capture.graph.inputs),
-            "case": {**to_json(case), "label": case.label},
-            "precision": "budget",
-            "repeats": 1,
-            **files,
-        }
+        return CaseRequest(
+            capture,
+            own=Path(capture.workload.target.path).read_text(),
+            case=case,
+            inputs=str(self.folder / "inputs.pt"),
+            widened=any(item.type.dtype == "bfloat16" for item in capture.graph.inputs),
+        )
 
     def compile_errors(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[str]:
         """Compiler errors of the candidate's kernels."""
@@ -136,20 +131,16 @@ class Checker:
         assert len(kernels) == len(candidate.launches) * len(archs)
         return list(kernels)
 
-    def _failure(self, fields: Mapping[str, Any], candidate: Candidate) -> str:
-        answer = self._candidate_worker.call_untyped(
-            "measure.candidate", {**fields, "source": candidate.source}, SECONDS
-        )
-        if answer["status"] != "ran":
-            return str(answer["reason"])
-        if not answer["launches"]:
+    def _failure(self, data: CaseRequest, candidate: Candidate) -> str:
+        answer = self._candidate_worker.call(CandidateRequest(data, CandidateSource(candidate.source)), SECONDS)
+        if answer.status != "ran":
+            return answer.reason
+        if not answer.launches:
             return NOT_LAUNCHED
-        self._candidate_worker.copy_file(RESULTS, Path(fields["results"]))
-        compared = self._reference_worker.call_untyped(
-            "measure.compare", {**fields, "differing": answer["differing"]}, SECONDS
-        )
-        failed_checks = [f"{c['name']}: {c['detail']}" for c in compared["checks"] if c["status"] == "failed"]
-        return "; ".join(failed_checks)
+        self._candidate_worker.copy_file(RESULTS, self._results)
+        request = JudgeRequest(data, self._expected, str(self._results), precision="budget")
+        checks = self._reference_worker.call(request, SECONDS).checks
+        return "; ".join(f"{check.name}: {check.detail}" for check in checks if check.status is CheckStatus.FAILED)
 
 
 def start(capture: Capture) -> Candidate:
@@ -182,7 +173,8 @@ def planned(capture: Capture) -> Candidate:
 
 
 def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
-    """As few kernels as legality allows: each node joins the last kernel that accepts it, whatever the cost model says."""
+    """As few kernels as legality allows: each node joins the last kernel that accepts it, whatever the cost model
+    says."""
     ir = lower(capture.graph)
     kernels: list[Region] = []
     for node in capture.graph.nodes:

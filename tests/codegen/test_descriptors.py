@@ -11,8 +11,8 @@ from mtmc_lsp.codegen.module.guard_helpers import ALIGNED, GUARD_HELPERS
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.fusion.search import FusionSearch
-from mtmc_lsp.llm.coder.code_policy import BadAnswer, check_rules
-from mtmc_lsp.llm.coder.editable_text import taken_apart
+from mtmc_lsp.llm.coder.code_policy import InvalidAnswer, check_policy
+from mtmc_lsp.llm.coder.editable_text import split_code
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.configs import MatmulConfig, PrecisionMode, TileConfig
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
@@ -163,10 +163,10 @@ def f(k_pad):
 
 def test_a_language_model_may_edit_a_launcher_with_an_allocator(captured) -> None:
     text = product("x @ y", x="40,72", y="72,56")
-    sheet = taken_apart(fused(captured(text, "f"), text, TILE).code)
-    check_rules(sheet, sheet.text, moved_calls=0)
-    with pytest.raises(BadAnswer, match="_other_memory is defined nowhere"):
-        check_rules(sheet, sheet.text.replace(ALLOCATOR, "_other_memory"), moved_calls=0)
+    sheet = split_code(fused(captured(text, "f"), text, TILE).code)
+    check_policy(sheet, sheet.text, moved_calls=0)
+    with pytest.raises(InvalidAnswer, match="_other_memory is defined nowhere"):
+        check_policy(sheet, sheet.text.replace(ALLOCATOR, "_other_memory"), moved_calls=0)
 
 
 def test_a_size_may_occur_twice_in_a_stride(captured) -> None:

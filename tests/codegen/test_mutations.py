@@ -58,7 +58,7 @@ MUTATIONS: tuple[tuple[str, dict[str, object], str, str], ...] = (
 def rejection(checker: Checker, capture: Capture, candidate: Candidate) -> str:
     """The first failure on the cases that verification runs."""
     for case in verification_cases(capture, interpreted=True, seed=5):
-        if not case.is_kernels_ground:
+        if not case.expects_kernel:
             continue
         try:
             if wrong := checker.failures(capture, [candidate], case)[0]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtmc_lsp.core.dtypes import EPSILON, SHORT, rounded
+from mtmc_lsp.core.dtypes import EPSILON, SHORT, round_to_dtype
 from tests.codegen.checker import Checker, greedy
 from tests.codegen.test_families import LOOPED, left_to_torch
 
@@ -382,4 +382,4 @@ def test_float64_reduction_kernels_compile(checker: Checker, group: str) -> None
 def test_numbers_compared_with_16_bit_floats_are_rounded_to_16_bits(dtype: str) -> None:
     for number in (0.1, -0.1, 1.0 / 3.0, 65519.0, 65520.0, 1e9, 3.0e-8, 5e-324, 0.0, 1.0 + 2.0**-8, math.inf):
         reference = torch.tensor(number, dtype=getattr(torch, dtype)).item()
-        assert rounded(number, dtype) == (reference if dtype != "float32" else number)
+        assert round_to_dtype(number, dtype) == (reference if dtype != "float32" else number)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.process.messages import StartRequest
 from mtmc_lsp.process.priority import JOBS_PER_CORE, MIN_CORES, NICENESS, SESSION_PRIORITY, cores_for_job
 from mtmc_lsp.process.worker_process import Worker
 
@@ -35,8 +35,7 @@ def test_giving_way_twice_is_giving_way_once() -> None:
 @pytest.mark.skipif(not Path(SESSION_PRIORITY).exists(), reason="this kernel does not share out by session")
 def test_a_low_priority_worker_lowers_the_priority_of_its_session(tmp_path: Path) -> None:
     with Worker(sys.executable, cwd=str(tmp_path), low_priority=True) as worker:
-        with pytest.raises(MtmcError):
-            worker.call_untyped("no.such.command", {}, 30)
+        worker.call(StartRequest(gpu=False), 60)
         assert worker._process is not None
         process = worker._process.pid
         assert Path(f"/proc/{process}/autogroup").read_text().split()[-1] == str(NICENESS)

@@ -1,4 +1,4 @@
-"""Files below ``.mtmc``: none is reached through a link, and pipes are not waited for."""
+"""Files below ``.mtmc`` are never reached through links, and pipes do not block."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_a_file_is_written_and_read_back(tmp_path: Path) -> None:
     assert read_bytes(path) == b"one"
     with writing(path) as stream:
         stream.write(b"2")
-    assert read_bytes(path) == b"2", "what was there before is gone"
-    assert os.listdir(path.parent) == ["file"], "nothing is left beside it"
+    assert read_bytes(path) == b"2", "the old content is replaced"
+    assert os.listdir(path.parent) == ["file"], "no temporary file remains"
 
 
 def test_no_function_follows_a_link_to_a_file(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_no_function_follows_a_link_to_a_folder(tmp_path: Path, linked: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "socket"])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+def test_anything_but_a_regular_file_is_refused_immediately(tmp_path: Path, kind: str) -> None:
     (tmp_path / ".mtmc").mkdir()
     path = tmp_path / ".mtmc" / "file"
     if kind == "pipe":
@@ -76,7 +76,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.parametrize("ending", ["-wal", "-shm", "-journal"])
-def test_a_database_is_refused_for_the_files_beside_it(tmp_path: Path, ending: str) -> None:
+def test_a_database_is_refused_because_of_its_journal_files(tmp_path: Path, ending: str) -> None:
     (tmp_path / ".mtmc").mkdir()
     path = tmp_path / ".mtmc" / "store.db"
     path.touch()
@@ -86,7 +86,7 @@ def test_a_database_is_refused_for_the_files_beside_it(tmp_path: Path, ending: s
         check_database(path)
 
 
-def test_a_file_that_the_user_named_may_be_a_link(tmp_path: Path) -> None:
+def test_a_file_outside_the_state_folder_may_be_a_link(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"old")
     link.symlink_to(target)

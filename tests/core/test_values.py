@@ -1,4 +1,4 @@
-"""Sizes compute as integers do, and values survive JSON."""
+"""Sizes behave like integers, and values survive JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_arithmetic_on_sizes_is_arithmetic_on_their_values(x: Size, y: Size) -> 
 
 
 @given(sizes(), sizes())
-def test_what_was_multiplied_is_divided_again(x: Size, y: Size) -> None:
+def test_exact_division_inverts_multiplication(x: Size, y: Size) -> None:
     if y.terms:
         assert (x * y).divide_exactly(y) == x
         quotient = x.divide_exactly(y)
@@ -45,12 +45,12 @@ def test_what_was_multiplied_is_divided_again(x: Size, y: Size) -> None:
 
 
 @given(sizes())
-def test_a_size_is_read_back_from_its_text(x: Size) -> None:
+def test_a_size_is_parsed_back_from_its_text(x: Size) -> None:
     assert Size.parse(str(x)) == x
 
 
 @given(sizes(), st.integers(1, 9))
-def test_floor_division_is_that_of_the_values(x: Size, divisor: int) -> None:
+def test_floor_division_agrees_with_integer_floor_division(x: Size, divisor: int) -> None:
     assert (x // divisor).value(VALUES) == x.value(VALUES) // divisor
 
 
@@ -65,7 +65,7 @@ def test_a_graph_survives_json() -> None:
     assert from_json(Graph, json.loads(json.dumps(to_json(graph)))) == graph
 
 
-def test_an_error_keeps_its_kind_place_and_remedy_across_a_process() -> None:
+def test_an_error_keeps_its_type_location_and_remedy_across_processes() -> None:
     error = NoWorkload("none", where=Location("a.py", 3), remedy="add one")
     back = error_from_json(error.to_json())
     assert type(back) is NoWorkload
@@ -80,7 +80,7 @@ def test_an_error_keeps_its_kind_place_and_remedy_across_a_process() -> None:
         ("budget-seconds = 'x'", "budget_seconds"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_file(tmp_path, table: str, word: str) -> None:
+def test_an_invalid_setting_is_reported_with_its_file(tmp_path, table: str, word: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.mtmc]\n{table}\n")
     with pytest.raises(RequestError, match=word) as caught:
         read_settings(tmp_path)
@@ -91,14 +91,14 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path, table: str, word: str)
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("base_url = 'http://evil'", "no setting 'base_url' in [tool.mtmc.llm]"),
-        ("budget_tokens = 0", "llm.budget_tokens: 0 is nothing to work with"),
-        ("budget_money = 1", "set these"),
-        ("repairs = -1", "llm.repairs: -1 makes no sense"),
+        ("base_url = 'http://evil'", "unknown setting 'base_url' in [tool.mtmc.llm]"),
+        ("budget_tokens = 0", "llm.budget_tokens: must be above 0, not 0"),
+        ("budget_money = 1", "set llm.price_prompt"),
+        ("repairs = -1", "llm.repairs: must not be below 0"),
         ("model = 3", "model in [tool.mtmc.llm] cannot be 3"),
     ],
 )
-def test_a_setting_of_the_model_that_cannot_be_is_said(tmp_path, setting: str, message: str) -> None:
+def test_an_invalid_model_setting_is_reported_with_its_line(tmp_path, setting: str, message: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.mtmc]\nmax_steps = 3\n\n[tool.mtmc.llm]\n{setting}\n")
     with pytest.raises(RequestError) as error:
         read_settings(tmp_path)
@@ -106,7 +106,7 @@ def test_a_setting_of_the_model_that_cannot_be_is_said(tmp_path, setting: str, m
     assert "pyproject.toml" in str(error.value)
 
 
-def test_the_models_settings_are_a_table_of_their_own(tmp_path) -> None:
+def test_model_settings_have_a_separate_table(tmp_path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.mtmc]\nmax_steps = 3\n[tool.mtmc.llm]\nmodel = 'm'\nrepairs = 1\n")
     settings = read_settings(tmp_path)
     assert (settings.max_steps, settings.llm.model, settings.llm.repairs) == (3, "m", 1)

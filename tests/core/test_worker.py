@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from mtmc_lsp.capture.messages import CaptureRequest
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, OutOfMemory, TargetRaises, WorkerFailed
 from mtmc_lsp.process.messages import StartRequest
+from mtmc_lsp.process.protocol import NoAnswer, Request
 from mtmc_lsp.process.worker_process import ENTRY, OUTPUT_TAIL_BYTES, SCRATCH, Worker
 from mtmc_lsp.source.targets import find_target
 from mtmc_lsp.source.workload.directive import parse_directive
@@ -177,9 +180,15 @@ def test_an_interpreter_that_is_not_there_is_an_environment_error(tmp_path: Path
     assert "--python" in caught.value.remedy
 
 
+@dataclass(frozen=True)
+class UnknownRequest(Request[NoAnswer]):
+    command: ClassVar[str] = "no.such.command"
+    answer: ClassVar[type] = NoAnswer
+
+
 def test_a_command_that_does_not_exist_is_an_error_and_not_a_crash(worker: Worker) -> None:
     with pytest.raises(MtmcError, match="internal error"):
-        worker.call_untyped("no.such.command", {}, 20)
+        worker.call(UnknownRequest(), 20)
 
 
 def test_only_the_end_of_what_user_code_prints_is_kept(worker: Worker, tmp_path: Path) -> None:

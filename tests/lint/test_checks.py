@@ -1,4 +1,4 @@
-"""The static checks do what their pages say: each page's examples are run."""
+"""The static checks behave as documented: the examples on their pages are tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
 
 
 def findings(text: str) -> list[tuple[int, Finding]]:
-    """What is found in a file, with the offset of its statement."""
+    """Findings in a file, each with the offset of its statement."""
     outline = Outliner("/m.py").outline(text.encode(), parse(text.encode()))
     context = context_of(outline)
     return [(chunk.start, finding) for chunk in outline.chunks for finding in check(chunk.text, context)]
@@ -33,18 +33,18 @@ def example(code: str, heading: str) -> str:
     return found[1]
 
 
-def test_every_check_has_its_page_and_every_page_its_check() -> None:
+def test_every_check_has_a_page_and_every_page_a_check() -> None:
     assert set(PAGES) == {*CODES, *ON_SAVE}
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_the_page_shows_what_is_reported_and_what_is_not(code: str) -> None:
+def test_the_examples_of_a_page_are_reported_and_not_reported(code: str) -> None:
     assert codes(example(code, "Reported")) == [code]
     assert codes(example(code, "Not reported")) == []
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_comment_silences_it_on_the_line_or_above(code: str) -> None:
+def test_a_comment_on_the_line_or_above_disables_a_check(code: str) -> None:
     text = example(code, "Reported")
     ((start, finding),) = findings(text)
     at = len(text.encode()[: start + finding.start].decode())
@@ -59,7 +59,7 @@ def test_a_comment_silences_it_on_the_line_or_above(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", [code for code in CODES if "Quick fix:" in PAGES[code]])
-def test_a_quick_fix_mends_it(code: str) -> None:
+def test_a_quick_fix_resolves_the_finding(code: str) -> None:
     text = example(code, "Reported")
     ((start, finding),) = findings(text)
     fix = finding.fix
@@ -87,37 +87,37 @@ OFFSETS = "at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
         "b = tl.arange(0, BLOCK)\nc = at[:, None] >= b[None, :]\nx = tl.load(x_ptr + b)",
     ],
 )
-def test_accesses_that_are_safe_or_may_be_are_left_alone(body: str) -> None:
+def test_safe_accesses_are_not_reported(body: str) -> None:
     assert codes(kernel(OFFSETS + body)) == []
 
 
-def test_a_pointer_with_a_name_is_followed() -> None:
+def test_a_pointer_variable_is_followed_to_its_value() -> None:
     assert codes(kernel(OFFSETS + "p = x_ptr + at\nx = tl.load(p)\ny = tl.load(y_ptr + at, mask=at < n)")) == [
         "unmasked-access"
     ]
 
 
-def test_conditions_on_single_numbers_are_left_alone() -> None:
+def test_conditions_on_scalars_are_not_reported() -> None:
     body = "pid = tl.program_id(0)\nif pid == 0 and n > m:\n    tl.store(y_ptr, 1.0)\nx = tl.load(x_ptr)\nif x > 0:\n    pass"
     assert codes(kernel(body)) == []
 
 
-def test_blocks_are_not_joined_by_and() -> None:
+def test_and_on_blocks_is_reported() -> None:
     assert codes(kernel(OFFSETS + "x = tl.load(x_ptr + at, mask=(at < n) and EVEN)")) == ["tensor-condition"]
 
 
 @pytest.mark.parametrize(("start", "end", "expected"), [(0, 64, []), (64, 128, []), (0, 48, ["arange-bound"])])
-def test_a_block_counts_from_its_start(start: int, end: int, expected: list[str]) -> None:
+def test_the_size_of_a_block_is_end_minus_start(start: int, end: int, expected: list[str]) -> None:
     assert codes(kernel(f"x = tl.load(x_ptr + tl.arange({start}, {end}))")) == expected
 
 
-def test_names_imported_from_triton_language_are_known() -> None:
+def test_names_imported_from_triton_language_are_resolved() -> None:
     text = "import triton\nfrom triton.language import arange as a\n\n\n@triton.jit\ndef k():\n    x = a(0, 48)\n"
     assert codes(text) == ["arange-bound"]
     assert codes(text.replace("triton.language", "mine")) == []
 
 
-def test_small_operands_of_a_product_are_found() -> None:
+def test_small_operands_of_a_dot_are_reported() -> None:
     body = "a = tl.zeros((8, 32), dtype=tl.float16)\nb = tl.zeros((32, 32), dtype=tl.float16)\nc = tl.dot(a, b)"
     assert codes(kernel(body)) == ["dot-operands"]
 
@@ -155,9 +155,9 @@ def launch(x):
         "torch.cuda.synchronize()",
     ],
 )
-def test_waiting_for_the_gpu_in_a_launcher_is_found(line: str) -> None:
+def test_synchronisation_in_a_launcher_is_reported(line: str) -> None:
     assert codes(LAUNCHER.format(line=line)) == ["host-sync"]
-    # The same beside no launch is nobody's time.
+    # Without a launch, the same line is not reported.
     assert codes(LAUNCHER.format(line=line).replace("k[(1,)](x, n, BLOCK=64)", "pass")) == []
 
 
@@ -176,11 +176,11 @@ def test_waiting_for_the_gpu_in_a_launcher_is_found(line: str) -> None:
         "finite = torch.is_tensor(y)",
     ],
 )
-def test_what_does_not_wait_for_the_gpu_is_left_alone(line: str) -> None:
+def test_code_without_synchronisation_is_not_reported(line: str) -> None:
     assert codes(LAUNCHER.format(line=line)) == []
 
 
-def test_programs_that_are_few_or_widened_elsewhere_do_not_overflow() -> None:
+def test_persistent_kernels_and_converted_program_ids_do_not_overflow() -> None:
     load = "x = tl.load(x_ptr + row * n + tl.arange(0, BLOCK))\n"
     row = "row = tl.program_id(0)\n"
     assert codes(kernel(row + load)) == ["int32-offset"]
@@ -188,31 +188,31 @@ def test_programs_that_are_few_or_widened_elsewhere_do_not_overflow() -> None:
     assert codes(kernel(row + "p = y_ptr + row * m.to(tl.int64)\n" + load)) == []
 
 
-def test_all_products_of_one_number_are_one_report() -> None:
+def test_all_products_of_one_program_id_are_reported_together() -> None:
     body = "row = tl.program_id(0)\nx = tl.load(x_ptr + row * n)\ntl.store(y_ptr + row * m, x)"
     ((_, finding),) = findings(kernel(body))
-    assert finding.message.startswith("`row * n` and 1 more are worked out in 32 bits")
+    assert finding.message.startswith("`row * n` and 1 more are computed in 32 bits")
 
 
-def test_a_kernel_with_no_key_and_one_that_tunes_its_key() -> None:
+def test_a_missing_key_and_a_tuned_key_are_reported() -> None:
     text = example("autotune-key", "Not reported")
     assert codes(text.replace('key=["n"]', "key=[]")) == ["autotune-key"]
     assert codes(text.replace('key=["n"]', 'key=["BLOCK"]')) == ["autotune-key"]
 
 
-def test_a_launcher_that_asks_for_layout_anywhere_is_left_alone() -> None:
+def test_a_launcher_that_handles_layout_is_not_reported() -> None:
     text = example("assumed-contiguous", "Reported")
     assert codes(text.replace("    y = ", "    assert x.is_contiguous()\n    y = ")) == []
     assert codes(text.replace("def twice", "@contiguous_inputs\ndef twice")) == []
     assert codes(f"{text}\n\ndef outer(x):\n    return twice(x + 1)\n") == []
 
 
-def test_broken_code_is_checked_as_far_as_it_goes() -> None:
+def test_code_with_syntax_errors_is_checked_where_possible() -> None:
     assert codes(kernel("x = tl.arange(0, 48)\ny = x +")) == ["arange-bound"]
 
 
-def test_our_own_kernels_are_clean() -> None:
-    """What examples and the repository's own Python hold gives no error and no warning."""
+def test_the_kernels_in_this_repository_have_no_findings() -> None:
+    """The examples and the Python code of the repository give no error and no warning."""
     root = Path(__file__).resolve().parent.parent.parent
     for path in [*(root / "examples").glob("*.py"), *(root / "mtmc_lsp").rglob("*.py")]:
         assert [f for _, f in findings(path.read_text()) if f.severity.value != "hint"] == []

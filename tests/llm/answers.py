@@ -1,4 +1,4 @@
-"""A target that the built-in coder leaves to torch, and what a model may answer for it."""
+"""A target that the built-in coder cannot write, and possible answers of a model."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ LAUNCH = """\
 """
 
 
-def sheet(request: dict[str, Any]) -> str:
-    """The text that the model was given to edit."""
+def editable_text(request: dict[str, Any]) -> str:
+    """The editable text in the prompt."""
     first = str(request["messages"][1]["content"])
-    return first[first.index("# The text to edit") :].partition("\n")[2]
+    return first[first.index("# Text to edit") :].partition("\n")[2]
 
 
 def hunk(search: str, replace: str) -> str:
@@ -44,22 +44,22 @@ def hunk(search: str, replace: str) -> str:
 
 
 def body(text: str) -> str:
-    """The launcher's statements."""
+    """The statements of the launcher."""
     return text[text.rindex('"""\n') + 4 :].rstrip("\n") + "\n"
 
 
 def good(request: dict[str, Any]) -> str:
-    """Hunks that do the step."""
-    return f"Here it is:\n```\n{hunk('', KERNEL)}```\n{hunk(body(sheet(request)), LAUNCH)}"
+    """Hunks that implement the step."""
+    return f"Here it is:\n```\n{hunk('', KERNEL)}```\n{hunk(body(editable_text(request)), LAUNCH)}"
 
 
-def good_whole(request: dict[str, Any]) -> str:
-    text = sheet(request)
+def good_complete_text(request: dict[str, Any]) -> str:
+    text = editable_text(request)
     return f"```python\n{KERNEL}\n\n{text.replace(body(text), LAUNCH)}```"
 
 
 def good_diff(request: dict[str, Any]) -> str:
-    text = sheet(request)
+    text = editable_text(request)
     lines = text.splitlines()
     kernel = [f"+{line}" for line in [*KERNEL.splitlines(), "", ""]]
     head = [f" {line}" for line in lines[: len(lines) - len(body(text).splitlines())]]

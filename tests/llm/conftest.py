@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from answers import SOURCE
 from endpoint import Endpoint
-from searching import WRITES, Agreeing, quick_settings, searched
+from searching import WRITES, AgreeingMeasurer, quick_settings, run_search
 
 from mtmc_lsp.app.backends import Backends
 from mtmc_lsp.core.run import RunResult
@@ -18,13 +18,13 @@ from mtmc_lsp.llm.endpoint.client import OpenAIModel
 
 @pytest.fixture(scope="session")
 def captures() -> dict[tuple[str, str], Capture]:
-    """What was captured before."""
+    """Cache of captures."""
     return {}
 
 
 @pytest.fixture
 def captured(captured, captures) -> Callable[[str, str], Capture]:
-    """Captures a target of a user's text; the same one only once, as nothing here changes a capture."""
+    """Captures a target of a source text, cached because tests do not modify captures."""
 
     def capture(text: str, name: str) -> Capture:
         if (text, name) not in captures:
@@ -36,16 +36,20 @@ def captured(captured, captures) -> Callable[[str, str], Capture]:
 
 @pytest.fixture
 def run(captured):
-    """Runs the search for one target against an endpoint; gives the result."""
+    """Runs the search for one target with an endpoint and returns the result."""
     capture = captured(SOURCE, "ranks")
 
     def go(
-        endpoint: Endpoint, makers: Backends = WRITES, measurer: Agreeing | None = None, steps: int = 1, **llm: Any
+        endpoint: Endpoint,
+        backends: Backends = WRITES,
+        measurer: AgreeingMeasurer | None = None,
+        steps: int = 1,
+        **llm: Any,
     ) -> RunResult:
         settings = quick_settings(**llm)
         with endpoint.serving() as environ:
             model = OpenAIModel(settings.llm, environ=environ)
-            parts = {"makers": makers, "measurer": measurer, "steps": steps, "settings": settings}
-            return searched(capture, SOURCE, model, **parts)
+            parts = {"backends": backends, "measurer": measurer, "steps": steps, "settings": settings}
+            return run_search(capture, SOURCE, model, **parts)
 
     return go

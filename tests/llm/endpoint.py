@@ -1,4 +1,4 @@
-"""A server on this machine that speaks OpenAI's chat completions, and says what a test tells it to."""
+"""A local server with the OpenAI chat completions protocol and scripted answers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ KEY = "good-key"
 
 @dataclass(frozen=True)
 class Fault:
-    """An answer that is none."""
+    """A scripted error instead of an answer."""
 
     status: int = 200
     message: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     chunks: tuple[bytes, ...] = ()
-    """Raw pieces of the stream, for a broken one."""
+    """Raw chunks of a broken stream."""
     endless: str = ""
-    """What a stream repeats until the client hangs up."""
+    """Text that the stream repeats until the client disconnects."""
     wait: float = 0.0
-    """Seconds before anything is said."""
+    """Delay of the answer in seconds."""
 
 
 class Endpoint:
-    """Answers each request with the next of its replies; the last one stays."""
+    """Answers each request with the next reply; the last reply is repeated."""
 
     def __init__(self, *replies: Any, refuses: tuple[str, ...] = (), counts: bool = True, streams: bool = True) -> None:
-        """``refuses`` names request fields that are answered with 400; without ``streams`` every answer comes whole."""
+        """``refuses``: request fields that are rejected with status 400. Without ``streams``, answers are not streamed."""
         self.streams = streams
         self.replies = list(replies)
         self.requests: list[dict[str, Any]] = []
@@ -45,7 +45,7 @@ class Endpoint:
 
     @contextmanager
     def serving(self) -> Iterator[dict[str, str]]:
-        """Serve on a free port; gives the environment that names it."""
+        """Serve on a free port. Yields the environment variables of the endpoint."""
         handler = type("Handler", (_Handler,), {"endpoint": self})
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         server.daemon_threads = True
@@ -60,7 +60,7 @@ class Endpoint:
             thread.join()
 
     def prompt(self, number: int = -1) -> str:
-        """The whole text of a request."""
+        """The complete text of a request."""
         return "\n".join(str(item["content"]) for item in self.requests[number]["messages"])
 
 
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
     endpoint: Endpoint
 
     def log_message(self, *args: Any) -> None:
-        """Say nothing."""
+        """Disable logging."""
 
     def do_GET(self) -> None:
         if self._refused():
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._fault(reply)
         else:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                # A client that has read enough hangs up.
+                # The client may disconnect early.
                 self._stream(request, reply)
 
     def _refused(self) -> bool:
@@ -144,15 +144,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
 
     def _stream(self, request: dict[str, Any], text: str) -> None:
-        most = 4 * request.get("max_tokens", request.get("max_completion_tokens", len(text)))
-        finish = "length" if len(text) > most else "stop"
-        text = text[:most]
-        sent = sum(len(str(item["content"])) for item in request["messages"]) // 4
-        usage = {"prompt_tokens": sent, "completion_tokens": len(text) // 4, "total_tokens": sent + len(text) // 4}
+        max_length = 4 * request.get("max_tokens", request.get("max_completion_tokens", len(text)))
+        finish = "length" if len(text) > max_length else "stop"
+        text = text[:max_length]
+        prompt_tokens = sum(len(str(item["content"])) for item in request["messages"]) // 4
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(text) // 4,
+            "total_tokens": prompt_tokens + len(text) // 4,
+        }
         if not (self.endpoint.streams and request["stream"]):
             choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
-            whole = {"id": "c", "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice]}
-            self._json(200, {**whole, "usage": usage})
+            completion = {"id": "c", "object": "chat.completion", "created": 0, "model": MODEL, "choices": [choice]}
+            self._json(200, {**completion, "usage": usage})
             return
         self._begin()
         for i in range(0, len(text), 40):

@@ -1,4 +1,4 @@
-"""A host whose measurements alone are faked: captures, coders, the store and the talk with a model are the real ones."""
+"""A host with a fake measurer. Captures, coders, the store and model requests are real."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from searching import Agreeing
+from searching import AgreeingMeasurer
 
-from mtmc_lsp.app import pipeline as session
-from mtmc_lsp.server.host import SearchEngine, serve
+from mtmc_lsp.app.pipeline import Pipeline
+from mtmc_lsp.server.host import Job, serve
+
+
+class UnmeasuredPipeline(Pipeline):
+    """Finds every candidate correct without running it."""
+
+    def _open_measurer(self, capture: object) -> AgreeingMeasurer:
+        return AgreeingMeasurer()
+
 
 if __name__ == "__main__":
-    session.open_measurer = lambda *_, **__: Agreeing()
-    serve(SearchEngine())
+    serve(Job(UnmeasuredPipeline))

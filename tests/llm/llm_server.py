@@ -1,4 +1,4 @@
-"""The language server with the host beside this file; started as ``mtmc-lsp`` is."""
+"""The language server with the host ``llm_host.py``, started like ``mtmc-lsp``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search over a real capture with a model; only measuring is faked."""
+"""Runs the search with a real capture and a model. Only the measurer is fake."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.settings import LlmSettings, Settings
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.device.choice import model_of_arch
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
+from mtmc_lsp.search.greedy import GreedySearch
 
 WRITES = Backends(coder="llm")
 H200 = model_of_arch("sm_90")
 
 
-class Agreeing:
-    """Finds every candidate correct, but for those that hold one of the given texts."""
+class AgreeingMeasurer:
+    """Measurer that accepts every candidate except those whose source contains a text of ``wrong``."""
 
     has_gpu = False
 
@@ -27,7 +28,7 @@ class Agreeing:
         self.wrong = wrong
         self.seen: list[str] = []
         self.spills: dict[str, int] = {}
-        """Bytes that candidates with a text spill."""
+        """Spilled bytes of candidates that contain a text."""
 
     def device(self) -> DeviceModel:
         return H200
@@ -47,31 +48,28 @@ class Agreeing:
         return None
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Nothing to close."""
 
 
 def quick_settings(**llm: Any) -> Settings:
-    """No second tries of a request, and short waits."""
+    """Settings without retries and with short timeouts."""
     return Settings(llm=replace(LlmSettings(retries=0, timeout_seconds=10.0), **llm))
 
 
-def searched(
+def run_search(
     capture: Capture,
     source: str,
     model: LedgerModel | None,
     *,
-    makers: Backends = WRITES,
-    measurer: Agreeing | None = None,
+    backends: Backends = WRITES,
+    measurer: AgreeingMeasurer | None = None,
     steps: int = 1,
     settings: Settings | None = None,
     done: tuple[Step, ...] = (),
 ) -> RunResult:
     """One run."""
-    planner, coder = makers.open(settings or quick_settings(), model)
-    events = Events(lambda index, action: None, lambda text: None, lambda step: None)
-    limits = Limits(60.0, steps)
-    search = GreedySearch(
-        capture, source, planner, coder, measurer or Agreeing(), has_gpu=False, limits=limits, events=events
-    )
+    planner, coder = backends.open(settings or quick_settings(), model)
+    components = SearchComponents(planner, coder, measurer or AgreeingMeasurer(), False, Limits(60.0, steps))
+    search = GreedySearch(capture, source, components, Events())
     result = search.run("run", "hash", done)
     return replace(result, model_use=model.use()) if model is not None else result

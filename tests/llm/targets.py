@@ -1,31 +1,31 @@
-"""Targets that the built-in coder leaves to torch, each with what a good model answers for it."""
+"""Targets that the built-in coder cannot write, each with a correct answer of a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from answers import body, hunk, sheet
+from answers import body, editable_text, hunk
 
 
 @dataclass(frozen=True)
 class Target:
-    """A user's function, and a kernel for all of it."""
+    """A user function and a kernel for it."""
 
     name: str
     operation: str
-    """What the built-in coder has no kernel for."""
+    """The operation that the built-in coder does not support."""
     source: str
     kernel: str
     launch: str
-    """The launcher's statements with the kernel."""
+    """The statements of the launcher that call the kernel."""
 
     def answer(self, request: dict[str, Any]) -> str:
-        """What a model says that knows it."""
-        return f"{hunk('', self.kernel)}\n{hunk(body(sheet(request)), self.launch)}"
+        """The correct answer of a model."""
+        return f"{hunk('', self.kernel)}\n{hunk(body(editable_text(request)), self.launch)}"
 
     def by_hand(self, text: str) -> str:
-        """``text``, a file whose launcher makes every torch call itself, as one would edit it by hand to use the kernel."""
+        """``text`` (a file whose launcher contains every torch call) after a manual edit that uses the kernel."""
         kernel = f"{self.name}_kernel"
         head = text[text.index(f"def {self.name}_launch(") :].partition("\n")[0]
         launcher = text[text.index(head) :].partition("\n\n\n")[0]

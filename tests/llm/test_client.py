@@ -1,4 +1,4 @@
-"""Every way in which an endpoint answers, or does not, over real HTTP."""
+"""Answers and errors of an endpoint over real HTTP."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from typing import Any
 import pytest
 from endpoint import KEY, Endpoint, Fault
 
-from mtmc_lsp.core.chat import CIRCLES, BudgetSpent, Message, ModelFailed, ModelNotUsable, clipped, shortfall
-from mtmc_lsp.core.repetition import loop_in
+from mtmc_lsp.core.chat import (
+    REPEATING,
+    BudgetSpent,
+    Message,
+    ModelFailed,
+    ModelNotUsable,
+    truncate_answer,
+    truncation_notice,
+)
+from mtmc_lsp.core.repetition import repetition_start
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.llm.endpoint.client import OpenAIModel
-from mtmc_lsp.llm.endpoint.probe import Abilities, abilities, look_at_endpoint
+from mtmc_lsp.llm.endpoint.probe import Abilities, list_models, probe_abilities
 from mtmc_lsp.llm.planner import answer_schema
 
 MANY = " ".join(str(number) for number in range(400))
@@ -56,7 +64,7 @@ def test_tokens_are_estimated_where_the_endpoint_does_not_count() -> None:
     ("refuses", "field"),
     [((), "response_format"), (("response_format",), "tools"), (("response_format", "tools"), "messages")],
 )
-def test_a_choice_is_asked_for_in_the_strictest_form_that_the_endpoint_knows(refuses, field) -> None:
+def test_a_choice_is_requested_in_the_strictest_supported_format(refuses, field) -> None:
     endpoint = Endpoint('{"action": 2, "reason": "it is large"}', refuses=refuses)
     with endpoint.serving() as environ:
         asked = model(environ)
@@ -66,7 +74,7 @@ def test_a_choice_is_asked_for_in_the_strictest_form_that_the_endpoint_knows(ref
     assert len(endpoint.requests) == 2
 
 
-def test_a_server_that_knows_json_schemas_by_another_name_alone_is_asked_by_that() -> None:
+def test_a_server_that_supports_schemas_only_with_the_older_format_gets_that_format() -> None:
     def answer(request: dict[str, Any]) -> Any:
         known = request.get("response_format", {}).get("type") == "json_object"
         return '{"number": 7}' if known and request["response_format"]["schema"] else Fault(500, "1 validation error")
@@ -76,12 +84,12 @@ def test_a_server_that_knows_json_schemas_by_another_name_alone_is_asked_by_that
         asked = model(environ)
         for _ in range(2):
             assert asked.ask("plan", HELLO, schema=answer_schema(3))[0].text == '{"number": 7}'
-        assert abilities("tiny", QUICK, environ).structured == ""
+        assert probe_abilities("tiny", QUICK, environ).structured == ""
     assert [request["response_format"]["type"] for request in endpoint.requests[:2]] == ["json_schema", "json_object"]
 
 
 @pytest.mark.parametrize("option", ["max_tokens", "stream_options", "temperature"])
-def test_an_option_that_the_endpoint_refuses_is_left_out(option: str) -> None:
+def test_a_rejected_field_is_omitted(option: str) -> None:
     endpoint = Endpoint("fine", refuses=(option,))
     with endpoint.serving() as environ:
         assert answer_of(model(environ, temperature=0.2)) == "fine"
@@ -89,7 +97,7 @@ def test_an_option_that_the_endpoint_refuses_is_left_out(option: str) -> None:
     assert ("max_completion_tokens" in endpoint.requests[0]) == (option == "max_tokens")
 
 
-def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
+def test_a_rate_limit_is_retried_after_the_requested_time() -> None:
     wait = Fault(429, "slow down", {"Retry-After": "1"})
     with Endpoint(wait, "after all").serving() as environ:
         began = time.monotonic()
@@ -97,7 +105,7 @@ def test_a_rate_limit_is_waited_for_as_long_as_the_server_says() -> None:
         assert time.monotonic() - began >= 1.0
 
 
-def test_a_fault_of_the_server_is_tried_again() -> None:
+def test_a_server_error_is_retried() -> None:
     with Endpoint(Fault(500, "oops"), "after all").serving() as environ:
         assert answer_of(model(environ, retries=1)) == "after all"
 
@@ -109,17 +117,17 @@ def piece(text: str) -> bytes:
 @pytest.mark.parametrize(
     ("fault", "settings", "message"),
     [
-        (Fault(429, "slow down"), {}, "still asked to wait after 1 tries: slow down"),
+        (Fault(429, "slow down"), {}, "still rate limited after 1 attempts: slow down"),
         (Fault(503, "down for repairs"), {}, "failed with status 503: down for repairs"),
-        (Fault(400, "context length exceeded"), {}, "refuses the request: context length exceeded"),
-        (Fault(wait=5.0), {"timeout_seconds": 1.5}, "gave no answer within 1.5 s"),
-        (Fault(chunks=(piece('[{"ind') + b"\n\n",)), {}, "broke off"),
-        (Fault(chunks=(b'data: {"error": {"message": "out of memory"}}\n\n',)), {}, "broke off: out of memory"),
-        (Fault(endless="word " * 50), {"answer_tokens": 100}, "did not end at 100 tokens"),
-        (Fault(endless=MANY), {"timeout_seconds": 1.5, **UNLIMITED}, "had not ended after 1.5 s"),
+        (Fault(400, "context length exceeded"), {}, "rejects the request: context length exceeded"),
+        (Fault(wait=5.0), {"timeout_seconds": 1.5}, "did not answer within 1.5 s"),
+        (Fault(chunks=(piece('[{"ind') + b"\n\n",)), {}, "was interrupted"),
+        (Fault(chunks=(b'data: {"error": {"message": "out of memory"}}\n\n',)), {}, "was interrupted: out of memory"),
+        (Fault(endless="word " * 50), {"answer_tokens": 100}, "did not end at its limit of 100 tokens"),
+        (Fault(endless=MANY), {"timeout_seconds": 1.5, **UNLIMITED}, "was not complete after 1.5 s"),
     ],
 )
-def test_a_request_that_fails_says_how_and_another_may_succeed(fault, settings, message) -> None:
+def test_a_failed_request_gives_its_reason_and_the_next_may_succeed(fault, settings, message) -> None:
     with Endpoint(fault, "better").serving() as environ:
         asked = model(environ, **settings)
         with pytest.raises(ModelFailed) as failure:
@@ -129,54 +137,54 @@ def test_a_request_that_fails_says_how_and_another_may_succeed(fault, settings, 
         assert answer_of(asked) == "better"
 
 
-def test_a_key_that_is_refused_is_said_and_never_repeated() -> None:
+def test_a_rejected_key_is_reported_but_not_shown() -> None:
     with Endpoint("x").serving() as environ:
         key = "sk-wrong-0123456789abcdef"
-        with pytest.raises(ModelNotUsable, match="refuses the key") as failure:
+        with pytest.raises(ModelNotUsable, match="rejects the API key") as failure:
             model({**environ, "OPENAI_API_KEY": key}).ask("code", HELLO)
     assert "OPENAI_API_KEY" in failure.value.remedy
     assert key not in str(failure.value)
 
 
-def test_a_model_that_is_not_there_is_named() -> None:
-    with Endpoint("x").serving() as environ, pytest.raises(ModelNotUsable, match="knows no model 'huge'"):
+def test_a_missing_model_is_named() -> None:
+    with Endpoint("x").serving() as environ, pytest.raises(ModelNotUsable, match="has no model 'huge'"):
         model({**environ, "MTMC_LLM_MODEL": "huge"}).ask("code", HELLO)
 
 
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({}, "no model is named"),
-        ({"MTMC_LLM_MODEL": "m"}, "no endpoint"),
+        ({}, "no model is configured"),
+        ({"MTMC_LLM_MODEL": "m"}, "no model endpoint"),
         ({"MTMC_LLM_MODEL": "m", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}, "127.0.0.1:9/v1 cannot be reached"),
     ],
 )
-def test_an_endpoint_that_is_not_there_is_an_environment_to_mend(environ, message) -> None:
+def test_a_missing_endpoint_is_an_environment_error_with_a_remedy(environ, message) -> None:
     with pytest.raises(ModelNotUsable, match=message) as failure:
         model(environ).ask("code", HELLO)
     assert failure.value.exit_code == 3
     assert failure.value.remedy
 
 
-def test_doctor_sees_which_models_there_are() -> None:
+def test_doctor_lists_the_models() -> None:
     with Endpoint("x").serving() as environ:
-        assert look_at_endpoint(QUICK, environ) == ["tiny"]
-        with pytest.raises(ModelNotUsable, match="refuses the key"):
-            look_at_endpoint(QUICK, {**environ, "OPENAI_API_KEY": "bad"})
+        assert list_models(QUICK, environ) == ["tiny"]
+        with pytest.raises(ModelNotUsable, match="rejects the API key"):
+            list_models(QUICK, {**environ, "OPENAI_API_KEY": "bad"})
 
 
-def test_doctor_finds_how_a_model_can_be_held_to_an_answer() -> None:
+def test_doctor_detects_which_answer_constraints_a_model_supports() -> None:
     seven = '{"number": 7}'
     with Endpoint(seven).serving() as environ:
-        assert abilities("tiny", QUICK, environ) == Abilities("", "", counts=True)
+        assert probe_abilities("tiny", QUICK, environ) == Abilities("", "", counts=True)
     with Endpoint(seven, refuses=("tools",)).serving() as environ:
-        found = abilities("tiny", QUICK, environ)
+        found = probe_abilities("tiny", QUICK, environ)
         assert (found.structured, "Unrecognized request argument" in found.tools) == ("", True)
     with Endpoint("Seven, of course!", counts=False).serving() as environ:
-        found = abilities("tiny", QUICK, environ)
+        found = probe_abilities("tiny", QUICK, environ)
         assert found == Abilities("it answers 'Seven, of course!'", "it answers 'Seven, of course!'", counts=False)
-    with Endpoint(seven).serving() as environ, pytest.raises(ModelNotUsable, match="knows no model 'huge'"):
-        abilities("huge", QUICK, environ)
+    with Endpoint(seven).serving() as environ, pytest.raises(ModelNotUsable, match="has no model 'huge'"):
+        probe_abilities("huge", QUICK, environ)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +194,7 @@ def test_doctor_finds_how_a_model_can_be_held_to_an_answer() -> None:
         ({"budget_money": 0.02, "price_answer": 100.0, "answer_tokens": 120}, "of 0.02 are spent"),
     ],
 )
-def test_a_budget_ends_the_asking_before_it_is_passed(settings, message) -> None:
+def test_no_request_is_sent_that_could_exceed_the_budget(settings, message) -> None:
     endpoint = Endpoint("x" * 400)
     with endpoint.serving() as environ:
         asked = model(environ, **settings)
@@ -197,19 +205,19 @@ def test_a_budget_ends_the_asking_before_it_is_passed(settings, message) -> None
     assert (asked.use().cost or 0.0) <= 0.02
 
 
-def test_seconds_are_a_budget_too_and_end_an_answer_that_is_on_its_way() -> None:
+def test_the_time_budget_aborts_an_answer_in_progress() -> None:
     endpoint = Endpoint(Fault(wait=1.5), "x")
     with endpoint.serving() as environ:
         asked = model(environ, budget_seconds=0.4)
-        with pytest.raises(ModelFailed, match=r"budget_seconds = 0\.4 ended while the answer came"):
+        with pytest.raises(ModelFailed, match=r"budget_seconds = 0\.4 ended before the answer was complete"):
             asked.ask("code", HELLO)
-        with pytest.raises(BudgetSpent, match=r"of 0\.4 s were spent waiting"):
+        with pytest.raises(BudgetSpent, match=r"of 0\.4 s were spent waiting for answers"):
             asked.ask("code", HELLO)
     assert [item.failure for item in asked.exchanges] == ["model-failed", "model-budget"]
     assert asked.use().requests == 1
 
 
-def test_several_answers_are_asked_for_at_once() -> None:
+def test_several_answers_are_requested_concurrently() -> None:
     together = threading.Barrier(3, timeout=10)
 
     def answer(request: dict[str, Any]) -> str:
@@ -231,7 +239,7 @@ def test_several_answers_are_asked_for_at_once() -> None:
         ({"budget_money": 0.3, "price_prompt": 10.0, "price_answer": 100.0}, 3000),
     ],
 )
-def test_no_budget_is_passed_by_parallel_answers_however_long_they_are(settings, tokens: int) -> None:
+def test_concurrent_answers_never_exceed_a_budget(settings, tokens: int) -> None:
     endpoint = Endpoint(" ".join(str(number) for number in range(10**5)))
     with endpoint.serving() as environ:
         asked = model(environ, **settings)
@@ -245,44 +253,44 @@ def test_no_budget_is_passed_by_parallel_answers_however_long_they_are(settings,
     assert len(endpoint.requests) == use.requests
 
 
-def test_an_answer_that_fails_leaves_the_others() -> None:
+def test_a_failed_answer_does_not_affect_the_others() -> None:
     with Endpoint(Fault(500, "oops"), "fine").serving() as environ:
         asked = model(environ)
         assert [reply.text for reply in asked.ask("code", HELLO, samples=3)] == ["fine", "fine"]
     assert sorted(item.error for item in asked.exchanges)[:2] == ["", ""]
 
 
-def test_an_answer_that_stopped_at_its_limit_is_known_to_be_cut() -> None:
+def test_an_answer_that_reaches_its_limit_is_marked_as_cut() -> None:
     with Endpoint("x" * 400).serving() as environ:
         (reply,) = model(environ, answer_tokens=20).ask("code", HELLO)
-    assert reply.is_cut
+    assert reply.is_truncated
     assert len(reply.text) == 80
 
 
 @pytest.mark.parametrize("said", [" ", "-", "x = tl.load(p)\n", "    a = 1\n    b = 2\n    c = a + b\n"])
-def test_an_answer_that_goes_in_circles_is_ended_early_and_known_to_be_cut(said: str) -> None:
+def test_a_repetitive_answer_is_aborted_and_marked_as_cut(said: str) -> None:
     with Endpoint(Fault(endless=said)).serving() as environ:
         asked = model(environ, answer_tokens=10**6, timeout_seconds=60.0)
         (reply,) = asked.ask("code", HELLO)
-    assert reply.is_cut
+    assert reply.is_truncated
     assert len(reply.text) < 40_000
-    assert asked.exchanges[0].is_cut
-    assert shortfall(reply) == CIRCLES
-    assert len(clipped(reply.text)) < 300, "the same is not quoted again and again"
+    assert asked.exchanges[0].is_truncated
+    assert truncation_notice(reply) == REPEATING
+    assert len(truncate_answer(reply.text)) < 300, "the same is not quoted again and again"
 
 
-def test_code_that_is_unrolled_goes_not_in_circles() -> None:
-    assert loop_in("".join(f"    total += tl.load(x_ptr + {i} * stride)\n" for i in range(200))) is None
-    assert loop_in(f"# {'-' * 120}\n") is None
-    assert loop_in("    a\n" * 200 + "    done()\n") is None, "it came out again"
+def test_unrolled_code_is_not_repetition() -> None:
+    assert repetition_start("".join(f"    total += tl.load(x_ptr + {i} * stride)\n" for i in range(200))) is None
+    assert repetition_start(f"# {'-' * 120}\n") is None
+    assert repetition_start("    a\n" * 200 + "    done()\n") is None, "it came out again"
 
 
-def test_what_a_model_says_to_itself_is_no_answer() -> None:
+def test_reasoning_text_is_not_part_of_the_answer() -> None:
     with Endpoint("<think>first\n<<<<<<< SEARCH</think>\nfine").serving() as environ:
         assert answer_of(model(environ)) == "fine"
 
 
-def test_an_endpoint_that_does_not_stream_is_asked_for_the_whole() -> None:
+def test_an_endpoint_without_streaming_gets_plain_requests() -> None:
     for endpoint in (Endpoint("fine", streams=False), Endpoint("fine", refuses=("stream",))):
         with endpoint.serving() as environ:
             asked = model(environ)
@@ -292,7 +300,7 @@ def test_an_endpoint_that_does_not_stream_is_asked_for_the_whole() -> None:
         assert [bool(request["stream"]) for request in endpoint.requests][-1] is False
 
 
-def test_a_model_with_a_short_context_is_asked_for_shorter_answers() -> None:
+def test_a_model_with_a_short_context_gets_a_smaller_answer_limit() -> None:
     def answer(request: dict[str, Any]) -> Any:
         said = "This model's maximum context length is 2048 tokens and your request has 1000 input tokens (max_tokens)"
         return "fine" if request["max_tokens"] <= 1048 else Fault(400, said)
@@ -304,7 +312,7 @@ def test_a_model_with_a_short_context_is_asked_for_shorter_answers() -> None:
 
 
 @pytest.mark.parametrize("status", [422, 500])
-def test_a_server_that_fails_on_a_schema_is_asked_without(status: int) -> None:
+def test_a_server_that_fails_on_a_schema_gets_requests_without_one(status: int) -> None:
     def answer(request: dict[str, Any]) -> Any:
         return Fault(status, "no grammar") if {"response_format", "tools"} & set(request) else '{"action": 1}'
 
@@ -313,7 +321,7 @@ def test_a_server_that_fails_on_a_schema_is_asked_without(status: int) -> None:
     assert reply.text == '{"action": 1}'
 
 
-def test_a_server_that_ignores_a_schema_is_asked_otherwise_the_next_time() -> None:
+def test_a_server_that_ignores_a_schema_gets_another_format_next_time() -> None:
     endpoint = Endpoint("I would take the first.")
     with endpoint.serving() as environ:
         asked = model(environ)
@@ -330,7 +338,7 @@ def test_a_prompt_that_is_too_long_is_not_sent() -> None:
     assert not endpoint.requests
 
 
-def test_secrets_and_paths_stay_here(tmp_path) -> None:
+def test_secrets_and_absolute_paths_are_not_sent(tmp_path) -> None:
     endpoint = Endpoint("x")
     said = f"""\
 File {tmp_path}/pkg/model.py and /home/ann/data/set.bin

@@ -1,4 +1,4 @@
-"""A model in the editor: consent, its steps, and the user's own remark, over stdio."""
+"""A model in the editor over stdio: consent, steps and remarks of the user."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ def scripted(target: Target) -> Endpoint:
 
 
 async def run(ide: Editor, target: Target) -> str:
-    """Open the target's file and optimise it; gives the last words."""
+    """Open and optimise the target's file. Returns the final message."""
     uri = ide.open(target.source)
     job = await ide.command("optimize", uri, target.name)
     return (await ide.until(lambda: ide._end_of(job["job"]), 200)).message
 
 
-async def hover(ide: Editor, words: str) -> str:
+async def hover(ide: Editor, text: str) -> str:
     uri = ide.uri()
-    at = position(ide.texts[uri], ide.texts[uri].index(words))
-    found = await ide.client.text_document_hover_async(lsp.HoverParams(lsp.TextDocumentIdentifier(uri), at))
-    assert found is not None
-    return found.contents.value
+    cursor = position(ide.texts[uri], ide.texts[uri].index(text))
+    result = await ide.client.text_document_hover_async(lsp.HoverParams(lsp.TextDocumentIdentifier(uri), cursor))
+    assert result is not None
+    return result.contents.value
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "pyproject.toml").write_text("[tool.mtmc.llm]\nretries = 0\n")
     return tmp_path / "user"
 
 
-async def test_nothing_is_sent_before_the_user_agreed_and_they_are_asked_once(place: Path, monkeypatch) -> None:
+async def test_nothing_is_sent_before_consent_and_the_user_is_asked_once(folder: Path, monkeypatch) -> None:
     endpoint = scripted(TOP)
     with endpoint.serving() as environ:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        async with editor(place, SERVER, settings=SETTINGS) as ide:
+        async with editor(folder, SERVER, settings=SETTINGS) as ide:
             ide.answers = ["Not now"]
             await run(ide, TOP)
             (question,) = ide.questions
@@ -74,7 +74,7 @@ async def test_nothing_is_sent_before_the_user_agreed_and_they_are_asked_once(pl
         assert not endpoint.requests
         monkeypatch.delenv("OPENAI_BASE_URL")
         monkeypatch.delenv("OPENAI_API_KEY")
-        async with editor(place, SERVER, settings=SETTINGS) as ide:
+        async with editor(folder, SERVER, settings=SETTINGS) as ide:
             uri = ide.open(TOP.source)
             await ide.command("optimize", uri, TOP.name)
             await ide.command("cancel")
@@ -82,12 +82,12 @@ async def test_nothing_is_sent_before_the_user_agreed_and_they_are_asked_once(pl
             assert "OPENAI_BASE_URL is not set" in ide.client.messages[0].message
 
 
-async def test_a_models_step_is_kept_hovered_and_tried_again_with_a_remark(place: Path, monkeypatch, captured) -> None:
+async def test_a_models_step_is_kept_hovered_and_tried_again_with_a_remark(folder: Path, monkeypatch, captured) -> None:
     endpoint = scripted(TOP)
     with endpoint.serving() as environ:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        async with editor(place, SERVER, settings={**SETTINGS, "planner": "llm", "llmSamples": 2}) as ide:
+        async with editor(folder, SERVER, settings={**SETTINGS, "planner": "llm", "llmSamples": 2}) as ide:
             ide.answers = ["Allow"]
             assert "unmeasured" in await run(ide, TOP)
             assert len(endpoint.requests) == 3, "one for the choice, and two versions at once"
@@ -102,23 +102,23 @@ async def test_a_models_step_is_kept_hovered_and_tried_again_with_a_remark(place
             job = await ide.command("tryAnother", ide.uri(), TOP.name, step=1, remark=remark)
             await ide.until(lambda: ide._end_of(job["job"]), 200)
             prompt = endpoint.prompt(3)
-            assert f"# What the user asks of this step\n{remark}" in prompt
-            assert f"# The edit that the user had and did not want\n<<<<<<< SEARCH\n=======\n{TOP.kernel}" in prompt
+            assert f"# The user's request for this step\n{remark}" in prompt
+            assert f"# The earlier edit that the user rejected\n<<<<<<< SEARCH\n=======\n{TOP.kernel}" in prompt
             assert f"you asked for another: {remark}" in await hover(ide, "def top(x)")
             assert len(ide.questions) == 1
-        with Store(place / ".mtmc") as store:
+        with Store(folder / ".mtmc") as store:
             newest = store.runs()[0].id
             wanted = store.result(newest)
         assert wanted is not None
         assert endpoint.requests[3:], "another version was asked for"
-        async with editor(place, SERVER, settings=SETTINGS) as ide:
+        async with editor(folder, SERVER, settings=SETTINGS) as ide:
             uri = ide.open(TOP.source)
             await ide.command("optimize", uri, TOP.name)
             await ide.command("cancel")
             assert not ide.questions, "a yes is stored"
     for name in environ:
         monkeypatch.delenv(name)
-    again = mtmc(place, "optimize", "--replay", newest, "--json", CUDA_VISIBLE_DEVICES="")
+    again = mtmc(folder, "optimize", "--replay", newest, "--json", CUDA_VISIBLE_DEVICES="")
     assert again.code in (0, 1), again.err
     assert again.document["final"]["source"] == wanted.final.source
     told = [(step["action"]["text"], step["status"]) for step in again.document["steps"]]
@@ -128,8 +128,8 @@ async def test_a_models_step_is_kept_hovered_and_tried_again_with_a_remark(place
 
 
 @pytest.mark.timeout(600)
-async def test_real_runs_in_the_editor_give_what_the_edits_by_hand_give(place: Path, monkeypatch, captured) -> None:
-    """Nothing is faked but the model: each is captured, written, compiled, verified by the interpreter, and kept."""
+async def test_real_runs_in_the_editor_match_manual_edits(folder: Path, monkeypatch, captured) -> None:
+    """Only the model is fake: each target is captured, written, compiled, verified by the interpreter, and kept."""
 
     def answer(request: dict[str, Any]) -> str:
         asked = str(request["messages"][1]["content"])
@@ -138,7 +138,7 @@ async def test_real_runs_in_the_editor_give_what_the_edits_by_hand_give(place: P
     with Endpoint(answer).serving() as environ:
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        async with editor(place, REAL, settings=SETTINGS) as ide:
+        async with editor(folder, REAL, settings=SETTINGS) as ide:
             ide.answers = ["Allow"]
             uris = {target: ide.open(target.source, f"{target.name}.py") for target in TARGETS}
             jobs = {target: await ide.command("optimize", uri, target.name) for target, uri in uris.items()}

@@ -1,20 +1,19 @@
-"""Scripted good answers by the command line: the file is written as the edit by hand would leave it."""
+"""Scripted correct answers through the command line: the file equals a manual edit."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from endpoint import Endpoint
-from searching import Agreeing
+from searching import AgreeingMeasurer
 from targets import TARGETS, Target
 from test_model_targets import before
 from typer.testing import CliRunner
 
-from mtmc_lsp.app import pipeline as session
+from mtmc_lsp.app.pipeline import Pipeline
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.cli import app
 from mtmc_lsp.core.workload import Capture
@@ -22,28 +21,29 @@ from mtmc_lsp.core.workload import Capture
 
 @pytest.fixture
 def by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter_worker):
-    """Runs ``mtmc optimize`` in this process; captures share a worker, and every measurement agrees."""
+    """Runs ``mtmc optimize`` in this process with a shared capture worker and a measurer that accepts everything."""
 
-    def captured(opened: session.OpenTarget, *_: object, **__: object) -> Capture:
-        workload = find_workload(str(opened.request.path), opened.plain, opened.target)
-        return run_capture(workload, opened.plain, interpreter_worker, 120)
+    def captured(pipeline: Pipeline) -> Capture:
+        target = pipeline.target
+        workload = find_workload(str(target.path), target.plain, target.definition)
+        return run_capture(workload, target.plain, interpreter_worker, 120)
 
-    monkeypatch.setattr(session, "capture_target", captured)
-    monkeypatch.setattr(session, "open_measurer", lambda *_, **__: Agreeing())
-    monkeypatch.setattr(session, "warmed", lambda opened: contextlib.nullcontext())
+    monkeypatch.setattr(Pipeline, "_run_capture", captured)
+    monkeypatch.setattr(Pipeline, "_open_measurer", lambda *_: AgreeingMeasurer())
+    monkeypatch.setattr(Pipeline, "_start_fork_server", lambda _: None)
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'user'\n[tool.mtmc.llm]\nretries = 0\n")
 
     def run(*arguments: str) -> dict[str, Any]:
         answer = CliRunner().invoke(app, ["optimize", *arguments, "--arch", "sm_90", "--json"])
         assert answer.exit_code == 0, answer.output
-        found: dict[str, Any] = json.loads(answer.stdout)
-        return found
+        document: dict[str, Any] = json.loads(answer.stdout)
+        return document
 
     return run
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_good_answer_is_written_to_the_file_as_by_hand_and_replayed(
+def test_a_good_answer_is_written_like_a_manual_edit_and_replayed(
     by_command, target: Target, tmp_path: Path, monkeypatch, captured
 ) -> None:
     file = tmp_path / "model.py"

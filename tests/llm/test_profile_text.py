@@ -1,4 +1,4 @@
-"""What the planner's model is told of where the time goes: measured where a GPU saw it, else estimated, and said so."""
+"""The profile in the planning prompt: measured on a GPU, otherwise marked as estimated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from searching import H200, Agreeing, quick_settings
+from searching import H200, AgreeingMeasurer, quick_settings
 from test_model_targets import STAGED
 
 from mtmc_lsp.app.backends import Backends
@@ -23,7 +23,8 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.profile_text import profile_text
 from mtmc_lsp.measure.local_measurer import LocalMeasurer
 from mtmc_lsp.planners.roofline import RooflinePlanner
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
+from mtmc_lsp.search.greedy import GreedySearch
 from mtmc_lsp.timing.messages import ProfileRequest
 
 PRODUCT = """\
@@ -43,14 +44,14 @@ def first_version(capture: Capture, source: str) -> Candidate:
     return BuiltinCoder().write(capture, root, action)
 
 
-def test_kernels_that_a_gpu_was_seen_running_are_told_with_their_share_and_part_of_the_roofline(captured) -> None:
+def test_profiled_kernels_are_listed_with_time_share_and_roofline_fraction(captured) -> None:
     capture = captured(STAGED, "sharp")
-    made = first_version(capture, STAGED)
-    seen = (
+    version = first_version(capture, STAGED)
+    kernel_times = (
         KernelTime("at::native::bitonicSortKVInPlace<long template>", 2.0, 9.0),
         KernelTime("sharp_kernel", 1.0, 3.0),
     )
-    text = profile_text(State(capture, made, (), replace(H200, bandwidth=2560e6), True, lambda: seen))
+    text = profile_text(State(capture, version, (), replace(H200, bandwidth=2560e6), True, lambda: kernel_times))
     assert "Kernels of a call, measured on the GPU:" in text
     assert "- at::native::bitonicSortKVInPlace<long template>: 9.0 us in 2 launches, 75% of the time\n" in text
     # 8 x 40 floats are read and written: 2560 bytes, 1 us at that bandwidth.
@@ -76,12 +77,12 @@ def test_a_step_that_showed_full_float32_counts_for_the_estimates_too(captured) 
     action = MacroAction(ActionKind.FUSE, ("mm",), (6, 6))
     history = (Step(1, action, StepStatus.FAILED, verdict.reason, verdict=verdict),)
     before, after = (profile_text(State(capture, root, steps, H200, True)) for steps in ((), history))
-    assert "own float32 products run in tf32" in before
-    assert "own float32 products run in ieee" in after
+    assert "runs float32 matmuls in tf32" in before
+    assert "runs float32 matmuls in ieee" in after
 
 
-class Watching(Agreeing):
-    """Times nothing, but watches."""
+class Watching(AgreeingMeasurer):
+    """Measurer that profiles but does not time."""
 
     def __init__(self, *, fails: bool = False) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class Watching(Agreeing):
 
 
 class Model:
-    """Chooses the first action, and keeps what it was asked."""
+    """Model that chooses the first action and stores its prompts."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -107,15 +108,14 @@ class Model:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_version_is_watched_once_and_only_for_a_planner_that_reads_it(captured, fails: bool) -> None:
+def test_a_version_is_profiled_once_and_only_for_a_planner_that_reads_the_profile(captured, fails: bool) -> None:
     capture = captured(STAGED, "sharp")
 
-    def run(makers: Backends, model: Model | None) -> Watching:
+    def run(backends: Backends, model: Model | None) -> Watching:
         measurer = Watching(fails=fails)
-        planner, coder = makers.open(quick_settings(), model)
-        events = Events(lambda index, action: None, lambda text: None, lambda step: None)
-        limits = Limits(60.0, 3)
-        search = GreedySearch(capture, STAGED, planner, coder, measurer, has_gpu=True, limits=limits, events=events)
+        planner, coder = backends.open(quick_settings(), model)
+        components = SearchComponents(planner, coder, measurer, True, Limits(60.0, 3))
+        search = GreedySearch(capture, STAGED, components, Events())
         search.run("run", "hash")
         return measurer
 
@@ -143,7 +143,7 @@ def test_a_version_is_profiled_as_it_is_and_not_as_the_file_has_it(captured, int
 @pytest.mark.skipif(
     not os.environ.get("MTMC_TEST_GPU"), reason="without MTMC_TEST_GPU targets are captured for the CPU"
 )
-def test_a_gpu_is_watched(captured) -> None:
+def test_kernels_are_profiled_on_a_gpu(captured) -> None:
     capture = captured(STAGED, "sharp")
     measurer = LocalMeasurer(capture, sys.executable, source=STAGED)
     try:

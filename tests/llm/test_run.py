@@ -1,4 +1,4 @@
-"""Whole runs: `mtmc` in the user's project, against an endpoint whose answers are written down here."""
+"""Complete runs of `mtmc` in a user project with a scripted endpoint."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answers import KERNEL, SOURCE, body, good, sheet
+from answers import KERNEL, SOURCE, body, editable_text, good
 from endpoint import Endpoint
 
 from mtmc_lsp.app.backends import BUILTIN, Backends
-from mtmc_lsp.app.pipeline import OpenTarget, Request
-from mtmc_lsp.commands.consent import consented
+from mtmc_lsp.app.target_file import OpenTarget, Request
+from mtmc_lsp.commands.consent import limit_to_consent
 from mtmc_lsp.core.settings import Settings
 from mtmc_lsp.core.workload import Target, TargetKind
 
@@ -45,7 +45,7 @@ def optimised(folder: Path, endpoint: Endpoint, *arguments: str, **variables: st
 
 @dataclass(frozen=True)
 class Whole:
-    """A run with a model as planner and coder: refused for its key, resumed with a good one, written to the file."""
+    """A run with a model as planner and coder: rejected because of its key, resumed with a valid key, applied to the file."""
 
     folder: Path
     refused: Answer
@@ -65,12 +65,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
         return f'{{"action": {number[1] if number else 0}, "reason": "sorting stays in registers"}}'
 
     endpoint = Endpoint(answer)
-    makers = ("--coder", "llm", "--planner", "llm")
-    refused = optimised(folder, endpoint, *makers, OPENAI_API_KEY="bad")
-    return Whole(folder, refused, optimised(folder, endpoint, *makers, "--resume", "--apply"), endpoint)
+    backends = ("--coder", "llm", "--planner", "llm")
+    refused = optimised(folder, endpoint, *backends, OPENAI_API_KEY="bad")
+    return Whole(folder, refused, optimised(folder, endpoint, *backends, "--resume", "--apply"), endpoint)
 
 
-def test_a_key_that_is_refused_leaves_a_run_to_resume(whole: Whole) -> None:
+def test_a_run_with_a_rejected_key_can_be_resumed(whole: Whole) -> None:
     assert (whole.refused.code, whole.refused.error["code"]) == (3, "model-not-usable")
     assert whole.resumed.code == 0, whole.resumed.err
     asked = whole.resumed.document["model_use"]["requests"]
@@ -122,7 +122,7 @@ def test_a_run_of_another_file_is_not_replayed(whole: Whole, tmp_path: Path) -> 
 
 
 def instead(old: str, new: str):
-    """The good answer with something else in it: nothing that a rule forbids."""
+    """The correct answer with a change that violates no rule."""
 
     def answer(request: dict[str, Any]) -> str:
         assert old in good(request)
@@ -132,11 +132,11 @@ def instead(old: str, new: str):
 
 
 STORED = "tl.cumsum(s, 0) * 2, mask"
-MENDED = [
-    ("holds no code", lambda request: "def f(): pass"),
+REPAIRED = [
+    ("contains no code", lambda request: "def f(): pass"),
     (
         "There is no line 'return nothing'",
-        lambda request: good(request).replace(body(sheet(request)), "    return nothing\n"),
+        lambda request: good(request).replace(body(editable_text(request)), "    return nothing\n"),
     ),
     ("bitonic_merge_sort", instead("tl.sort(x)", "tl.bitonic_merge_sort(x)")),
     ("values", instead("tl.where(mask, tl.maximum(s, 0.0), 0.0)", "tl.maximum(s, 1.0)")),
@@ -146,25 +146,25 @@ MENDED = [
     ("values", instead("ranks_kernel[(n_rows,)](x, out,", "ranks_kernel[(n_rows,)](x, torch.empty_like(x),")),
     ("shares memory with", instead("ranks_kernel[(n_rows,)](x, out,", "out = x\n    ranks_kernel[(n_rows,)](x, x,")),
 ]
-"""Answers that each fail at another place, and a word of what the model is then told."""
+"""Answers that fail in different checks, with a part of the repair message."""
 
 
-def test_what_fails_is_mended_with_a_message_that_says_what_failed(folder: Path) -> None:
+def test_failures_are_repaired_with_their_error_message(folder: Path) -> None:
     settings = folder / "pyproject.toml"
-    settings.write_text(settings.read_text() + f"repairs = {len(MENDED)}\n")
-    endpoint = Endpoint(*(answer for _, answer in MENDED), good)
+    settings.write_text(settings.read_text() + f"repairs = {len(REPAIRED)}\n")
+    endpoint = Endpoint(*(answer for _, answer in REPAIRED), good)
     run = optimised(folder, endpoint)
     assert run.code == 0, run.err
     step = run.document["steps"][0]
     assert step["status"] == "accepted"
     assert KERNEL in step["candidate"]["source"], "none of the wrong ones"
     told = [str(request["messages"][-1]["content"]) for request in endpoint.requests[1:]]
-    assert len(told) == len(MENDED)
-    for (word, _), message in zip(MENDED, told, strict=True):
+    assert len(told) == len(REPAIRED)
+    for (word, _), message in zip(REPAIRED, told, strict=True):
         assert word in message
 
 
-def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, monkeypatch, capsys) -> None:
+def test_consent_comes_from_the_command_line_but_not_from_settings(folder: Path, monkeypatch, capsys) -> None:
     host = {
         "OPENAI_BASE_URL": "http://model.example:8000/v1",
         "MTMC_LLM_MODEL": "m",
@@ -174,23 +174,23 @@ def test_settings_alone_are_no_consent_and_the_command_line_is(folder: Path, mon
         monkeypatch.setenv(name, value)
     target = Target(str(folder / "model.py"), "ranks", TargetKind.FUNCTION, 5, 7)
     opened = OpenTarget(Request(folder / "model.py", "ranks", Settings(), sys.executable), b"", target)
-    for makers in (Backends("llm"), Backends(coder="llm"), Backends(coder="auto")):
-        assert consented(opened, makers, explicit=False, may_ask=True) == BUILTIN
+    for backends in (Backends("llm"), Backends(coder="llm"), Backends(coder="auto")):
+        assert limit_to_consent(opened, backends, explicit=False, may_ask=True) == BUILTIN
         assert "you have not agreed to it" in capsys.readouterr().err
-        assert consented(opened, makers, explicit=True, may_ask=True) == makers
+        assert limit_to_consent(opened, backends, explicit=True, may_ask=True) == backends
     asked = mtmc(folder, "consent", **host)
     assert "nothing of" in asked.out
     assert "at model.example:8000 be asked" in asked.out
     assert mtmc(folder, "consent", "--give", "--json", **host).document["hosts"] == ["model.example:8000"]
-    assert consented(opened, Backends(coder="auto"), explicit=False, may_ask=False) == Backends(coder="auto")
+    assert limit_to_consent(opened, Backends(coder="auto"), explicit=False, may_ask=False) == Backends(coder="auto")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")
-    assert consented(opened, Backends(coder="auto"), explicit=False, may_ask=False) == BUILTIN, (
+    assert limit_to_consent(opened, Backends(coder="auto"), explicit=False, may_ask=False) == BUILTIN, (
         "another host is asked anew"
     )
     assert mtmc(folder, "consent", "--withdraw", "--json", **host).document["hosts"] == []
 
 
-def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(folder: Path) -> None:
+def test_a_dry_run_shows_the_questions_and_sends_nothing(folder: Path) -> None:
     endpoint = Endpoint(good)
     run = optimised(folder, endpoint, "--coder", "llm", "--planner", "llm", "--dry-run")
     assert run.code == 0, run.err

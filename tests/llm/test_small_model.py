@@ -1,4 +1,4 @@
-"""The whole loop with a real, very small model, where its packages are installed."""
+"""The complete loop with a real, very small model, if its packages are installed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_a_real_small_model_gets_through_the_whole_loop(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "scripts" / "try_small_model.py"), str(tmp_path), "--seconds", "240"]
     example = "examples/temperature_softmax.py::temperature_softmax"
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*script, "--example", example], env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([*script, "--example", example], env=environ, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     document = json.loads((tmp_path / "temperature_softmax.json").read_text())
     assert document["status"] in ("unmeasured", "no_gain", "incorrect"), document
     assert document["model_use"]["requests"] > 0

@@ -1,4 +1,4 @@
-"""Charts: what they draw, by the renderer that the page uses."""
+"""Charts, drawn by the page's renderer."""
 
 import json
 import re
@@ -49,17 +49,17 @@ CHARTS = {
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_a_chart_can_be_drawn_and_asks_only_for_known_styles(name: str) -> None:
+def test_a_chart_can_be_drawn_and_uses_only_known_styles(name: str) -> None:
     spec = CHARTS[name]
     assert "NaN" not in drawn(spec)
     styles = {part["style"] for part in parts(spec) if isinstance(part.get("style"), str)}
     assert styles and styles <= set(charts.CONFIG["style"])
     colours = set(re.findall(r"var\(--chart-(\w+)\)", drawn(spec)))
     assert colours & {"text", "quiet"} and colours <= set(charts.COLOURS), "colours are the page's"
-    assert "http" not in json.dumps(spec).replace(charts.SCHEMA, ""), "nothing is fetched"
+    assert "http" not in json.dumps(spec).replace(charts.SCHEMA, ""), "no network access"
 
 
-def test_a_step_of_the_waterfall_begins_where_the_one_before_ended() -> None:
+def test_each_waterfall_step_starts_where_the_previous_one_ended() -> None:
     spec = waterfall(GAINS, "compile")
     first, second = row(spec, "1. fuse"), row(spec, "2. tile")
     assert (first["before"], first["after"], first["faster"]) == (1.0, 0.9, False)
@@ -70,24 +70,24 @@ def test_a_step_of_the_waterfall_begins_where_the_one_before_ended() -> None:
     assert "speedup over compile" in svg
 
 
-def test_a_timed_point_stands_at_its_own_rate_below_the_roof() -> None:
+def test_a_timed_point_is_at_its_measured_rate_below_the_bound() -> None:
     found = row(roofline(TIMED, DEVICE), "step 1")
     assert found["x"] == pytest.approx(500.0), "operations per byte"
     assert found["y"] == pytest.approx(2.0 / 6e-3), "TFLOP/s"
     assert (found["kind"], found["time"]) == ("timed", "6000 us")
 
 
-def test_a_point_without_a_time_stands_on_the_roof_and_says_that_it_is_an_estimate() -> None:
+def test_a_point_without_a_time_is_at_the_bound_and_marked_as_an_estimate() -> None:
     spec = roofline([Point("a", 1e9, 1e9), Point("b", 1e12, 1e9)], DEVICE)
     assert row(spec, "a")["y"] == pytest.approx(4.0), "one operation per byte at 4 TB/s"
     assert row(spec, "b")["y"] == pytest.approx(800.0), "the fastest unit"
     for name in "ab":
         assert row(spec, name)["kind"] == "estimate"
-        assert "estimate" in row(spec, name)["words"]
+        assert "estimated" in row(spec, name)["words"]
         assert row(spec, name)["time"] == "not timed"
 
 
-def test_versions_without_operations_to_count_are_held_against_the_memory() -> None:
+def test_versions_without_flops_are_compared_with_the_memory_bound() -> None:
     spec = roofline([Point("eager", 0.0, 8e9, 8e-3), Point("step 1", 2e9, 4e9)], DEVICE)
     assert row(spec, "eager")["x"] == pytest.approx(8.0), "GB"
     assert row(spec, "eager")["y"] == pytest.approx(8000.0), "us"
@@ -96,10 +96,10 @@ def test_versions_without_operations_to_count_are_held_against_the_memory() -> N
     assert "us per call" in drawn(spec)
 
 
-def test_ceilings_that_are_the_same_stand_together() -> None:
+def test_equal_ceilings_are_grouped() -> None:
     assert charts.peak_names(DEVICE) == [("fp32", 5e13), ("fp16, bf16", 8e14)]
 
 
 @pytest.mark.parametrize(("value", "words"), [(2.28e9, "2.28 GB"), (512.0, "512 B"), (0.0, "0 B"), (3e12, "3 TB")])
-def test_amounts_read_well(value: float, words: str) -> None:
+def test_amounts_have_unit_prefixes(value: float, words: str) -> None:
     assert charts.amount(value, "B") == words

@@ -1,4 +1,4 @@
-"""The page of a run: what it says of timed, untimed, unfinished and hostile runs, and that it needs nothing from outside."""
+"""The page of a run: timed, untimed, unfinished and hostile runs, without external resources."""
 
 import builtins
 import re
@@ -46,7 +46,7 @@ def test_a_timed_run_shows_each_accepted_step_with_its_interval() -> None:
     assert "traffic" not in page.charts
 
 
-def test_the_roofline_goes_from_the_own_code_to_the_last_step() -> None:
+def test_the_roofline_shows_the_users_code_and_all_accepted_steps() -> None:
     points = rows(page_of(run("better", "better")), "roofline")
     assert [(p["name"], p["kind"]) for p in points] == [
         ("your code", "timed"),
@@ -67,7 +67,7 @@ def test_a_run_without_times_shows_estimates_and_says_so() -> None:
     assert not re.search(r"\d(\.\d+)?x ", text), "no speedup is claimed"
 
 
-def test_a_run_in_which_nothing_was_accepted_has_no_charts_but_its_steps() -> None:
+def test_a_run_without_accepted_steps_shows_steps_but_no_charts() -> None:
     page = page_of(run("wrong"))
     assert set(page.charts) <= {"roofline"}
     assert "no step was accepted" in page.body
@@ -81,13 +81,13 @@ def test_an_unfinished_run_can_be_shown() -> None:
     assert "action 1" in render(page)
 
 
-def test_steps_are_kept_or_pending_where_somebody_looked() -> None:
+def test_steps_are_kept_or_pending_if_the_review_state_is_known() -> None:
     result = run("better", "better", "wrong")
     cells = re.findall(r'<td class="word">(\w+)</td>', page_of(result, kept=frozenset({1})).body)
     assert [cell for cell in cells if cell in ("kept", "pending", "failed")] == ["kept", "pending", "failed"]
 
 
-def test_hundreds_of_checks_become_a_line_for_each_name() -> None:
+def test_checks_are_grouped_to_one_line_per_name() -> None:
     result = run("better")
     checks = [Check("values", CheckStatus.PASSED, f"case {n}") for n in range(200)]
     checks.append(Check("values", CheckStatus.FAILED, "case 200", "off by one"))
@@ -100,7 +100,7 @@ def test_hundreds_of_checks_become_a_line_for_each_name() -> None:
     assert body.count('<td class="word">values</td>') == 1
 
 
-def test_what_a_model_was_asked_is_listed_with_its_tokens() -> None:
+def test_model_requests_are_listed_with_their_tokens() -> None:
     asked = Exchange("code", (), "x", "some-model", 120, 30, 1.5, counted=False)
     result = replace(run("better"), model_use=ModelUse("some-model", 1, 120, 30, None))
     body = page_of(result, exchanges=(asked,)).body
@@ -109,7 +109,7 @@ def test_what_a_model_was_asked_is_listed_with_its_tokens() -> None:
     assert "Language model" not in page_of(result).body
 
 
-def test_the_page_holds_all_it_needs_and_runs_no_script() -> None:
+def test_the_page_is_self_contained_and_has_no_scripts() -> None:
     text = render(page_of(run("better", "better")))
     asked: list[str] = []
 
@@ -126,7 +126,7 @@ def test_the_page_holds_all_it_needs_and_runs_no_script() -> None:
     assert text.count("<svg") == 2
 
 
-def test_what_code_says_of_itself_is_text_in_the_page() -> None:
+def test_text_from_user_code_is_escaped() -> None:
     result = run("better")
     evil = "<img src=x onerror=alert(1)>"
     step: Step = replace(
@@ -137,7 +137,7 @@ def test_what_code_says_of_itself_is_text_in_the_page() -> None:
     assert "&lt;img" in text
 
 
-def test_without_a_renderer_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_renderer_gives_an_error_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *more: Any) -> Any:
@@ -151,7 +151,7 @@ def test_without_a_renderer_the_error_says_what_to_install(monkeypatch: pytest.M
     assert 'pip install "mtmc-lsp[report]"' in str(found.value)
 
 
-def test_a_stored_run_is_found_by_its_beginning_and_the_newest_without_a_name(tmp_path: Path) -> None:
+def test_a_stored_run_is_found_by_id_prefix_and_the_newest_by_default(tmp_path: Path) -> None:
     result = run("better")
     with Store(tmp_path) as store:
         ids = [store.begin("/p/model.py", name, "hash", result.environment) for name in "gh"]

@@ -24,7 +24,8 @@ from mtmc_lsp.core.results import (
 from mtmc_lsp.core.run import Candidate, RunResult, Step
 from mtmc_lsp.core.workload import Capture, Environment, Target, TargetKind, Workload, WorkloadSource
 from mtmc_lsp.device.choice import model_of_arch
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
+from mtmc_lsp.search.greedy import GreedySearch
 
 SOURCE = "def f(x):\n    return x + 1\n"
 EAGER_US = 100.0
@@ -171,12 +172,14 @@ def search(
     run = GreedySearch(
         capture(environment=environment, operations=operations),
         SOURCE,
-        planner or FakePlanner(actions),
-        FakeCoder(),
-        measurer or FakeMeasurer(has_gpu=has_gpu),
-        has_gpu=has_gpu,
-        limits=limits or Limits(seconds=60.0, steps=50),
-        events=events,
+        SearchComponents(
+            planner or FakePlanner(actions),
+            FakeCoder(),
+            measurer or FakeMeasurer(has_gpu=has_gpu),
+            has_gpu,
+            limits or Limits(seconds=60.0, steps=50),
+        ),
+        events,
     )
     return run.run("run", "hash", done)
 
@@ -200,7 +203,7 @@ def run_until_killed(folder: str) -> None:
         if step.index == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    events = Events(lambda index, item: None, lambda text: None, on_step)
+    events = Events(on_step=on_step)
     actions = [action(i, outcome) for i, outcome in enumerate(("better", "wrong", "better", "better", "same"))]
-    fakes = (FakePlanner(actions), FakeCoder(), FakeMeasurer())
-    GreedySearch(capture(), SOURCE, *fakes, has_gpu=True, limits=Limits(), events=events).run(run_id, "hash")
+    components = SearchComponents(FakePlanner(actions), FakeCoder(), FakeMeasurer(), True, Limits())
+    GreedySearch(capture(), SOURCE, components, events).run(run_id, "hash")

@@ -10,18 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mtmc_lsp.app import bench as benches
-from mtmc_lsp.app.bench import (
-    Bench,
-    Plan,
-    Problem,
-    Shard,
-    append_result,
-    chosen,
-    find_problems,
-    parse_shard,
-    read_results,
-)
+from mtmc_lsp.app.bench import runner as benches
+from mtmc_lsp.app.bench.runner import Bench, Plan, append_result, read_results
+from mtmc_lsp.app.bench.suite import Problem, Shard, choose, find_problems, parse_shard
+from mtmc_lsp.app.provenance import Build
 from mtmc_lsp.core.errors import RequestError
 from mtmc_lsp.core.settings import Settings
 
@@ -103,7 +95,7 @@ def test_a_filter_a_shard_and_a_limit_choose(folder: Path) -> None:
     problems = find_problems(folder)
 
     def names(pattern: str = "", limit: int | None = None, shard: Shard = WHOLE) -> list[str]:
-        return [p.name.partition("/")[2] for p in chosen(problems, pattern, limit, shard)]
+        return [p.name.partition("/")[2] for p in choose(problems, pattern, limit, shard)]
 
     assert names("level2/*") == ["1_c", "die", "hang"]
     assert names("_a") == ["2_a"]
@@ -144,6 +136,29 @@ def test_a_result_is_made_once_and_again_when_what_it_depends_on_changes(folder:
     problems[0].path.write_text(PROBLEM + "# another text\n")
     assert [known for _, known in sorted(run(folder, problems).values(), key=lambda item: item[1])] == [False, False]
     assert len(read_results(folder / "results.jsonl")) == 2, "the newest of each problem"
+
+
+def test_a_result_names_the_build_that_made_it_and_is_made_again_by_another_build(folder: Path, monkeypatch) -> None:
+    problems = find_problems(folder / "level1")
+    monkeypatch.setattr(benches, "current_build", lambda: Build("1.2.3", "abc-dirty"))
+    for record, _ in run(folder, problems).values():
+        assert (record["version"], record["commit"]) == ("1.2.3", "abc-dirty")
+    monkeypatch.setattr(benches, "current_build", lambda: Build("1.2.3", "def"))
+    assert not any(known for _, known in run(folder, problems).values())
+
+
+PATHS = """
+error = {'message': f"{request['path']}:3 fails in /usr/lib/python3/torch/nn.py", 'path': request['path']}
+pathlib.Path(sys.argv[1]).write_text(json.dumps({'status': 'refused', 'error': error, 'source': '/a/b'}))
+"""
+
+
+def test_a_result_contains_no_absolute_path(folder: Path) -> None:
+    bench = Bench(PLAN, folder / "results.jsonl", command=(sys.executable, "-c", ANSWER + PATHS))
+    [(_, record, _)] = bench.run(choose(find_problems(folder), "2_a", None, WHOLE))
+    assert record["error"] == {"message": "level1/2_a.py:3 fails in nn.py", "path": "level1/2_a.py"}
+    assert record["source"] == "/a/b", "code is not changed"
+    assert str(folder) not in (folder / "results.jsonl").read_text()
 
 
 def test_each_problem_runs_on_one_gpu_of_those_that_are_there(folder: Path) -> None:
@@ -191,5 +206,5 @@ def test_a_line_that_was_cut_off_is_left_out_and_the_next_is_whole(tmp_path: Pat
 def test_a_file_that_is_no_list_of_results_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text('{"something": "else"}\n')
-    with pytest.raises(RequestError, match="no result"):
+    with pytest.raises(RequestError, match="not a result"):
         read_results(path)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from mtmc_lsp.core.errors import FailureKind, TargetRaises, WorkerFailed
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.core.run import Candidate, RunStatus, StepStatus
-from mtmc_lsp.search.greedy import ENOUGH_FAILURES, Limits
+from mtmc_lsp.search.components import Limits
+from mtmc_lsp.search.greedy import MAX_FAILURES
 
 plans = st.lists(st.sampled_from(OUTCOMES), max_size=9)
 
@@ -66,7 +67,7 @@ class FarSeeing(FakeMeasurer):
         super().__init__(has_gpu=has_gpu)
         self.far, self.looked = far, []
 
-    def verify_far(self, candidate: Candidate) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
         steps = candidate.id.count("/")
         self.looked.append(steps)
         return Check("offsets beyond 2^31", self.far.get(steps, CheckStatus.PASSED), "s0=2^31", "values: all wrong")
@@ -125,7 +126,10 @@ def test_a_step_that_fails_falls_back_to_the_last_good_version_and_the_planner_i
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
-        ("uncoded", "cannot be written: there is no such thing"),
+        (
+            "uncoded",
+            "the built-in coder has no kernel for this action on line 2: there is no such thing. The run continues",
+        ),
         ("uncompiled", "f_kernel does not compile for sm_90: too many registers"),
         ("wrong", "values: relative error 0.5"),
         ("crash", "the process ended with signal SIGSEGV"),
@@ -209,7 +213,7 @@ def test_the_status_says_what_the_run_came_to(outcomes: list[str], status: RunSt
 
 
 def test_a_run_ends_after_steps_that_come_to_nothing() -> None:
-    assert len(search([action(i, "slower") for i in range(20)]).steps) == ENOUGH_FAILURES
+    assert len(search([action(i, "slower") for i in range(20)]).steps) == MAX_FAILURES
 
 
 def test_a_run_keeps_to_its_limits() -> None:

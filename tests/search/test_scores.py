@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mtmc_lsp.app.bench_summary import summarise, why_nothing
+from mtmc_lsp.app.bench.summary import check_one_build, summarise, why_nothing
+from mtmc_lsp.core.errors import RequestError
 
 
 def ratio(value: float) -> dict[str, float]:
@@ -103,3 +104,23 @@ def test_why_nothing_was_kept_is_told_by_error_last_step_or_operations() -> None
     assert why_nothing(RECORDS[4]) == "Model draws 7 random numbers"
     nothing = {"status": "no_gain", "steps": [], "torch_calls": ["aten.conv2d.default"]}
     assert why_nothing(nothing) == "no action is worth trying; operations: aten.conv2d.default"
+
+
+def test_results_of_two_commits_are_not_mixed_in_one_table() -> None:
+    first, second = (
+        {**item, "version": "0.1.0", "commit": commit} for item, commit in zip(RECORDS, "ab", strict=False)
+    )
+    check_one_build([first, {**second, "commit": "a"}], "r.jsonl")
+    with pytest.raises(RequestError, match=r"commit a; mtmc 0\.1\.0, commit b") as caught:
+        check_one_build([first, second], "r.jsonl")
+    assert "--mixed" in caught.value.remedy
+    with pytest.raises(RequestError, match="unknown version"):
+        check_one_build([first, RECORDS[1]], "r.jsonl")
+    assert summarise([first, second]).builds == ("mtmc 0.1.0, commit a", "mtmc 0.1.0, commit b")
+
+
+def test_reasons_that_differ_in_their_lines_are_one() -> None:
+    steps = [record(f"level1/{name}", "no_gain") for name in "ab"]
+    for step, lines in zip(steps, ("line 3", "lines 4 to 7"), strict=True):
+        step["steps"][0]["reason"] = f"the built-in coder has no kernel for this action on {lines}: no"
+    assert [len(group.problems) for group in summarise(steps).unsolved] == [2]

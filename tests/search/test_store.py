@@ -79,7 +79,7 @@ def test_a_damaged_store_says_which_file_to_delete(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentNotAble) as caught:
         Store(tmp_path)
     assert "store.db" in str(caught.value)
-    assert "delete it" in caught.value.remedy
+    assert "delete the file" in caught.value.remedy
 
 
 def test_a_store_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_a_store_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_project_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(EnvironmentNotAble, match="cannot be made"):
+    with pytest.raises(EnvironmentNotAble, match="cannot be created"):
         Store(tmp_path / ".mtmc")
 
 
 def test_a_file_in_the_place_of_the_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / ".mtmc").write_text("")
-    with pytest.raises(EnvironmentNotAble, match="cannot be made"):
+    with pytest.raises(EnvironmentNotAble, match="cannot be created"):
         Store(tmp_path / ".mtmc")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes import ENVIRONMENT, action, search
 
-from mtmc_lsp.app.review import without_last
+from mtmc_lsp.app.review import undo_last
 from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.search.store import Store
 
@@ -22,7 +22,7 @@ def test_a_base_to_tune_is_not_left_in_the_file(first: str, status: RunStatus, t
         for step in result.steps:
             store.add_step(run, step)
         store.finish(replace(result, id=run))
-        left = store.result(without_last(store, run, 2))
+        left = store.result(undo_last(store, run, 2))
     assert left is not None
     assert left.status is status
     assert bool(left.final.diff) is (status is RunStatus.IMPROVED), "without a gain, the own code is what is left"

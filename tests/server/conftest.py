@@ -1,4 +1,4 @@
-"""Editors with a server of their own."""
+"""Fixtures: editors with their own server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from editor import Editor, editor
 
 @pytest_asyncio.fixture
 async def ide(tmp_path: Path) -> AsyncIterator[Editor]:
-    """An editor that knows everything and trusts the workspace; searches are fakes."""
+    """An editor with all capabilities that trusts the workspace; searches are fake."""
     (tmp_path / "user").mkdir()
     async with editor(tmp_path / "user") as made:
         yield made

@@ -1,4 +1,4 @@
-"""An editor for tests: a real client over stdio that keeps its own text, applies edits, and answers what servers ask."""
+"""An editor for tests: a real client over stdio that stores document text, applies edits and answers questions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from lsprotocol import types as lsp
 from pygls.uris import from_fs_path
 from pytest_lsp import LanguageClient, make_test_lsp_client
 
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 
 HERE = Path(__file__).resolve().parent
 FAKE = [sys.executable, str(HERE / "fake_server.py")]
-REAL = [*own_command("mtmc_lsp.server.app")]
+REAL = [*isolated_command("mtmc_lsp.server.app")]
 
 
 def capabilities(**changes: Any) -> lsp.ClientCapabilities:
-    """A client that knows everything; ``changes`` replaces parts."""
+    """Capabilities of a client that supports all features; ``changes`` replaces parts."""
     resolve = lsp.ClientCodeActionResolveOptions(properties=["edit", "command"])
     parts: dict[str, Any] = {
         "general": lsp.GeneralClientCapabilities(position_encodings=[lsp.PositionEncodingKind.Utf16]),
@@ -73,7 +73,7 @@ class Editor:
                 assert isinstance(change, lsp.TextDocumentEdit)
                 uri = change.text_document.uri
                 if change.text_document.version != self.versions[uri]:
-                    return lsp.ApplyWorkspaceEditResult(applied=False, failure_reason="the version is another")
+                    return lsp.ApplyWorkspaceEditResult(applied=False, failure_reason="wrong document version")
                 self.apply(uri, list(change.edits))
             for uri, edits in (params.edit.changes or {}).items():
                 self.apply(uri, list(edits))
@@ -109,7 +109,7 @@ class Editor:
         return uri
 
     def open(self, text: str, name: str = "model.py", *, on_disk: bool = True) -> str:
-        """Open a file, which is also written to disk."""
+        """Open a file and write it to disk."""
         if on_disk:
             (self.root / name).write_bytes(text.encode())
         uri = self.uri(name)
@@ -119,7 +119,7 @@ class Editor:
         return uri
 
     def change(self, uri: str, start: int, end: int, new: str) -> None:
-        """Type: replace characters ``start`` to ``end`` of the client's text."""
+        """Edit: replace characters ``start`` to ``end``."""
         text = self.texts[uri]
         range_ = lsp.Range(position(text, start), position(text, end))
         self.texts[uri] = text[:start] + new + text[end:]
@@ -132,16 +132,16 @@ class Editor:
         )
 
     def replace(self, uri: str, old: str, new: str) -> None:
-        """Type: replace the first occurrence of some words."""
+        """Edit: replace the first occurrence of ``old``."""
         at = self.texts[uri].index(old)
         self.change(uri, at, at + len(old), new)
 
     def set(self, uri: str, text: str) -> None:
-        """Undo or redo in the editor: the whole text becomes another."""
+        """Replace the whole text, like undo or redo in the editor."""
         self.change(uri, 0, len(self.texts[uri]), text)
 
     def apply(self, uri: str, edits: list[Any]) -> None:
-        """Apply edits as editors do, from the last to the first, and tell the server."""
+        """Apply edits from last to first, and notify the server."""
         text = self.texts[uri]
         spans = [(offset(text, e.range.start), offset(text, e.range.end), e.new_text) for e in edits]
         for start, end, new in sorted(spans, key=lambda span: span[0], reverse=True):
@@ -149,13 +149,13 @@ class Editor:
 
     # Requests ----------------------------------------------------------------------------------------------------
 
-    async def actions(self, uri: str, words: str, *, only: str | None = None) -> dict[str, lsp.CodeAction]:
-        """The code actions where some words stand, by their kind's last part."""
-        at = position(self.texts[uri], self.texts[uri].index(words))
+    async def actions(self, uri: str, text: str, *, only: str | None = None) -> dict[str, lsp.CodeAction]:
+        """The code actions at the first occurrence of ``text``, by the last part of their kind."""
+        cursor = position(self.texts[uri], self.texts[uri].index(text))
         context = lsp.CodeActionContext(diagnostics=[], only=[only] if only else None)
-        params = lsp.CodeActionParams(lsp.TextDocumentIdentifier(uri), lsp.Range(at, at), context)
-        found = await self.client.text_document_code_action_async(params)
-        actions = [_action(item) for item in found or []]
+        params = lsp.CodeActionParams(lsp.TextDocumentIdentifier(uri), lsp.Range(cursor, cursor), context)
+        result = await self.client.text_document_code_action_async(params)
+        actions = [_action(item) for item in result or []]
         return {str(getattr(a.kind, "value", a.kind)).rpartition(".")[2]: a for a in actions}
 
     async def command(self, name: str, uri: str = "", target: str = "", **more: Any) -> Any:
@@ -166,16 +166,16 @@ class Editor:
 
     async def lenses(self, uri: str) -> list[str]:
         """The titles of the code lenses, in order."""
-        found = await self.client.text_document_code_lens_async(lsp.CodeLensParams(lsp.TextDocumentIdentifier(uri)))
-        return [lens.command.title for lens in found or [] if lens.command is not None]
+        lenses = await self.client.text_document_code_lens_async(lsp.CodeLensParams(lsp.TextDocumentIdentifier(uri)))
+        return [lens.command.title for lens in lenses or [] if lens.command is not None]
 
     async def optimized(self, uri: str, target: str) -> str:
-        """Run the search to its end; gives what is said at the end."""
+        """Run the search to its end. Returns the final message."""
         job = await self.command("optimize", uri, target)
         return await self.finished(job["job"])
 
     async def finished(self, job: int) -> str:
-        """Wait for the end of a job; gives its last words."""
+        """Wait for the end of a job. Returns its final message."""
         return (await self.until(lambda: self._end_of(job))).message or ""
 
     def _end_of(self, job: int) -> Any:
@@ -183,29 +183,29 @@ class Editor:
         return ends[-1] if ends else None
 
     def reported(self, job: int) -> list[Any]:
-        """What progress said of a job, in order."""
+        """All progress values of a job, in order."""
         return list(self.client.progress_reports.get(f"mtmc-{job}", []))
 
     def stages(self, job: int) -> list[str]:
-        """The same, in words."""
+        """The progress messages of a job."""
         return [str(value.message) for value in self.reported(job)]
 
     async def until(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-        """Wait for something; gives it."""
+        """Wait until ``condition`` is truthy. Returns its value."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while not (found := condition()):
-            assert asyncio.get_running_loop().time() < deadline, "it did not happen"
+        while not (value := condition()):
+            assert asyncio.get_running_loop().time() < deadline, "timeout"
             await asyncio.sleep(0.02)
-        return found
+        return value
 
 
 def _action(item: lsp.CodeAction | lsp.Command) -> lsp.CodeAction:
-    """The action as it was sent: lsprotocol reads one that carries its command as a command with a dictionary for a name."""
+    """The action as sent. lsprotocol parses an action that contains a command as a command whose name is a dictionary."""
     if isinstance(item, lsp.CodeAction):
         return item
     command = ast.literal_eval(item.command)
-    whole = lsp.Command(command["title"], command["command"], arguments=command["arguments"])
-    return lsp.CodeAction(item.title, kind=command["command"], command=whole)
+    full_command = lsp.Command(command["title"], command["command"], arguments=command["arguments"])
+    return lsp.CodeAction(item.title, kind=command["command"], command=full_command)
 
 
 def position(text: str, offset: int) -> lsp.Position:
@@ -216,7 +216,7 @@ def position(text: str, offset: int) -> lsp.Position:
 
 
 def offset(text: str, at: lsp.Position) -> int:
-    """The opposite of :func:`position`."""
+    """The inverse of :func:`position`."""
     start = 0
     for _ in range(at.line):
         start = text.index("\n", start) + 1
@@ -238,11 +238,11 @@ async def editor(
     cwd: Path | None = None,
     variables: dict[str, str] | None = None,
 ) -> AsyncIterator[Editor]:
-    """An editor with a server, ended with it; the server runs in ``cwd`` with further environment ``variables``."""
+    """An editor with a server that ends with it. The server runs in ``cwd`` with additional environment ``variables``."""
     (root / "pyproject.toml").touch()
     client = make_test_lsp_client()
     environment = {**os.environ, "XDG_STATE_HOME": str(root.parent / f"{root.name}-state"), **(variables or {})}
-    made = Editor(client, root)
+    ide = Editor(client, root)
     client.set_configuration(settings or {}, section="mtmc")
     await client.start_io(*command, env=environment, cwd=cwd)
     try:
@@ -253,10 +253,10 @@ async def editor(
                 workspace_folders=[lsp.WorkspaceFolder(from_fs_path(str(root)) or "", "user")],
             )
         )
-        yield made
+        yield ide
         await asyncio.wait_for(client.shutdown_session(), 10)
     finally:
-        # Else a test that failed would wait for a server that waits for it.
+        # Otherwise a failed test and the server would wait for each other.
         if client._server is not None and client._server.returncode is None:
             client._server.kill()
         await client.stop()

@@ -1,6 +1,6 @@
-"""A host whose searches are decided by the user's file: ``# fake f: better wrong sleep far`` above everything else.
+"""A host whose search results are scripted in the user's file: ``# fake f: better wrong sleep far`` at the top.
 
-Planner and measurer are fakes; the store, the greedy search, the composition of files and the protocol are the real ones.
+Planner and measurer are fake. The store, the greedy search, the composition of files and the protocol are real.
 """
 
 from __future__ import annotations
@@ -14,23 +14,20 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "search"))
-from fakes import ENVIRONMENT, FakeMeasurer, FakePlanner, action, capture
+from fakes import FakeMeasurer, FakePlanner, action, capture
 
-from mtmc_lsp.app import pipeline as session
-from mtmc_lsp.app.pipeline import OpenTarget, Request
-from mtmc_lsp.app.search_components import SearchComponents
+from mtmc_lsp.app.pipeline import Pipeline
+from mtmc_lsp.app.target_file import OpenTarget, Request, open_target
 from mtmc_lsp.core.action import MacroAction
 from mtmc_lsp.core.dependencies import Dependency, DependencyKind
 from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.errors import RequestError
-from mtmc_lsp.core.protocols import CannotCode
+from mtmc_lsp.core.protocols import CannotCode, Coder, Planner
 from mtmc_lsp.core.results import Check, CheckStatus, Timing, Verdict, VerdictStatus
-from mtmc_lsp.core.run import Candidate, GeneratedCode, RunResult, Step
-from mtmc_lsp.core.settings import Settings, changed
+from mtmc_lsp.core.run import Candidate, GeneratedCode, Step
+from mtmc_lsp.core.settings import Settings, override_settings
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
-from mtmc_lsp.search.store import RunRecord, Store
-from mtmc_lsp.server.host import serve
+from mtmc_lsp.server.host import Job, serve, text_of
 from mtmc_lsp.source.compose import compose
 from mtmc_lsp.source.dependencies import with_definitions
 from mtmc_lsp.source.targets import find_target
@@ -39,7 +36,7 @@ GAIN = {"better": 0.8, "far": 0.8, "same": 1.0, "slower": 1.5}
 
 
 class ComposingCoder:
-    """Each action adds a line to the kernel's body, so that neighbouring versions are neighbouring sources."""
+    """Coder that adds one line to the kernel body for each action."""
 
     def start(self, capture: Capture, source: str) -> Candidate:
         return Candidate("root", None, None, source, None, {"us": 100.0, "outcome": "root", "lines": [], "own": source})
@@ -67,13 +64,13 @@ class ComposingCoder:
 
 
 class SleepingMeasurer(FakeMeasurer):
-    """Takes its time where the outcome is ``sleep``."""
+    """Sleeps if the outcome is ``sleep``."""
 
     def verify(self, candidate: Candidate) -> Verdict:
         if isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "sleep":
             time.sleep(60)
         # What the editor holds of a file that says so is wrong.
-        if candidate.id == "present" and "incorrect" in candidate.source:
+        if candidate.id == "current" and "incorrect" in candidate.source:
             return Verdict(VerdictStatus.INCORRECT, (), "gpu", 0.5, 1e-7, "values: relative error 0.5")
         return super().verify(timed(candidate))
 
@@ -82,16 +79,16 @@ class SleepingMeasurer(FakeMeasurer):
 
 
 class FarSeeingMeasurer(SleepingMeasurer):
-    """Finds what is wrong beyond 2^31 elements alone: ``far``."""
+    """Rejects the outcome ``far`` in the test with more than 2^31 elements."""
 
-    def verify_far(self, candidate: Candidate) -> Check:
+    def verify_int32_offsets(self, candidate: Candidate) -> Check:
         is_wrong = isinstance(candidate.schedule, dict) and candidate.schedule["outcome"] == "far"
         status = CheckStatus.FAILED if is_wrong else CheckStatus.PASSED
         return Check("offsets beyond 2^31", status, "s0=2^31", "values: all wrong" if is_wrong else "")
 
 
 def timed(candidate: Candidate) -> Candidate:
-    """The candidate as it is, or for the text in the editor one that takes 50 us."""
+    """The candidate; for the text in the editor, one that takes 50 us."""
     return replace(candidate, schedule=candidate.schedule or {"us": 50.0, "outcome": "better"})
 
 
@@ -104,81 +101,55 @@ def _dependency(word: str, path: str) -> Dependency:
     return Dependency(name, kind, value=value, path=file, qualname=qualname)
 
 
-class FakeEngine:
+class FakePipeline(Pipeline):
     """See the module."""
 
-    def open(self, path: Path, qualname: str, text: bytes, settings: dict[str, Any]) -> OpenTarget:
+    def _start_fork_server(self) -> None:
+        return None
+
+    def _run_capture(self) -> Capture:
+        if "broken" in self._outcomes:
+            raise RequestError("the target raises ValueError", remedy="Correct it.")
+        target, path = self.target, str(self.target.path)
+        made = capture(path)
+        # A worker finds what the target reads by running the file; here the file says it: ``# reads f: K=3 helper cfg.SCALE=2.0``.
+        reads = re.search(rf"# reads {re.escape(target.qualname)}: ([^\r\n]*)", target.text.decode())
+        recorded = [_dependency(word, path) for word in (reads[1].split() if reads else [])]
+        known = with_definitions(recorded, target.definition, target.plain, [str(target.project)])
+        graph = replace(made.graph, dependencies=known)
+        return replace(made, workload=replace(made.workload, target=target.definition), graph=graph)
+
+    def _open_measurer(self, capture: Capture) -> FakeMeasurer:
+        return FarSeeingMeasurer() if "far" in self._outcomes else SleepingMeasurer()
+
+    def _open_backends(self, model: object, steps: Sequence[Step]) -> tuple[Planner, Coder]:
+        return FakePlanner(self._actions), ComposingCoder()
+
+    def plan(self) -> tuple[list[MacroAction], DeviceModel]:
+        self.capture()
+        return self._actions, FakeMeasurer().device()
+
+    @property
+    def _outcomes(self) -> Sequence[str]:
+        name = re.escape(self.target.qualname)
+        match = re.search(rf"# fake {name}: ([^\r\n]*)", self.target.text.decode("utf-8", "replace"))
+        return match[1].split() if match else ["better", "better", "better"]
+
+    @property
+    def _actions(self) -> list[MacroAction]:
+        return [action(number, outcome) for number, outcome in enumerate(self._outcomes, 1)]
+
+
+class FakeJob(Job):
+    """A job whose target needs no interpreter with torch."""
+
+    def open_target(self, request: dict[str, Any]) -> OpenTarget:
+        settings = {"budget_seconds": 60.0, "max_steps": 20, **request["settings"]}
         settings.pop("python", None)
         archs = settings.pop("archs", None)
-        chosen = changed(Settings(), archs=tuple(archs) if archs else None, **settings)
-        return session.open_target(Request(path, qualname, chosen, sys.executable), text)
-
-    def capture(self, opened: OpenTarget) -> Capture:
-        if "broken" in self._said(opened):
-            raise RequestError("the target raises ValueError", remedy="Mend it.")
-        made = capture(str(opened.request.path))
-        path = str(opened.request.path)
-        # A worker would find by running the file what it reads; here its text says it: ``# reads f: K=3 helper cfg.SCALE=2.0``.
-        reads = re.search(rf"# reads {re.escape(opened.target.qualname)}: ([^\r\n]*)", opened.text.decode())
-        recorded = [_dependency(word, path) for word in (reads[1].split() if reads else [])]
-        known = with_definitions(recorded, opened.target, opened.plain, [str(opened.root)])
-        graph = replace(made.graph, dependencies=known)
-        return replace(made, workload=replace(made.workload, target=opened.target), graph=graph)
-
-    def plan(self, opened: OpenTarget, capture: Capture) -> tuple[list[MacroAction], DeviceModel]:
-        return self._actions(opened), FakeMeasurer().device()
-
-    def optimize(
-        self,
-        opened: OpenTarget,
-        capture: Capture,
-        store: Store,
-        events: Events,
-        resumed: RunRecord | None,
-        *,
-        consented: bool,
-    ) -> RunResult:
-        path, qualname = str(opened.request.path), opened.target.qualname
-        done = store.steps(resumed.id) if resumed is not None else []
-        run = resumed.id if resumed is not None else store.begin(path, qualname, opened.source_hash, ENVIRONMENT)
-
-        def on_step(step: Any) -> None:
-            store.add_step(run, step)
-            events.on_step(step)
-
-        tools = self.tools(opened, capture)
-        search = GreedySearch(
-            capture,
-            opened.plain.decode(),
-            tools.planner,
-            tools.coder,
-            tools.measurer,
-            has_gpu=True,
-            limits=tools.limits,
-            events=replace(events, on_step=on_step),
-        )
-        result = search.run(run, opened.source_hash, done)
-        store.finish(result)
-        return result
-
-    def tools(
-        self, opened: OpenTarget, capture: Capture, steps: Sequence[Step] = (), *, consented: bool = False
-    ) -> SearchComponents:
-        measurer = FarSeeingMeasurer() if "far" in self._said(opened) else SleepingMeasurer()
-        return SearchComponents(FakePlanner(self._actions(opened)), ComposingCoder(), measurer, True, Limits(60.0, 20))
-
-    def end(self) -> None:
-        """It has no process."""
-
-    @staticmethod
-    def _said(opened: OpenTarget) -> Sequence[str]:
-        name = re.escape(opened.target.qualname)
-        found = re.search(rf"# fake {name}: ([^\r\n]*)", opened.text.decode("utf-8", "replace"))
-        return found[1].split() if found else ["better", "better", "better"]
-
-    def _actions(self, opened: OpenTarget) -> list[MacroAction]:
-        return [action(number, outcome) for number, outcome in enumerate(self._said(opened), 1)]
+        chosen = override_settings(Settings(), archs=tuple(archs) if archs else None, **settings)
+        return open_target(Request(Path(request["path"]), request["target"], chosen, sys.executable), text_of(request))
 
 
 if __name__ == "__main__":
-    serve(FakeEngine())
+    serve(FakeJob(FakePipeline))

@@ -1,4 +1,4 @@
-"""The language server with a host that searches with fakes; started as ``mtmc-lsp`` is."""
+"""The language server with the fake host, started like ``mtmc-lsp``."""
 
 from __future__ import annotations
 

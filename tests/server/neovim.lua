@@ -1,5 +1,5 @@
--- Neovim 0.7 or later as its users have it, with no plugin: open a file, ask for code actions, optimise, keep, undo.
--- Every step waits for what it needs; the last line of the output says how far it came.
+-- Neovim 0.7 or later without plugins: open a file, request code actions, optimise, keep, undo.
+-- Every step waits for its condition; the last line of the output names the last completed step.
 local done = "started"
 local ok, problem = pcall(function()
   local command = vim.fn.json_decode(vim.env.MTMC_SERVER)
@@ -19,7 +19,7 @@ local ok, problem = pcall(function()
   })
   vim.lsp.buf_attach_client(buffer, client)
   local function until_true(what, condition)
-    if not vim.wait(60000, condition, 20) then error("waited in vain for " .. what .. "\n" .. vim.inspect(messages)) end
+    if not vim.wait(60000, condition, 20) then error("timeout: " .. what .. "\n" .. vim.inspect(messages)) end
     done = what
   end
   local function request(method, params)

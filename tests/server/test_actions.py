@@ -1,4 +1,4 @@
-"""What is offered at the cursor, and why not."""
+"""Code actions at the cursor, and reasons for disabled ones."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def broken(x):
 """
 
 
-async def test_a_function_is_offered_everything_that_makes_sense(ide: Editor) -> None:
+async def test_a_function_is_offered_all_applicable_actions(ide: Editor) -> None:
     uri = ide.open(MODEL)
     actions = await ide.actions(uri, "torch.relu")
     assert [a for a in actions if actions[a].disabled is None] == ["optimize", "plan", "measure", "record"]
     assert actions["optimize"].title == "Optimize to Triton kernel"
-    assert actions["addWorkload"].disabled.reason == "It has one already."
+    assert actions["addWorkload"].disabled.reason == "It already has a workload directive."
     assert "no generated kernel" in actions["verify"].disabled.reason
 
 
@@ -56,7 +56,7 @@ async def test_an_action_gets_its_command_when_it_is_resolved(ide: Editor) -> No
     assert list(resolved.command.arguments) == [{"uri": uri, "target": "Block.forward"}]
 
 
-async def test_a_directive_is_put_above_the_function(ide: Editor) -> None:
+async def test_a_directive_is_inserted_above_the_function(ide: Editor) -> None:
     uri = ide.open(MODEL)
     action = await ide.client.code_action_resolve_async((await ide.actions(uri, "return x + 1"))["addWorkload"])
     ide.apply(uri, list(action.edit.document_changes[0].edits))
@@ -64,35 +64,35 @@ async def test_a_directive_is_put_above_the_function(ide: Editor) -> None:
     assert (await ide.actions(uri, "return x + 1"))["addWorkload"].disabled is not None
 
 
-async def test_a_kernel_and_a_broken_function_say_what_to_do(ide: Editor) -> None:
+async def test_kernels_and_functions_with_syntax_errors_get_a_reason_and_a_remedy(ide: Editor) -> None:
     uri = ide.open(MODEL)
-    assert "launches it" in (await ide.actions(uri, "def kernel"))["optimize"].disabled.reason
+    assert "launches this kernel" in (await ide.actions(uri, "def kernel"))["optimize"].disabled.reason
     broken = (await ide.actions(uri, "def broken"))["optimize"]
-    assert broken.disabled.reason == "broken has a syntax error; mend it first."
-    # The rest of a broken file is as usable as ever.
+    assert broken.disabled.reason == "broken has a syntax error. Fix it first."
+    # Other functions of the file are not affected.
     assert (await ide.actions(uri, "torch.relu"))["optimize"].disabled is None
 
 
-async def test_a_file_that_is_not_on_disk_is_to_be_saved_first(ide: Editor) -> None:
+async def test_a_file_that_is_not_on_disk_must_be_saved_first(ide: Editor) -> None:
     uri = ide.open(MODEL, "new.py", on_disk=False)
-    assert "save it first" in (await ide.actions(uri, "torch.relu"))["optimize"].disabled.reason
+    assert "Save it first" in (await ide.actions(uri, "torch.relu"))["optimize"].disabled.reason
 
 
-async def test_nothing_is_offered_on_code_that_is_not_ours_to_touch(ide: Editor) -> None:
+async def test_no_actions_for_code_without_torch_and_for_installed_packages(ide: Editor) -> None:
     assert await ide.actions(ide.open(MODEL), "from torch import nn") == {}
     assert await ide.actions(ide.open("def f(x):\n    return x\n", "plain.py"), "return") == {}
     (ide.root / "site-packages").mkdir()
     assert await ide.actions(ide.open(MODEL, "site-packages/library.py"), "torch.relu") == {}
 
 
-async def test_only_the_kinds_asked_for_come_back(ide: Editor) -> None:
+async def test_only_requested_kinds_are_returned(ide: Editor) -> None:
     uri = ide.open(MODEL)
     assert await ide.actions(uri, "torch.relu", only="source.organizeImports") == {}
     assert list(await ide.actions(uri, "torch.relu", only="refactor.rewrite.mtmc.plan")) == ["plan"]
     assert "optimize" in await ide.actions(uri, "torch.relu", only="refactor")
 
 
-async def test_inputs_are_proposed_and_those_that_are_given_are_written(ide: Editor) -> None:
+async def test_inputs_are_suggested_and_given_inputs_are_written(ide: Editor) -> None:
     uri = ide.open("import torch\n\n\ndef f(x, n: int):\n    return torch.relu(x) * n\n")
     proposed = await ide.client.protocol.send_request_async("mtmc/proposedWorkload", {"uri": uri, "target": "f"})
     action = await ide.client.code_action_resolve_async((await ide.actions(uri, "torch.relu"))["addWorkload"])
@@ -102,7 +102,7 @@ async def test_inputs_are_proposed_and_those_that_are_given_are_written(ide: Edi
     assert await ide.client.protocol.send_request_async("mtmc/proposedWorkload", {"uri": uri, "target": "g"}) is None
 
 
-async def test_a_client_that_resolves_nothing_gets_whole_actions(tmp_path) -> None:
+async def test_a_client_without_resolve_gets_complete_actions(tmp_path) -> None:
     from editor import capabilities, editor
 
     action = lsp.CodeActionClientCapabilities()

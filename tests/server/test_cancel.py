@@ -1,4 +1,4 @@
-"""A run ends within two seconds of being cancelled, whatever it is doing, with every process that it started."""
+"""A cancelled run ends within two seconds at any stage, with all its processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def f(x):
     return torch.softmax(torch.relu(x) + 1, -1)
 """
 STAGES = ["starting", "capturing", "writing", "compiling", "verifying"]
-"""What a run without a GPU does, in order; the planner is asked between capturing and writing."""
+"""Stages of a run without a GPU, in order; the planner runs between capturing and writing."""
 POINTS = [(stage, delay) for stage in STAGES for delay in ((0.0, 0.1, 0.3, 0.6, 1.0, 2.0) if LONG else (0.0,))]
 LIMIT = 2.0
 """Seconds."""
@@ -53,7 +53,7 @@ async def test_every_kind_of_job_is_cancelled(tmp_path: Path) -> None:
 
 
 async def _cancelled(ide: Editor, uri: str, kind: str, stage: str, delay: float) -> float:
-    """Cancel a job some time after a stage began; gives the seconds until its end was told. Its processes are gone then, or soon."""
+    """Cancel a job ``delay`` seconds after a stage began. Returns the seconds until its end was reported."""
     server = ide.client._server.pid
     job = (await ide.command(kind, uri, "f"))["job"]
     await ide.until(lambda: any(stage in words for words in ide.stages(job)) or ide._end_of(job), 300)
@@ -64,18 +64,18 @@ async def _cancelled(ide: Editor, uri: str, kind: str, stage: str, delay: float)
     ide.client.window_work_done_progress_cancel(lsp.WorkDoneProgressCancelParams(f"mtmc-{job}"))
     end = await ide.finished(job)
     took = time.monotonic() - began
-    # A job may be done before it is cancelled; not one that was just begun.
+    # A job may finish before it is cancelled, unless it just started.
     assert end == "cancelled" or delay, end
-    # A worker looks once in a second whether the process that started it is there.
+    # A worker checks once per second whether its parent process exists.
     await ide.until(lambda: not {process for process in processes if _is_alive(process)}, 5)
     assert await ide.command("jobs") == []
     return took
 
 
 def _below(process: int) -> Iterator[int]:
-    """Every process that one started, and those that these started."""
+    """All descendants of a process."""
     for children in Path(f"/proc/{process}/task").glob("*/children"):
-        # A thread may have ended meanwhile.
+        # A thread may have ended in the meantime.
         with contextlib.suppress(OSError):
             for child in map(int, children.read_text().split()):
                 yield child
@@ -83,7 +83,7 @@ def _below(process: int) -> Iterator[int]:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether it is there, and no zombie that nobody waited for yet."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""Anything a user can do, in any order: both sides keep the same text, nothing is lost, and the server says no error."""
+"""User actions in random order: client and server have the same text, nothing is lost, and the server reports no error."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Ünïcødé(torch.nn.Module):
         return x  # 漢字 😀
 """
 LONG = bool(os.environ.get("MTMC_FUZZ"))
-"""Set for at least 5,000 steps, which are counted; the usual run takes a few hundred."""
-LEAST = 5000
+"""If set, run at least 5,000 steps; by default a few hundred."""
+MIN_STEPS = 5000
 PIECES = [
     "x",
     " ",
@@ -68,8 +68,8 @@ MARKS = (b"# mtmc: begin f", b"# mtmc: end f", b"# mtmc: dispatch")
 class Session(RuleBasedStateMachine):
     """A user at an editor."""
 
-    taken = 0
-    """Steps of all sessions."""
+    steps_run = 0
+    """Number of steps in all sessions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Session(RuleBasedStateMachine):
         self.ide.change(self.uri, start, self.between(min(len(text), start + length)), "".join(new))
 
     def between(self, at: int) -> int:
-        """A place that is not inside a line ending."""
+        """The offset, moved out of a line ending."""
         text = self.ide.texts[self.uri]
         return at + 1 if text[at - 1 : at] == "\r" and text[at : at + 1] == "\n" else at
 
@@ -137,7 +137,7 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open)
     @rule(name=st.sampled_from(["keep", "keepAll", "undo", "undoAll", "tryAnother", "diff", "resume"]))
     def decides(self, name: str) -> None:
-        self.ide.answers = ["Replace it"]
+        self.ide.answers = ["Replace"]
         before = self.ide.texts[self.uri].encode()
         self.command(name, target="f")
         after = self.ide.texts[self.uri].encode()
@@ -171,7 +171,7 @@ class Session(RuleBasedStateMachine):
         self.open(self.ide.texts[self.uri])
 
     def command(self, name: str, target: str = "") -> Any:
-        """Run a command; the only error that it may answer with is that the target is not in the file now."""
+        """Run a command. The only allowed error is that the target does not exist in the current file."""
         try:
             return self.wait(self.ide.command(name, self.uri if target else "", target))
         except JsonRpcInvalidParams as error:
@@ -183,7 +183,7 @@ class Session(RuleBasedStateMachine):
 
     @invariant()
     def a_step_was_taken(self) -> None:
-        Session.taken += 1
+        Session.steps_run += 1
 
     @invariant()
     def both_sides_have_the_same_text(self) -> None:
@@ -203,14 +203,14 @@ def test_any_order_of_edits_requests_and_decisions() -> None:
     sessions = settings(
         max_examples=125 if LONG else 6,
         stateful_step_count=50 if LONG else 40,
-        # The usual run takes the same sessions each time; new ones are for the long run, where there is time to look into them.
+        # The default run is deterministic; only the long run explores new sessions.
         derandomize=not LONG,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    Session.taken = 0
+    Session.steps_run = 0
     run_state_machine_as_test(Session, settings=sessions)
-    while LONG and Session.taken < LEAST:
-        # Sessions may be shorter than they are allowed to be.
+    while LONG and Session.steps_run < MIN_STEPS:
+        # Sessions may be shorter than the maximum.
         run_state_machine_as_test(Session, settings=sessions)
-    print(f"{Session.taken} steps")
+    print(f"{Session.steps_run} steps")

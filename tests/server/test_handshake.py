@@ -1,4 +1,4 @@
-"""The first message: answered at once, and as the server itself would."""
+"""The first message is answered immediately, with the same capabilities as by the server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLIENTS: list[dict[str, Any]] = [
 
 
 class Written:
-    """What a protocol says."""
+    """Stores the output of a protocol."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -38,7 +38,7 @@ class Written:
         self.data += data
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 def initialize(client: Any, number: object = 1, **more: Any) -> bytes:
@@ -52,7 +52,7 @@ def framed(message: Any) -> bytes:
 
 
 def answered_by_the_server(client: dict[str, Any]) -> Any:
-    """What the server says to ``initialize`` where nobody answered before it, as on a TCP port."""
+    """The server's own answer to ``initialize``, as on a TCP port."""
     server, written = make_server(), Written()
     server.protocol.set_writer(written)
     body = initialize(client).split(b"\r\n\r\n", 1)[1]
@@ -61,7 +61,7 @@ def answered_by_the_server(client: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_what_is_told_first_is_what_the_features_register(client: dict[str, Any]) -> None:
+def test_the_early_answer_equals_the_registered_capabilities(client: dict[str, Any]) -> None:
     assert capabilities(client) == answered_by_the_server(client)
 
 
@@ -79,13 +79,13 @@ def test_what_is_told_first_is_what_the_features_register(client: dict[str, Any]
         ),
     )
 )
-def test_no_client_is_too_strange_for_an_answer(client: Any) -> None:
+def test_arbitrary_client_capabilities_get_an_answer(client: Any) -> None:
     told = capabilities(client)
     assert told["positionEncoding"] in ("utf-8", "utf-16", "utf-32")
     json.dumps(told)
 
 
-def test_nothing_slow_is_imported_before_the_answer() -> None:
+def test_no_slow_module_is_imported_before_the_answer() -> None:
     code = (
         "import sys, mtmc_lsp.server.app; print({'pygls', 'lsprotocol', 'asyncio', 'tree_sitter'} & set(sys.modules))"
     )
@@ -93,7 +93,7 @@ def test_nothing_slow_is_imported_before_the_answer() -> None:
 
 
 async def _conversation(*messages: bytes, answers: int, last: bytes = b"") -> tuple[list[Any], int]:
-    """Send messages, read that many answers, send the last, and end standard input; also gives the exit code."""
+    """Send messages, read the given number of answers, send ``last``, and close standard input. Also returns the exit code."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*FAKE, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
@@ -107,14 +107,14 @@ async def _conversation(*messages: bytes, answers: int, last: bytes = b"") -> tu
     process.stdin.write(last)
     process.stdin.close()
     rest = await process.stdout.read()
-    assert rest == b"", "nothing is answered twice"
+    assert rest == b"", "no request is answered twice"
     return [message for message in said if "id" in message], await asyncio.wait_for(process.wait(), 20)
 
 
 LENSES = {"textDocument": {"uri": "file:///none.py"}}
 
 
-def test_initialize_is_answered_once_and_the_server_goes_on() -> None:
+def test_initialize_is_answered_once_and_later_requests_work() -> None:
     ask = framed({"jsonrpc": "2.0", "id": 2, "method": "textDocument/codeLens", "params": LENSES})
     shutdown = framed({"jsonrpc": "2.0", "id": 3, "method": "shutdown"})
     leave = framed({"jsonrpc": "2.0", "method": "exit"})
@@ -125,14 +125,14 @@ def test_initialize_is_answered_once_and_the_server_goes_on() -> None:
     assert code == 0
 
 
-def test_a_client_that_leaves_without_a_word_is_an_error_to_who_waits_for_the_process() -> None:
+def test_exit_without_shutdown_gives_exit_code_1() -> None:
     leave = framed({"jsonrpc": "2.0", "method": "exit"})
     said, code = asyncio.run(_conversation(initialize({}, "one"), answers=1, last=leave))
     assert [message["id"] for message in said] == ["one"]
     assert code == 1
 
 
-def test_capabilities_that_cannot_be_read_are_a_client_that_can_do_little() -> None:
+def test_invalid_capabilities_are_treated_as_minimal_capabilities() -> None:
     ask = framed({"jsonrpc": "2.0", "id": 2, "method": "textDocument/codeLens", "params": LENSES})
     strange = {"general": {"positionEncodings": ["utf-8"]}, "textDocument": 5, "window": ["x"]}
     said, _ = asyncio.run(_conversation(initialize(strange), ask, answers=2))
@@ -141,13 +141,13 @@ def test_capabilities_that_cannot_be_read_are_a_client_that_can_do_little() -> N
 
 
 @pytest.mark.parametrize("params", [None, {}, {"capabilities": None}])
-def test_an_initialize_without_capabilities_is_refused(params: Any) -> None:
+def test_an_initialize_without_capabilities_is_rejected(params: Any) -> None:
     asked = framed({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
     said, _ = asyncio.run(_conversation(asked, answers=1))
     assert said[0]["error"]["code"] in (-32602, -32603)
 
 
-def test_a_message_before_initialize_is_the_servers_to_answer() -> None:
+def test_the_server_answers_a_message_before_initialize() -> None:
     asked = framed({"jsonrpc": "2.0", "id": 1, "method": "no/such/method", "params": {}})
     said, _ = asyncio.run(_conversation(asked, initialize({}, 2), answers=2))
     assert said[0]["error"]["code"] == -32601

@@ -1,4 +1,4 @@
-"""Folders that were prepared for whoever opens them, and the real server."""
+"""The real server in folders with malicious contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from editor import REAL, Editor, editor
 from lsprotocol import types as lsp
 
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 from mtmc_lsp.search.store import Store
 from tests.hostile import OTHERS, STORES, imported, plant_modules, project, snapshot
 
@@ -23,7 +23,7 @@ UNTRUSTED: dict[str, Any] = {}
 
 
 async def looked_at(ide: Editor) -> list[Any]:
-    """Open a file, save it, and ask for everything that a store could hold; gives what the store is said to hold."""
+    """Open and save a file, and request everything that a store can contain. Returns the reported contents."""
     uri = ide.open(MODEL, on_disk=False)
     await ide.lenses(uri)
     await ide.actions(uri, "torch.relu")
@@ -63,7 +63,7 @@ async def test_an_untrusted_folders_store_is_not_opened_until_the_user_trusts_it
         uri = ide.open(MODEL, on_disk=False)
         ask = ide.client.protocol.send_request_async
         assert await ask("mtmc/report", {"uri": uri, "target": "f", "run": run}) is None
-        # Time enough for reading a store in the background.
+        # Wait long enough for a store to be read in the background.
         for _ in range(20):
             assert await ask("mtmc/reviews", {"uri": uri}) == []
             await asyncio.sleep(0.05)
@@ -87,7 +87,7 @@ async def test_in_an_untrusted_folder_no_store_is_created(tmp_path: Path) -> Non
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kind", STORES)
-async def test_a_run_in_a_trusted_folder_says_which_link_it_refuses(tmp_path: Path, kind: str) -> None:
+async def test_a_run_in_a_trusted_folder_names_the_link_that_it_rejects(tmp_path: Path, kind: str) -> None:
     root = tmp_path / "user"
     elsewhere = project(root, kind)
     before = snapshot(elsewhere)
@@ -99,7 +99,7 @@ async def test_a_run_in_a_trusted_folder_says_which_link_it_refuses(tmp_path: Pa
 
 
 @pytest.mark.asyncio
-async def test_a_link_in_a_trusted_workspace_does_not_make_the_project_it_leads_to_trusted(tmp_path: Path) -> None:
+async def test_a_link_in_a_trusted_workspace_does_not_make_its_target_project_trusted(tmp_path: Path) -> None:
     root, other = tmp_path / "user", tmp_path / "other"
     root.mkdir()
     other.mkdir()
@@ -123,7 +123,7 @@ async def test_a_link_in_a_trusted_workspace_does_not_make_the_project_it_leads_
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("path", ["", ".", os.pathsep, "{root}", f"{os.pathsep}.{os.pathsep}{{root}}"])
-async def test_the_server_imports_nothing_from_the_folder_it_runs_in(tmp_path: Path, path: str) -> None:
+async def test_the_server_imports_nothing_from_its_working_directory(tmp_path: Path, path: str) -> None:
     root = tmp_path / "user"
     root.mkdir()
     plant_modules(root)
@@ -134,9 +134,9 @@ async def test_the_server_imports_nothing_from_the_folder_it_runs_in(tmp_path: P
 
 
 def job(module: str, request: dict[str, Any], cwd: Path, **variables: str) -> list[dict[str, Any]]:
-    """What a process of ours that does one job says."""
+    """The events of a job process."""
     process = subprocess.Popen(
-        own_command(module),
+        isolated_command(module),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -152,7 +152,7 @@ def job(module: str, request: dict[str, Any], cwd: Path, **variables: str) -> li
     return events
 
 
-def test_processes_that_do_jobs_import_nothing_from_the_folder_they_run_in(tmp_path: Path) -> None:
+def test_job_processes_import_nothing_from_their_working_directory(tmp_path: Path) -> None:
     hostile, user = tmp_path / "hostile", tmp_path / "user"
     for folder in (hostile, user):
         folder.mkdir()
@@ -164,14 +164,14 @@ def test_processes_that_do_jobs_import_nothing_from_the_folder_they_run_in(tmp_p
     [*_, recorded] = job("mtmc_lsp.server.recorder", record, hostile, PYTHONPATH=str(hostile))
     assert (recorded["event"], recorded["exit_code"]) == ("recorded", 0)
     assert imported(hostile) == []
-    # This one also asks the user's interpreter for its versions, which has the user's PYTHONPATH.
+    # The host also runs the user's interpreter, with the user's PYTHONPATH, to query versions.
     [*_, answer] = job("mtmc_lsp.server.host", {**own, "kind": "plan"}, hostile)
     assert answer["error"]["code"] == "no-such-target"
     assert imported(hostile) == []
 
 
 @pytest.mark.asyncio
-async def test_a_job_of_the_server_imports_nothing_from_the_folder_the_server_runs_in(tmp_path: Path) -> None:
+async def test_a_job_imports_nothing_from_the_working_directory_of_the_server(tmp_path: Path) -> None:
     hostile, root = tmp_path / "hostile", tmp_path / "user"
     for folder in (hostile, root):
         folder.mkdir()

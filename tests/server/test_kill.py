@@ -1,4 +1,4 @@
-"""kill -9 of the server at any point of a run: nothing of the user's is lost, and the run goes on after a restart."""
+"""kill -9 of the server at any point of a run: no user data is lost, and the run can be resumed after a restart."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from mtmc_lsp.search.store import Store
 
 OPTIONS = {"trusted": True, "runState": True}
 KEPT = {0: MODEL, 1: with_steps(1), 2: with_steps(1, 3), 3: with_steps(1, 3, 4)}
-"""The file by how many of the three steps that stand are kept."""
+"""The expected file by the number of kept steps."""
 
 
 @pytest.mark.timeout(3000 if LONG else 120)
 @settings(
     max_examples=100 if LONG else 4,
-    # Each example is slow, and says by itself where it was killed.
+    # Do not shrink: each example is slow, and its arguments show where the server was killed.
     phases=(Phase.generate,),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 @given(reports=st.integers(1, 20), delay_ms=st.integers(0, 60), keeps=st.integers(0, 3))
-def test_a_server_killed_at_any_point_leaves_the_file_and_the_run_to_go_on_with(
+def test_after_a_kill_at_any_point_the_file_is_intact_and_the_run_can_be_resumed(
     reports: int, delay_ms: int, keeps: int
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="mtmc-kill-") as folder:
         root = Path(folder) / "user"
         root.mkdir()
-        asyncio.run(_killed_and_gone_on_with(root, reports, delay_ms / 1000, keeps))
+        asyncio.run(_kill_and_resume(root, reports, delay_ms / 1000, keeps))
 
 
-async def _killed_and_gone_on_with(root: Path, reports: int, delay: float, keeps: int) -> None:
+async def _kill_and_resume(root: Path, reports: int, delay: float, keeps: int) -> None:
     file = root / "model.py"
     async with editor(root, options=OPTIONS) as ide:
         uri = ide.open(MODEL)
@@ -68,7 +68,7 @@ async def _killed_and_gone_on_with(root: Path, reports: int, delay: float, keeps
         assert len(steps) >= told, "no step that the client was told of is lost"
         assert len(known[0]["kept"] if known else []) == kept
         lenses = await ide.lenses(uri)
-        if "Go on with the run" in lenses:
+        if "Resume the run" in lenses:
             job = await ide.command("resume", uri, "f")
             assert "improved" in await ide.finished(job["job"])
         elif not known:
@@ -94,9 +94,9 @@ def _has_run(root: Path) -> bool:
 
 
 async def _reviews(ide: Editor, uri: str, *, wanted: bool) -> list[Any]:
-    """What the server knows of the file's runs; where the store has one, as soon as it was read."""
+    """The runs of the file that the server reports. With ``wanted``, waits until the stored run is loaded."""
     while True:
-        found: list[Any] = await ide.client.protocol.send_request_async("mtmc/reviews", {"uri": uri})
-        if found or not wanted:
-            return found
+        reviews: list[Any] = await ide.client.protocol.send_request_async("mtmc/reviews", {"uri": uri})
+        if reviews or not wanted:
+            return reviews
         await asyncio.sleep(0.02)

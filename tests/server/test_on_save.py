@@ -1,4 +1,4 @@
-"""Blocks that are larger than shared memory: kernels are compiled on save, with no GPU, in a worker."""
+"""Blocks that exceed shared memory: kernels are compiled on save in a worker, without a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lsprotocol import types as lsp
 from mtmc_lsp import docs
 from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
-from mtmc_lsp.server.features.on_save import of_place
+from mtmc_lsp.server.features.on_save import finding_at
 from mtmc_lsp.source.lint.finding import Severity
 from mtmc_lsp.source.triton.launch_sites import LaunchForm
 
@@ -34,23 +34,23 @@ def save(ide: Editor, uri: str) -> None:
 
 
 async def checked(ide: Editor, uri: str) -> None:
-    """Save, and wait for the check's end: the client is told then that there is news."""
+    """Save, and wait for the end of the check, which sends a refresh request."""
     before = len(ide.refreshed)
     save(ide, uri)
     await ide.until(lambda: len(ide.refreshed) > before)
-    # Diagnostics are pushed right behind; where there are none to come, nothing says so.
+    # Diagnostics are pushed directly afterwards; without findings, nothing is pushed.
     await asyncio.sleep(0.1)
 
 
 @pytest.mark.asyncio
-async def test_a_block_that_does_not_fit_is_found_on_save_and_forgotten_on_edit(tmp_path: Path) -> None:
+async def test_a_too_large_block_is_reported_on_save_and_cleared_on_edit(tmp_path: Path) -> None:
     async with editor(tmp_path, REAL, settings={"archs": ["sm_90"]}) as ide:
         uri = ide.open(example("Reported"))
         save(ide, uri)
         (diagnostic,) = await ide.until(lambda: found(ide, uri))
         assert diagnostic.severity == lsp.DiagnosticSeverity.Error
         assert diagnostic.message.startswith("product with BLOCK=128, num_stages=5 needs ")
-        assert "bytes of shared memory, and sm_90 has 232448; make the blocks" in diagnostic.message
+        assert "bytes of shared memory, and sm_90 has 232448; use smaller blocks" in diagnostic.message
         assert diagnostic.code_description.href.endswith("checks/shared-memory.md")
         line = ide.texts[uri].splitlines()[diagnostic.range.start.line]
         assert "product[(1,)]" in line
@@ -97,9 +97,11 @@ def launch(a, b):
 
 
 @pytest.mark.asyncio
-async def test_configurations_are_marked_where_they_are_made_with_the_directives_types(tmp_path: Path) -> None:
+async def test_oversized_configurations_are_reported_at_their_definition_with_dtypes_of_the_directive(
+    tmp_path: Path,
+) -> None:
     async with editor(tmp_path, REAL, settings={"archs": ["sm_90", "sm_86"]}) as ide:
-        # None of this can be done here, and all of it is beside the point.
+        # This code cannot run here, but it must not matter.
         uri = ide.open(TUNED + "\n\nDEVICE = torch.device(torch.cuda.get_device_name(99))\nlaunch(1, 2)\n")
         save(ide, uri)
         (diagnostic,) = await ide.until(lambda: found(ide, uri))
@@ -110,17 +112,17 @@ async def test_configurations_are_marked_where_they_are_made_with_the_directives
         assert "sm_90 has 232448, sm_86 has 101376" in diagnostic.message
 
 
-def test_what_fits_elsewhere_is_a_hint_and_no_size_is_nothing() -> None:
+def test_a_kernel_that_fits_another_architecture_gives_a_hint() -> None:
     form = LaunchForm(KernelLaunch("k", {}, {"BLOCK": 64}, 4, 3), 5, 9, is_tuned=False)
     reports = [KernelReport("k", "sm_90", shared_bytes=150_000), KernelReport("k", "sm_86", shared_bytes=150_000)]
-    finding = of_place([(form, reports)])
+    finding = finding_at([(form, reports)])
     assert (finding.severity, finding.start, finding.end) == (Severity.HINT, 5, 9)
     assert finding.message == (
         "k with BLOCK=64, num_stages=3 needs 150000 bytes of shared memory, and sm_86 has 101376; it fits sm_90"
     )
-    assert of_place([(form, reports[:1])]) is None
-    assert of_place([(form, [KernelReport("k", "sm_90", error="it does not compile")])]) is None
-    assert of_place([(form, reports[1:])]).severity == Severity.ERROR
+    assert finding_at([(form, reports[:1])]) is None
+    assert finding_at([(form, [KernelReport("k", "sm_90", error="it does not compile")])]) is None
+    assert finding_at([(form, reports[1:])]).severity == Severity.ERROR
 
 
 @pytest.mark.asyncio

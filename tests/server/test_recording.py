@@ -1,4 +1,4 @@
-"""Recording inputs from the editor: the user's program runs, and its calls become the workload."""
+"""Recording inputs from the editor: the calls of the user's program become the workload."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if __name__ == "__main__":
 """
 
 
-async def test_a_program_is_chosen_run_and_its_calls_become_the_directive(ide: Editor) -> None:
+async def test_the_calls_of_a_chosen_program_become_the_directive(ide: Editor) -> None:
     (ide.root / "train.py").write_text(TRAIN)
     uri = ide.open(MODEL)
-    ide.answers = ["python train.py", "Add it as a directive"]
+    ide.answers = ["python train.py", "Add as directive"]
     job = await ide.command("record", uri, "f")
-    assert await ide.finished(job["job"]) == "f: called 3 times, all alike: # mtmc: x=f32[4,6] scale=2.0"
+    assert await ide.finished(job["job"]) == "f: called 3 times, all the same: # mtmc: x=f32[4,6] scale=2.0"
     await ide.until(lambda: ide.texts[uri] != MODEL)
     assert "# mtmc: x=f32[4,6] scale=2.0\ndef f(x, scale):" in ide.texts[uri]
     which, what = ide.questions
     assert [action.title for action in which.actions] == ["python train.py"]
     assert str(ide.root) in which.message
-    assert what.message.startswith("f was called 3 times, all alike: # mtmc: x=f32[4,6] scale=2.0. Optimising uses")
+    assert what.message.startswith("f was called 3 times, all the same: # mtmc: x=f32[4,6] scale=2.0. Optimising uses")
     assert "running python train.py" in ide.stages(job["job"])
     assert (ide.root / ".mtmc" / "records.jsonl").is_file()
 
 
-async def test_the_settings_program_is_run_unasked_and_what_it_did_not_call_is_said(tmp_path: Path) -> None:
+async def test_the_configured_program_runs_without_a_question_and_missing_calls_are_reported(tmp_path: Path) -> None:
     async with editor(tmp_path, settings={"recordCommand": "python -c 'raise SystemExit(3)'"}) as ide:
         uri = ide.open(MODEL)
         job = await ide.command("record", uri, "f")
@@ -52,17 +52,17 @@ async def test_the_settings_program_is_run_unasked_and_what_it_did_not_call_is_s
         job = await ide.command("record", uri, "f", command="no-such-program --now")
         assert "cannot start no-such-program" in await ide.finished(job["job"])
         job = await ide.command("record", uri, "f", command="python 'open")
-        assert "cannot read the command" in await ide.finished(job["job"])
+        assert "cannot parse the command" in await ide.finished(job["job"])
         assert ide.questions == []
 
 
-async def test_where_no_program_is_known_the_setting_is_named(ide: Editor) -> None:
+async def test_without_a_matching_program_the_message_names_the_setting(ide: Editor) -> None:
     uri = ide.open(MODEL)
     assert await ide.command("record", uri, "f") is None
     await ide.until(lambda: any("mtmc.recordCommand" in m.message for m in ide.client.messages))
 
 
-async def test_a_program_that_does_not_end_is_cancelled_with_its_recorder(tmp_path: Path) -> None:
+async def test_cancelling_a_recording_ends_its_program(tmp_path: Path) -> None:
     async with editor(tmp_path, settings={"recordCommand": "python -c 'import time; time.sleep(60)'"}) as ide:
         uri = ide.open(MODEL)
         job = (await ide.command("record", uri, "f"))["job"]
@@ -77,7 +77,7 @@ async def test_a_program_that_does_not_end_is_cancelled_with_its_recorder(tmp_pa
         await ide.until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in [recorder, *programs]), 2)
 
 
-async def test_nothing_runs_in_a_folder_that_is_not_trusted(tmp_path: Path) -> None:
+async def test_no_program_runs_in_an_untrusted_folder(tmp_path: Path) -> None:
     (tmp_path / "user").mkdir()
     async with editor(tmp_path / "user", options={}, settings={"recordCommand": "touch ran"}) as ide:
         uri = ide.open(MODEL)
@@ -86,7 +86,7 @@ async def test_nothing_runs_in_a_folder_that_is_not_trusted(tmp_path: Path) -> N
         assert not (ide.root / "ran").exists()
 
 
-async def test_programs_come_before_tests_and_only_those_that_import_the_file(tmp_path: Path) -> None:
+async def test_suggested_programs_import_the_file_and_precede_tests(tmp_path: Path) -> None:
     files = {
         "model.py": MODEL,
         "train.py": TRAIN,
@@ -105,7 +105,7 @@ async def test_programs_come_before_tests_and_only_those_that_import_the_file(tm
 
 
 @pytest.mark.parametrize("offers_itself", [False, True])
-async def test_a_run_without_inputs_offers_the_ways_to_them_unless_the_client_does(
+async def test_a_run_without_inputs_offers_to_add_them_unless_the_client_does(
     tmp_path: Path, offers_itself: bool
 ) -> None:
     options = {"trusted": True, "runState": True, "offersWorkload": offers_itself}

@@ -1,4 +1,4 @@
-"""Deciding on steps: the file changes on keep alone, and every step can be taken out again."""
+"""Review of steps: the file changes only on keep, and every step can be removed."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def h(x):
 
 
 def with_steps(*numbers: int) -> str:
-    """The file with some actions' lines in its kernel."""
+    """The file with the lines of the given actions in its kernel."""
     return HEAD + "".join(f"    pass  # action {number}\n" for number in numbers) + TAIL
 
 
 async def pending(ide: Editor, text: str = MODEL) -> str:
-    """A file whose ``f`` was optimised: steps 1, 3 and 4 wait."""
+    """Open a file and optimise ``f``: steps 1, 3 and 4 are pending."""
     uri = ide.open(text)
     await ide.optimized(uri, "f")
     return uri
 
 
-async def test_lenses_show_the_first_step_that_waits(ide: Editor) -> None:
+async def test_lenses_show_the_first_pending_step(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.until(lambda: "lens" in ide.refreshed)
     assert await ide.lenses(uri) == [
@@ -77,7 +77,7 @@ async def test_lenses_show_the_first_step_that_waits(ide: Editor) -> None:
     ]
 
 
-async def test_the_same_can_be_done_by_code_actions(ide: Editor) -> None:
+async def test_code_actions_offer_the_same_commands(ide: Editor) -> None:
     uri = await pending(ide)
     actions = await ide.actions(uri, "torch.relu", only="refactor.rewrite.mtmc.review")
     assert list(actions) == ["keep", "diff", "undo", "tryAnother", "keepAll", "preview"]
@@ -86,7 +86,7 @@ async def test_the_same_can_be_done_by_code_actions(ide: Editor) -> None:
     assert resolved.command.command == "mtmc.keep"
 
 
-async def test_keep_puts_one_step_into_the_file_by_a_versioned_edit(ide: Editor) -> None:
+async def test_keep_writes_one_step_with_a_versioned_edit(ide: Editor) -> None:
     uri = await pending(ide)
     assert await ide.command("keep", uri, "f") is True
     assert ide.texts[uri] == with_steps(1)
@@ -109,7 +109,7 @@ async def test_keep_all_then_undo_the_last_then_all(ide: Editor) -> None:
     assert ide.texts[uri] == MODEL
 
 
-async def test_undoing_one_kept_step_leaves_the_others_in_place(ide: Editor) -> None:
+async def test_undoing_one_kept_step_keeps_the_others(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keepAll", uri, "f")
     job = await ide.command("undo", uri, "f", step=1)
@@ -121,7 +121,7 @@ async def test_undoing_one_kept_step_leaves_the_others_in_place(ide: Editor) -> 
     assert lenses[0].startswith("✓ 2 steps kept · 1.56x")
 
 
-async def test_undoing_a_step_that_waits_takes_it_out_of_those_behind_it(ide: Editor) -> None:
+async def test_undoing_a_pending_step_removes_it_from_the_later_steps(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keep", uri, "f")
     job = await ide.command("undo", uri, "f", step=3)
@@ -132,7 +132,7 @@ async def test_undoing_a_step_that_waits_takes_it_out_of_those_behind_it(ide: Ed
     assert ide.texts[uri] == with_steps(1, 4)
 
 
-async def test_undo_in_the_editor_makes_a_kept_step_wait_again(ide: Editor) -> None:
+async def test_undo_in_the_editor_makes_a_kept_step_pending_again(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keep", uri, "f")
     ide.set(uri, MODEL)
@@ -141,7 +141,7 @@ async def test_undo_in_the_editor_makes_a_kept_step_wait_again(ide: Editor) -> N
     assert (await ide.lenses(uri))[0].startswith("▶ step 3 of 3")
 
 
-async def test_trying_another_goes_on_from_the_version_before(ide: Editor) -> None:
+async def test_try_another_continues_from_the_previous_version(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keep", uri, "f")
     job = await ide.command("tryAnother", uri, "f")
@@ -150,7 +150,7 @@ async def test_trying_another_goes_on_from_the_version_before(ide: Editor) -> No
     assert ide.texts[uri] == with_steps(1)
 
 
-async def test_edits_elsewhere_in_the_file_stay(ide: Editor) -> None:
+async def test_edits_elsewhere_in_the_file_are_preserved(ide: Editor) -> None:
     uri = await pending(ide)
     ide.replace(uri, "return x + 2", "return x + 3  # ünïcødé 😀")
     ide.replace(uri, "import torch\n", "import torch\nimport math\n")
@@ -161,7 +161,7 @@ async def test_edits_elsewhere_in_the_file_stay(ide: Editor) -> None:
     assert ide.texts[uri] == MODEL.replace("x + 2", "x + 3  # ünïcødé 😀").replace("torch\n", "torch\nimport math\n", 1)
 
 
-async def test_line_endings_and_a_byte_order_mark_stay(ide: Editor) -> None:
+async def test_line_endings_and_a_byte_order_mark_are_preserved(ide: Editor) -> None:
     text = "\ufeff" + MODEL.replace("\n", "\r\n")
     uri = await pending(ide, text)
     await ide.command("keepAll", uri, "f")
@@ -170,21 +170,21 @@ async def test_line_endings_and_a_byte_order_mark_stay(ide: Editor) -> None:
     assert ide.texts[uri] == text
 
 
-async def test_a_changed_function_is_stale_and_takes_no_step(ide: Editor) -> None:
+async def test_a_changed_function_is_stale_and_accepts_no_step(ide: Editor) -> None:
     uri = await pending(ide)
     ide.replace(uri, "torch.relu(x) + 1", "torch.relu(x) + 10")
     assert await ide.lenses(uri) == ["changed since it was measured · Optimize again"]
     assert "changed" in (await ide.actions(uri, "torch.relu"))["keep"].disabled.reason
     assert await ide.command("keep", uri, "f") is False
-    assert "optimise it again" in ide.client.messages[-1].message
+    assert "Optimise it again" in ide.client.messages[-1].message
     assert "f_kernel" not in ide.texts[uri]
 
 
-async def test_a_kernel_edited_by_hand_is_replaced_only_when_the_user_says_so(ide: Editor) -> None:
+async def test_a_manually_edited_kernel_is_replaced_only_after_confirmation(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("keep", uri, "f")
     ide.replace(uri, "    pass  # action 1", "    pass  # mine")
-    ide.answers = ["Leave it", "Replace it"]
+    ide.answers = ["Cancel", "Replace"]
     assert await ide.command("keepAll", uri, "f") is False
     assert "# mine" in ide.texts[uri]
     assert await ide.command("keepAll", uri, "f") is True
@@ -192,14 +192,14 @@ async def test_a_kernel_edited_by_hand_is_replaced_only_when_the_user_says_so(id
     assert "was edited" in ide.questions[0].message
 
 
-async def test_a_run_that_comes_to_nothing_offers_nothing(ide: Editor) -> None:
+async def test_a_run_without_gain_offers_no_steps(ide: Editor) -> None:
     uri = ide.open(MODEL)
     assert "no gain" in await ide.optimized(uri, "h")
     assert await ide.lenses(uri) == []
     assert await ide.command("keep", uri, "h") is False
 
 
-async def test_a_step_can_be_kept_while_the_search_goes_on(ide: Editor) -> None:
+async def test_a_step_can_be_kept_during_the_search(ide: Editor) -> None:
     uri = ide.open(MODEL.replace("better wrong better better", "better sleep"))
     job = (await ide.command("optimize", uri, "f"))["job"]
     await ide.until(lambda: "step 2: action 2: verifying" in ide.stages(job))
@@ -220,11 +220,11 @@ async def test_a_step_can_be_kept_while_the_search_goes_on(ide: Editor) -> None:
         return await ide.lenses(uri)
 
     assert (await lenses())[0].startswith("✓ 1 step kept")
-    while "Go on with the run" not in (found := await lenses()):
+    while "Resume the run" not in (found := await lenses()):
         assert "Cancel" not in found
 
 
-async def test_a_restart_brings_pending_steps_back_and_a_run_can_go_on(tmp_path: Path) -> None:
+async def test_after_a_restart_steps_are_pending_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     text = MODEL.replace("better wrong better better", "better sleep")
     async with editor(tmp_path) as ide:
         uri = ide.open(text)
@@ -238,7 +238,7 @@ async def test_a_restart_brings_pending_steps_back_and_a_run_can_go_on(tmp_path:
         await ide.until(lambda: "lens" in ide.refreshed)
         lenses = await ide.lenses(uri)
         assert lenses[0].startswith("▶ step 1 of 1 · action 1 · 1.25x")
-        assert lenses[-1] == "Go on with the run"
+        assert lenses[-1] == "Resume the run"
         await ide.command("keep", uri, "f")
         kept = ide.texts[uri]
         job = (await ide.command("resume", uri, "f"))["job"]
@@ -247,7 +247,7 @@ async def test_a_restart_brings_pending_steps_back_and_a_run_can_go_on(tmp_path:
         assert ide.texts[uri] == kept
 
 
-async def test_what_is_asked_right_after_a_restart_waits_until_the_runs_are_back(tmp_path: Path) -> None:
+async def test_commands_after_a_restart_wait_until_stored_runs_are_loaded(tmp_path: Path) -> None:
     async with editor(tmp_path) as ide:
         await pending(ide)
         ide.client._server.kill()
@@ -258,7 +258,7 @@ async def test_what_is_asked_right_after_a_restart_waits_until_the_runs_are_back
         assert "# action 1" in ide.texts[uri]
 
 
-async def test_a_diff_is_shown_as_a_file_that_cannot_be_edited(ide: Editor) -> None:
+async def test_a_diff_is_shown_as_a_read_only_file(ide: Editor) -> None:
     uri = await pending(ide)
     answer = await ide.command("diff", uri, "f", step=3)
     path = Path(to_fs_path(ide.client.shown_documents[-1].uri))
@@ -271,7 +271,7 @@ async def test_a_diff_is_shown_as_a_file_that_cannot_be_edited(ide: Editor) -> N
     ide.client.error = RuntimeError("already shut down")
 
 
-async def test_a_diff_comes_as_a_virtual_document_where_the_client_can(tmp_path: Path) -> None:
+async def test_a_diff_is_a_virtual_document_if_the_client_supports_it(tmp_path: Path) -> None:
     known = capabilities()
     known.workspace.text_document_content = lsp.TextDocumentContentClientCapabilities()
     async with editor(tmp_path, client_capabilities=known) as ide:
@@ -292,7 +292,7 @@ async def test_a_diff_comes_as_a_virtual_document_where_the_client_can(tmp_path:
         await ide.until(lambda: asked == [shown])
 
 
-async def test_a_whole_run_is_previewed_by_an_edit_to_be_confirmed(ide: Editor) -> None:
+async def test_a_complete_run_is_previewed_with_a_confirmed_edit(ide: Editor) -> None:
     uri = await pending(ide)
     await ide.command("preview", uri, "f")
     assert ide.edits[-1].edit.change_annotations["mtmc"].needs_confirmation is True
@@ -308,15 +308,15 @@ async def test_a_client_without_versions_gets_plain_edits(tmp_path: Path) -> Non
         assert ide.texts[uri] == with_steps(1)
 
 
-async def test_a_refused_edit_changes_nothing_and_is_said(ide: Editor) -> None:
+async def test_a_rejected_edit_changes_nothing_and_is_reported(ide: Editor) -> None:
     uri = await pending(ide)
     ide.versions[uri] += 1
     assert await ide.command("keep", uri, "f") is False
-    assert "the version is another" in ide.client.messages[-1].message
+    assert "wrong document version" in ide.client.messages[-1].message
     assert ide.texts[uri] == MODEL
 
 
-async def test_nothing_is_put_where_it_could_not_be_taken_out_again(ide: Editor) -> None:
+async def test_code_that_could_not_be_removed_is_not_inserted(ide: Editor) -> None:
     uri = await pending(ide)
     ide.replace(uri, "# fake f", '("""é # fake f')
     broken = ide.texts[uri]

@@ -1,4 +1,4 @@
-"""``mtmc/reviews``: what a client of ours draws."""
+"""``mtmc/reviews``: the review state for the extension."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def edits(review: Any) -> list[lsp.TextEdit]:
     ]
 
 
-async def test_the_changes_of_a_pending_step_are_what_keep_does(tmp_path: Path) -> None:
+async def test_the_reported_changes_of_a_pending_step_equal_the_edits_of_keep(tmp_path: Path) -> None:
     async with editor(tmp_path) as ide:
         uri = ide.open(MODEL)
         await ide.optimized(uri, "f")
         (review,) = await reviews(ide, uri=uri)
         assert (review.target, review.line, review.kept, review.pending) == ("f", 4, [], [1, 3])
-        assert (review.stale, review.edited, review.goingOn) == (False, False, False)
+        assert (review.stale, review.edited, review.isActive) == (False, False, False)
         assert review.run.steps[0].outcome and review.run.steps[1].outcome == ""
         ide.apply(uri, edits(review))
         drawn = ide.texts[uri]
@@ -51,7 +51,7 @@ async def test_the_changes_of_a_pending_step_are_what_keep_does(tmp_path: Path) 
         assert (review.kept, review.pending) == ([1], [3])
 
 
-async def test_a_changed_function_has_nothing_to_draw(tmp_path: Path) -> None:
+async def test_a_changed_function_has_no_changes_to_highlight(tmp_path: Path) -> None:
     async with editor(tmp_path) as ide:
         uri = ide.open(MODEL)
         await ide.optimized(uri, "f")
@@ -61,7 +61,7 @@ async def test_a_changed_function_has_nothing_to_draw(tmp_path: Path) -> None:
         assert review.changes == []
 
 
-async def test_a_client_that_wants_to_know_is_told_of_news(tmp_path: Path) -> None:
+async def test_a_client_with_run_state_is_notified_of_changed_reviews(tmp_path: Path) -> None:
     async with editor(tmp_path, options={"trusted": True, "runState": True}) as ide:
         told: list[str] = []
         ide.client.feature("mtmc/reviewsChanged")(lambda params: told.append(params.uri))
@@ -70,7 +70,7 @@ async def test_a_client_that_wants_to_know_is_told_of_news(tmp_path: Path) -> No
         await ide.until(lambda: uri in told)
 
 
-async def test_other_clients_are_not_told(tmp_path: Path) -> None:
+async def test_other_clients_get_no_notification(tmp_path: Path) -> None:
     async with editor(tmp_path) as ide:
         told: list[str] = []
         ide.client.feature("mtmc/reviewsChanged")(lambda params: told.append(params.uri))

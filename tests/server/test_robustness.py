@@ -1,4 +1,4 @@
-"""What goes wrong on the wire, and several clients at once."""
+"""Invalid messages, and several clients at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from editor import FAKE, Editor, capabilities, editor
 from lsprotocol import types as lsp
 from pytest_lsp import make_test_lsp_client
 
-from mtmc_lsp.process.isolation import own_command
+from mtmc_lsp.process.isolation import isolated_command
 
 pytestmark = pytest.mark.asyncio
 
@@ -20,11 +20,11 @@ MODEL = "import torch\n\n\ndef f(x):\n    return torch.relu(x) + 1\n"
 
 
 def send(ide: Editor, body: bytes) -> None:
-    """Bytes as no client should send them."""
+    """Send raw bytes."""
     ide.client._server.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
 
-async def test_messages_that_make_no_sense_leave_the_server_as_it_was(ide: Editor) -> None:
+async def test_invalid_messages_do_not_affect_the_server(ide: Editor) -> None:
     uri = ide.open(MODEL)
     send(ide, b"{this is no JSON")
     send(ide, b"[1, 2]")
@@ -32,10 +32,10 @@ async def test_messages_that_make_no_sense_leave_the_server_as_it_was(ide: Edito
     send(ide, b'{"jsonrpc": "2.0", "method": "textDocument/didOpen"}')
     send(ide, b'{"jsonrpc": "2.0", "id": "x", "method": "no/such/method"}')
     assert "optimize" in await ide.actions(uri, "torch.relu")
-    assert ide.client.messages == [], "nobody is bothered with it"
+    assert ide.client.messages == [], "no message is shown"
 
 
-async def test_a_request_that_does_not_fit_is_answered(tmp_path: Path) -> None:
+async def test_an_invalid_request_gets_an_error_response(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(*FAKE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
     message = {"jsonrpc": "2.0", "id": 7, "method": "textDocument/hover", "params": {"position": "here"}}
     body = json.dumps(message).encode()
@@ -49,17 +49,17 @@ async def test_a_request_that_does_not_fit_is_answered(tmp_path: Path) -> None:
     await process.wait()
 
 
-async def test_changes_and_requests_about_files_that_are_not_open_are_left_alone(ide: Editor) -> None:
+async def test_changes_and_requests_for_files_that_are_not_open_are_ignored(ide: Editor) -> None:
     uri = ide.uri("other.py")
     identifier = lsp.VersionedTextDocumentIdentifier(3, uri)
     change = lsp.TextDocumentContentChangeWholeDocument(text="x")
     ide.client.text_document_did_change(lsp.DidChangeTextDocumentParams(identifier, [change]))
     ide.client.text_document_did_close(lsp.DidCloseTextDocumentParams(lsp.TextDocumentIdentifier(uri)))
     assert await ide.lenses(uri) == []
-    with pytest.raises(Exception, match="of a Python file that is open"):
+    with pytest.raises(Exception, match="of an open Python file"):
         await ide.command("optimize", uri, "f")
     open_uri = ide.open(MODEL)
-    with pytest.raises(Exception, match=r"no target 'g' in .*; there is f"):
+    with pytest.raises(Exception, match=r"no target 'g' in .*; targets: f"):
         await ide.command("optimize", open_uri, "g")
 
 
@@ -96,7 +96,7 @@ async def test_utf_8_positions_are_used_where_the_client_offers_them(tmp_path: P
         await client.stop()
 
 
-async def test_two_clients_over_tcp_have_a_server_each(tmp_path: Path) -> None:
+async def test_two_clients_over_tcp_have_separate_servers(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, FAKE[1], "--tcp", "127.0.0.1:0", stderr=asyncio.subprocess.PIPE
     )
@@ -126,7 +126,7 @@ async def test_two_clients_over_tcp_have_a_server_each(tmp_path: Path) -> None:
         await process.wait()
 
 
-async def test_quick_fixes_mend_and_silence(ide: Editor) -> None:
+async def test_quick_fixes_fix_or_suppress_a_finding(ide: Editor) -> None:
     text = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef k(x_ptr, stride, N: tl.constexpr):\n"
     text += "    row = tl.program_id(0)\n    x = tl.load(x_ptr + row * stride + tl.arange(0, N))\n"
     uri = ide.open(text)
@@ -138,7 +138,7 @@ async def test_quick_fixes_mend_and_silence(ide: Editor) -> None:
         return list(await ide.client.text_document_code_action_async(params) or [])
 
     mend, silence = await fixes(lsp.CodeActionKind.QuickFix)
-    assert (mend.title, silence.title) == ("Widen to 64 bits", "Ignore int32-offset here")
+    assert (mend.title, silence.title) == ("Convert to 64 bits", "Ignore int32-offset here")
     ide.apply(uri, list(silence.edit.document_changes[0].edits))
     assert "    # mtmc: ignore[int32-offset]\n    x = tl.load" in ide.texts[uri]
     assert await fixes(lsp.CodeActionKind.QuickFix) == []
@@ -149,7 +149,7 @@ async def test_quick_fixes_mend_and_silence(ide: Editor) -> None:
     assert await fixes(lsp.CodeActionKind.QuickFix) == []
 
 
-async def test_static_checks_come_with_every_keystroke_and_can_be_switched_off(tmp_path: Path) -> None:
+async def test_static_checks_update_after_each_edit_and_can_be_disabled(tmp_path: Path) -> None:
     async with editor(tmp_path, settings={"ignoredChecks": ["low-precision-accumulator"]}) as ide:
         uri = ide.open(
             "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef k():\n    x = tl.arange(0, 64)\n"
@@ -161,8 +161,8 @@ async def test_static_checks_come_with_every_keystroke_and_can_be_switched_off(t
         await ide.until(lambda: ide.client.diagnostics.get(uri) == [] or not ide.client.diagnostics.get(uri))
 
 
-async def test_what_is_put_into_a_string_piece_by_piece_is_no_code_any_more(ide: Editor) -> None:
-    """Quotes above a kernel, then quotes far below it: neither place alone says that all between is a string now."""
+async def test_code_that_becomes_part_of_a_string_in_two_edits_has_no_findings(ide: Editor) -> None:
+    """Opening quotes above a kernel, then closing quotes far below it: neither edit alone shows that the text between is a string."""
     kernel = "@triton.jit\ndef k():\n    x = tl.arange(0, 48)\n\n\n"
     others = "".join(f"def f{number}(x):\n    return x\n\n\n" for number in range(8))
     uri = ide.open(f"import triton\nimport triton.language as tl\n\n\n{others}{kernel}{others}y = 1\n")
@@ -183,13 +183,13 @@ async def test_what_is_put_into_a_string_piece_by_piece_is_no_code_any_more(ide:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--tcp", "nonsense"], 2, "cannot read the address 'nonsense'"),
-        (["--tcp", "192.0.2.1:1"], 3, "cannot serve on 192.0.2.1:1"),
+        (["--tcp", "nonsense"], 2, "invalid address 'nonsense'"),
+        (["--tcp", "192.0.2.1:1"], 3, "cannot listen on 192.0.2.1:1"),
         (["--log", "/no/such/folder/x.log"], 3, "cannot write /no/such/folder/x.log"),
     ],
 )
-async def test_a_wrong_command_line_is_one_clear_message(arguments: list[str], code: int, said: str) -> None:
-    for command in ([*own_command("mtmc_lsp.server.app")], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
+async def test_an_invalid_command_line_gives_one_clear_error(arguments: list[str], code: int, said: str) -> None:
+    for command in ([*isolated_command("mtmc_lsp.server.app")], [sys.executable, "-m", "mtmc_lsp", "lsp"]):
         process = await asyncio.create_subprocess_exec(
             *command, *arguments, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL
         )

@@ -65,7 +65,7 @@ async def test_a_changed_dependency_makes_the_run_stale_before_keep(ide: Editor,
     assert await ide.lenses(uri) == [f"{what} · Optimize again"]
     for command in ("keep", "keepAll"):
         assert await ide.command(command, uri, "f") is False
-        assert ide.client.messages[-1].message == f"{what}. The steps of f no longer fit; optimise it again."
+        assert ide.client.messages[-1].message == f"{what}. The steps of f no longer apply. Optimise again."
     assert "f_kernel" not in ide.texts[uri]
 
 
@@ -78,7 +78,7 @@ async def test_a_changed_dependency_makes_a_kept_kernel_stale(ide: Editor) -> No
     found = await stale(ide, uri)
     assert found is not None and found.severity == lsp.DiagnosticSeverity.Warning
     what = f"K (line {line}) was 3 when this was verified, is 5 now"
-    assert found.message == f"{what}; the kernels of f hold for what it was. Optimise f again."
+    assert found.message == f"{what}; the kernels of f are only valid for the old state. Optimise f again."
     action = (await ide.actions(uri, "torch.relu"))["optimize"]
     assert action.title == f"Optimize again: {what}" and action.disabled is None
     ide.replace(uri, "K = 5", "K = 3")

@@ -1,4 +1,4 @@
-"""Cutting a file anew around an edit gives what cutting all of it gives."""
+"""Incremental updates of chunks and outlines give the same result as parsing the whole file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtmc_lsp.source.chunks import Change, Chunks, chunks_of, spliced
+from mtmc_lsp.source.chunks import Change, Chunks, chunks_of, splice
 from mtmc_lsp.source.outline import Outliner
 from mtmc_lsp.source.syntax import parse
 
@@ -41,7 +41,7 @@ TEXTS = st.tuples(st.sampled_from(["", "\ufeff"]), st.lists(st.sampled_from(STAT
 
 @settings(max_examples=600, deadline=None)
 @given(st.data(), TEXTS)
-def test_an_edit_gives_the_chunks_of_the_whole_file(data: st.DataObject, start: str) -> None:
+def test_an_edit_gives_the_same_chunks_as_the_whole_file(data: st.DataObject, start: str) -> None:
     text = start.encode()
     chunks = chunks_of(text, parse(text))
     for _ in range(5):
@@ -53,8 +53,8 @@ def test_an_edit_gives_the_chunks_of_the_whole_file(data: st.DataObject, start: 
 
 
 def check(chunks: Chunks, text: bytes, change: Change) -> Chunks:
-    """The chunks after a change, which are those of the whole file if they claim to be."""
-    found, whole = spliced(chunks, text, change), chunks_of(text, parse(text))
+    """The chunks after a change; they must equal those of the whole file if they are certain."""
+    found, whole = splice(chunks, text, change), chunks_of(text, parse(text))
     if found is None:
         return whole
     assert not found.chunks.is_certain or found.chunks == whole
@@ -67,8 +67,8 @@ def check(chunks: Chunks, text: bytes, change: Change) -> Chunks:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_typing_in_a_real_file_never_needs_all_of_it(path: Path) -> None:
-    """A letter at the end of any line, and a line of its own; both leave the file whole."""
+def test_typing_in_a_real_file_never_parses_the_whole_file(path: Path) -> None:
+    """Append a comment to each line, or insert a comment line; both keep the file valid."""
     text = path.read_bytes()
     chunks = chunks_of(text, parse(text))
     draw = random.Random(path.name)
@@ -77,13 +77,13 @@ def test_typing_in_a_real_file_never_needs_all_of_it(path: Path) -> None:
         for new in (b"  # x", b"\n# x"):
             edited = text[:at] + new + text[at:]
             if not parse(edited).has_error:
-                found = spliced(chunks, edited, Change(at, at, at + len(new)))
+                found = splice(chunks, edited, Change(at, at, at + len(new)))
                 assert found is not None
                 assert found.chunks == chunks_of(edited, parse(edited))
 
 
 @given(st.data(), st.binary(max_size=30))
-def test_two_changes_are_one(data: st.DataObject, first: bytes) -> None:
+def test_two_changes_combine_to_one(data: st.DataObject, first: bytes) -> None:
     texts, changes = [first], []
     for new in data.draw(st.lists(st.binary(max_size=6), min_size=2, max_size=4)):
         text = texts[-1]
@@ -92,14 +92,14 @@ def test_two_changes_are_one(data: st.DataObject, first: bytes) -> None:
         changes.append(Change(begin, end, begin + len(new)))
     whole = changes[0]
     for change in changes[1:]:
-        whole = whole.then(change)
+        whole = whole.followed_by(change)
     assert texts[0][: whole.start] == texts[-1][: whole.start]
     assert texts[0][whole.old_end :] == texts[-1][whole.new_end :]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data(), TEXTS)
-def test_an_edited_outline_is_that_of_the_whole_file(data: st.DataObject, start: str) -> None:
+def test_an_updated_outline_equals_the_outline_of_the_whole_file(data: st.DataObject, start: str) -> None:
     text = start.encode()
     outliner = Outliner("/m.py")
     outliner.outline(text, parse(text))
@@ -111,4 +111,8 @@ def test_an_edited_outline_is_that_of_the_whole_file(data: st.DataObject, start:
         if outliner.is_certain:
             fresh = Outliner("/m.py").outline(text, parse(text))
             assert (ours.targets, ours.kernels, ours.names) == (fresh.targets, fresh.kernels, fresh.names)
-            assert (ours.launched, ours.called, ours.minds_layout) == (fresh.launched, fresh.called, fresh.minds_layout)
+            assert (ours.launched, ours.called, ours.mentions_layout) == (
+                fresh.launched,
+                fresh.called,
+                fresh.mentions_layout,
+            )

@@ -1,4 +1,4 @@
-"""Putting generated code into a file and taking it out again, byte for byte."""
+"""Generated code is inserted and removed again, byte for byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMPORTS = ("import torch", "import triton", "import triton.language as tl")
 
 
 def code_for(name: str) -> GeneratedCode:
-    """What a coder writes for a target, names of its own in it."""
+    """Generated code for a target, with names that contain the target's name."""
     block = f"@triton.jit\ndef {name}_kernel(x):\n    tl.store(x, 1)\n\n\ndef {name}_fits(x):\n    return x.is_cuda\n"
     dispatch = f"if {name}_fits(x):\n    return {name}_triton(x) if torch.compiler.is_compiling() else {name}_op(x)\n"
     return GeneratedCode(IMPORTS, block, dispatch)
@@ -40,7 +40,7 @@ CALL = "    if k_fits(x):  # mtmc: dispatch\n        return k_triton(x) if torch
 
 
 def composed(text: str, name: str = "f", code: GeneratedCode = CODE) -> str:
-    """The text with code for a target, after checking that it is Python and that the way back is exact."""
+    """Compose code for a target; check that the result is valid Python and that stripping it is exact."""
     raw = text.encode()
     target = find_target(raw, "m.py", name)
     result = compose(raw, target, code)
@@ -49,7 +49,7 @@ def composed(text: str, name: str = "f", code: GeneratedCode = CODE) -> str:
     return result.decode()
 
 
-def test_a_function_gets_its_kernels_above_and_one_statement_first() -> None:
+def test_kernels_are_inserted_above_a_function_and_the_dispatch_first_in_its_body() -> None:
     text = '"""doc"""\n\nimport torch\nfrom torch import nn\n\n\n# mtmc: x=f32[4]\n@deco\ndef f(x):\n    """Doc."""\n    return x\n'
     assert composed(text) == (
         '"""doc"""\n\nimport torch\nimport triton  # mtmc: import\nimport triton.language as tl  # mtmc: import\n'
@@ -58,7 +58,7 @@ def test_a_function_gets_its_kernels_above_and_one_statement_first() -> None:
     )
 
 
-def test_the_body_of_a_one_line_function_gets_a_line_of_its_own() -> None:
+def test_the_body_of_a_one_line_function_moves_to_a_new_line() -> None:
     result = composed("import torch\ndef f(x): return x  # twice\n")
     assert result.endswith("op(x)\n    return x  # twice\n")
 
@@ -68,7 +68,7 @@ def test_a_one_line_method_with_two_statements_keeps_both() -> None:
     assert result.endswith("\n\t\ty = x; return y")
 
 
-def test_a_statement_of_its_own_stays_above_the_comment_that_explains_the_next() -> None:
+def test_the_dispatch_is_inserted_above_a_comment_on_the_first_statement() -> None:
     result = composed("def f(x):  # noqa\n    # explains\n    return x\n")
     assert result.endswith(f"def f(x):  # noqa\n{CALL}    # explains\n    return x\n")
 
@@ -113,18 +113,18 @@ def test_a_shebang_and_a_coding_line_stay_first() -> None:
         ("from __future__ import annotations\n", ["torch", "triton", "triton.language as tl"]),
     ],
 )
-def test_only_imports_the_file_lacks_are_added(present: str, added: list[str]) -> None:
+def test_only_missing_imports_are_added(present: str, added: list[str]) -> None:
     result = composed(f"{present}\n\ndef f(x):\n    return x\n")
     marked = [line.removesuffix("  # mtmc: import") for line in result.splitlines() if line.endswith("# mtmc: import")]
     assert marked == [f"import {name}" for name in added]
 
 
-def test_imports_the_code_does_not_use_are_left_out() -> None:
+def test_unused_imports_are_not_added() -> None:
     code = GeneratedCode(IMPORTS, "def k_fits(x):\n    return x\n", "if k_fits(x):\n    return k(x)\n")
     assert "import" not in composed("def f(x):\n    return x\n", code=code)
 
 
-def test_imports_go_behind_those_of_the_head_and_never_into_a_condition() -> None:
+def test_imports_are_added_after_the_first_imports_and_never_inside_a_condition() -> None:
     text = "import os\nif TYPE_CHECKING:\n    import numpy\n__all__ = ['f']\nfrom a import b\n\n\ndef f(x):\n    return x\n"
     assert "from a import b\nimport torch  # mtmc: import\nimport triton" in composed(text)
 
@@ -146,27 +146,27 @@ def test_imports_below_the_target_do_not_count() -> None:
         ("if a:\n    tl = 3\n", 3),
     ],
 )
-def test_a_name_that_means_something_else_is_refused_with_its_line(binding: str, line: int) -> None:
+def test_a_name_conflict_is_refused_with_its_line(binding: str, line: int) -> None:
     text = f"import torch\n{binding}\ndef f(x):\n    return x\n".encode()
-    with pytest.raises(RequestError, match="'tl' means something else") as caught:
+    with pytest.raises(RequestError, match="'tl' is used for something else") as caught:
         compose(text, find_target(text, "m.py", "f"), CODE)
     assert caught.value.where is not None
     assert (caught.value.where.path, caught.value.where.line) == ("m.py", line)
-    assert "another name" in caught.value.remedy
+    assert "Rename it" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("def f(x):\n    '''doc'''\n", 2, "nothing but a docstring"),
+        ("def f(x):\n    '''doc'''\n", 2, "contains only a docstring"),
         ("def f(x):\n    '''doc'''; return x\n", 2, "last line of its docstring"),
         ("def f(x): 'doc'; return x\n", 1, "docstring on the line of its def"),
         ("a = 1\ndef f(x):  return x\n", 2, "body on the line of its def"),
         ("a = 1\ndef f(x): \\\n  return x\n", 2, "body on the line of its def"),
-        ("class f(Base, nn.Module):\n    pass\n", 1, "no forward of its own"),
+        ("class f(Base, nn.Module):\n    pass\n", 1, "does not define forward"),
     ],
 )
-def test_a_target_with_no_place_for_a_call_is_refused_with_its_line(text: str, line: int, words: str) -> None:
+def test_a_target_that_cannot_hold_the_dispatch_is_refused_with_its_line(text: str, line: int, words: str) -> None:
     with pytest.raises(TargetUnsupported, match=words) as caught:
         compose(text.encode(), find_target(text.encode(), "m.py", "f"), CODE)
     assert caught.value.where is not None
@@ -174,39 +174,39 @@ def test_a_target_with_no_place_for_a_call_is_refused_with_its_line(text: str, l
     assert caught.value.remedy
 
 
-def test_composing_twice_is_a_mistake_of_the_caller() -> None:
+def test_composing_twice_raises_an_error() -> None:
     text = composed("def f(x):\n    return x\n").encode()
-    with pytest.raises(ValueError, match="generated code already"):
+    with pytest.raises(ValueError, match="already has generated code"):
         compose(text, find_target(text, "m.py", "f"), CODE)
 
 
-def test_a_comment_inside_a_string_above_the_target_is_left_whole() -> None:
+def test_a_comment_inside_a_string_above_the_target_is_unchanged() -> None:
     assert '"""\n# no comment"""\n' in composed('a = """\n# no comment"""\ndef f(x):\n    return x\n')
 
 
-def test_code_of_a_class_is_taken_out_by_the_name_of_its_forward_and_the_other_way_round() -> None:
+def test_code_of_a_class_is_stripped_by_the_name_of_its_forward_and_vice_versa() -> None:
     raw = b"class M(nn.Module):\n    def forward(self, x):\n        return x\n"
     for put, taken in (("M", "M.forward"), ("M.forward", "M")):
         assert strip_generated(compose(raw, find_target(raw, "m.py", put), CODE), taken) == raw
 
 
-def test_text_without_generated_code_comes_back_as_it_is() -> None:
+def test_text_without_generated_code_is_unchanged() -> None:
     raw = b"import torch  # mtmc: import\n\n\ndef f(x):\n    if a:  # mtmc: dispatch\n        return x\n"
     assert strip_generated(raw, "f") == raw
 
 
-def test_the_call_is_taken_out_of_a_target_that_was_renamed() -> None:
+def test_the_dispatch_is_stripped_from_a_renamed_target() -> None:
     text = composed("def f(x):\n    return x\n").replace("def f(", "def renamed(").encode()
     assert strip_generated(text, "f") == b"def renamed(x):\n    return x\n"
 
 
-def test_code_that_a_formatter_rewrapped_is_taken_out_whole() -> None:
+def test_code_rewrapped_by_a_formatter_is_stripped_completely() -> None:
     text = composed("import torch\n\n\ndef f(x):\n    y = x\n    return y\n")
     wrapped = text.replace("if k_fits(x):  # mtmc: dispatch", "if k_fits(\n        x\n    ):  # mtmc: dispatch")
     assert strip_generated(wrapped.encode(), "f") == b"import torch\n\n\ndef f(x):\n    y = x\n    return y\n"
 
 
-def test_a_one_line_body_that_has_grown_since_is_not_pushed_back_onto_the_def() -> None:
+def test_a_one_line_body_with_added_lines_is_not_moved_back_to_the_def() -> None:
     text = composed("def f(x): return x\n").replace("    return x\n", "    y = x\n    return y\n")
     assert strip_generated(text.encode(), "f") == b"def f(x):\n    y = x\n    return y\n"
 
@@ -261,7 +261,7 @@ def test_composing_then_stripping_is_the_identity_on_bytes(
     ast.parse(result.removeprefix(b"\xef\xbb\xbf"))
     assert b"# mtmc: dispatch" in result
     assert strip_generated(result, target.qualname) == text
-    # Nothing of the user's is lost: every one of their lines is still there, in order.
+    # All lines of the user's code are still present, in order.
     lines = iter(result.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").split(b"\n"))
     own = text.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").split(b"\n")
     rest = [line for line in own if b"): return" not in line]
@@ -275,10 +275,10 @@ def test_composing_then_stripping_is_the_identity_on_bytes(
     st.permutations(["one", "M.forward", "M.other", "N"]),
     st.booleans(),
 )
-def test_targets_of_one_file_are_taken_out_in_any_order(
+def test_targets_of_one_file_are_stripped_in_any_order(
     head: str, into: list[str], out_of: list[str], crlf: bool
 ) -> None:
-    """After each removal the rest still imports all it uses."""
+    """After each removal, the remaining code still imports everything it uses."""
     text = (
         head + "def one(x):\n    return x\n\n\nclass M(nn.Module):\n    def forward(self, x):\n        return x\n\n"
         "    def other(self, x):\n        return x\n\n\nclass N(nn.Module):\n    def forward(self, x): return x\n"
@@ -302,7 +302,7 @@ def test_a_module_target_is_called_from_its_forward() -> None:
     assert b"def forward(self, x):\n        if k_fits(x):  # mtmc: dispatch\n" in compose(raw, target, CODE)
 
 
-def test_taking_code_out_of_a_broken_file_takes_nothing_of_the_users() -> None:
+def test_stripping_a_broken_file_keeps_all_user_code() -> None:
     head = '("""\xe9 an open string and an open bracket\n'
     body = "def f(x):\n    if ok(x):  # mtmc: dispatch\n        return kernel(x)\n    return x + 1\n"
     block = "# mtmc: begin f\ndef kernel(x):\n    pass\n# mtmc: end f\n\n\n"

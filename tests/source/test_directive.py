@@ -1,4 +1,4 @@
-"""Workloads written above a target: what they mean, and what is said of one that cannot be read."""
+"""Workloads from directives above a target, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULE = "class M(nn.Module):\n    def __init__(self, dim, heads=8):\n        pa
 
 
 def read(directive: str, code: str = FUNCTION, name: str = "f") -> Workload:
-    """The workload of code with a directive above it."""
+    """Parse the workload of code with a directive above it."""
     comment = "".join(f"# mtmc: {line}\n" for line in directive.split("\n"))
     text = f"import torch\n{comment}{code}".encode()
     workload = parse_directive(text, find_target(text, "m.py", name), "m.py")
@@ -34,7 +34,7 @@ def shape(workload: Workload, name: str) -> list[str | int]:
     return [size.to_json() for size in tensor(workload, name).shape]
 
 
-def test_numbers_named_sizes_and_expressions_make_shapes() -> None:
+def test_shapes_consist_of_numbers_named_sizes_and_expressions() -> None:
     workload = read("x=f32[B,2*D] w=bf16[64,D//4,B+1] B=8 D=64")
     assert shape(workload, "x") == ["B", "2 * D"]
     assert [s.value(workload.sizes) for s in tensor(workload, "w").shape] == [64, 16, 9]
@@ -54,7 +54,7 @@ def test_a_tensor_without_sizes_is_a_scalar() -> None:
         ("Float32", "float32"), ("BFloat16", "bfloat16"), ("Int64", "int64"), ("Bool", "bool"),
     ],
 )  # fmt: skip
-def test_dtypes_are_written_short_or_as_jaxtyping_does(written: str, dtype: str) -> None:
+def test_dtypes_are_short_names_or_jaxtyping_names(written: str, dtype: str) -> None:
     assert tensor(read(f"x={written}[4]"), "x").dtype == dtype
 
 
@@ -67,17 +67,17 @@ def test_strides_and_ranges_follow_the_sizes() -> None:
     assert (w.low, w.high, str(w.high_size)) == (0.0, 99.0, "V - 1")
 
 
-def test_constants_are_numbers_words_none_and_lists() -> None:
+def test_constants_are_numbers_strings_none_and_lists() -> None:
     workload = read("x=f32[4] w=None eps=-1e-5 mode='a b [c' flag=True sizes=[1, 2.5, 'z']")
     constants = {a.name: a.constant for a in workload.arguments if a.tensor is None}
     assert constants == {"w": None, "eps": -1e-5, "mode": "a b [c", "flag": True, "sizes": [1, 2.5, "z"]}
 
 
-def test_arguments_come_in_the_order_of_the_parameters_and_defaults_are_left_out() -> None:
+def test_arguments_are_in_parameter_order_without_defaults() -> None:
     assert [a.name for a in read("eps=1.0 w=f32[4] x=f32[4]").arguments] == ["x", "w", "eps"]
 
 
-def test_a_size_that_is_an_argument_too_cannot_vary_so_it_becomes_a_number() -> None:
+def test_a_size_that_is_also_an_argument_becomes_a_fixed_number() -> None:
     workload = read("x=f32[B,n] n=16 B=4", "def f(x, n):\n    return x.view(n)\n")
     assert shape(workload, "x") == ["B", 16]
     assert workload.arguments[1] == ArgumentSpec("n", None, 16)
@@ -95,7 +95,7 @@ def test_a_shape_may_use_a_constructor_argument() -> None:
     assert shape(read("x=f32[4,dim] init: dim=32", MODULE, "M"), "x") == [4, 32]
 
 
-def test_sizes_may_be_given_in_any_order_and_from_one_another() -> None:
+def test_sizes_may_depend_on_each_other_in_any_order() -> None:
     assert read("x=f32[H,D] H=2*D D=8").sizes == {"H": 16, "D": 8}
 
 
@@ -120,19 +120,19 @@ def test_a_quoted_device_is_the_argument_of_that_name() -> None:
     assert workload.arguments[1].constant == "cuda"
 
 
-def test_directive_lines_may_stand_among_other_comments_above_decorators() -> None:
+def test_directive_lines_may_be_mixed_with_other_comments_above_decorators() -> None:
     text = b"# mtmc: x=f32[B]\n# a note\n#mtmc: B=8\n@deco(\n    1\n)\ndef f(x):\n    return x\n"
     workload = parse_directive(text, find_target(text, "m.py", "f"), "m.py")
     assert workload is not None
     assert workload.sizes == {"B": 8}
 
 
-def test_a_comment_that_does_not_touch_the_target_is_not_its_directive() -> None:
+def test_a_comment_separated_from_the_target_is_not_its_directive() -> None:
     text = b"# mtmc: x=f32[4]\n\ndef f(x):\n    return x\n"
     assert parse_directive(text, find_target(text, "m.py", "f"), "m.py") is None
 
 
-def test_a_directive_inside_a_string_is_no_directive() -> None:
+def test_a_directive_inside_a_string_is_ignored() -> None:
     text = b'a = """\n# mtmc: x=f32[4]"""\ndef f(x):\n    return x\n'
     assert parse_directive(text, find_target(text, "m.py", "f"), "m.py") is None
 
@@ -158,16 +158,16 @@ def test_another_method_has_its_own_inputs_and_the_constructor_arguments_of_the_
     assert parse_directive(text, find_target(text, "m.py", "M.bare"), "m.py") is None
 
 
-def test_a_constructor_and_forward_of_a_base_in_the_file_are_known() -> None:
+def test_constructor_and_forward_of_a_base_class_in_the_file_are_used() -> None:
     code = f"{MODULE}\n\n# mtmc: x=f32[4] init: dim=3\nclass Sub(M):\n    pass\n".encode()
     workload = parse_directive(code, find_target(code, "m.py", "Sub"), "m.py")
     assert workload is not None
     assert [a.name for a in workload.arguments] == ["x"]
 
 
-def test_a_class_whose_forward_is_elsewhere_is_refused_with_its_line() -> None:
+def test_a_class_without_forward_in_the_file_is_refused_with_its_line() -> None:
     text = b"# mtmc: x=f32[4]\nclass Sub(lib.Module):\n    pass\n"
-    with pytest.raises(TargetUnsupported, match="no forward in this file") as caught:
+    with pytest.raises(TargetUnsupported, match="does not define forward in this file") as caught:
         parse_directive(text, find_target(text, "m.py", "Sub"), "m.py")
     assert str(caught.value).startswith("m.py:2: ")
 
@@ -181,7 +181,7 @@ def test_an_annotation_completes_a_directive() -> None:
 @pytest.mark.parametrize(
     ("directive", "message", "remedy"),
     [
-        ("x=f33[4]", "no dtype 'f33'", "bf16"),
+        ("x=f33[4]", "unknown dtype 'f33'", "bf16"),
         ("x=f32[B]", "size 'B' has no value", "Add B=64"),
         ("x", "cannot read 'x'", "# mtmc: x=f32[64,1024]"),
         ("x=", "cannot read 'x='", "# mtmc: x=f32[64,1024]"),
@@ -189,12 +189,12 @@ def test_an_annotation_completes_a_directive() -> None:
         ("x=f32[4 w=f32[4]", "'x=f32[4' is not closed", "missing ]"),
         ("x=f32[4] mode='sum", "is not closed", "missing '"),
         ("x=f32[4]junk", "cannot read the tensor x=f32[4]junk", "{1,64}"),
-        ("x=f32[4,%]", "cannot read the sizes [4,%]", "between commas"),
-        ("x=f32[4,]", "cannot read the sizes [4,]", "between commas"),
-        ("x=f32[4.5]", "cannot read the sizes [4.5]", "between commas"),
+        ("x=f32[4,%]", "cannot read the sizes [4,%]", "separated by commas"),
+        ("x=f32[4,]", "cannot read the sizes [4,]", "separated by commas"),
+        ("x=f32[4.5]", "cannot read the sizes [4.5]", "separated by commas"),
         ("x=f32[4,8]{1}", "2 sizes and 1 strides", "one stride per size"),
         ("x=f32[4]{-1}", "negative", "Change it"),
-        ("x=f32[4]{0}", "makes its elements one", "broadcast"),
+        ("x=f32[4]{0}", "makes its elements share memory", "broadcast"),
         ("x=f32[4-8]", "negative", "Change it"),
         ("x=f32[B//(B-B)] B=2", "divides by zero", "Change a size"),
         ("x=i64[4]@5..1", "is empty", "Swap"),
@@ -202,17 +202,17 @@ def test_an_annotation_completes_a_directive() -> None:
         ("x=f32[4] z=f32[4]", "no parameter 'z'", "x, w, eps"),
         ("x=f32[4] esp=1", "no parameter 'esp'", "x, w, eps"),
         ("x=f32[4] esp=1.5", "no parameter 'esp'", "x, w, eps"),
-        ("w=f32[4]", "nothing is said of 'x'", "Add x=f32"),
-        ("x=f32[4] x=f32[8]", "'x' is given twice", "Keep one"),
-        ("x=f32[4] device=tpu", "device is cuda or cpu", "device=cpu"),
-        ("x=f32[4] grad=w", "w is no tensor", "It can be x"),
-        ("x=i64[4] grad=x", "has no gradient", "It can be none"),
+        ("w=f32[4]", "parameter 'x' has no value", "Add x=f32"),
+        ("x=f32[4] x=f32[8]", "'x' is set twice", "Remove one"),
+        ("x=f32[4] device=tpu", "device must be cuda or cpu", "device=cpu"),
+        ("x=f32[4] grad=w", "w is not a tensor argument", "Possible arguments: x"),
+        ("x=i64[4] grad=x", "has no gradient", "Possible arguments: none"),
         ("x=f32[4] mode=sum", "cannot read the value 'sum'", "mode='sum'"),
         ("x=f32[4] mode={1:2}", "mode cannot be {1:2}", "a list"),
-        ("x=f32[4] init: dim=4", "f is a function", "Leave out `init:`"),
+        ("x=f32[4] init: dim=4", "f is a function", "Remove `init:`"),
     ],
 )
-def test_a_directive_that_cannot_be_read_names_file_line_and_remedy(directive: str, message: str, remedy: str) -> None:
+def test_an_invalid_directive_is_reported_with_file_line_and_remedy(directive: str, message: str, remedy: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(directive)
     assert message in caught.value.message
@@ -223,19 +223,19 @@ def test_a_directive_that_cannot_be_read_names_file_line_and_remedy(directive: s
 @pytest.mark.parametrize(
     ("directive", "message", "remedy"),
     [
-        ("x=f32[4]", "nothing is said of 'dim', which M() needs", "init: dim=..."),
+        ("x=f32[4]", "M() needs a value for 'dim'", "init: dim=..."),
         ("x=f32[4] init: dim=4 depth=2", "M() has no parameter 'depth'", "dim, heads"),
         ("x=f32[4] init: dim=big", "cannot read the value 'big'", "dim='big'"),
     ],
 )
-def test_constructor_arguments_that_do_not_fit_are_told(directive: str, message: str, remedy: str) -> None:
+def test_invalid_constructor_arguments_are_reported(directive: str, message: str, remedy: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(directive, MODULE, "M")
     assert message in caught.value.message
     assert remedy in caught.value.remedy
 
 
-def test_the_line_of_an_error_is_that_of_its_word() -> None:
+def test_an_error_has_the_line_of_its_entry() -> None:
     with pytest.raises(RequestError) as caught:
         read("x=f32[4]\nw=f99[4]")
     assert str(caught.value).startswith("m.py:3: ")
@@ -243,7 +243,7 @@ def test_the_line_of_an_error_is_that_of_its_word() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text("xwBD=f32[],{}@.-+*/0149 '\"()\\_n:eé", max_size=40))
-def test_no_text_makes_anything_but_a_workload_or_an_error_for_the_user(directive: str) -> None:
+def test_any_text_gives_a_workload_or_a_user_error(directive: str) -> None:
     text = f"import torch\n# mtmc: x=f32[4] {directive}\n{FUNCTION}".encode()
     error = None
     try:

@@ -1,4 +1,4 @@
-"""Diffs that ``patch`` takes, and files that are replaced whole or not at all."""
+"""Diffs can be applied, and files are replaced atomically."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_diff_of_equal_texts_is_empty() -> None:
     assert unified_diff("a\n", "a\n", "m.py") == ""
 
 
-def test_a_file_is_replaced_with_its_mode_kept_and_its_old_bytes_backed_up(tmp_path: Path) -> None:
+def test_replacing_a_file_preserves_its_mode_and_backs_up_the_old_bytes(tmp_path: Path) -> None:
     path = tmp_path / "m.py"
     path.write_text("old")
     path.chmod(0o755)
@@ -80,13 +80,13 @@ def test_a_file_that_changed_since_it_was_read_is_not_overwritten(tmp_path: Path
     assert caught.value.remedy
 
 
-def test_a_file_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
-    with pytest.raises(FileChanged, match="is gone"):
+def test_a_deleted_file_is_not_created_again(tmp_path: Path) -> None:
+    with pytest.raises(FileChanged, match="was deleted"):
         write_if_unchanged(tmp_path / "m.py", sha("old"), b"new", tmp_path / "backups")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_that_fails_leaves_the_file_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_file_and_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.py"
     path.write_text("old")
 
@@ -102,7 +102,7 @@ def test_a_write_that_fails_leaves_the_file_and_no_rubbish(tmp_path: Path, monke
     assert "writable" in caught.value.remedy
 
 
-def test_a_backup_folder_that_cannot_be_made_stops_the_write(tmp_path: Path) -> None:
+def test_the_file_is_not_written_if_the_backup_folder_cannot_be_created(tmp_path: Path) -> None:
     path = tmp_path / "m.py"
     path.write_text("old")
     (tmp_path / "backups").write_text("a file is in the way")

@@ -1,4 +1,4 @@
-"""What a file says of how its kernels are launched."""
+"""Launch parameters derived from a file's source."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sizes(text: str) -> list[tuple[object, int]]:
 
 
 @pytest.mark.parametrize("block", ["32", "SIZE", "32, num_warps=4"])
-def test_a_launch_with_numbers_is_known_whole(block: str) -> None:
+def test_a_launch_with_constants_is_known_completely(block: str) -> None:
     text = HEAD + KERNEL + LAUNCH.format(block=block)
     (form,) = forms(text)
     assert form.launch.signature == {"x_ptr": "*fp16", "i_ptr": "*i64", "y_ptr": "*fp16", "n": "i32", "stride_x": "i32"}
@@ -48,7 +48,7 @@ def test_types_come_from_the_directive_and_float8_from_the_text() -> None:
     assert form.launch.signature["x_ptr"] == "*fp8e5"
 
 
-def test_sizes_that_only_a_run_knows_are_left_alone() -> None:
+def test_launches_with_sizes_known_only_at_run_time_are_skipped() -> None:
     assert forms(HEAD + KERNEL + LAUNCH.format(block="triton.next_power_of_2(x.shape[0])")) == []
     assert forms(HEAD + KERNEL) == [], "a helper, or launched from elsewhere"
 
@@ -64,7 +64,7 @@ EXPECTED = [[(32, 2), (64, 3)], [], [(32, 2), (32, 3), (64, 2), (64, 3)], [(128,
 
 
 @pytest.mark.parametrize(("configs", "expected"), list(zip(CONFIGS, EXPECTED, strict=True)))
-def test_configurations_are_found_in_place_in_loops_and_behind_names(configs: str, expected: list[object]) -> None:
+def test_configurations_are_found_inline_in_loops_and_by_name(configs: str, expected: list[object]) -> None:
     behind = "def configs():\n    return [triton.Config({'BLOCK': 128}, num_stages=4)]\n\n\n"
     behind += "CONFIGS = [triton.Config({'BLOCK': 256})]\n\n\n"
     text = f"{HEAD}{behind}@triton.autotune(configs={configs}, key=['n'])\n{KERNEL}"

@@ -1,4 +1,4 @@
-"""The user's own names for values."""
+"""Variable names that the user's code assigns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ def test_an_assignment_names_every_line_it_spans() -> None:
     assert assigned_names(text, 1, 5) == {2: "y", 3: "y", 4: "y"}
 
 
-def test_annotated_and_augmented_assignments_name_their_line_too() -> None:
+def test_annotated_and_augmented_assignments_name_their_lines() -> None:
     assert assigned_names(b"a: int = 1\nb += 2\nc: int\n", 1, 3) == {1: "a", 2: "b"}
 
 
-def test_attributes_items_and_several_values_name_nothing() -> None:
+def test_attributes_items_and_tuples_give_no_name() -> None:
     assert assigned_names(b"a.b = 1\nc[0] = 2\nd, e = 3, 4\n", 1, 3) == {}
 
 
@@ -26,5 +26,5 @@ def test_only_statements_that_start_between_the_lines_count() -> None:
     assert assigned_names(b"a = (\n1)\nb = (\n2)\nc = 3\n", 2, 3) == {3: "b", 4: "b"}
 
 
-def test_a_broken_file_gives_what_can_be_made_out() -> None:
+def test_a_file_with_errors_gives_the_names_that_can_be_parsed() -> None:
     assert assigned_names(b"a = 1\nb = (\n", 1, 9)[1] == "a"

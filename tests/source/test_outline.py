@@ -1,4 +1,4 @@
-"""The outline of a file that is edited says what reading the whole file says."""
+"""The outline of an edited file agrees with the whole file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from mtmc_lsp.source.outline import Outline, Outliner
 from mtmc_lsp.source.syntax import parse
-from mtmc_lsp.source.target_text import block_start, generated_block, own_text
+from mtmc_lsp.source.target_text import block_start, generated_block, target_source
 from mtmc_lsp.source.targets import find_targets
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -20,13 +20,13 @@ def outline(text: str) -> Outline:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_it_finds_the_targets_that_the_command_line_finds(path: Path) -> None:
+def test_it_contains_the_same_targets_as_the_command_line(path: Path) -> None:
     text = path.read_bytes()
     last = {target.qualname: target for target in find_targets(text, "/m.py")}
     assert {t.target.qualname: t.target for t in Outliner("/m.py").outline(text, parse(text)).targets} == last
 
 
-def test_an_import_elsewhere_changes_what_a_function_is() -> None:
+def test_an_import_can_change_the_kind_of_a_function() -> None:
     body = "\n\n@compiled\ndef k(x):\n    pass\n"
     outliner = Outliner("/m.py")
     kinds = []
@@ -36,7 +36,7 @@ def test_an_import_elsewhere_changes_what_a_function_is() -> None:
     assert kinds == ["function", "kernel"]
 
 
-def test_a_directive_is_seen_above_a_function_a_method_and_its_class() -> None:
+def test_a_directive_is_detected_above_a_function_a_method_and_its_class() -> None:
     text = """\
 from torch import nn
 
@@ -67,7 +67,7 @@ class B(nn.Module):
     assert found == expected
 
 
-def test_a_broken_statement_leaves_the_others_as_they_are() -> None:
+def test_a_broken_statement_does_not_affect_the_others() -> None:
     text = "def f(x):\n    return x\n\n# note\ndef g(x):\n    return x +\n\n# mtmc: x=f32[8]\ndef h(x):\n    return x\n"
     found = outline(text).by_name
     assert list(found) == ["f", "g", "h"]
@@ -98,15 +98,15 @@ class A:
 """
 
 
-def test_a_targets_own_text_is_the_same_with_and_without_what_was_generated() -> None:
+def test_the_source_of_a_target_does_not_depend_on_generated_code() -> None:
     own = b"# mtmc: x=f32[8]\n    @decorated\n    def forward(self, x):\n        return x\n"
-    assert own_text(COMPOSED.encode(), "A.forward") == own
+    assert target_source(COMPOSED.encode(), "A.forward") == own
     part = COMPOSED[block_start(COMPOSED.encode(), "A.forward") :]
-    assert own_text(part.encode().replace(b"\n", b"\r\n"), "A.forward") == own
-    assert own_text(b"x = 1\n", "A.forward") is None
+    assert target_source(part.encode().replace(b"\n", b"\r\n"), "A.forward") == own
+    assert target_source(b"x = 1\n", "A.forward") is None
 
 
-def test_the_generated_block_is_read_without_its_marks() -> None:
+def test_the_generated_block_is_returned_without_its_markers() -> None:
     block = "@triton.jit\ndef kernel():\n    pass\n"
     assert generated_block(COMPOSED.encode(), "A.forward") == block
     assert generated_block(COMPOSED.replace("\n", "\r\n").encode(), "A.forward") == block

@@ -74,19 +74,19 @@ def test_the_innermost_target_around_a_line_is_found() -> None:
     assert target.qualname == "Outer.Inner.forward"
 
 
-def test_an_unknown_name_lists_what_is_like_it() -> None:
+def test_an_unknown_name_lists_similar_targets() -> None:
     with pytest.raises(TargetNotFound) as caught:
         find_target(FILE, "m.py", "Outer.forwrd")
     assert "m.py" in str(caught.value)
     assert "Outer.forward" in caught.value.remedy
 
 
-def test_an_ambiguous_name_says_what_it_could_be() -> None:
+def test_an_ambiguous_name_lists_the_matching_targets() -> None:
     with pytest.raises(TargetNotFound, match=r"Outer.Inner.forward, Outer.forward"):
         find_target(FILE, "m.py", "forward")
 
 
-def test_a_target_that_does_not_parse_is_told_with_its_line() -> None:
+def test_a_target_with_a_syntax_error_is_reported_with_its_line() -> None:
     with pytest.raises(SourceSyntaxError) as caught:
         find_target(b"import torch\n\ndef f(x):\n    return (x +\n\n", "m.py", "f")
     assert caught.value.where is not None
@@ -96,17 +96,17 @@ def test_a_target_that_does_not_parse_is_told_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("directive", "words"),
     [
-        ("x=f33[4]", "no dtype 'f33'"),
+        ("x=f33[4]", "unknown dtype 'f33'"),
         ("x=f32[B]", "size 'B' has no value"),
         ("x", "cannot read 'x'"),
         ("x=f32[4] z=f32[4]", "no parameter 'z'"),
         ("x=f32[4,%]", "cannot read the sizes"),
         ("y=f32[4]", "no parameter 'y'"),
-        ("x=f32[4] device=tpu", "device is cuda or cpu"),
+        ("x=f32[4] device=tpu", "device must be cuda or cpu"),
         ("x=f32[4] mode=sum", "cannot read the value 'sum'"),
     ],
 )
-def test_a_directive_that_cannot_be_read_names_file_line_and_remedy(directive: str, words: str) -> None:
+def test_an_invalid_directive_is_reported_with_file_line_and_remedy(directive: str, words: str) -> None:
     text = f"import torch\n# mtmc: {directive}\ndef f(x, mode=None):\n    return x\n".encode()
     with pytest.raises(RequestError) as caught:
         parse_directive(text, find_target(text, "m.py", "f"), "m.py")
@@ -141,7 +141,7 @@ class M(torch.nn.Module):
     assert [(a.name, a.constant) for a in workload.init_arguments] == [("dim", 4), ("mode", "fast")]
 
 
-def test_jaxtyping_annotations_are_a_workload_whose_open_sizes_are_said_to_be_assumed() -> None:
+def test_jaxtyping_annotations_are_a_workload_and_assumed_sizes_are_reported() -> None:
     text = b"""from jaxtyping import Float
 # mtmc: batch=32
 def f(x: Float[Tensor, "batch dim"], w: Float32[Tensor, "dim 4"], k: int = 3):
@@ -209,16 +209,16 @@ def test_composing_then_stripping_is_the_identity_on_bytes(
     assert strip_generated(composed, target.qualname) == text
 
 
-def test_a_body_on_the_header_line_is_given_lines_of_its_own_and_gets_its_line_back() -> None:
+def test_a_body_on_the_header_line_is_moved_and_moved_back() -> None:
     text = b"import torch\ndef f(x): return x\n"
     composed = compose(text, find_target(text, "m.py", "f"), CODE)
     assert b"\n    return x\n" in composed
     assert strip_generated(composed, "f") == text
 
 
-def test_a_name_that_means_something_else_is_refused() -> None:
+def test_a_name_conflict_is_refused() -> None:
     text = b"def tl(x):\n    return x\n\ndef f(x):\n    return x\n"
-    with pytest.raises(RequestError, match="'tl' means something else"):
+    with pytest.raises(RequestError, match="'tl' is used for something else"):
         compose(text, find_target(text, "m.py", "f"), CODE)
 
 
@@ -232,7 +232,7 @@ def test_a_file_that_changed_since_it_was_read_is_not_overwritten(tmp_path: Path
     assert path.read_text() == "changed by the user"
 
 
-def test_what_is_replaced_is_kept(tmp_path: Path) -> None:
+def test_a_replaced_file_is_backed_up(tmp_path: Path) -> None:
     path = tmp_path / "m.py"
     path.write_text("old")
     path.chmod(0o755)

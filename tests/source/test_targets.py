@@ -1,4 +1,4 @@
-"""Which targets are found, and what is said where one is not."""
+"""Targets in a file, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_functions_methods_modules_and_kernels_are_found_and_nothing_else() -> N
 )
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_error_elsewhere_hides_no_target(wrong: str, is_first: bool) -> None:
-    """Each mistake stands alone above or below two good targets, which keep their lines."""
+    """Each error is above or below two valid targets, which keep their line numbers."""
     good = "import torch\n\n@torch.no_grad()\ndef f(x):\n    return x\n\nclass M(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
     text = (f"{wrong}{good}" if is_first else f"{good}{wrong}").encode()
     assert {"f", "M", "M.forward"} <= set(names(text))

@@ -14,15 +14,16 @@ from handwritten import Handwritten
 from mtmc_lsp.capture.client import find_workload, run_capture
 from mtmc_lsp.core.results import Verdict
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.measure.foreign_candidate import verify_foreign
+from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
 from mtmc_lsp.process.fork_server import ForkServer
 from mtmc_lsp.process.worker_process import Worker
 from mtmc_lsp.source.targets import find_target
+from mtmc_lsp.verify.adapters import ForeignCandidate
 from mtmc_lsp.verify.candidate_process import CandidateProcess
-from mtmc_lsp.verify.pair import Pair, PairVerifier
-from mtmc_lsp.verify.pair_reference import Reference
+from mtmc_lsp.verify.reference import Reference
 
-RUN_SECONDS = 20.0
+RUN_SECONDS = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -53,9 +54,8 @@ def measurer_of(capture_of: Callable[[Handwritten], Capture]) -> Iterator[Callab
 
     def measurer(target: Handwritten) -> LocalMeasurer:
         if target.name not in known:
-            known[target.name] = LocalMeasurer(
-                capture_of(target), sys.executable, archs=("sm_90", "gfx942"), run_seconds=RUN_SECONDS
-            )
+            options = MeasureOptions(archs=("sm_90", "gfx942"), run_seconds=RUN_SECONDS)
+            known[target.name] = LocalMeasurer(capture_of(target), sys.executable, options)
         return known[target.name]
 
     yield measurer
@@ -102,7 +102,8 @@ class PairJudge:
         candidate: str,
         its_name: str,
         memory_bytes: int = 8 << 30,
-        run_seconds: float = 30.0,
+        run_seconds: float = 60.0,
+        needs_kernel: bool = True,
         **more: Any,
     ) -> Verdict:
         """The verdict on a candidate's text."""
@@ -111,8 +112,9 @@ class PairJudge:
             self._judged += 1
             file = self._folder / f"candidate{self._judged}.py"
         file.write_text(candidate)
-        pair = Pair(reference.capture, text, find_target(candidate.encode(), str(file), its_name), candidate)
-        runner = CandidateProcess(
+        target = find_target(candidate.encode(), str(file), its_name)
+        foreign = ForeignCandidate(reference.capture, target, candidate, needs_kernel)
+        process = CandidateProcess(
             sys.executable,
             str(self._folder),
             reference.capture.environment,
@@ -122,9 +124,9 @@ class PairJudge:
             memory_bytes=memory_bytes,
         )
         try:
-            return PairVerifier(pair, reference, runner=runner, **more).verify().verdict
+            return verify_foreign(foreign, reference, process=process, **more)[0].verdict
         finally:
-            runner.close()
+            process.close()
 
     def close(self) -> None:
         """Remove what the references keep."""

@@ -157,7 +157,7 @@ def drop_triton(x, p):
     drop_kernel[(triton.cdiv(x.numel(), 256),)](x, out, seeds, x.numel(), p, BLOCK=256)
     return out
 """,
-    "    if x.is_cuda and x.dtype == torch.float32 and not x.requires_grad and x.numel() > 0:\n"
+    "    if x.is_cuda and x.dtype == torch.float32 and x.is_contiguous() and not x.requires_grad and x.numel() > 0:\n"
     "        return drop_triton(x, p)\n",
     "    return F.dropout",
 )
@@ -178,7 +178,8 @@ def pick_kernel(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * columns + cols, mask=cols < columns, other=0.0) * 2
-    x = tl.where(cols < columns, tl.maximum(x, 0.0), -1.0)
+    x = tl.where(x == x, tl.maximum(x, 0.0), float("inf"))
+    x = tl.where(cols < columns, x, -1.0)
     best = tl.max(x, axis=0)
     tl.store(out_ptr + row, tl.max(tl.where(x == best, cols, -1), axis=0).to(tl.int64))
 
@@ -220,12 +221,16 @@ def scale_kernel(x_ptr, gain_ptr, var_ptr, out_ptr, count, width, BLOCK: tl.cons
     tl.store(out_ptr + at, (x * gain * tl.rsqrt(var)).to(tl.bfloat16), mask=mask)
 
 
+def scale_fits(x):
+    return x.is_cuda and x.dtype == torch.bfloat16 and x.is_contiguous() and x.numel() > 0
+
+
 def scale_triton(x, gain, var):
     out = torch.empty_like(x)
     scale_kernel[(triton.cdiv(x.numel(), 256),)](x, gain, var, out, x.numel(), x.shape[1], BLOCK=256)
     return out
 """,
-    "        if x.is_cuda and x.dtype == torch.bfloat16 and x.numel() > 0 and not torch.is_grad_enabled():\n"
+    "        if scale_fits(x) and not torch.is_grad_enabled():\n"
     "            return scale_triton(x, self.gain, self.running_var)\n",
     "        return (x.float()",
 )

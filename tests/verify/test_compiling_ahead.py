@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 from handwritten import RMS
 
-from mtmc_lsp.compile.messages import CompileRequest
 from mtmc_lsp.core.errors import FailureKind, WorkerFailed
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
+from mtmc_lsp.measure.compilation import KernelCompiler
+from mtmc_lsp.process.worker_pool import WorkerPool
 
 
 class Slow:
@@ -35,26 +34,16 @@ class Slow:
         """As a worker has it."""
 
 
-@pytest.fixture
-def measurer(capture_of: Any) -> LocalMeasurer:
-    return LocalMeasurer(capture_of(RMS), sys.executable, archs=("sm_90",))
-
-
-def test_the_next_candidate_and_the_end_stop_it(measurer: LocalMeasurer) -> None:
+def test_the_next_candidate_and_the_end_stop_it(capture_of: Any) -> None:
     slow: Any = Slow()
-    measurer._ahead = slow
-    for _ in range(2):
-        measurer._compiling = measurer._background.submit(
-            measurer._compile_more, CompileRequest("m.py", "m", "", (), ("sm_90",), 1.0)
-        )
-        while not slow.calls:
-            time.sleep(0.01)
-        began = time.monotonic()
-        measurer._stop_compiling()
-        assert measurer._compiling.done() and time.monotonic() - began < 5
-        slow.calls = 0
-    measurer._compiling = measurer._background.submit(
-        measurer._compile_more, CompileRequest("m.py", "m", "", (), ("sm_90",), 1.0)
-    )
-    measurer.close()
-    assert measurer._compiling.done()
+    pool = WorkerPool(has_gpu=False)
+    with ThreadPoolExecutor(1) as background:
+        compiler = KernelCompiler(capture_of(RMS), pool, slow, slow, background, archs=("sm_90",), seconds=60.0)
+        for _ in range(2):
+            compiler.compile_in_background(RMS.candidate(), [])
+            while not slow.calls:
+                time.sleep(0.01)
+            began = time.monotonic()
+            compiler.stop_background()
+            assert time.monotonic() - began < 5
+            slow.calls = 0

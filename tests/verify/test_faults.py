@@ -15,8 +15,9 @@ from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.results import Verdict, VerdictStatus
 from mtmc_lsp.core.run import Candidate, Step, StepStatus
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
-from mtmc_lsp.search.greedy import Events, GreedySearch, Limits
+from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
+from mtmc_lsp.search.components import Events, Limits, SearchComponents
+from mtmc_lsp.search.greedy import GreedySearch
 from mtmc_lsp.verify.candidate_process import CandidateProcess
 
 RUN_SECONDS = 20.0
@@ -31,8 +32,8 @@ FAULTS = {
     "hangs": ("    import threading\n    threading.Event().wait()\n", "took longer than"),
     "prints 1 GB": ("    for _ in range(1000):\n        print('x' * 1_000_000)\n    raise ValueError('printed')\n", "printed"),
     "crashes": ("    import os, signal\n    os.kill(os.getpid(), signal.SIGSEGV)\n", "SIGSEGV"),
-    "forks": ("    import os\n    os.fork()\n", "start no processes"),
-    "starts a program": ("    import subprocess\n    subprocess.run(['sleep', '60'])\n", "start no processes"),
+    "forks": ("    import os\n    os.fork()\n", "start processes"),
+    "starts a program": ("    import subprocess\n    subprocess.run(['sleep', '60'])\n", "start processes"),
     "takes all memory": ("    held = [bytearray(1 << 28) for _ in range(1000)]\n", "out of memory"),
     "takes all memory in tensors": ("    held = [torch.ones(1 << 26) for _ in range(1000)]\n", "memory"),
     "fills the disk": ("    import os\n    open(os.environ['MTMC_SCRATCH'] + '/x', 'wb').truncate(1 << 40)\n", "File too large"),
@@ -45,7 +46,7 @@ def test_a_fault_is_a_failed_verification_with_its_reason(
     fault: str, judge: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scan of the text is left out here: it must not be all that stands in the way."""
-    monkeypatch.setattr("mtmc_lsp.verify.pair.scan", lambda *_: ())
+    monkeypatch.setattr("mtmc_lsp.verify.adapters.scan", lambda *_: ())
     lines, said = FAULTS[fault]
     text = changed(HONEST, (END, lines + END))
     seconds = HANG_SECONDS if fault == "hangs" else RUN_SECONDS
@@ -75,7 +76,7 @@ class Script:
 @pytest.fixture
 def measurer(capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalMeasurer]:
     monkeypatch.setattr("mtmc_lsp.verify.candidate_process.INTERPRETER_MEMORY", MEMORY)
-    one = LocalMeasurer(capture_of(RMS), sys.executable, archs=("sm_90",), run_seconds=RUN_SECONDS)
+    one = LocalMeasurer(capture_of(RMS), sys.executable, MeasureOptions(archs=("sm_90",), run_seconds=RUN_SECONDS))
     yield one
     one.close()
 
@@ -83,15 +84,15 @@ def measurer(capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
 def test_every_fault_is_a_failed_step_of_a_search_and_an_honest_step_after_it_is_kept(
     measurer: LocalMeasurer, capture_of: Callable[..., Capture], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtmc_lsp.search.greedy.ENOUGH_FAILURES", len(FAULTS) + 1)
+    monkeypatch.setattr("mtmc_lsp.search.greedy.MAX_FAILURES", len(FAULTS) + 1)
+    monkeypatch.setattr("mtmc_lsp.verify.adapters.scan", lambda *_: ())
     candidates = {name: RMS.candidate((END, lines + END)) for name, (lines, _) in FAULTS.items()}
     script = Script({**candidates, "honest": RMS.candidate()})
     steps: list[Step] = []
-    events = Events(lambda *_: None, lambda _: None, steps.append)
+    events = Events(on_step=steps.append)
     limits = Limits(seconds=600.0, steps=len(FAULTS) + 1)
-    search = GreedySearch(
-        capture_of(RMS), RMS.text, script, script, measurer, has_gpu=False, limits=limits, events=events
-    )
+    components = SearchComponents(script, script, measurer, False, limits)
+    search = GreedySearch(capture_of(RMS), RMS.text, components, events)
     search.run("run", "hash")
     assert [step.status for step in steps] == [StepStatus.FAILED] * len(FAULTS) + [StepStatus.ACCEPTED]
     for (name, (_, said)), step in zip(FAULTS.items(), steps[:-1], strict=True):
@@ -107,7 +108,9 @@ def test_what_a_candidate_changes_in_its_process_does_not_reach_the_next(measure
 
 
 def test_a_candidate_cannot_write_to_inputs_that_others_get(measurer: LocalMeasurer) -> None:
-    line = f"    import glob\n    [open(p, 'wb') for p in glob.glob({str(measurer._inputs)!r} + '/*')]\n"
+    line = (
+        f"    import glob\n    [open(p, 'wb') for p in glob.glob({str(measurer._reference.inputs_folder)!r} + '/*')]\n"
+    )
     verdict = measurer.verify(RMS.candidate((END, line + END)))
     assert "PermissionError" in verdict.reason
 
@@ -118,6 +121,6 @@ def test_what_is_not_locked_in_is_refused_where_that_is_asked_for(
     environment = capture_of(RMS).environment
     process = CandidateProcess(sys.executable, str(tmp_path), environment, has_gpu=False, needs_sandbox=True)
     process._worker = process._unlocked
-    with pytest.raises(Exception, match="cannot be locked in here; the level is none"):
+    with pytest.raises(Exception, match=r"a complete sandbox .* is not possible here; the level is: none"):
         process.start()
     process.close()

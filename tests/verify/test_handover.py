@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from mtmc_lsp.core.errors import HandoverFailed
-from mtmc_lsp.process.worker import tensor_ipc as handover
+from mtmc_lsp.process.worker import tensor_ipc
 
 TAKER = """\
 import json, os, sys
 import torch
 sys.path.insert(0, sys.argv[3])
 from mtmc_lsp.process import sandbox
-from mtmc_lsp.process.worker import tensor_ipc as handover
+from mtmc_lsp.process.worker import tensor_ipc
 torch.zeros(1, device="cuda")
 isolation = sandbox.enter([os.path.dirname(sys.argv[2])], gpu=True)
-found = handover.take(sys.argv[1], "cuda")
+found = tensor_ipc.import_(sys.argv[1], "cuda")
 # What it does to its copy, and to what it opened, must not matter.
-handover.give({"twice": found["x"] * 2, "after": {"mask": found["mask"]}}, sys.argv[2], in_memory=True)
+tensor_ipc.export_({"twice": found["x"] * 2, "after": {"mask": found["mask"]}}, sys.argv[2], in_memory=True)
 found["x"].zero_()
 print(json.dumps({"full": isolation.is_full, "stride": found["x"].stride(), "row": found["row"].stride()}), flush=True)
 sys.stdin.readline()
@@ -37,16 +37,16 @@ sys.stdin.readline()
 def test_small_things_and_constants_go_by_file(tmp_path: Path) -> None:
     path = str(tmp_path / "value.pt")
     value = {"results": [torch.arange(6).view(2, 3).t(), None, 2.5, "a name"], "facts": [{"type": "Tensor"}]}
-    handover.give(value, path, in_memory=True)
-    found = handover.take(path, "cpu")
+    tensor_ipc.export_(value, path, in_memory=True)
+    found = tensor_ipc.import_(path, "cpu")
     assert torch.equal(found["results"][0], value["results"][0])
     assert found["results"][1:] == value["results"][1:]
     assert found["facts"] == value["facts"]
-    assert not handover.is_large(value), "there is no GPU memory to leave it in"
+    assert not tensor_ipc.is_large(value), "there is no GPU memory to leave it in"
 
 
 def left(content: Any, packed: torch.Tensor | None = None) -> dict[str, Any]:
-    return {"content": content, handover.PACKED: packed}
+    return {"content": content, tensor_ipc.PACKED: packed}
 
 
 MANY = {
@@ -65,8 +65,8 @@ MANY = {
 
 def test_many_tensors_of_any_layout_arrive_as_they_were(tmp_path: Path) -> None:
     path, values = str(tmp_path / "values.pt"), {name: make() for name, make in MANY.items()}
-    handover.give({"inputs": values, "again": [values["half"]]}, path, in_memory=False)
-    found = handover.take(path, "cpu")
+    tensor_ipc.export_({"inputs": values, "again": [values["half"]]}, path, in_memory=False)
+    found = tensor_ipc.import_(path, "cpu")
     for name, value in values.items():
         mine = found["inputs"][name]
         assert mine.dtype == value.dtype and mine.shape == value.shape
@@ -86,23 +86,23 @@ def test_many_tensors_of_any_layout_arrive_as_they_were(tmp_path: Path) -> None:
 def test_nothing_is_read_beside_what_was_packed(
     shape: list[int], stride: list[int], first: int, tmp_path: Path
 ) -> None:
-    where = {handover.OFFSET: first, "dtype": "float32", "shape": shape, "stride": stride}
+    where = {tensor_ipc.OFFSET: first, "dtype": "float32", "shape": shape, "stride": stride}
     torch.save(left([where], torch.zeros(512, dtype=torch.uint8)), tmp_path / "results.pt")
     with pytest.raises(HandoverFailed, match=f"at {first} exceeds the 512 packed bytes"):
-        handover.take(str(tmp_path / "results.pt"), "cpu")
+        tensor_ipc.import_(str(tmp_path / "results.pt"), "cpu")
 
 
 BYTES = torch.zeros(512, dtype=torch.uint8)
-WELL = {handover.OFFSET: 0, "dtype": "float32", "shape": [2], "stride": [1]}
+WELL = {tensor_ipc.OFFSET: 0, "dtype": "float32", "shape": [2], "stride": [1]}
 MALFORMED = {
     "something else": [torch.zeros(3)],
     "another mapping": {"content": 1},
-    "no shape": left([{handover.OFFSET: 0}], BYTES),
+    "no shape": left([{tensor_ipc.OFFSET: 0}], BYTES),
     "a shape that is none": left([{**WELL, "shape": 3}], BYTES),
     "a shape of words": left([{**WELL, "shape": ["a"]}], BYTES),
     "a stride that is no number of elements": left([{**WELL, "stride": [1.5]}], BYTES),
     "a stride too many": left([{**WELL, "stride": [1, 1]}], BYTES),
-    "a place that is no number": left([{**WELL, handover.OFFSET: "0"}], BYTES),
+    "a place that is no number": left([{**WELL, tensor_ipc.OFFSET: "0"}], BYTES),
     "no such dtype": left([{**WELL, "dtype": "save"}], BYTES),
     "bytes that are none": left([WELL], [1, 2]),
     "bytes in rows": left([WELL], BYTES.view(2, 256)),
@@ -116,20 +116,20 @@ MALFORMED = {
 def test_a_file_of_something_else_is_refused(name: str, tmp_path: Path) -> None:
     torch.save(MALFORMED[name], tmp_path / "results.pt")
     with pytest.raises(HandoverFailed, match=r"is malformed|packed bytes|unknown dtype"):
-        handover.take(str(tmp_path / "results.pt"), "cpu")
+        tensor_ipc.import_(str(tmp_path / "results.pt"), "cpu")
 
 
 def test_what_was_withdrawn_is_not_taken_for_the_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file only says where the memory was; who then finds no file makes the value again."""
     freed: list[int] = []
     path = tmp_path / "inputs.pt"
-    monkeypatch.setattr(handover, "_driver", lambda: SimpleNamespace(cuMemFree_v2=lambda a: freed.append(a.value)))
-    monkeypatch.setattr(handover, "_shared", {str(path): [7, 8]})
-    torch.save(left({"x": {handover.HANDLE: "a handle"}}), path)
-    handover.withdraw(str(path))
+    monkeypatch.setattr(tensor_ipc, "_driver", lambda: SimpleNamespace(cuMemFree_v2=lambda a: freed.append(a.value)))
+    monkeypatch.setattr(tensor_ipc, "_shared", {str(path): [7, 8]})
+    torch.save(left({"x": {tensor_ipc.HANDLE: "a handle"}}), path)
+    tensor_ipc.withdraw(str(path))
     assert freed == [7, 8] and not path.exists()
-    handover.give({"x": torch.arange(3)}, str(path), in_memory=True)
-    handover.withdraw(str(path))
+    tensor_ipc.export_({"x": torch.arange(3)}, str(path), in_memory=True)
+    tensor_ipc.withdraw(str(path))
     assert path.exists(), "what is in the file itself stays"
 
 
@@ -157,7 +157,7 @@ class PretendedDriver:
 
 def offered(shape: list[int], stride: list[int]) -> dict[str, Any]:
     handle = base64.b64encode(bytes(64)).decode()
-    return {handover.HANDLE: handle, "dtype": "float32", "shape": shape, "stride": stride}
+    return {tensor_ipc.HANDLE: handle, "dtype": "float32", "shape": shape, "stride": stride}
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ def test_what_is_said_to_be_offered_is_not_read_beyond_the_memory_that_is_there(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(handover, "_driver", lambda: driver)
-    monkeypatch.setattr(handover, "_elements", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(tensor_ipc, "_driver", lambda: driver)
+    monkeypatch.setattr(tensor_ipc, "_elements", lambda *_: pytest.fail("it was read"))
     torch.save(left({"results": [offered(shape, stride)]}), tmp_path / "results.pt")
     with pytest.raises(HandoverFailed, match=said):
-        handover.take(str(tmp_path / "results.pt"), "cpu")
+        tensor_ipc.import_(str(tmp_path / "results.pt"), "cpu")
     assert not driver.open
 
 
@@ -201,13 +201,13 @@ def test_the_end_of_what_is_offered_may_be_the_end_of_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, values = PretendedDriver(4 * 13, before=4), torch.arange(12.0)
-    monkeypatch.setattr(handover, "_driver", lambda: driver)
-    monkeypatch.setattr(handover, "_elements", lambda address, size, dtype: values.clone()[: size // 4])
+    monkeypatch.setattr(tensor_ipc, "_driver", lambda: driver)
+    monkeypatch.setattr(tensor_ipc, "_elements", lambda address, size, dtype: values.clone()[: size // 4])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     made = torch.empty_strided
     monkeypatch.setattr(torch, "empty_strided", lambda *arguments, device, **more: made(*arguments, **more))
     torch.save(left(offered([3, 4], [1, 3])), tmp_path / "results.pt")
-    assert torch.equal(handover.take(str(tmp_path / "results.pt"), "cpu"), values.view(4, 3).t())
+    assert torch.equal(tensor_ipc.import_(str(tmp_path / "results.pt"), "cpu"), values.view(4, 3).t())
     assert not driver.open
 
 
@@ -215,11 +215,11 @@ LIED_TO = """\
 import sys
 import torch
 sys.path.insert(0, sys.argv[2])
-from mtmc_lsp.process.worker import tensor_ipc as handover
+from mtmc_lsp.process.worker import tensor_ipc
 torch.zeros(1, device="cuda")
 try:
-    handover.take(sys.argv[1], "cuda")
-except handover.HandoverFailed as error:
+    tensor_ipc.import_(sys.argv[1], "cuda")
+except tensor_ipc.HandoverFailed as error:
     print(error.message)
 print(float(torch.ones(3, device="cuda").sum()))
 """
@@ -228,13 +228,13 @@ print(float(torch.ones(3, device="cuda").sum()))
 @pytest.mark.gpu
 def test_memory_that_is_smaller_than_said_is_not_read_and_the_reader_goes_on(tmp_path: Path) -> None:
     path = str(tmp_path / "given.pt")
-    handover.give({"x": torch.ones(1 << 24, device="cuda")}, path, in_memory=True)
+    tensor_ipc.export_({"x": torch.ones(1 << 24, device="cuda")}, path, in_memory=True)
     told = torch.load(path, weights_only=True)
     told["content"]["x"]["shape"] = [1 << 34]
     torch.save(told, path)
-    arguments = [sys.executable, "-c", LIED_TO, path, str(Path(handover.__file__).parents[3])]
+    arguments = [sys.executable, "-c", LIED_TO, path, str(Path(tensor_ipc.__file__).parents[3])]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-    handover.withdraw(path)
+    tensor_ipc.withdraw(path)
     refused, alive = done.stdout.splitlines()
     assert refused.startswith(f"a tensor of {1 << 36} bytes exceeds the shared allocation of ")
     assert alive == "3.0", done.stderr
@@ -253,12 +253,12 @@ def test_large_tensors_stay_in_gpu_memory_and_reach_a_process_that_is_locked_in(
         "small": torch.ones(3, device="cuda"),
     }
     given, answered = str(own / "given.pt"), str(theirs / "answer.pt")
-    handover.give(value, given, in_memory=True)
+    tensor_ipc.export_(value, given, in_memory=True)
     assert os.path.getsize(given) < 1 << 20
     kept = x.clone()
     x.zero_()
     taker = subprocess.Popen(
-        [sys.executable, "-c", TAKER, given, answered, str(Path(handover.__file__).parents[3])],
+        [sys.executable, "-c", TAKER, given, answered, str(Path(tensor_ipc.__file__).parents[3])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -268,16 +268,18 @@ def test_large_tensors_stay_in_gpu_memory_and_reach_a_process_that_is_locked_in(
     try:
         seen = json.loads(taker.stdout.readline())
         assert seen == {"full": True, "stride": [1, 4096], "row": [0, 1]}
-        answer = handover.take(answered, "cuda")
+        answer = tensor_ipc.import_(answered, "cuda")
         assert torch.equal(answer["twice"], kept * 2)
         assert answer["twice"].stride() == x.stride()
         assert torch.equal(answer["after"]["mask"], value["mask"])
-        assert torch.equal(handover._elements(handover._shared[given][0], x.numel() * 4, x.dtype), kept.t().flatten())
+        assert torch.equal(
+            tensor_ipc._elements(tensor_ipc._shared[given][0], x.numel() * 4, x.dtype), kept.t().flatten()
+        )
         taker.stdin.write("\n")
     finally:
         taker.communicate(timeout=30)
     with pytest.raises(HandoverFailed, match="cannot be opened"):
-        handover.take(answered, "cuda")
+        tensor_ipc.import_(answered, "cuda")
     free = torch.cuda.mem_get_info()[0]
-    handover.withdraw(given)
+    tensor_ipc.withdraw(given)
     assert torch.cuda.mem_get_info()[0] >= free + x.numel() * 4

@@ -57,12 +57,12 @@ def outputs():
 
 
 before = outputs()
-from mtmc_lsp.verify.worker.interpreter.speedups import hasten_interpreter
+from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
 from triton.runtime.interpreter import ReduceOps, ScanOps
 one_by_one = ReduceOps.generic_reduce, ScanOps.generic_scan
-hasten_interpreter()
+speed_up_interpreter()
 assert one_by_one[0] is not ReduceOps.generic_reduce and one_by_one[1] is not ScanOps.generic_scan
-hasten_interpreter()
+speed_up_interpreter()
 after = outputs()
 assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True)), [(x, y) for x, y in zip(before, after) if not torch.equal(x, y)][:1]
 assert any(x.any() for x in before)

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from mtmc_lsp.core.json_codec import to_json
-from mtmc_lsp.process.worker import tensor_ipc as handover
-from mtmc_lsp.verify.worker import commands as in_worker
-from mtmc_lsp.verify.worker import expectations as expecting
+from mtmc_lsp.core.results import CheckStatus
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.worker import tensor_ipc
+from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.messages import CaseRequest, JudgeRequest, ReferenceRequest
+from mtmc_lsp.verify.worker import expectations
 from mtmc_lsp.verify.worker import reference_cache as keeping
+from mtmc_lsp.verify.worker.judge_command import judge
+from mtmc_lsp.verify.worker.reference_commands import compute_reference
 
 
 @pytest.fixture(autouse=True)
@@ -43,59 +47,36 @@ def test_what_is_kept_anew_takes_the_old_ones_place(tmp_path: Path, monkeypatch:
 SOURCE = "# mtmc: x=f32[N,D] N=64 D=32\ndef f(x):\n    return x.exp().sum(-1)\n"
 
 
-def test_where_float64_does_not_fit_the_users_own_results_are_compared_with(
+def case_request(capture: Capture, folder: Path, sizes: dict[str, int]) -> CaseRequest:
+    return CaseRequest(capture, own=None, case=Case(sizes, "normal", 1), inputs=str(folder / "inputs"))
+
+
+def test_where_float64_does_not_fit_the_users_results_are_compared_with(
     captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(expecting, "_oracle", no_room)
-    capture = captured(SOURCE, "f")
-    case = {
-        "sizes": {"N": 64, "D": 32},
-        "distribution": "normal",
-        "seed": 1,
-        "kind": "values",
-        "layout": "",
-        "label": "",
-    }
-    files = {name: str(tmp_path / name) for name in ("inputs", "expected", "results")}
-    request = {
-        "capture": to_json(capture),
-        "own": None,
-        "widened": False,
-        "case": case,
-        "precision": "budget",
-        "differing": [],
-        **files,
-    }
-    assert in_worker.reference(request)["coarse"]
-    x = handover.take(files["inputs"], "cpu")["x"]
+    monkeypatch.setattr(expectations, "_oracle", no_room)
+    data = case_request(captured(SOURCE, "f"), tmp_path, {"N": 64, "D": 32})
+    expected, results = str(tmp_path / "expected"), str(tmp_path / "results")
+    assert not compute_reference(ReferenceRequest(data, expected)).has_oracle
+    x = tensor_ipc.import_(data.inputs, "cpu")["x"]
     for factor, passes in ((1 + 5e-5, True), (1 + 5e-4, False)):
         result = (x.exp().sum(-1).double() * factor).float()
         facts = [{"type": "Tensor", "device": "cpu", "requires_grad": False, "shares memory with": "no input"}]
-        handover.give({"results": [result], "after": {}, "facts": facts}, files["results"], in_memory=False)
-        found = in_worker.compare(request)
-        assert [check["name"] for check in found["checks"] if check["status"] == "failed"] == ["result 0 values"] * (
-            not passes
-        )
+        tensor_ipc.export_({"results": [result], "after": {}, "facts": facts}, results, in_memory=False)
+        checks = judge(JudgeRequest(data, expected, results, "budget")).checks
+        failed = [check.name for check in checks if check.status is CheckStatus.FAILED]
+        assert failed == ["result 0 values"] * (not passes)
 
 
-def test_a_process_that_was_started_anew_computes_again_what_it_had_kept(captured, tmp_path: Path) -> None:
-    capture = captured(SOURCE, "f")
-    case = {"sizes": {"N": 8, "D": 4}, "distribution": "normal", "seed": 1, "kind": "values", "layout": "", "label": ""}
-    files = {name: str(tmp_path / name) for name in ("inputs", "expected", "results")}
-    request = {
-        "capture": to_json(capture),
-        "own": None,
-        "widened": False,
-        "case": case,
-        "precision": "budget",
-        "differing": [],
-        **files,
-    }
-    assert not in_worker.reference(request)["coarse"]
-    first = keeping.kept(files["expected"], "cpu")
+def test_a_process_that_was_started_again_computes_again_what_it_had_kept(captured, tmp_path: Path) -> None:
+    data = case_request(captured(SOURCE, "f"), tmp_path, {"N": 8, "D": 4})
+    expected, results = str(tmp_path / "expected"), str(tmp_path / "results")
+    assert compute_reference(ReferenceRequest(data, expected)).has_oracle
+    first = keeping.kept(expected, "cpu")
     keeping._kept.clear()
-    handover.give(first, files["results"], in_memory=False)
-    assert all(check["status"] == "passed" for check in in_worker.compare(request)["checks"])
+    tensor_ipc.export_(first, results, in_memory=False)
+    checks = judge(JudgeRequest(data, expected, results, "budget")).checks
+    assert all(check.status is CheckStatus.PASSED for check in checks)

@@ -36,10 +36,10 @@ def test_an_honest_pair_in_two_files_passes_check_by_check(tmp_path: Path) -> No
     assert not list(tmp_path.rglob("failures"))
 
 
-def test_a_candidates_module_is_constructed_once_and_no_call_meets_what_another_did_to_it(
+def test_a_candidates_module_is_constructed_once_and_other_cases_do_not_see_what_one_did_to_it(
     judge: Callable[..., Verdict],
 ) -> None:
-    used = "        assert not hasattr(self, 'used')\n        self.used = True\n"
+    used = "        self.shapes = {*getattr(self, 'shapes', ()), x.shape}\n        assert len(self.shapes) == 1\n"
     text = changed(
         MODEL_NEW,
         ("class ModelNew", "MADE = []\n\n\nclass ModelNew"),
@@ -130,7 +130,7 @@ def test_a_failure_after_many_calls_is_shown_by_as_many(tmp_path: Path) -> None:
     )
     file, printed = reproduced(tmp_path, REFERENCE, drifts)
     assert "in call" in printed
-    assert "mend_interpreter()" in file.read_text()
+    assert "patch_interpreter()" in file.read_text()
 
 
 def test_wrong_gradients_are_shown(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_process_that_is_locked_in_can_use_the_gpu(gpu_judge: Callable[..., Ve
 def test_a_cheat_on_the_gpu_is_not_certified(
     cheat: str, gpu_judge: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mtmc_lsp.verify.pair.scan", lambda *_: ())
+    monkeypatch.setattr("mtmc_lsp.verify.adapters.scan", lambda *_: ())
     verdict = gpu_judge(REFERENCE, "rms", changed(HONEST, *AT_RUN_TIME[cheat]), "fast")
     assert verdict.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR), verdict.status
 

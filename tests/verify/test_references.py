@@ -1,86 +1,130 @@
-"""References that are computed ahead: in order, each seen as soon as it is there, and none twice."""
+"""References are computed ahead: in order, none twice, and not while a candidate waits for the reference process."""
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from handwritten import RMS
 
-from mtmc_lsp.core.errors import FailureKind, WorkerFailed
+from mtmc_lsp.core.errors import FailureKind, OutOfMemory, WorkerFailed
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.verify.adapters import VersionInFile
 from mtmc_lsp.verify.cases import Case
-from mtmc_lsp.verify.verification import Prepared, References
+from mtmc_lsp.verify.engine import VerificationEngine
+from mtmc_lsp.verify.messages import JudgeAnswer, JudgeRequest, ReferenceAnswer, ReferenceRequest
+from mtmc_lsp.verify.reference import Reference
+from mtmc_lsp.verify.trials import Trial
 
-CASES = [Case({"N": n}, "normal", n) for n in range(5)]
-
-
-def test_a_case_is_there_before_the_next_ones_reference_is_computed() -> None:
-    go_on = threading.Event()
-
-    def prepare(case: Case, number: int) -> Prepared:
-        if number == 1:
-            assert go_on.wait(10)
-        return Prepared(number, case, False)
-
-    references = References(CASES, prepare)
-    computing = threading.Thread(target=references.compute)
-    computing.start()
-    seen = iter(references)
-    assert next(seen).case is CASES[0]
-    go_on.set()
-    assert [made.case for made in seen] == CASES[1:]
-    computing.join()
-    assert [made.case for made in references] == CASES, "the next candidate finds them all"
+CASES = [Case({"N": n, "D": 8}, "normal", n) for n in range(1, 6)]
 
 
-def test_cases_that_the_users_code_does_not_take_leave_no_gap_in_the_numbers() -> None:
-    references = References(CASES, lambda case, number: Prepared(number, case, False) if case.seed % 2 else None)
-    references.compute()
-    assert [(made.number, made.case.seed) for made in references] == [(0, 1), (1, 3)]
+class FakeWorker:
+    """Answers in place of the reference process."""
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+        self.proceed = threading.Event()
+        self.proceed.set()
+        self.failures: dict[int, Exception] = {}
+
+    def call(self, request: Any, seconds: float) -> Any:
+        assert self.proceed.wait(20)
+        if isinstance(request, JudgeRequest):
+            return JudgeAnswer(())
+        assert isinstance(request, ReferenceRequest)
+        seed = request.data.case.seed
+        self.seeds.append(seed)
+        if seed in self.failures:
+            raise self.failures[seed]
+        return ReferenceAnswer(has_oracle=True, is_large=False)
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
-def test_what_ends_the_computing_is_raised_after_what_was_made_before() -> None:
-    def prepare(case: Case, number: int) -> Prepared:
-        if number == 2:
-            raise WorkerFailed("cancelled", kind=FailureKind.CANCELLED)
-        return Prepared(number, case, False)
+@pytest.fixture
+def worker() -> FakeWorker:
+    return FakeWorker()
 
-    references = References(CASES, prepare)
-    references.compute()
+
+@pytest.fixture
+def reference(worker: Any, capture_of: Callable[..., Capture]) -> Iterator[Reference]:
+    with Reference(capture_of(RMS), RMS.text, sys.executable, seed=3, worker=worker) as one:
+        yield one
+
+
+def test_each_case_is_computed_once_and_in_order(worker: FakeWorker, reference: Reference) -> None:
+    trial = Trial(reference.capture)
     for _ in range(2):
-        seen = iter(references)
-        assert [next(seen).number, next(seen).number] == [0, 1]
-        with pytest.raises(WorkerFailed, match="cancelled"):
-            next(seen)
+        for prepared in reference.prepare(trial, CASES, first=CASES[0]):
+            assert prepared.done.result(10).has_oracle
+    assert worker.seeds == [case.seed for case in CASES]
 
 
-def test_while_something_is_compared_no_further_reference_is_begun() -> None:
-    begun: list[int] = []
-    references = References(CASES, lambda case, number: begun.append(number) or Prepared(number, case, False))
-    with references.comparing(), references.comparing():
-        computing = threading.Thread(target=references.compute)
-        computing.start()
-        computing.join(0.2)
-        assert not begun
-    computing.join(10)
-    assert begun == list(range(5))
+def test_a_case_can_be_used_before_the_next_one_is_computed(worker: FakeWorker, reference: Reference) -> None:
+    prepared = reference.prepare(Trial(reference.capture), CASES[:1], first=CASES[0])
+    prepared[0].done.result(10)
+    worker.proceed.clear()
+    more = reference.prepare(Trial(reference.capture), CASES, first=CASES[0])
+    assert more[0].done.done() and not more[1].done.done()
+    worker.proceed.set()
+    more[-1].done.result(10)
 
 
-def test_in_step_a_reference_is_computed_when_it_is_asked_for() -> None:
-    begun: list[int] = []
+def test_an_error_belongs_to_its_case_alone(worker: FakeWorker, reference: Reference) -> None:
+    worker.failures[2] = OutOfMemory("it does not fit")
+    prepared = reference.prepare(Trial(reference.capture), CASES, first=CASES[0])
+    prepared[-1].done.result(10)
+    assert [isinstance(case.done.exception(), OutOfMemory) for case in prepared] == [False, True, False, False, False]
 
-    def prepare(case: Case, number: int) -> Prepared | None:
-        begun.append(case.seed)
-        return Prepared(number, case, False) if case.seed != 2 else None
 
-    references = References(CASES, prepare, in_step=lambda: True)
-    computing = threading.Thread(target=references.compute)
-    computing.start()
-    seen = iter(references)
-    for expected in ([0], [0, 1], [0, 1, 2, 3]):
-        next(seen)
-        computing.join(0.1)
-        assert begun == expected, "beside a candidate nothing is computed; what is not taken leaves no gap"
-    references.end()
-    computing.join(10)
-    assert not computing.is_alive() and begun == [0, 1, 2, 3]
-    assert [made.case.seed for made in references] == [0, 1, 3]
+def test_no_further_case_is_computed_while_results_wait_to_be_judged(
+    worker: FakeWorker, reference: Reference, tmp_path: Any
+) -> None:
+    trial = Trial(reference.capture)
+    first = reference.prepare(trial, CASES[:1], first=CASES[0])[0]
+    first.done.result(10)
+    worker.proceed.clear()
+    judging = threading.Thread(
+        target=reference.judge, args=(first, tmp_path / "r"), kwargs={"is_exact": False, "other": "", "differing": ()}
+    )
+    judging.start()
+    while not reference._judging:
+        pass
+    later = reference.prepare(trial, CASES[1:], first=CASES[0])
+    threading.Event().wait(0.2)
+    assert worker.seeds == [1]
+    worker.proceed.set()
+    judging.join(10)
+    later[-1].done.result(10)
+    assert worker.seeds == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_with_little_memory_only_the_workload_is_computed_ahead(
+    is_tight: bool, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VerificationEngine, "_is_tight", lambda *_: is_tight)
+    process: Any = None
+    engine = VerificationEngine(reference, process)
+    ahead = engine.compute_ahead(VersionInFile(reference.capture, RMS.text, RMS.text))
+    assert ahead[0].data.is_first
+    assert (len(ahead) == 1) is is_tight
+
+
+def test_a_deadline_while_a_reference_is_computed_ends_the_verification(
+    worker: FakeWorker, reference: Reference
+) -> None:
+    prepared = reference.prepare(Trial(reference.capture), CASES, first=CASES[0])
+    prepared[-1].done.result(10)
+    worker.failures[9] = WorkerFailed("the time limit was reached", kind=FailureKind.DEADLINE)
+    case = Case({"N": 4, "D": 8}, "normal", 9)
+    late = reference.prepare(Trial(reference.capture), [case], first=CASES[0])[0]
+    assert late.done.exception(10) is worker.failures[9]

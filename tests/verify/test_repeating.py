@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.worker.determinism import NUMBER, differing, not_explained
 
 OWN = """import torch
@@ -44,6 +45,6 @@ def test_what_the_users_own_code_gives_in_no_fixed_order_either_is_explained(
     inputs = {capture.graph.inputs[0].name: torch.randn(64, 16, generator=torch.Generator().manual_seed(1))}
     x = next(iter(inputs.values()))
     want = {"results": [sum(x[1:], x[0].clone()), x * 2], "after": {}}
-    case = {"kind": "values", "seed": 3}
+    case = Case({"N": 64}, "normal", 3)
     module = SimpleNamespace(both=both)
     assert not_explained(found, module, capture, inputs, want, case) == left

@@ -12,7 +12,7 @@ from pairs import HONEST, REFERENCE, changed
 
 from mtmc_lsp.core.errors import EnvironmentNotAble
 from mtmc_lsp.core.results import CheckStatus, Verdict, VerdictStatus
-from mtmc_lsp.verify.sanitizer import Sanitizer, find_sanitizer, findings, judged
+from mtmc_lsp.verify.sanitizer import Sanitizer, error_in_report, find_sanitizer, findings
 from tests.cli.runner import mtmc
 
 CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
@@ -136,7 +136,7 @@ def test_a_candidate_that_fails_under_it_alone_is_refused(sanitized: Callable[..
 def test_a_program_that_looks_at_nothing_is_an_error_of_the_environment(
     sanitized: Callable[..., tuple[Verdict, str]],
 ) -> None:
-    with pytest.raises(EnvironmentNotAble, match="did not look at any kernel"):
+    with pytest.raises(EnvironmentNotAble, match="observed no kernel"):
         sanitized({"memcheck": NOTHING_SEEN})
 
 
@@ -149,18 +149,18 @@ def test_a_program_that_looks_at_nothing_is_an_error_of_the_environment(
     ],
 )
 def test_other_forms_of_reports_are_read(report: str, said: str) -> None:
-    assert said in judged("any", report, 1)
+    assert said in error_in_report("any", report, 1)
 
 
 def test_what_follows_from_an_error_is_not_told_first() -> None:
     assert len(findings(OUT_OF_BOUNDS)) == 2
-    assert "Program hit" not in judged("memcheck", OUT_OF_BOUNDS, 1)
+    assert "Program hit" not in error_in_report("memcheck", OUT_OF_BOUNDS, 1)
 
 
 def test_without_the_program_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reference.py").write_text(REFERENCE)
     (tmp_path / "candidate.py").write_text(HONEST)
-    monkeypatch.setattr("mtmc_lsp.verify.sanitizer.USUAL_PLACE", "/nowhere")
+    monkeypatch.setattr("mtmc_lsp.verify.sanitizer.DEFAULT_FOLDER", "/nowhere")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvironmentNotAble, match="not installed"):
         find_sanitizer()

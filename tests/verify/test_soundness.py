@@ -10,7 +10,7 @@ import pytest
 import torch
 from wide import compared, expected
 
-from mtmc_lsp.process.worker.tensor_ipc import give, take
+from mtmc_lsp.process.worker.tensor_ipc import export_, import_
 from mtmc_lsp.verify.worker.comparison.ill_conditioned import OUTLIERS
 
 Function = Callable[..., torch.Tensor]
@@ -217,6 +217,6 @@ def test_what_is_expected_of_doubtful_results_can_go_through_a_file(tmp_path, mo
         lambda x: x / x.sum(-1, keepdim=True), {"x": sample(8, 48) - sample(8, 48).mean(-1, keepdim=True)}, monkeypatch
     )
     path = str(tmp_path / "expected.pt")
-    give({"doubts": want["doubts"]}, path, in_memory=False)
-    again = take(path, "cpu")["doubts"][0]
+    export_({"doubts": want["doubts"]}, path, in_memory=False)
+    again = import_(path, "cpu")["doubts"][0]
     assert torch.equal(again["spread"], want["doubts"][0]["spread"]) and again["is_strange"] is False

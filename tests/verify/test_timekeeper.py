@@ -159,7 +159,7 @@ def test_one_that_stays_slow_is_marked(tmp_path: Path) -> None:
     timing = made.time(REQUEST)
     assert len(asked) == 2
     assert timing.conditions.throttled == hot
-    assert any("slowed down" in note for note in timing_notes(timing))
+    assert any("throttled" in note for note in timing_notes(timing))
 
 
 def test_the_power_cap_is_noted_and_does_not_repeat_a_timing(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_one_that_only_holds_memory_is_marked(tmp_path: Path, stranger: int) -> 
     timing = keeper(tmp_path, FakeGpu(holders={stranger: 0}))[0].time(REQUEST)
     assert str(stranger) in timing.conditions.others[0]
     assert timing.conditions.busy == ()
-    assert any("held the GPU" in note for note in timing_notes(timing))
+    assert any("other idle programs on the GPU" in note for note in timing_notes(timing))
 
 
 def test_processes_that_cannot_be_seen_from_here_are_said_to_be_unknown(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ from pairs import MODEL
 from mtmc_lsp.core.errors import FailureKind, MeasurementRejected, WorkerFailed
 from mtmc_lsp.core.results import Timing, Verdict, VerdictStatus
 from mtmc_lsp.core.workload import Capture, Target, TargetKind
-from mtmc_lsp.measure.local_measurer import LocalMeasurer
-from mtmc_lsp.measure.pair_timing import with_timing
-from mtmc_lsp.process.worker import tensor_ipc as handover
-from mtmc_lsp.timing.messages import BaselinesRequest, SeparateCandidate, TimeRequest
+from mtmc_lsp.measure.foreign_candidate import ForeignVerdict, with_timing
+from mtmc_lsp.measure.local_measurer import LocalMeasurer, MeasureOptions
+from mtmc_lsp.process.worker import tensor_ipc
+from mtmc_lsp.timing.messages import BaselinesRequest, TimeRequest
 from mtmc_lsp.timing.worker import timing_commands as in_timer
-from mtmc_lsp.verify.pair import Pair, PairVerdict
+from mtmc_lsp.verify.messages import CandidateSource, SeparateCandidate
+from mtmc_lsp.verify.reference import Reference
 
 SLOW = "import time\nimport torch\n\n\ndef fast(inp, weight, eps=1e-5):\n    time.sleep(0.002)\n    return {result}\n"
 RIGHT = "inp * torch.rsqrt(inp.pow(2).mean(-1, keepdim=True) + eps) * weight"
@@ -80,7 +81,7 @@ def test_inputs_that_another_process_left_are_tensors_of_their_own(
     given = {
         item.name: torch.rand([s.value(capture.graph.sizes) for s in item.type.shape]) for item in capture.graph.inputs
     }
-    handover.give(given, path, in_memory=False)
+    tensor_ipc.export_(given, path, in_memory=False)
     in_timer.compile_baselines(BaselinesRequest(capture, RMS.text, ("compile",), inputs=path))
     held = in_timer._state["inputs"]
     assert all(torch.equal(held[name], value) for name, value in given.items())
@@ -119,28 +120,30 @@ def test_a_module_in_a_file_of_its_own_gets_the_references_parameters(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_a_pair_is_unmeasured_and_says_why(capture_of: Callable[..., Capture]) -> None:
-    capture = capture_of(RMS)
-    pair = Pair(capture, RMS.text, capture.workload.target, RMS.text)
-    for status, why in (
-        (VerdictStatus.CORRECT, "no CUDA GPU"),
-        (VerdictStatus.INCORRECT, "only what is correct is timed"),
-    ):
-        found = PairVerdict(Verdict(status, (), "interpreter"))
-        timed = with_timing(found, pair, "[[], {}]", "python", baselines=("compile",), fresh=False)
-        assert (timed.speed, timed.untimed, timed.timing) == ("unmeasured", why, None)
+def test_without_a_gpu_a_foreign_candidate_is_unmeasured_and_says_why(capture_of: Callable[..., Capture]) -> None:
+    with Reference(capture_of(RMS), RMS.text, sys.executable) as reference:
+        for status, why in (
+            (VerdictStatus.CORRECT, "no CUDA GPU"),
+            (VerdictStatus.INCORRECT, "only correct candidates are timed"),
+        ):
+            result = ForeignVerdict(Verdict(status, (), "interpreter"))
+            source = CandidateSource(RMS.text)
+            timed = with_timing(result, source, reference, baselines=("compile",), fresh=False)
+            assert (timed.speed, timed.untimed, timed.timing) == ("unmeasured", why, None)
 
 
 def test_a_measurer_ends_what_is_under_way_when_its_time_is_up(capture_of: Callable[..., Capture]) -> None:
     """Also what would be cut short must not count as verified."""
-    measurer = LocalMeasurer(capture_of(RMS), sys.executable, archs=("sm_90",), deadline=time.monotonic() + 1.0)
+    measurer = LocalMeasurer(
+        capture_of(RMS), sys.executable, MeasureOptions(archs=("sm_90",), deadline=time.monotonic() + 1.0)
+    )
     try:
         began = time.monotonic()
-        with pytest.raises(WorkerFailed, match="time for the whole run") as failed:
+        with pytest.raises(WorkerFailed, match="time limit of the whole run") as failed:
             measurer.verify(RMS.candidate())
         assert failed.value.kind is FailureKind.DEADLINE
         assert time.monotonic() - began < 10
-        with pytest.raises(WorkerFailed, match="time for the whole run"):
+        with pytest.raises(WorkerFailed, match="time limit of the whole run"):
             measurer.compile(RMS.candidate())
     finally:
         measurer.close()

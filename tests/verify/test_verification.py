@@ -100,7 +100,7 @@ def test_a_candidate_that_is_wrong_is_told_from_an_honest_one(what: str, measure
     candidate = RMS.candidate(change, ("def rms_fits", "_calls = []\n\n\ndef rms_fits"))
     measurer = measurer_of(RMS)
     if what == "hangs":
-        monkeypatch.setattr(measurer, "_run_seconds", 2.0)
+        monkeypatch.setattr(measurer._reference, "run_seconds", 2.0)
     verdict = measurer.verify(candidate)
     assert verdict.status is status, verdict.reason
     assert said in verdict.reason
@@ -166,7 +166,7 @@ def test_a_function_that_is_nothing_but_rounding_errors_is_not_certified(measure
     """Whatever is as small passes on every input: the verdict says so instead of calling it correct."""
     verdict = measurer_of(CANCELLED).verify(CANCELLED.candidate())
     assert verdict.status is VerdictStatus.UNCERTIFIABLE
-    assert verdict.reason.startswith("result 0: your own code's rounding errors are as large as this result")
+    assert "zeros would pass" in verdict.reason
 
 
 UNREAD = """import torch

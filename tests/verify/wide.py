@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from mtmc_lsp.verify.worker import expectations as expecting
+from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.worker import expectations
 from mtmc_lsp.verify.worker.comparison.compare import compare_case
 from mtmc_lsp.verify.worker.run_target import flatten
 
@@ -17,17 +18,17 @@ Function = Callable[..., Any]
 
 
 def expected(function: Function, inputs: Mapping[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What :func:`expecting.expected_of` says of a function of named tensors."""
+    """What :func:`expectations.expected_of` says of a function of named tensors."""
 
     def run_case(module: object, capture: object, tensors: dict[str, torch.Tensor], *rest: Any, **more: Any) -> Any:
         with torch.no_grad():
             results = flatten(function(**tensors))
         return {"results": results, "after": {}, "facts": [{} for _ in results]}
 
-    monkeypatch.setattr(expecting, "run_case", run_case)
+    monkeypatch.setattr(expectations, "run_case", run_case)
     graph = SimpleNamespace(runs_tf32=False, allows_tf32=False, nodes=[])
     capture: Any = SimpleNamespace(graph=graph, uses_random=False)
-    return expecting.expected_of(None, capture, dict(inputs), "cpu", {"kind": "values", "seed": 3, "first": False})
+    return expectations.expected_of(None, capture, dict(inputs), "cpu", Case({}, "normal", 3))
 
 
 def compared(

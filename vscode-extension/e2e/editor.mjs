@@ -1,4 +1,4 @@
-// A real VS Code: code-server with our package in it, and windows of it in headless Chromium.
+// A real VS Code: code-server with the packaged extension, and its windows in headless Chromium.
 import assert from "node:assert/strict";
 import { spawn, spawnSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, readdirSync, readlinkSync, rmSync, writeFileSync } from "node:fs";
@@ -16,13 +16,13 @@ const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 const { chromium } = await import(join(TOOLS, "node_modules/playwright-core/index.mjs"));
 
 const BROWSER = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
-/** What turns for as long as a run goes on has the page painted anew all the time, which takes the run a part of the processor. */
-const STILL = `{
+/** Disables animations: the spinner would repaint the page during a run and take CPU time from it. */
+const NO_ANIMATIONS = `{
   const sheet = new CSSStyleSheet();
   sheet.replaceSync("* { animation: none !important; transition: none !important }");
   document.adoptedStyleSheets.push(sheet);
 }`;
-const LOOKS = {
+const USER_SETTINGS = {
   "window.autoDetectColorScheme": true,
   "workbench.preferredLightColorTheme": "Default Light Modern",
   "workbench.preferredDarkColorTheme": "Default Dark Modern",
@@ -33,23 +33,23 @@ const LOOKS = {
   "chat.commandCenter.enabled": false,
   "files.autoSave": "afterDelay",
   "files.autoSaveDelay": 100,
-  // For the log of a scenario that fails.
+  // For the log of failed scenarios.
   "mtmc.trace.server": "messages",
 };
-/** What the page has to show within this time, on a machine that does other work too. */
-const SOON = 120_000;
-/** The same of a run. */
+/** Timeout for elements of the page, on a loaded machine. */
+const TIMEOUT_MS = 120_000;
+/** Timeout for a run. */
 export const LONG = 240_000;
 
-/** The editor's server, with user data of its own. */
+/** A code-server process with its own user data. */
 export class Editor {
-  /** Starts one. `machine` are settings of the machine, `environment` variables of its own, `flags` those of code-server. */
+  /** Starts an editor. `machine`: machine settings, `environment`: additional environment variables, `flags`: options of code-server. */
   static async start({ machine = {}, environment = {}, flags = [] } = {}) {
     const home = mkdtempSync(join(tmpdir(), "mtmc-e2e-"));
     const editor = new Editor(home);
     for (const folder of ["data/Machine", "data/User", "ext"]) mkdirSync(join(home, folder), { recursive: true });
     writeFileSync(join(home, "data/Machine/settings.json"), JSON.stringify(machine));
-    writeFileSync(join(home, "data/User/settings.json"), JSON.stringify(LOOKS));
+    writeFileSync(join(home, "data/User/settings.json"), JSON.stringify(USER_SETTINGS));
     const own = ["--user-data-dir", join(home, "data"), "--extensions-dir", join(home, "ext")];
     const env = { ...process.env, XDG_STATE_HOME: join(home, "state"), XDG_CONFIG_HOME: join(home, "config"), ...environment };
     const installed = spawnSync(process.execPath, [ENTRY, ...own, "--install-extension", join(HERE, "../mtmc.vsix")], { env, encoding: "utf8" });
@@ -58,7 +58,7 @@ export class Editor {
     const quiet = ["--auth", "none", "--disable-telemetry", "--disable-update-check"];
     editor.process = spawn(process.execPath, [ENTRY, ...own, "--bind-addr", editor.address, ...quiet, ...flags], { env, stdio: "ignore", detached: true });
     await until("the editor's server answers", async () => (await fetch(`http://${editor.address}/healthz`)).ok);
-    editor.browser = await chromium.launch({ executablePath: CHROMIUM, args: BROWSER, timeout: SOON });
+    editor.browser = await chromium.launch({ executablePath: CHROMIUM, args: BROWSER, timeout: TIMEOUT_MS });
     return editor;
   }
 
@@ -66,7 +66,7 @@ export class Editor {
     this.home = home;
   }
 
-  /** Makes a folder with files to be opened. */
+  /** Creates a folder with files. */
   folder(name, files) {
     const path = join(this.home, name);
     mkdirSync(path, { recursive: true });
@@ -74,38 +74,38 @@ export class Editor {
     return path;
   }
 
-  /** Opens a window on a folder (or a workspace's file), perhaps with a file in it. */
+  /** Opens a window on a folder or a workspace file, optionally with an open file. */
   async open(path, file) {
     const context = await this.browser.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: "light", permissions: ["clipboard-read", "clipboard-write"] });
-    await context.addInitScript(STILL);
+    await context.addInitScript(NO_ANIMATIONS);
     const page = await context.newPage();
-    page.setDefaultTimeout(SOON);
+    page.setDefaultTimeout(TIMEOUT_MS);
     const payload = file === undefined ? "" : `&payload=${encodeURIComponent(JSON.stringify([["openFile", `vscode-remote://${this.address}${file}`]]))}`;
     const kind = path.endsWith(".code-workspace") ? "workspace" : "folder";
     await page.goto(`http://${this.address}/?${kind}=${path}${payload}`);
     await page.locator(".monaco-workbench .part.editor").waitFor();
-    // The VS Code of code-server 4.100.3 opens a workspace without its folders now and then, and has them when it is loaded anew.
+    // code-server 4.100.3 sometimes opens a workspace without its folders; a reload fixes that.
     if (kind === "workspace") {
       const folder = page.locator(".explorer-folders-view .monaco-list-row[aria-level='1']").first();
-      await retried((patience) => folder.waitFor({ timeout: 4 * patience }), () => page.reload());
+      await retry((patience) => folder.waitFor({ timeout: 4 * patience }), () => page.reload());
     }
     return new Window(page, this);
   }
 
-  /** The processes of our language servers below this editor. */
+  /** Process ids of the language servers of this editor. */
   languageServers() {
     return readdirSync("/proc").filter((name) => {
       try {
-        const mine = readlinkSync(`/proc/${name}/cwd`).startsWith(join(this.home, "data"));
-        return mine && readFileSync(`/proc/${name}/cmdline`, "utf8").includes("mtmc_lsp.server.app");
+        const isOwn = readlinkSync(`/proc/${name}/cwd`).startsWith(join(this.home, "data"));
+        return isOwn && readFileSync(`/proc/${name}/cmdline`, "utf8").includes("mtmc_lsp.server.app");
       } catch {
-        // Not a process, or one that has ended since.
+        // Not a process, or it has ended.
         return false;
       }
     }).map(Number);
   }
 
-  /** The last lines that the extension and its server wrote to their log. */
+  /** The last lines in the logs of the extension and its server. */
   log(lines = 100) {
     const folder = join(this.home, "data/logs");
     const files = readdirSync(folder, { recursive: true }).filter((name) => name.endsWith("MTMC.log"));
@@ -114,13 +114,13 @@ export class Editor {
 
   async stop() {
     await this.browser?.close();
-    // The group: the editor's server has processes of its own, and they ours.
+    // Signal the process group: code-server has child processes, which start the language server.
     if (this.process !== undefined) {
       const group = -this.process.pid;
       process.kill(group, "SIGTERM");
-      await until("the editor's processes have ended", async () => !isThere(group)).catch(() => process.kill(group, "SIGKILL"));
+      await until("the editor's processes have ended", async () => !exists(group)).catch(() => process.kill(group, "SIGKILL"));
     }
-    // One that left the group may still write the last of its log.
+    // Processes outside the group may still write to their log.
     await until("its files are gone", async () => {
       rmSync(this.home, { recursive: true, force: true });
       return true;
@@ -137,37 +137,37 @@ export class Window {
     this.clicks = 0;
   }
 
-  /** The thread above a function, whose heading has these words. */
-  thread(words) {
-    return this.page.locator(".review-widget", { hasText: words });
+  /** The thread above a function whose heading contains the text. */
+  thread(text) {
+    return this.page.locator(".review-widget", { hasText: text });
   }
 
   /** A button above a pending step. */
-  button(words, name) {
-    return this.thread(words).locator(`.action-label[aria-label^='${name}']`).first();
+  button(text, name) {
+    return this.thread(text).locator(`.action-label[aria-label^='${name}']`).first();
   }
 
-  /** A row of our view, that has all of these words. */
-  row(...words) {
+  /** A row of the MTMC view that contains all given texts. */
+  row(...text) {
     const rows = this.page.locator(".pane-body .monaco-list-row");
-    return words.reduce((found, one) => found.filter({ hasText: one }), rows).first();
+    return text.reduce((found, one) => found.filter({ hasText: one }), rows).first();
   }
 
-  /** A message that is seen now: on a toast, or where they are listed. */
-  seen(words) {
-    return this.page.locator(".notification-list-item:visible", { hasText: words }).first();
+  /** A visible message, as a toast or in the notification centre. */
+  seen(text) {
+    return this.page.locator(".notification-list-item:visible", { hasText: text }).first();
   }
 
-  /** Waits for a message. Toasts are few, and hide themselves after a while; all messages that were not closed are listed. */
-  async message(words) {
-    await retried((patience) => this.seen(words).waitFor({ timeout: 5 * patience }), () => this.listMessages());
+  /** Waits for a message. Toasts disappear after a while, so also opens the notification centre, which lists all open messages. */
+  async message(text) {
+    await retry((patience) => this.seen(text).waitFor({ timeout: 5 * patience }), () => this.listMessages());
   }
 
-  /** Presses a button of a message, as a user does. */
-  async answer(words, button) {
+  /** Clicks a button of a message. */
+  async answer(text, button) {
     this.clicks += 1;
-    const choice = this.seen(words).locator(".monaco-button", { hasText: button }).first();
-    await retried((patience) => choice.click({ timeout: 5 * patience }), () => this.listMessages());
+    const choice = this.seen(text).locator(".monaco-button", { hasText: button }).first();
+    await retry((patience) => choice.click({ timeout: 5 * patience }), () => this.listMessages());
     await this.hideMessages();
   }
 
@@ -175,7 +175,7 @@ export class Window {
     await this.command("Notifications: Show Notifications");
   }
 
-  /** Hides the list of messages, which also hides itself once it has none. */
+  /** Hides the notification centre; it also hides itself when it is empty. */
   async hideMessages() {
     const list = this.page.locator(".notifications-center.visible");
     await until("the list of messages is hidden", async () => {
@@ -184,36 +184,36 @@ export class Window {
     });
   }
 
-  line(words) {
-    return this.page.locator(".view-line", { hasText: words }).first();
+  line(text) {
+    return this.page.locator(".view-line", { hasText: text }).first();
   }
 
   async ready() {
     await until("the language server is ready", async () => /codicon-(zap|shield)/.test(await this.status.innerHTML()));
   }
 
-  /** Chooses a command from the palette, which lists what there was when it was opened: it is opened anew until the command is there. */
+  /** Runs a command from the palette. The palette does not update while it is open, so it is reopened until it lists the command. */
   async command(title) {
     await this.pick("F1", `>${title}`, title);
   }
 
-  /** Opens a list to pick from, writes into its field, and picks. */
-  async pick(key, words, title) {
+  /** Opens a quick pick, types a filter, and chooses an item. */
+  async pick(key, text, title) {
     const widget = this.page.locator(".quick-input-widget");
     const input = widget.locator("input").first();
-    await retried(async (patience) => {
+    await retry(async (patience) => {
       await this.page.keyboard.press(key);
-      await input.fill(words);
-      // The whole label: others begin with the same words.
+      await input.fill(text);
+      // Match the complete label: other labels have the same prefix.
       const label = this.page.locator(".label-name", { hasText: new RegExp(`^${title.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}$`) });
       await this.choose(widget.locator(".monaco-list-row", { has: label }).first(), patience);
     }, () => this.page.keyboard.press("Escape"));
-    // What was picked may open another list, in the same place.
-    await until(`${title} is taken`, async () => !(await input.isVisible()) || (await input.inputValue()) !== words);
+    // The command may open another quick pick in the same place.
+    await until(`${title} was chosen`, async () => !(await input.isVisible()) || (await input.inputValue()) !== text);
   }
 
-  /** Chooses a row by the keyboard: lists draw their rows anew when the mouse is over them, and a click in between is lost. */
-  async choose(row, patience = SOON) {
+  /** Chooses a row with the keyboard: lists redraw rows under the mouse, which can lose a click. */
+  async choose(row, patience = TIMEOUT_MS) {
     await row.waitFor({ timeout: patience });
     await until("the row is selected", async () => {
       if (/\bfocused\b/.test(await row.getAttribute("class", { timeout: 1000 }))) return true;
@@ -223,31 +223,31 @@ export class Window {
     await this.page.keyboard.press("Enter");
   }
 
-  /** Opens the light bulb's menu on a line, and chooses from it. */
+  /** Opens the light bulb menu on a line and chooses an item. */
   async lightbulb(line, title) {
-    // Once: a menu that comes late would take a second click on the line for a choice.
+    // Click only once: if the menu opens late, a second click would choose an item.
     await this.line(line).click();
     const menu = this.page.locator(".action-widget");
-    await retried(async (patience) => {
+    await retry(async (patience) => {
       await this.page.keyboard.press("Control+.");
       await this.choose(menu.locator(".monaco-list-row", { hasText: title }).first(), 4 * patience);
     }, () => this.page.keyboard.press("Escape"));
     await menu.waitFor({ state: "hidden" });
   }
 
-  /** The keys of a command of ours, with the cursor on a line of the editor. */
+  /** Presses the key binding of an MTMC command, with the cursor on a line. */
   async keys(line, last) {
     await this.line(line).click();
     await this.page.keyboard.press("Alt+m");
     await this.page.keyboard.press(last);
   }
 
-  /** Titles that the palette lists for some words. */
-  async commands(words) {
+  /** Titles that the palette lists for a filter. */
+  async commands(text) {
     const rows = this.page.locator(".quick-input-list .monaco-list-row");
     await this.page.keyboard.press("F1");
     const input = this.page.locator(".quick-input-widget input").first();
-    await input.fill(`>${words}`);
+    await input.fill(`>${text}`);
     await rows.first().waitFor();
     const titles = await rows.locator(".label-name").allInnerTexts();
     await this.page.keyboard.press("Escape");
@@ -255,13 +255,13 @@ export class Window {
     return titles;
   }
 
-  /** A click that a user makes, counted. */
+  /** Clicks and counts the click. */
   async click(locator) {
     this.clicks += 1;
     await locator.click();
   }
 
-  /** Goes to a file, and not to a diff whose name begins as its does. */
+  /** Opens a file, not a diff editor whose name has the same prefix. */
   async file(path) {
     const name = basename(path);
     const tab = this.page.locator(`.tab[aria-label^='${name}']:not([aria-label*='·'])`).first();
@@ -273,35 +273,35 @@ export class Window {
     await this.page.locator(`.tab.active[aria-label^='${name}']:not([aria-label*='·'])`).waitFor();
   }
 
-  /** What every message says that was not closed. */
+  /** Texts of all open messages. */
   async messages() {
     await this.listMessages();
     const list = this.page.locator(".notifications-center.visible");
     await list.waitFor();
-    const said = await list.locator(".notification-list-item-message").allInnerTexts();
+    const texts = await list.locator(".notification-list-item-message").allInnerTexts();
     await this.hideMessages();
-    return said;
+    return texts;
   }
 
-  /** The frame of the report, once its document has these words. */
-  async report(words) {
-    return this.frame("#report", words);
+  /** The frame of the report, once its document matches `pattern`. */
+  async report(pattern) {
+    return this.frame("#report", pattern);
   }
 
-  /** The frame that has these words in an element of its document. (VS Code puts one frame in another's place as it fills them.) */
-  async frame(element, words) {
+  /** The frame in which an element matches `pattern`. (VS Code replaces frames while it loads them.) */
+  async frame(element, pattern) {
     let found;
-    await until(`a frame says ${words}`, async () => {
+    await until(`a frame matches ${pattern}`, async () => {
       for (const frame of this.page.frames().filter((one) => one !== this.page.mainFrame())) {
         const text = await frame.evaluate(`document.querySelector("${element}")?.innerText ?? ""`).catch(() => "");
-        if (words.test(text)) found = frame;
+        if (pattern.test(text)) found = frame;
       }
       return found !== undefined;
     });
     return found;
   }
 
-  /** A picture of the window in the light theme and in the dark one. */
+  /** Takes screenshots of the window in the light and in the dark theme. */
   async shot(name) {
     for (const [scheme, theme] of [["dark", ".vs-dark"], ["light", ".vs"]]) {
       await this.page.emulateMedia({ colorScheme: scheme });
@@ -319,32 +319,32 @@ export class Window {
   }
 }
 
-/** Tries until it works: with little patience at first, which a quick machine does not need, and with more each time. */
-export async function retried(act, undo) {
+/** Retries with increasing timeouts: short at first for fast machines. Calls `undo` after each failure. */
+export async function retry(act, undo) {
   let patience = 1000;
   for (;;) {
     try {
       return await act(patience);
     } catch (error) {
-      if (patience > SOON / 2) throw error;
+      if (patience > TIMEOUT_MS / 2) throw error;
       patience *= 2;
       await undo();
     }
   }
 }
 
-/** Waits for something that a page does not show. */
-export async function until(what, holds, milliseconds = SOON) {
+/** Waits until a condition holds. */
+export async function until(what, holds, milliseconds = TIMEOUT_MS) {
   const end = Date.now() + milliseconds;
   for (;;) {
     if (await holds().catch(() => false)) return;
-    if (Date.now() > end) throw new Error(`never: ${what}`);
+    if (Date.now() > end) throw new Error(`timeout: ${what}`);
     await new Promise((done) => setTimeout(done, 100));
   }
 }
 
-/** Whether a process, or any of a group, is there. */
-function isThere(pid) {
+/** Whether a process, or any process of a group, exists. */
+function exists(pid) {
   try {
     process.kill(pid, 0);
     return true;

@@ -1,13 +1,13 @@
-"""Prints the file that keeping some steps of a run has to give: ``expected.py FILE TARGET STEP...``.
+"""Prints the expected file after keeping some steps of a run: ``expected.py FILE TARGET STEP...``.
 
-The steps are those that the planner proposes without a GPU; here they are written one on the other, with neither a search, nor a
-language server, nor an editor.
+Applies the steps that the planner proposes without a GPU, without a search, a language server or an editor.
 """
 
 import sys
 from pathlib import Path
 
-from mtmc_lsp.app.pipeline import capture_target, open_target, parse_request
+from mtmc_lsp.app.pipeline import Pipeline
+from mtmc_lsp.app.target_file import open_target, parse_request
 from mtmc_lsp.codegen.coder import BuiltinCoder
 from mtmc_lsp.core.protocols import State
 from mtmc_lsp.core.run import Step, StepStatus
@@ -17,11 +17,12 @@ from mtmc_lsp.planners.roofline import RooflinePlanner
 
 
 def main() -> None:
-    """Write the steps that are asked for."""
+    """Print the file with the requested steps."""
     path, target, *numbers = sys.argv[1:]
     wanted = {int(number) for number in numbers}
     opened = open_target(parse_request(f"{path}::{target}", Settings(archs=("sm_90",)), sys.executable))
-    capture = capture_target(opened)
+    with Pipeline(opened) as pipeline:
+        capture = pipeline.capture()
     coder, planner, device = BuiltinCoder(), RooflinePlanner(), planning_model(("sm_90",))
     best = kept = coder.start(capture, Path(path).read_text())
     history: list[Step] = []

@@ -1,4 +1,4 @@
-// What goes on around a run: cancelling it, losing the server, and two folders.
+// Around a run: cancellation, loss of the server, restart, and two folders.
 import assert from "node:assert/strict";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -14,25 +14,25 @@ export async function run(scenario) {
     const { page } = w;
     const spinning = w.status.locator(".codicon-sync");
 
-    await scenario(w, "the talk with the server is in the log, as the setting says", async () => {
+    await scenario(w, "with the trace setting, messages of the server are in the log", async () => {
       await w.ready();
       await until("a request and its answer are there", async () => /Sending request 'textDocument[\s\S]*Received response 'textDocument/.test(editor.log(1000)));
     });
-    await scenario(w, "a step of a short run waits", async () => {
+    await scenario(w, "a short run finds a pending step", async () => {
       await w.lightbulb("softmax", "Optimize to Triton kernel");
       await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
       await w.status.filter({ hasText: "CPU: verified" }).waitFor({ timeout: LONG });
     });
-    await scenario(w, "a function without a workload gets the inputs that are proposed for it, once changed, and the run goes on", async () => {
+    await scenario(w, "a function without a workload gets suggested inputs, which the user edits, and the run continues", async () => {
       await w.file(join(one, "unknown.py"));
       await w.lightbulb("sigmoid", "Optimize to Triton kernel");
-      await w.message("Nothing says what the inputs");
-      await w.seen("Nothing says what the inputs").locator(".monaco-button", { hasText: "Record them from a command" }).waitFor();
+      await w.message("has no example inputs");
+      await w.seen("has no example inputs").locator(".monaco-button", { hasText: "Record from a command" }).waitFor();
       await w.shot("workload");
-      await w.answer("Nothing says what the inputs", "Describe the inputs");
+      await w.answer("has no example inputs", "Describe the inputs");
       const input = page.locator(".quick-input-widget:visible input").first();
-      await until("the code's proposal is there", async () => /^y=f32\[.*\]$/.test(await input.inputValue()));
-      // Typing takes the place of its sizes.
+      await until("the suggestion is shown", async () => /^y=f32\[.*\]$/.test(await input.inputValue()));
+      // Typing replaces the selected sizes.
       const selected = () => input.evaluate((field) => field === document.activeElement && field.value.slice(field.selectionStart, field.selectionEnd));
       await until("its sizes are selected", async () => /^\d+(,\d+)*$/.test(await selected()));
       await w.shot("inputs");
@@ -41,7 +41,7 @@ export async function run(scenario) {
       await until("the directive is above it", async () => readFileSync(join(one, "unknown.py"), "utf8").includes("\n# mtmc: y=f32[4,96]\ndef unknown(y)"));
       await w.thread("Step 1 of 1 · fuse sigmoid").waitFor({ timeout: LONG });
     });
-    await scenario(w, "a run is cancelled from the status bar, and leaves the file alone", async () => {
+    await scenario(w, "a run is cancelled from the status bar, and the file is unchanged", async () => {
       await w.file(join(one, "endless.py"));
       await w.lightbulb("torch.tanh", "Optimize to Triton kernel");
       await w.status.filter({ hasText: "endless" }).waitFor();
@@ -53,42 +53,42 @@ export async function run(scenario) {
       await spinning.waitFor({ state: "detached" });
       assert.equal(readFileSync(join(one, "endless.py"), "utf8"), ENDLESS);
     });
-    await scenario(w, "a server that is killed in mid-run is started again, tells it once, and the run goes on", async () => {
+    await scenario(w, "a server that is killed during a run is restarted with one message, and the run is resumed", async () => {
       await w.command("Notifications: Clear All Notifications");
       await w.file(join(one, "block.py"));
       await w.lightbulb("scores = ", "Optimize to Triton kernel");
       await w.thread("Step 1 of").waitFor({ timeout: LONG });
-      // A process that it starts is one more of them until it has become its own program.
+      // Directly after a fork, a child process still has the command line of the server.
       await until("one server runs", async () => editor.languageServers().length === 1);
       const [server] = editor.languageServers();
       process.kill(server, "SIGKILL");
-      await w.message("ended while it worked on block");
+      await w.message("stopped while it worked on block");
       await until("another server runs", async () => editor.languageServers().length === 1 && editor.languageServers()[0] !== server);
       await w.ready();
       await w.thread("Step 1 of").waitFor();
-      await page.locator(".codelens-decoration a", { hasText: "Go on with the run" }).waitFor();
+      await page.locator(".codelens-decoration a", { hasText: "Resume the run" }).waitFor();
       await w.status.filter({ hasText: "CPU: verified" }).waitFor();
       await w.shot("killed");
-      assert.deepEqual(await w.messages(), ["The language server ended while it worked on block, and is started again. The steps that it had found wait for you."]);
-      await w.answer("ended while it worked on block", "Go on with the run");
+      assert.deepEqual(await w.messages(), ["The language server stopped while it worked on block and was restarted. The steps found so far are pending."]);
+      await w.answer("stopped while it worked on block", "Resume the run");
       await spinning.waitFor();
     });
-    await scenario(w, "the end of a run is told to who looks elsewhere, and leads to its steps", async () => {
+    await scenario(w, "the end of a run is announced if its file is not visible, with a link to its steps", async () => {
       await w.file(join(one, "small.py"));
       await spinning.waitFor({ state: "detached", timeout: LONG });
-      await w.message("block: 3 steps wait for your decision");
+      await w.message("block: 3 pending steps to review");
       await w.shot("elsewhere");
-      await w.answer("block: 3 steps wait for your decision", "Review");
+      await w.answer("block: 3 pending steps to review", "Review");
       await page.locator(".tab.active", { hasText: "block.py" }).waitFor();
       await w.thread("Step 1 of 3").waitFor();
       assert.equal(readFileSync(join(one, "block.py"), "utf8"), BLOCK);
     });
-    await scenario(w, "trying another goes on without the step that waits", async () => {
+    await scenario(w, "try another continues without the pending step", async () => {
       await w.file(join(one, "pair.py"));
       await w.lightbulb("scores = ", "Optimize to Triton kernel");
       await w.thread("Step 1 of 2 · fuse relu").waitFor({ timeout: LONG });
       await spinning.waitFor({ state: "detached", timeout: LONG });
-      assert.deepEqual(await w.messages(), [], "what can be seen in the editor is not told besides");
+      assert.deepEqual(await w.messages(), [], "no message if the steps are visible in the editor");
       await w.keys("scores = ", "t");
       await w.thread("· fuse sigmoid").waitFor({ timeout: LONG });
       await spinning.waitFor({ state: "detached", timeout: LONG });
@@ -97,15 +97,15 @@ export async function run(scenario) {
       await w.shot("another");
       assert.equal(readFileSync(join(one, "pair.py"), "utf8"), PAIR);
     });
-    await scenario(w, "after a restart, steps wait in files that are not open, and next leads there", async () => {
+    await scenario(w, "after a reload, steps of files that are not open are still pending, and next opens them", async () => {
       await w.command("View: Close All Editors");
-      await w.status.filter({ hasText: "8 steps wait" }).waitFor();
+      await w.status.filter({ hasText: "8 pending steps" }).waitFor();
       await page.reload();
-      // The address names a file, which is opened again.
+      // The URL names a file, which is opened again.
       await page.locator(".tab.active", { hasText: "small.py" }).waitFor();
-      await w.status.filter({ hasText: "8 steps wait" }).waitFor();
+      await w.status.filter({ hasText: "8 pending steps" }).waitFor();
       assert.equal(await page.locator(".tab").count(), 1);
-      // Around at the end, to the first.
+      // Wraps around at the end.
       for (const name of ["unknown.py", "block.py"]) {
         await w.command("MTMC: Next pending step");
         await page.locator(".tab.active", { hasText: name }).waitFor();
@@ -127,7 +127,7 @@ async function scenarioOfFolders(scenario, editor, one) {
   const file = join(editor.home, "both.code-workspace");
   writeFileSync(file, JSON.stringify({ folders: [one, two].map((path) => ({ uri: `vscode-remote://${editor.address}${path}` })) }));
   const w = await editor.open(file, join(two, "other.py"));
-  await scenario(w, "in two folders each has its runs, and next goes from file to file", async () => {
+  await scenario(w, "each of two folders has its runs, and next goes from file to file", async () => {
     for (const name of ["one", "two"]) await w.page.locator(".explorer-folders-view .monaco-list-row[aria-level='1']", { hasText: name }).waitFor();
     await w.ready();
     await w.lightbulb("softmax", "Optimize to Triton kernel");

@@ -1,8 +1,8 @@
-// Planning, optimising and reviewing: what a step is decided by, and what comes of the file.
+// Planning, optimising and reviewing, and the resulting file.
 import assert from "node:assert/strict";
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { Editor, LONG, PYTHON, retried, until } from "./editor.mjs";
+import { Editor, LONG, PYTHON, retry, until } from "./editor.mjs";
 import { BLOCK, KERNEL, expected } from "./samples.mjs";
 
 export async function run(scenario) {
@@ -16,20 +16,20 @@ export async function run(scenario) {
     const w = await editor.open(workspace, model);
     const { page } = w;
 
-    await scenario(w, "before the first run the status bar says what it would be measured on", async () => {
+    await scenario(w, "before the first run the status bar shows the device", async () => {
       await w.ready();
       await w.status.filter({ hasText: "CPU: verified, not timed" }).waitFor();
       await w.shot("ready");
     });
-    await scenario(w, "the light bulb shows the plan with its reasons, and nothing is written", async () => {
+    await scenario(w, "the light bulb shows the plan with its reasons, and the file is unchanged", async () => {
       await w.lightbulb("scores = ", "Show the plan first");
       await w.row("Plan", "3 actions").waitFor({ timeout: LONG });
       await w.row("less moves through memory").waitFor();
       await w.shot("plan");
-      assert.deepEqual(await w.messages(), [], "the view has it all");
+      assert.deepEqual(await w.messages(), [], "the view shows everything");
       assert.equal(text(), BLOCK);
     });
-    await scenario(w, "the light bulb optimises: three steps wait, and the file is as it was", async () => {
+    await scenario(w, "the light bulb optimises: three steps are pending, and the file is unchanged", async () => {
       await w.lightbulb("scores = ", "Optimize to Triton kernel");
       await w.thread("Step 1 of").waitFor({ timeout: LONG });
       await w.shot("running");
@@ -37,15 +37,15 @@ export async function run(scenario) {
       await w.thread("Step 1 of 3").waitFor();
       await w.row("3 pending").waitFor();
       assert.equal(text(), BLOCK);
-      await w.status.filter({ hasText: "3 steps wait" }).waitFor();
+      await w.status.filter({ hasText: "3 pending steps" }).waitFor();
       assert.deepEqual(await w.messages(), []);
       await w.shot("review");
     });
-    await scenario(w, "hover says what is known of the function", async () => {
+    await scenario(w, "hover shows the results of the function", async () => {
       const hover = page.locator(".monaco-hover:visible", { hasText: "Triton's interpreter" });
-      await retried(async (patience) => {
+      await retry(async (patience) => {
         const box = await w.line("def block").boundingBox();
-        // On the word itself: the line reaches to the edge of the editor.
+        // Hover over the word itself: the line element extends to the edge of the editor.
         await page.mouse.move(box.x + 45, box.y + box.height / 2);
         await hover.waitFor({ timeout: 4 * patience });
       }, () => page.mouse.move(0, 0));
@@ -53,11 +53,11 @@ export async function run(scenario) {
       await w.shot("hover");
       await page.keyboard.press("Escape");
     });
-    await scenario(w, "a reload brings the pending steps back", async () => {
+    await scenario(w, "pending steps are restored after a reload", async () => {
       await page.reload();
       await w.thread("Step 1 of 3").waitFor();
     });
-    await scenario(w, "diff editors show a step, all steps, and those up to one against all", async () => {
+    await scenario(w, "diff editors show one step, all steps, and the steps up to one against all", async () => {
       await w.button("Step 1 of 3", "Diff").click();
       await page.locator(".tab.active", { hasText: "block, step 1" }).waitFor();
       await page.locator(".monaco-diff-editor .view-line", { hasText: "def block_kernel" }).first().waitFor();
@@ -73,7 +73,7 @@ export async function run(scenario) {
       await page.locator(".tab.active", { hasText: "with steps 1 to 1 | final" }).waitFor();
       await w.file(model);
     });
-    await scenario(w, "the report is drawn, claims no time, and is exported", async () => {
+    await scenario(w, "the report is drawn without timings and is exported", async () => {
       await w.command("MTMC: Show the report");
       const frame = await w.report(/Nothing was timed[\s\S]*Roofline[\s\S]*Verification/);
       await until("its charts are drawn", async () => (await frame.locator("figure svg .mark-text, figure svg .mark-rect").count()) > 2);
@@ -89,11 +89,11 @@ export async function run(scenario) {
         await w.command(title);
         const input = page.locator(".quick-input-widget:visible input").first();
         await input.waitFor();
-        await until("the dialog has its proposal", async () => (await input.inputValue()).includes("block."));
+        await until("the dialog shows a suggested name", async () => (await input.inputValue()).includes("block."));
         await input.fill(join(workspace, file));
         const isWritten = async () => existsSync(join(workspace, file)) && marks.test(readFileSync(join(workspace, file), "latin1"));
-        await retried(async (patience) => {
-          // While the dialog looks the folder up, it takes no answer.
+        await retry(async (patience) => {
+          // The dialog accepts no input while it reads the folder.
           if (await input.isVisible()) await page.keyboard.press("Enter");
           await until("the export is written", isWritten, 4 * patience);
         }, () => undefined);
@@ -119,20 +119,20 @@ export async function run(scenario) {
       await until("steps 1 and 3 are on disk", async () => text() === both);
       await w.shot("kept");
     });
-    await scenario(w, "undoing all gives every byte back, and the steps wait again", async () => {
+    await scenario(w, "undo all restores every byte, and the steps are pending again", async () => {
       await w.command("MTMC: Undo all steps");
       await w.thread("Step 1 of 2").waitFor();
       await until("the file is as it was", async () => text() === BLOCK);
     });
-    await scenario(w, "keys and the palette decide where a step waits, and are nothing where none does", async () => {
+    await scenario(w, "keys and palette commands work only where a step is pending", async () => {
       await w.file(join(workspace, "copying.py"));
-      await until("the palette offers no keeping", async () => !(await w.commands("MTMC: Keep")).some((title) => title.startsWith("MTMC: Keep")));
+      await until("the palette does not offer Keep", async () => !(await w.commands("MTMC: Keep")).some((title) => title.startsWith("MTMC: Keep")));
       await w.keys("offsets = ", "k");
       await w.file(model);
       await w.thread("Step 1 of 2").waitFor();
       assert.equal(text(), BLOCK);
       await w.line("scores = ").click();
-      await until("the palette offers it here", async () => (await w.commands("MTMC: Keep")).includes("MTMC: Keep all"));
+      await until("the palette offers Keep here", async () => (await w.commands("MTMC: Keep")).includes("MTMC: Keep all"));
       await w.keys("scores = ", "d");
       await page.locator(".tab.active", { hasText: "block, step 1" }).waitFor();
       await w.file(model);
@@ -143,19 +143,19 @@ export async function run(scenario) {
       await w.command("MTMC: Undo all steps");
       await w.thread("Step 1 of 2").waitFor();
     });
-    await scenario(w, "all steps are kept at once", async () => {
+    await scenario(w, "Keep all keeps all steps at once", async () => {
       await w.line("scores = ").click();
       await w.command("MTMC: Keep all");
       const both = expected(join(folder, "model.py"), "block", BLOCK, [1, 3]);
       await until("both are on disk", async () => text() === both);
       await w.thread("of 2").waitFor({ state: "detached" });
       await w.row("2 kept").waitFor();
-      await until("the palette offers no keeping", async () => !(await w.commands("MTMC: Keep")).some((title) => title.startsWith("MTMC: Keep")));
+      await until("the palette does not offer Keep", async () => !(await w.commands("MTMC: Keep")).some((title) => title.startsWith("MTMC: Keep")));
     });
-    await scenario(w, "earlier runs stand in the history, with their reports", async () => {
+    await scenario(w, "earlier runs are listed in the history, with their reports", async () => {
       await w.command("MTMC: Focus on Runs View");
       const past = w.row("model.py · not timed ·");
-      await retried(async (patience) => {
+      await retry(async (patience) => {
         await w.row("Earlier runs").click();
         await past.waitFor({ timeout: 4 * patience });
       }, () => undefined);

@@ -1,10 +1,10 @@
-// Files of the user's, and what keeping some of their steps has to make of them.
+// User files for the tests, and the expected files after keeping some of their steps.
 import { spawnSync } from "node:child_process";
 import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { HERE, PYTHON } from "./editor.mjs";
 
-/** Three kernels, with sorting between them that has no kernel form: three steps. */
+/** Three steps: kernels separated by sorts, which have no kernel. */
 export const BLOCK = `import torch
 
 
@@ -17,7 +17,7 @@ def block(x):
     return torch.exp(-mixed) / (1.0 + mixed)
 `;
 
-/** The first two of them alone. */
+/** The first two steps of BLOCK. */
 export const PAIR = `import torch
 
 
@@ -37,7 +37,7 @@ def small(x):
     return torch.softmax(torch.relu(x) + 1, -1)
 `;
 
-/** A function that nothing is known about. */
+/** A function without a workload. */
 export const UNKNOWN = `import torch
 
 
@@ -45,7 +45,7 @@ def unknown(y):
     return torch.sigmoid(y)
 `;
 
-/** A run that does not come to its first step by itself. */
+/** A file whose import blocks, so a run never reaches its first step. */
 export const ENDLESS = `import time
 
 import torch
@@ -58,7 +58,7 @@ def endless(x):
     return torch.tanh(x)
 `;
 
-/** A kernel with a mistake that is seen without running it. */
+/** A kernel with an error that static checks detect. */
 export const KERNEL = `import torch
 import triton
 import triton.language as tl
@@ -72,7 +72,7 @@ def copy(x_ptr, y_ptr):
 
 const written = new Map();
 
-/** The file with the steps of these numbers alone, written by the coder without any editor. */
+/** The file with only the given steps, written by the coder without an editor. */
 export function expected(path, target, text, steps) {
   const key = JSON.stringify([path, target, text, steps]);
   if (written.has(key)) return written.get(key);

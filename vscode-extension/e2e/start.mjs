@@ -6,13 +6,13 @@ import { join, resolve } from "node:path";
 import { Editor, HERE, LONG, PYTHON, TOOLS, until } from "./editor.mjs";
 import { SMALL } from "./samples.mjs";
 
-/** From installing the extension to the first kept step; no key is pressed. */
-const MOST_CLICKS = 4;
-/** What the server brings itself, and a user's environment has not. */
-const OURS = /^(mtmc|_mtmc|_editable|pygls|lsprotocol|tree_sitter|typer|rich|cattrs|attr|attrs|click|shellingham)/;
+/** Maximum clicks from installing the extension to the first kept step, without typing. */
+const MAX_CLICKS = 4;
+/** Packages of the server, which the user's environment does not contain. */
+const SERVER_PACKAGES = /^(mtmc|_mtmc|_editable|pygls|lsprotocol|tree_sitter|typer|rich|cattrs|attr|attrs|click|shellingham)/;
 const ROOT = resolve(HERE, "../..");
 
-/** An environment with torch, and without us. */
+/** Creates an environment with torch but without the server. */
 function environment(path) {
   const made = spawnSync(PYTHON, ["-m", "venv", path], { encoding: "utf8" });
   assert.equal(made.status, 0, made.stderr);
@@ -20,16 +20,16 @@ function environment(path) {
   const linked = join(path, "torch-and-the-like");
   mkdirSync(linked);
   for (const name of readdirSync(theirs)) {
-    if (!OURS.test(name) && !name.endsWith(".pth")) symlinkSync(join(theirs, name), join(linked, name));
+    if (!SERVER_PACKAGES.test(name) && !name.endsWith(".pth")) symlinkSync(join(theirs, name), join(linked, name));
   }
   writeFileSync(join(own, "torch.pth"), `${linked}\n`);
   return join(path, "bin/python");
 }
 
-/** What the walkthrough offers, and a word of what stands beside it. */
-const STEPS = [["Open the example", "Open the example", /rmsnorm_residual/], ["Optimize it", "Optimize to Triton kernel", /float64 oracle/], ["Keep what you like", "Keep the first step", /searches on without it/]];
+/** Steps of the walkthrough: title, button and a text of the page next to it. */
+const STEPS = [["Open the example", "Open the example", /rmsnorm_residual/], ["Optimize it", "Optimize to Triton kernel", /float64 reference/], ["Keep what you like", "Keep the first step", /searches without it/]];
 
-/** Gives a folder an interpreter that has the server, and cannot run it. */
+/** Configures a folder with an interpreter that contains the server but fails to run it. */
 function failingServer(path) {
   const python = join(path, "python");
   writeFileSync(python, `#!/bin/sh\ncase "$*" in *mtmc_lsp.server.app*) echo "no such luck" >&2; exit 1;; esac\nexec ${PYTHON} "$@"\n`, { mode: 0o755 });
@@ -39,13 +39,13 @@ function failingServer(path) {
 }
 
 export async function run(scenario) {
-  // Whatever is chosen, pip refuses to touch the machine's own Python.
+  // Make pip refuse to modify the system Python.
   const pip = { PIP_NO_INDEX: "1", PIP_FIND_LINKS: join(TOOLS, "wheels"), PIP_CONFIG_FILE: "/dev/null", PIP_REQUIRE_VIRTUALENV: "1" };
   const machine = { "mtmc.installSpec": ROOT, "mtmc.archs": ["sm_90"] };
   const editor = await Editor.start({ machine, environment: { ...pip, PYTHONPATH: "" }, flags: ["--disable-workspace-trust"] });
   try {
     const workspace = editor.folder("empty", { "pyproject.toml": "" });
-    // The project's own environment, which is looked at before the PATH.
+    // The project's environment, which precedes the PATH.
     const python = environment(join(workspace, ".venv"));
     const w = await editor.open(workspace);
     const { page } = w;
@@ -60,26 +60,26 @@ export async function run(scenario) {
       await w.shot("installing");
       await until("the server is ready", async () => (await w.status.innerHTML()).includes("codicon-zap"), LONG);
     });
-    await scenario(w, "from there to the first kept step of the example: at most four clicks in all, and no typing", async () => {
+    await scenario(w, "the first step of the example is kept after at most four clicks in total, without typing", async () => {
       await w.click(page.locator(".welcome-view-content .monaco-button", { hasText: "Try it on the example" }));
       await w.thread("Step 1 of 1").waitFor({ timeout: LONG });
       await w.row("1. fuse").waitFor();
-      await w.status.filter({ hasText: "1 step waits" }).waitFor({ timeout: LONG });
+      await w.status.filter({ hasText: "1 pending step" }).waitFor({ timeout: LONG });
       await w.shot("example");
       await w.click(w.button("Step 1 of 1", "Keep"));
       const example = join(workspace, "rmsnorm_residual.py");
       await until("it is kept", async () => existsSync(example) && readFileSync(example, "utf8").includes("# mtmc: dispatch"));
       console.log(`   clicks: ${w.clicks}`);
-      assert.ok(w.clicks <= MOST_CLICKS, `${w.clicks} clicks`);
+      assert.ok(w.clicks <= MAX_CLICKS, `${w.clicks} clicks`);
     });
-    await scenario(w, "the walkthrough opens, and ends with keeping a step", async () => {
+    await scenario(w, "the walkthrough opens and ends with keeping a step", async () => {
       await w.command("Welcome: Open Walkthrough...");
       await page.locator(".quick-input-list .monaco-list-row", { hasText: "Your first Triton kernel" }).click();
       await page.locator(".gettingStartedContainer .step-list-container").waitFor();
       await w.shot("walkthrough");
       for (const [title, button, picture] of STEPS) {
         const step = page.locator(".getting-started-step", { hasText: title });
-        // The first is open from the start, and a press would change nothing.
+        // The first step is initially open; the click does not change it.
         await step.locator(".step-title").click();
         await step.locator(".monaco-button", { hasText: button }).waitFor();
         await w.frame("body", picture);
@@ -90,7 +90,7 @@ export async function run(scenario) {
 
     const failing = editor.folder("failing", { "small.py": SMALL });
     const other = await editor.open(failingServer(failing), join(failing, "small.py"));
-    await scenario(other, "a server that does not start says so once, with what helps", async () => {
+    await scenario(other, "a server that does not start is reported once, with remedies", async () => {
       await other.message("did not start");
       await other.status.locator(".codicon-error").waitFor();
       await other.shot("failing");

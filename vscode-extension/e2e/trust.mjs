@@ -1,4 +1,4 @@
-// A workspace that is not trusted: static checks alone, until it is.
+// An untrusted workspace: only static checks until it is trusted.
 import assert from "node:assert/strict";
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -6,14 +6,14 @@ import { Editor, LONG, PYTHON, until } from "./editor.mjs";
 import { KERNEL, SMALL } from "./samples.mjs";
 
 export async function run(scenario) {
-  // Importing the file leaves a mark: whoever ran it is found out.
+  // Importing the file creates a marker file, which shows that it was run.
   const marked = `${SMALL.replace("import torch\n", 'import pathlib\n\nimport torch\n\npathlib.Path(__file__).with_name("was-run").touch()\n')}`;
   const editor = await Editor.start({ machine: { "mtmc.serverPython": PYTHON, "mtmc.python": PYTHON, "mtmc.archs": ["sm_90"] } });
   try {
     const workspace = editor.folder("strange", { "pyproject.toml": "", "small.py": marked, "copying.py": KERNEL });
     const mark = join(workspace, "was-run");
     const w = await editor.open(workspace, join(workspace, "copying.py"));
-    await scenario(w, "in an untrusted workspace there are static checks alone, and a message says so", async () => {
+    await scenario(w, "an untrusted workspace gets only static checks, and a message says so", async () => {
       await w.page.locator(".monaco-dialog-box .monaco-button", { hasText: "No, I don't trust" }).click();
       await w.ready();
       await w.page.locator(".squiggly-error").first().waitFor();
@@ -24,7 +24,7 @@ export async function run(scenario) {
       await w.shot("untrusted");
       assert.ok(!existsSync(mark));
     });
-    await scenario(w, "once it is trusted, the same works", async () => {
+    await scenario(w, "after trusting the workspace, optimising works", async () => {
       await w.answer("the workspace is not trusted", "Manage trust");
       await w.page.locator(".workspace-trust-editor .monaco-button", { hasText: "Trust" }).first().click();
       await until("the status has its usual icon", async () => (await w.status.innerHTML()).includes("codicon-zap"));

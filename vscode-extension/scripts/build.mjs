@@ -1,4 +1,4 @@
-// Bundles the extension into one file. `--production` makes what is published: small, and with the licence beside it.
+// Bundles the extension into one file. `--production` creates the published bundle: minified, with the licence.
 import { copyFileSync, rmSync } from "node:fs";
 import { build } from "esbuild";
 
@@ -22,7 +22,7 @@ await build({
   format: "iife",
   target: "chrome122",
 });
-// The walkthrough's example is the one that the repository's own tests optimise.
+// The walkthrough uses the same example as the repository's tests.
 copyFileSync("../examples/rmsnorm_residual.py", "dist/rmsnorm_residual.py");
 if (production) {
   copyFileSync("../LICENSE", "LICENSE");

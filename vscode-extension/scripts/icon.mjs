@@ -1,4 +1,4 @@
-// Draws media/icon.png (256 x 256): a stack of tiles, the last one lit, as a program that became one kernel.
+// Draws media/icon.png (256 x 256): a grid of tiles, some of them highlighted, for operations that became one kernel.
 import { writeFileSync } from "node:fs";
 import { crc32, deflateSync } from "node:zlib";
 
@@ -7,7 +7,7 @@ const NIGHT = [24, 28, 44];
 const TILE = [74, 92, 140];
 const LIT = [255, 176, 46];
 
-/** Whether a point is in a square with round corners. */
+/** Whether a point is in a square with rounded corners. */
 function isIn(x, y, left, top, side, radius) {
   const dx = Math.max(left + radius - x, x - (left + side - radius), 0);
   const dy = Math.max(top + radius - y, y - (top + side - radius), 0);
@@ -27,7 +27,7 @@ function colour(x, y) {
   return [...NIGHT, 255];
 }
 
-/** The mean of 4 x 4 points in a pixel, so that edges are smooth; colours weigh by their opacity. */
+/** Antialiasing: the mean colour of 4 x 4 points in a pixel, weighted by opacity. */
 function pixel(x, y) {
   const sum = [0, 0, 0, 0];
   for (let i = 0; i < 16; i++) {

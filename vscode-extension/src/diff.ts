@@ -1,4 +1,4 @@
-/** Diff editors of steps, by virtual documents that say in their URI what they are, so that a reload brings them back. */
+/** Diff editors of steps. The URI of each virtual document contains its parameters, so that diffs survive a window reload. */
 
 import * as vscode from "vscode";
 import { acceptedSteps, type Argument, type Review, type Step } from "./core/model";
@@ -17,7 +17,7 @@ function uriOf(side: Side): vscode.Uri {
   return vscode.Uri.from({ scheme: SCHEME, path, query: JSON.stringify(side) });
 }
 
-/** Gives the texts, and opens the editors. */
+/** Provides the documents and opens the diff editors. */
 export class Diffs implements vscode.TextDocumentContentProvider, vscode.Disposable {
   private readonly registered = vscode.workspace.registerTextDocumentContentProvider(SCHEME, this);
 
@@ -25,41 +25,41 @@ export class Diffs implements vscode.TextDocumentContentProvider, vscode.Disposa
 
   async provideTextDocumentContent(uri: vscode.Uri): Promise<string> {
     const side = JSON.parse(uri.query) as Side;
-    // After a reload the file has to be open for the server to know of its runs.
+    // After a reload, the file must be open before the server loads its runs.
     await vscode.workspace.openTextDocument(vscode.Uri.parse(side.uri));
     const texts = await this.server.step({ uri: side.uri, target: side.target, step: side.step });
-    return texts?.[side.side] ?? "This step is no longer there: the function was optimised again.\n";
+    return texts?.[side.side] ?? "This step no longer exists: the function was optimised again.\n";
   }
 
-  /** Opens the change of one step. */
+  /** Opens the diff of one step. */
   async ofStep(argument: Argument & { step: number }): Promise<void> {
     const { uri, target, step } = argument;
     const name = `${fileName(uri)} · ${target}, step ${step}`;
     await this.open({ uri, target, step, side: "before" }, { uri, target, step, side: "after" }, name);
   }
 
-  /** Opens the change of all accepted steps together, or of those up to one of them. */
+  /** Opens the combined diff of all accepted steps, or of the steps up to `step`. */
   async fromOriginal(review: Review, step?: number): Promise<void> {
     const steps = acceptedSteps(review);
-    const last = steps.findIndex((one) => one.index === step);
+    const last = steps.findIndex((candidate) => candidate.index === step);
     await this.between(review, steps.slice(0, last < 0 ? steps.length : last + 1), last < 0 ? `all ${steps.length} steps` : `your code | with steps 1 to ${last + 1}`);
   }
 
-  /** Opens what the steps behind one of them change: that version against the final one. */
+  /** Opens the diff between the version of a step and the final version. */
   async toFinal(review: Review, step: number): Promise<void> {
     const steps = acceptedSteps(review);
-    const place = steps.findIndex((one) => one.index === step);
-    await this.between(review, steps.slice(place + 1), `with steps 1 to ${place + 1} | final`);
+    const index = steps.findIndex((candidate) => candidate.index === step);
+    await this.between(review, steps.slice(index + 1), `with steps 1 to ${index + 1} | final`);
   }
 
-  private async between(review: Review, steps: readonly Step[], words: string): Promise<void> {
+  private async between(review: Review, steps: readonly Step[], label: string): Promise<void> {
     const [first, last] = [steps[0], steps.at(-1)];
     if (first === undefined || last === undefined) {
       void vscode.window.showInformationMessage(`No further step of ${review.target} was accepted, so there is nothing to compare.`);
       return;
     }
     const of = { uri: review.uri, target: review.target };
-    const name = `${fileName(review.uri)} · ${review.target}: ${words}`;
+    const name = `${fileName(review.uri)} · ${review.target}: ${label}`;
     await this.open({ ...of, step: first.index, side: "before" }, { ...of, step: last.index, side: "after" }, name);
   }
 

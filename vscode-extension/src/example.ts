@@ -6,7 +6,7 @@ import type { Argument } from "./core/model";
 const NAME = "rmsnorm_residual.py";
 const TARGET = "rmsnorm_residual";
 
-/** Opens the example with the cursor in its function: in the workspace, or where there is none, in a folder of ours. */
+/** Opens the example with the cursor in its function. Copies it to the workspace, or to the storage folder without a workspace. */
 export async function openExample(context: vscode.ExtensionContext): Promise<Argument> {
   const folder = vscode.workspace.workspaceFolders?.[0]?.uri ?? vscode.Uri.joinPath(context.globalStorageUri, "example");
   const target = vscode.Uri.joinPath(folder, NAME);
@@ -16,8 +16,8 @@ export async function openExample(context: vscode.ExtensionContext): Promise<Arg
   }
   const document = await vscode.workspace.openTextDocument(target);
   const editor = await vscode.window.showTextDocument(document);
-  const at = document.positionAt(document.getText().indexOf("hidden = x"));
-  editor.selection = new vscode.Selection(at, at);
+  const position = document.positionAt(document.getText().indexOf("hidden = x"));
+  editor.selection = new vscode.Selection(position, position);
   return { uri: document.uri.toString(), target: TARGET };
 }
 

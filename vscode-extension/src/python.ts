@@ -1,4 +1,4 @@
-/** Finds the interpreter that runs the server, and installs the server into it. */
+/** Finds the interpreter for the server, and installs the server into it. */
 
 import { execFile } from "node:child_process";
 import * as vscode from "vscode";
@@ -7,7 +7,7 @@ import { candidates, installCommand, ISOLATED, PROBE, readProbe, type Candidate,
 const PROBE_MS = 20_000;
 const PYTHON_EXTENSION = "ms-python.python";
 
-/** The part of the Python extension's API that is used. */
+/** The used part of the Python extension's API. */
 interface PythonApi {
   readonly environments: {
     getActiveEnvironmentPath(resource?: vscode.Uri): { readonly path: string };
@@ -20,11 +20,11 @@ async function pythonApi(): Promise<PythonApi | undefined> {
   const extension = vscode.extensions.getExtension<Partial<PythonApi>>(PYTHON_EXTENSION);
   if (extension === undefined) return undefined;
   const api = extension.isActive ? extension.exports : await extension.activate();
-  // Replacements of the extension by others have its name, and not always its API.
+  // Forks of the extension have the same id, but not always the same API.
   return api.environments === undefined ? undefined : (api as PythonApi);
 }
 
-/** The interpreter that the Python extension has chosen; undefined where there is no such extension or choice. */
+/** The interpreter selected in the Python extension; undefined without the extension or a selection. */
 export async function chosenPython(resource: vscode.Uri | undefined): Promise<string | undefined> {
   const api = await pythonApi();
   if (api === undefined) return undefined;
@@ -32,18 +32,18 @@ export async function chosenPython(resource: vscode.Uri | undefined): Promise<st
   return resolved?.executable.uri?.fsPath;
 }
 
-/** Calls back when the Python extension's choice changes. */
+/** Calls `listener` when the interpreter selected in the Python extension changes. */
 export async function onPythonChange(listener: () => void): Promise<vscode.Disposable> {
   const api = await pythonApi();
   return api?.environments.onDidChangeActiveEnvironmentPath(listener) ?? new vscode.Disposable(() => undefined);
 }
 
-/** An interpreter that can run the server, and the file of the server's package that starts it. */
+/** An interpreter that can run the server, and the launcher file of the server package. */
 export interface Ready extends Candidate {
   readonly launcher: string;
 }
 
-/** The first interpreter that can run the server, and what every one before it said. */
+/** The first interpreter that can run the server, and the probes of all interpreters up to it. */
 export async function findServer(cwd: string): Promise<{ ready: Ready | undefined; probed: Probed[] }> {
   const settings = vscode.workspace.getConfiguration("mtmc");
   const folders = (vscode.workspace.workspaceFolders ?? []).map((folder) => folder.uri.fsPath);
@@ -72,12 +72,12 @@ function probe(path: string, cwd: string): Promise<Probe> {
   });
 }
 
-/** What pip is told to install. */
+/** The requirement that pip installs. */
 export function installSpec(): string {
   return vscode.workspace.getConfiguration("mtmc").get("installSpec", "mtmc-lsp");
 }
 
-/** Runs pip in a terminal, where the user sees the command and what it says; whether it did it. */
+/** Runs pip in a terminal, where the user sees the command and its output. Resolves to whether it succeeded. */
 export async function install(path: string, cwd: string): Promise<boolean> {
   const [program = path, ...rest] = installCommand(path, installSpec());
   const task = new vscode.Task(
@@ -89,13 +89,13 @@ export async function install(path: string, cwd: string): Promise<boolean> {
   );
   task.presentationOptions = { reveal: vscode.TaskRevealKind.Always, focus: false };
   return new Promise((resolve, reject) => {
-    const waiting = vscode.tasks.onDidEndTaskProcess((event) => {
+    const subscription = vscode.tasks.onDidEndTaskProcess((event) => {
       if (event.execution.task.name !== task.name || event.execution.task.source !== task.source) return;
-      waiting.dispose();
+      subscription.dispose();
       resolve(event.exitCode === 0);
     });
     vscode.tasks.executeTask(task).then(undefined, (error: unknown) => {
-      waiting.dispose();
+      subscription.dispose();
       reject(error instanceof Error ? error : new Error(String(error)));
     });
   });

@@ -9,13 +9,13 @@ import type { Runs } from "./state";
 const KIND = "mtmc.report";
 const DRAW_MS = 30_000;
 
-/** One panel, which follows the run it shows. */
+/** The report panel. It updates when its run changes. */
 export class Report implements vscode.Disposable, vscode.WebviewPanelSerializer {
   private panel: vscode.WebviewPanel | undefined;
   private shown: Shown | undefined;
   private page: ReportPage | undefined;
   private ready = false;
-  private readonly said = new vscode.EventEmitter<FromPanel>();
+  private readonly messages = new vscode.EventEmitter<FromPanel>();
   private readonly subscriptions: vscode.Disposable[];
 
   constructor(
@@ -26,22 +26,22 @@ export class Report implements vscode.Disposable, vscode.WebviewPanelSerializer 
     const refresh = (): void => {
       this.follow();
     };
-    this.subscriptions = [runs.onChange(refresh), vscode.window.registerWebviewPanelSerializer(KIND, this), this.said];
+    this.subscriptions = [runs.onChange(refresh), vscode.window.registerWebviewPanelSerializer(KIND, this), this.messages];
   }
 
-  /** Shows a run, beside the editor. */
+  /** Shows the report of a run next to the editor. */
   async show(shown: Shown): Promise<void> {
     this.shown = shown;
     if (this.panel === undefined) {
-      const own = { enableScripts: true, localResourceRoots: [this.folder], enableFindWidget: true };
-      this.take(vscode.window.createWebviewPanel(KIND, `${shown.target}: report`, vscode.ViewColumn.Beside, own));
+      const options = { enableScripts: true, localResourceRoots: [this.folder], enableFindWidget: true };
+      this.attach(vscode.window.createWebviewPanel(KIND, `${shown.target}: report`, vscode.ViewColumn.Beside, options));
     } else {
       this.panel.reveal();
     }
     await this.refresh();
   }
 
-  /** VS Code brings a panel back after a reload. */
+  /** Restores the panel after a window reload. */
   async deserializeWebviewPanel(panel: vscode.WebviewPanel, state: unknown): Promise<void> {
     this.shown = readShown(state);
     if (this.shown === undefined || this.panel !== undefined) {
@@ -49,12 +49,12 @@ export class Report implements vscode.Disposable, vscode.WebviewPanelSerializer 
       return;
     }
     panel.webview.options = { enableScripts: true, localResourceRoots: [this.folder] };
-    this.take(panel);
-    // The server knows a file's runs once it is open.
+    this.attach(panel);
+    // The server loads the runs of a file when it is opened.
     await vscode.workspace.openTextDocument(vscode.Uri.parse(this.shown.uri));
   }
 
-  private take(panel: vscode.WebviewPanel): void {
+  private attach(panel: vscode.WebviewPanel): void {
     this.panel = panel;
     this.ready = false;
     this.page = undefined;
@@ -64,17 +64,17 @@ export class Report implements vscode.Disposable, vscode.WebviewPanelSerializer 
     });
     panel.webview.onDidReceiveMessage((message: FromPanel) => {
       if (message.kind === "failed") this.server.log.error(`the report: ${message.reason}`);
-      // It asks anew when it was hidden, too: then all of it is drawn again.
+      // The panel also sends `ready` after it was hidden; then everything is drawn again.
       if (message.kind === "ready") {
         this.ready = true;
         this.draw();
       }
-      this.said.fire(message);
+      this.messages.fire(message);
     });
     this.follow();
   }
 
-  /** Refreshes what is shown; where the server ends meanwhile, that is told elsewhere, and the next one is asked anew. */
+  /** Refreshes the panel. Errors are only logged: a server exit is reported elsewhere, and a new server triggers a refresh. */
   private follow(): void {
     this.refresh().catch((error: unknown) => {
       this.server.log.warn(String(error));
@@ -99,45 +99,45 @@ export class Report implements vscode.Disposable, vscode.WebviewPanelSerializer 
 
   private draw(): void {
     if (this.ready && this.page !== undefined && this.shown !== undefined) {
-      this.tell({ kind: "page", page: this.page, state: this.shown });
+      this.post({ kind: "page", page: this.page, state: this.shown });
     }
   }
 
-  private tell(message: ToPanel): void {
+  private post(message: ToPanel): void {
     void this.panel?.webview.postMessage(message);
   }
 
-  /** Writes the report that is shown to a file that the user chooses. */
-  async export(shown: Shown, form: "html" | "png"): Promise<void> {
+  /** Exports the report to a file that the user chooses. */
+  async export(shown: Shown, format: "html" | "png"): Promise<void> {
     if (this.page === undefined || this.shown?.target !== shown.target || this.shown.uri !== shown.uri || this.shown.run !== shown.run) {
       const drawn = this.next("drawn");
       await this.show(shown);
       await drawn;
     }
-    const answer = this.next(form);
-    this.tell({ kind: form === "html" ? "askHtml" : "askPng" });
+    const answer = this.next(format);
+    this.post({ kind: format === "html" ? "askHtml" : "askPng" });
     const message = await answer;
     const page = this.page;
     if (page === undefined) return;
     const content = message.kind === "png" ? Buffer.from(message.data, "base64") : message.kind === "html" ? Buffer.from(exported(page, message.body)) : undefined;
     const file = vscode.Uri.parse(shown.uri);
-    const defaultUri = file.with({ path: file.path.replace(/\.py$/, `-${shown.target}.${form}`) });
-    const uri = await vscode.window.showSaveDialog({ defaultUri, filters: form === "html" ? { HTML: ["html"] } : { PNG: ["png"] } });
+    const defaultUri = file.with({ path: file.path.replace(/\.py$/, `-${shown.target}.${format}`) });
+    const uri = await vscode.window.showSaveDialog({ defaultUri, filters: format === "html" ? { HTML: ["html"] } : { PNG: ["png"] } });
     if (uri !== undefined && content !== undefined) await vscode.workspace.fs.writeFile(uri, content);
   }
 
-  /** The panel's next message of a kind. */
+  /** The next message of a kind from the panel. */
   private async next(kind: FromPanel["kind"]): Promise<FromPanel> {
     return new Promise((resolve, reject) => {
       const end = (act: () => void): void => {
         clearTimeout(timer);
-        waiting.dispose();
+        subscription.dispose();
         act();
       };
       const timer = setTimeout(() => {
         end(() => { reject(new Error("the report could not be drawn; see the log")); });
       }, DRAW_MS);
-      const waiting = this.said.event((message) => {
+      const subscription = this.messages.event((message) => {
         if (message.kind === kind) end(() => { resolve(message); });
         if (message.kind === "failed") end(() => { reject(new Error(message.reason)); });
       });

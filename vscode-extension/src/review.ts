@@ -1,11 +1,11 @@
-/** The step that waits, drawn in the editor: marked lines, and its change in a thread above the function. */
+/** Shows the next pending step in the editor: highlighted lines, and a thread with its diff above the function. */
 
 import * as vscode from "vscode";
 import { body, draw, fenced, title } from "./core/drawing";
 import { nextStep, type Argument, type Review } from "./core/model";
 import type { Runs } from "./state";
 
-/** Draws pending steps, and tells `when` clauses of them. */
+/** Draws pending steps and sets context keys for `when` clauses. */
 export class ReviewDrawer implements vscode.Disposable {
   private readonly removed = vscode.window.createTextEditorDecorationType({
     isWholeLine: true,
@@ -21,12 +21,12 @@ export class ReviewDrawer implements vscode.Disposable {
     overviewRulerColor: new vscode.ThemeColor("editorOverviewRuler.addedForeground"),
   });
   /**
-   * Made for the first thread, and not at the start: a window with two extension hosts, as a remote one has, forgets every controller
-   * when the second of them starts, and would show none of its threads.
+   * Created with the first thread, not at startup: a window with two extension hosts (a remote window) drops all controllers when
+   * the second host starts, and would show no threads.
    */
   private controller: vscode.CommentController | undefined;
   private readonly threads = new Map<string, { shown: string; thread: vscode.CommentThread }>();
-  /** How many steps of each review were kept when it was last drawn. */
+  /** Number of kept steps of each review when it was last drawn. */
   private readonly kept = new Map<string, number>();
   private readonly arguments = new WeakMap<object, Argument>();
   private readonly subscriptions: vscode.Disposable[];
@@ -47,7 +47,7 @@ export class ReviewDrawer implements vscode.Disposable {
     ];
   }
 
-  /** The argument of a command that was chosen on a thread; undefined for anything else. */
+  /** The argument of a command that was run on a thread; undefined for other values. */
   argumentOf(value: unknown): Argument | undefined {
     return typeof value === "object" && value !== null ? this.arguments.get(value) : undefined;
   }
@@ -55,13 +55,13 @@ export class ReviewDrawer implements vscode.Disposable {
   private draw(): void {
     this.drawThreads();
     for (const editor of vscode.window.visibleTextEditors) this.drawMarks(editor);
-    this.tellContexts();
+    this.updateContexts();
   }
 
   private drawMarks(editor: vscode.TextEditor): void {
     const { document } = editor;
     const here = this.runs.reviews.filter((review) => review.uri === document.uri.toString());
-    // Of another version, the lines may be others; the answer for this one is on its way.
+    // Lines of another document version may differ; the answer for this version follows.
     const current = here.filter((review) => review.version === document.version);
     if (here.length > 0 && current.length === 0) return;
     const drawings = current.map((review) => draw(review.changes));
@@ -83,8 +83,8 @@ export class ReviewDrawer implements vscode.Disposable {
   }
 
   private drawThreads(): void {
-    const how = vscode.workspace.getConfiguration("mtmc").get<string>("inlineReview", "expanded");
-    const wanted = how === "off" ? [] : this.runs.reviews.filter((review) => review.pending.length > 0 && !review.stale);
+    const mode = vscode.workspace.getConfiguration("mtmc").get<string>("inlineReview", "expanded");
+    const wanted = mode === "off" ? [] : this.runs.reviews.filter((review) => review.pending.length > 0 && !review.stale);
     const keys = new Set(wanted.map(keyOf));
     for (const [key, { thread }] of this.threads) {
       if (!keys.has(key)) {
@@ -92,10 +92,10 @@ export class ReviewDrawer implements vscode.Disposable {
         this.threads.delete(key);
       }
     }
-    for (const review of wanted) this.drawThread(review, how === "expanded");
+    for (const review of wanted) this.drawThread(review, mode === "expanded");
     for (const review of this.runs.reviews) {
       const kept = this.kept.get(keyOf(review));
-      if (kept !== undefined && kept !== review.kept.length) showLine(vscode.Uri.parse(review.uri), review.line);
+      if (kept !== undefined && kept !== review.kept.length) keepVisible(vscode.Uri.parse(review.uri), review.line);
       this.kept.set(keyOf(review), review.kept.length);
     }
   }
@@ -104,17 +104,17 @@ export class ReviewDrawer implements vscode.Disposable {
     const step = nextStep(review);
     if (step === undefined) return;
     const key = keyOf(review);
-    const known = this.threads.get(key);
+    const existing = this.threads.get(key);
     const line = Math.max(0, review.line - 1);
     const range = new vscode.Range(line, 0, line, 0);
     const shown = `${review.run.run}#${step.index}#${title(review)}`;
     this.controller ??= vscode.comments.createCommentController("mtmc", "MTMC review");
-    const thread = known?.thread ?? this.controller.createCommentThread(vscode.Uri.parse(review.uri), range, []);
-    const context = review.goingOn ? "pending-going" : "pending";
-    // Whatever is set is drawn anew, buttons too, which a press may be on its way to.
+    const thread = existing?.thread ?? this.controller.createCommentThread(vscode.Uri.parse(review.uri), range, []);
+    const context = review.isActive ? "pending-active" : "pending";
+    // Setting a property redraws the thread with its buttons, which could lose a click. Set only changed properties.
     if (thread.contextValue !== context) thread.contextValue = context;
     if (thread.range.start.line !== line) thread.range = range;
-    if (known?.shown !== shown) {
+    if (existing?.shown !== shown) {
       thread.canReply = false;
       thread.label = title(review);
       thread.comments = [
@@ -128,15 +128,15 @@ export class ReviewDrawer implements vscode.Disposable {
     this.threads.set(key, { shown, thread });
   }
 
-  private tellContexts(): void {
+  private updateContexts(): void {
     const uri = vscode.window.activeTextEditor?.document.uri.toString();
     const here = this.runs.reviews.filter((review) => review.uri === uri);
-    const waits = (review: Review): boolean => review.pending.length > 0 && !review.stale;
+    const isPending = (review: Review): boolean => review.pending.length > 0 && !review.stale;
     const contexts = {
       hasReview: here.length > 0,
-      hasPending: here.some(waits),
-      anyPending: this.runs.reviews.some(waits),
-      running: this.runs.present.length > 0,
+      hasPending: here.some(isPending),
+      anyPending: this.runs.reviews.some(isPending),
+      running: this.runs.activeJobs.length > 0,
     };
     for (const [name, value] of Object.entries(contexts)) {
       void vscode.commands.executeCommand("setContext", `mtmc.${name}`, value);
@@ -150,8 +150,8 @@ export class ReviewDrawer implements vscode.Disposable {
   }
 }
 
-/** A decision moves the function by the lines that it adds or takes away; it stays in sight, with the step that is next. */
-function showLine(uri: vscode.Uri, line: number): void {
+/** Keeping or undoing a step moves the function; keeps its line visible. */
+function keepVisible(uri: vscode.Uri, line: number): void {
   const editor = vscode.window.visibleTextEditors.find((one) => one.document.uri.toString() === uri.toString());
   editor?.revealRange(new vscode.Range(line, 0, line, 0), vscode.TextEditorRevealType.InCenterIfOutsideViewport);
 }

@@ -1,19 +1,19 @@
-/** What is said between the editor and the language server, in the log. */
+/** Writes the messages between the editor and the language server to the log. */
 
 import * as vscode from "vscode";
 
 /**
- * The log as the protocol's client writes its trace to it: open where the setting `mtmc.trace.server` says so. The client itself
- * looks at the log's level alone, which users would have to find and set besides.
+ * A log channel whose level depends on the setting `mtmc.trace.server`. The client library only checks the level of the channel,
+ * which users would otherwise have to set separately.
  */
-export function tracing(log: vscode.LogOutputChannel): { readonly channel: vscode.LogOutputChannel; readonly watch: vscode.Disposable } {
+export function createTracing(log: vscode.LogOutputChannel): { readonly channel: vscode.LogOutputChannel; readonly watch: vscode.Disposable } {
   const changed = new vscode.EventEmitter<vscode.LogLevel>();
   const level = (): vscode.LogLevel =>
     vscode.workspace.getConfiguration("mtmc").get<string>("trace.server", "off") === "off" ? vscode.LogLevel.Info : vscode.LogLevel.Trace;
   const watch = vscode.workspace.onDidChangeConfiguration((event) => {
     if (event.affectsConfiguration("mtmc.trace.server")) changed.fire(level());
   });
-  const own: Partial<vscode.LogOutputChannel> = {
+  const overrides: Partial<vscode.LogOutputChannel> = {
     get logLevel() {
       return level();
     },
@@ -22,8 +22,8 @@ export function tracing(log: vscode.LogOutputChannel): { readonly channel: vscod
       log.info(message, ...rest);
     },
   };
-  // The log's own methods need the log: it is asked for them, and not copied.
-  const channel = new Proxy(own, {
+  // Methods of the log need the original object, so use a proxy instead of a copy.
+  const channel = new Proxy(overrides, {
     get: (target, name): unknown => (name in target ? Reflect.get(target, name) : Reflect.get(log, name)),
   }) as vscode.LogOutputChannel;
   return { channel, watch: vscode.Disposable.from(watch, changed) };

@@ -1,7 +1,7 @@
 /** The MTMC view and the status bar item. */
 
 import * as vscode from "vscode";
-import { deviceOf, deviceWords, waiting } from "./core/model";
+import { deviceOf, deviceText, pendingText } from "./core/model";
 import { rows, type Row } from "./core/tree";
 import type { Server } from "./server";
 import type { Runs } from "./state";
@@ -17,13 +17,13 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
     this.view = vscode.window.createTreeView("mtmc.runs", { treeDataProvider: this, showCollapseAll: true });
     this.subscription = runs.onChange(() => {
       this.changed.fire(undefined);
-      const count = runs.waiting;
-      this.view.badge = count === 0 ? undefined : { value: count, tooltip: `${waiting(count)} for a decision` };
+      const count = runs.pendingCount;
+      this.view.badge = count === 0 ? undefined : { value: count, tooltip: pendingText(count) };
     });
   }
 
   getChildren(row?: Row): Row[] {
-    return row === undefined ? rows(this.runs.reviews, this.runs.present, this.runs.plans, this.runs.past) : [...row.children];
+    return row === undefined ? rows(this.runs.reviews, this.runs.activeJobs, this.runs.plans, this.runs.past) : [...row.children];
   }
 
   getTreeItem(row: Row): vscode.TreeItem {
@@ -53,7 +53,7 @@ export class RunsView implements vscode.TreeDataProvider<Row>, vscode.Disposable
   }
 }
 
-/** Server, device and present run, at the bottom of the window. */
+/** Status bar item with the server state, the device and the active run. */
 export class Status implements vscode.Disposable {
   private readonly item = vscode.window.createStatusBarItem("mtmc.status", vscode.StatusBarAlignment.Left, 0);
   private readonly subscriptions: vscode.Disposable[];
@@ -73,14 +73,14 @@ export class Status implements vscode.Disposable {
   }
 
   private show(): void {
-    const job = this.runs.present[0];
+    const job = this.runs.activeJobs[0];
     const newest = [...this.runs.reviews].sort((a, b) => b.run.started - a.run.started)[0];
     const { gpu } = this.runs;
-    const device = gpu === undefined ? deviceOf(newest?.run) : deviceWords(gpu);
+    const device = gpu === undefined ? deviceOf(newest?.run) : deviceText(gpu);
     this.item.backgroundColor = undefined;
     if (this.server.state === "failed") {
       this.item.text = "$(error) MTMC";
-      this.item.tooltip = "The language server does not run. Click for what can be done.";
+      this.item.tooltip = "The language server is not running. Click to show actions.";
       this.item.backgroundColor = new vscode.ThemeColor("statusBarItem.errorBackground");
     } else if (this.server.state !== "ready") {
       const { state } = this.server;
@@ -91,10 +91,10 @@ export class Status implements vscode.Disposable {
       this.item.tooltip = `${job.kind} of ${job.target}: ${job.stage}. Click to cancel.`;
     } else {
       const icon = vscode.workspace.isTrusted ? "$(zap)" : "$(shield)";
-      const count = this.runs.waiting === 0 ? "" : waiting(this.runs.waiting);
+      const count = this.runs.pendingCount === 0 ? "" : pendingText(this.runs.pendingCount);
       this.item.text = [`${icon} MTMC`, count, device].filter((part) => part !== "").join(" · ");
       const trust = vscode.workspace.isTrusted ? [] : ["The workspace is not trusted: static checks only."];
-      const timed = gpu === undefined ? [] : [gpu === "" ? "There is no GPU that torch could use: steps are verified and compiled, but not timed." : `Steps are timed on ${gpu}.`];
+      const timed = gpu === undefined ? [] : [gpu === "" ? "Torch finds no usable GPU: steps are verified and compiled, but not timed." : `Steps are timed on ${gpu}.`];
       this.item.tooltip = ["The language server is ready.", ...timed, ...trust].join("\n");
     }
   }

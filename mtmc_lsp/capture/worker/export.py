@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -243,9 +244,12 @@ def export_error(error: Exception, target: Target) -> TargetUnsupported:
     where = Location(target.path, line)
     if any(word in text for word in ("data-dependent", "DataDependent", "_local_scalar_dense", "DynamicOutputShape")):
         return decides_by_values(target, line)
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lines = str(error).strip().splitlines()
+    # torch adds requests to report the error to its developers, which do not help the user.
+    first = re.sub(r"\s*Please (file|report|open)\b.*", "", lines[0]).strip() if lines else ""
     return TargetUnsupported(
-        f"{target.qualname} cannot be exported as a graph: {first}",
+        f"{target.qualname} cannot be exported as a graph: torch.export stops at this line"
+        f" with {type(error).__name__}{': ' + first if first else ''}",
         where=where,
-        remedy="Move this part into a function of its own and optimise the rest.",
+        remedy="Move this line into a separate function, and optimize a function or module that does not contain it.",
     )

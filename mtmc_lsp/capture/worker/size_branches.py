@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from mtmc_lsp.capture.result_structure import leaves
 from mtmc_lsp.core.graph import Argument, Graph, Node, Ref
-from mtmc_lsp.core.sizes import Size, all_hold, longer_than, names_in, product
+from mtmc_lsp.core.sizes import Size, conditions_hold, greater_than, names_in, product
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -48,7 +48,7 @@ def sizes_above_one(function: Callable[..., Any], graph: Graph, device: str) -> 
 
     def is_said(name: str) -> bool:
         alone = (text for text in graph.conditions if names_in(text) == {name})
-        return not all_hold(alone, {name: 1})
+        return not conditions_hold(alone, {name: 1})
 
     usual = _run(function, graph, graph.sizes, device)
     follows = usual is not None and usual.steps == _steps_in(graph, graph.sizes)
@@ -132,7 +132,7 @@ def rolled_within(graph: Graph) -> tuple[str, ...]:
             along = [shape[dim] for dim in _each(dims[0]) if isinstance(dim, int)] if dims else []
             for size, shift in zip(along or [product(shape)], _each(shifts), strict=True):
                 if isinstance(shift, int) and shift and not size.is_constant and size.value(graph.sizes) > abs(shift):
-                    found[longer_than(size, abs(shift))] = None
+                    found[greater_than(size, abs(shift))] = None
     return tuple(found)
 
 

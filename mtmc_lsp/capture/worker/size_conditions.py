@@ -22,7 +22,7 @@ import sympy
 import torch
 from torch.fx.experimental.sym_node import SymNode
 
-from mtmc_lsp.core.sizes import renamed
+from mtmc_lsp.core.sizes import rename_symbols
 
 NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 PASSING = (torch.__file__, __file__)
@@ -229,7 +229,7 @@ def _of_torchs_own(text: str, own: Mapping[str, str]) -> str:
     if text.startswith(("Ne(", "Eq(")) or any(text.endswith(end) for end in (">= 2", "> 1", ">= 1", "> 0", ">= 0")):
         return ""
     if any(operator in text for operator in ("<", ">")) and not any(c in text for c in "(&|"):
-        return renamed(text, own)
+        return rename_symbols(text, own)
     return ""
 
 

@@ -18,7 +18,7 @@ from mtmc_lsp.codegen.kernel.snippets import SUM, TRITON_DTYPES, Code, blocks_te
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, Tile, int32_limit, mask_needed
 from mtmc_lsp.codegen.module.naming import ATTENTION_NAMES
 from mtmc_lsp.codegen.tile.tile_reductions import LOWEST
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
@@ -145,7 +145,7 @@ class _AttentionWriter:
         k = self._operand(self.scores, 1, (self.scores.k, "head[:, None]"), (self.scores.n, "n[None, :]"),
                           [*self._masks(head_column, rows=True), *self._masks(n_row, rows=False)], body,
                           "[HEAD, BLOCK_N]", head_column)  # fmt: skip
-        precision = "" if is_half(self._dtype(self.scores)) else ', input_precision="ieee"'
+        precision = "" if is_low_precision(self._dtype(self.scores)) else ', input_precision="ieee"'
         body.append(f"scores = tl.dot({q}, {k}{precision})")
         body += self._softmax([*m_masks, *self._masks(n_row, rows=False)], body, n_row)
         width_edge = self._edge("width", self.width, width_block)
@@ -153,7 +153,7 @@ class _AttentionWriter:
                           [*self._masks(n_column, rows=True), *self._masks(width_edge, rows=False)], body,
                           "[BLOCK_N, WIDTH]", n_column)  # fmt: skip
         dtype = self._dtype(self.result)
-        weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_half(dtype) else "weights"
+        weights = f"weights.to({TRITON_DTYPES[dtype]})" if is_low_precision(dtype) else "weights"
         body += [
             f"acc = tl.dot({weights}, {v}, acc * shrink[:, None]{precision})",
             "row_total = row_total * shrink + tl.sum(weights, axis=1)",
@@ -258,7 +258,7 @@ class _AttentionWriter:
         code = self._tile(rows, cols, masks, lines, {}, name, widen=not is_plain)
         code = axes.over_tile(side, code, shape, axes.k, inside)
         dtype = self.ir.prims[name].dtype
-        if is_plain or not is_half(dtype):
+        if is_plain or not is_low_precision(dtype):
             return code.text
         variable = self.parameters.names.unique("operand")
         lines.append(f"{variable} = {code.at(100)}.to({TRITON_DTYPES[dtype]})")
@@ -337,7 +337,7 @@ class _AttentionWriter:
         self.sure = peeled.sure
         factor = peeled.factor * LOG2E
         # Other operations, such as adding a mask of the lowest finite number, may become infinite in base 2.
-        is_fused = is_half(self._dtype(self.scores)) and peeled.text == "scores"
+        is_fused = is_low_precision(self._dtype(self.scores)) and peeled.text == "scores"
         edge_conditions = [*peeled.at_edge, *([n_row] if n_row else [])]
         statements = [] if peeled.text == "scores" else [f"scores = {peeled.text}"]
         if peeled.allowed:

@@ -15,7 +15,7 @@ from mtmc_lsp.codegen.kernel.index import Index, Variable
 from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.snippets import ATOM, PRODUCT, SUM, TRITON_DTYPES, UNARY, Code, literal
 from mtmc_lsp.codegen.module.naming import value_name
-from mtmc_lsp.core.dtypes import compute_dtype, is_float, is_half
+from mtmc_lsp.core.dtypes import compute_dtype, is_float, is_low_precision
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
@@ -254,7 +254,7 @@ class Expressions:
         are not rounded between operations, and matrix products and stores round anyway.
         """
         source, node = self.ir.prims[prim.inputs[0]].dtype, self.ir.graph.named.get(prim.origin)
-        if not is_half(prim.dtype) or source in (prim.dtype, *EXACT_IN_16_BITS) or node is None:
+        if not is_low_precision(prim.dtype) or source in (prim.dtype, *EXACT_IN_16_BITS) or node is None:
             return False
         readers = [reader for name in self.region.prims if prim.name in (reader := self.ir.prims[name]).inputs]
         return node.word in EXPLICIT_CASTS and any(reader.op is not PrimOp.MATMUL for reader in readers)
@@ -371,7 +371,7 @@ class Expressions:
         )
         policy = f', eviction_policy="{self.eviction}"' if is_streamed else ""
         text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"
-        if is_half(prim.dtype) and self._widen:
+        if is_low_precision(prim.dtype) and self._widen:
             text += ".to(tl.float32)"
         code = Code(text, compute_dtype(prim.dtype) if self._widen else prim.dtype, offset.rows, offset.cols)
         name = pointer.removesuffix("_ptr")

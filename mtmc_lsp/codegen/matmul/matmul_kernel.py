@@ -35,7 +35,7 @@ from mtmc_lsp.codegen.matmul.split_precision import (
     split_on_load_sum,
 )
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
-from mtmc_lsp.core.dtypes import compute_dtype, is_half
+from mtmc_lsp.core.dtypes import compute_dtype, is_low_precision
 from mtmc_lsp.core.graph import Ref, TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
@@ -336,7 +336,7 @@ class ProductWriter:
             dots = promoted_sum((operands[2], a), (operands[3], b))
         elif self.config.split_on_load is SplitOnLoad.BOTH:
             dots = split_on_load_sum(self.parameters.names, a, b)
-        elif is_half(operand.dtype) or operand.dtype == "float64":
+        elif is_low_precision(operand.dtype) or operand.dtype == "float64":
             dots = [f"acc = tl.dot({a}, {b}, acc)"]
         elif self.config.precision is PrecisionMode.TF32:
             dots = [f'acc = tl.dot(_tf32({a}), _tf32({b}), acc, input_precision="tf32")']
@@ -398,7 +398,7 @@ class ProductWriter:
         shape, contracted = ("[BLOCK_K, BLOCK_N]", rows[0]) if side % 2 else ("[BLOCK_M, BLOCK_K]", cols[0])
         value = self.axes.over_tile(side, tile.value(name), shape, contracted, inside)
         dtype = self.axes.ir.prims[name].dtype
-        return value.text if is_plain or not is_half(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
+        return value.text if is_plain or not is_low_precision(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
 
     def _loop_over_split_operands(self) -> None:
         assert self.split_operands is not None

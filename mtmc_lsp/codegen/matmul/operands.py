@@ -11,7 +11,7 @@ from mtmc_lsp.codegen.kernel.parameters import Parameters
 from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
 from mtmc_lsp.codegen.tile.tile import merge_axes
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.sizes import Size, product
@@ -67,7 +67,7 @@ class ProductAxes:
 
     def is_plain(self, side: int) -> bool:
         """Whether the operand is loaded unmodified in a 16-bit dtype that tensor cores support."""
-        return is_half(self.ir.prims[self.prim.inputs[side]].dtype) and self.is_read(side)
+        return is_low_precision(self.ir.prims[self.prim.inputs[side]].dtype) and self.is_read(side)
 
     def is_read(self, side: int) -> bool:
         """Whether the operand is loaded without computation, except for zero padding."""

@@ -19,7 +19,7 @@ from mtmc_lsp.codegen.module.guard_helpers import (
 )
 from mtmc_lsp.codegen.module.module_lookups import cache_lookups, parts
 from mtmc_lsp.core.graph import Graph, GraphInput, InputKind
-from mtmc_lsp.core.sizes import Size, renamed
+from mtmc_lsp.core.sizes import Size, rename_symbols
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def write_guard(
     conditions += _no_overlap(graph, names)
     conditions += [binding.condition for binding in size_bindings.values() if binding.condition]
     conditions += [text for access, text in values if not access.startswith("self.")]
-    conditions += [renamed(text, texts) for text in (*graph.conditions, *limits)]
+    conditions += [rename_symbols(text, texts) for text in (*graph.conditions, *limits)]
     if uses_atomics:
         # Code that only requests warnings may use non-deterministic operations. torch.compile can trace this form.
         warns_only = "torch.is_deterministic_algorithms_warn_only_enabled()"
@@ -348,4 +348,4 @@ def _modules_with_equal_values(graph: Graph) -> dict[tuple[str, ...], list[str]]
 
 def size_text(size: Size, texts: dict[str, str]) -> str:
     """A size as Python, with named sizes replaced by ``texts``."""
-    return renamed(str(size), texts)
+    return rename_symbols(str(size), texts)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES
-from mtmc_lsp.core.dtypes import is_half
+from mtmc_lsp.core.dtypes import is_low_precision
 from mtmc_lsp.ir.recurrence import Recurrence
 from mtmc_lsp.schedule.configs import RecurrentConfig
 from mtmc_lsp.schedule.recurrent_configs import is_added_up, units_of
@@ -69,7 +69,7 @@ class RecurrentKernel:
 
     def body(self) -> list[str]:
         """The statements of the kernel's body."""
-        wide = TRITON_DTYPES["float32" if is_half(self.dtype) else self.dtype]
+        wide = TRITON_DTYPES["float32" if is_low_precision(self.dtype) else self.dtype]
         shape = f"(BLOCK_B, {self._width}, BLOCK_K)" if self._uses_broadcast_sum else f"(BLOCK_B, {self._width})"
         lines = [*self._indices(), "", f"acc = tl.zeros({shape}, {wide})"]
         lines.append("previous_ptr = hidden_ptr + (step % 2 * LINES + line) * state")

@@ -7,11 +7,11 @@ import math
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES, Code, literal
 from mtmc_lsp.codegen.tile.tile import TileBase
-from mtmc_lsp.core.dtypes import LARGEST, compute_dtype, integer_ends, is_float
+from mtmc_lsp.core.dtypes import MAX_FINITE, compute_dtype, integer_range, is_float
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.primitives import CENTRED, Prim, PrimOp
 
-LOWEST = {dtype: literal(-LARGEST[dtype]) for dtype in ("float32", "float64")}
+LOWEST = {dtype: literal(-MAX_FINITE[dtype]) for dtype in ("float32", "float64")}
 """Initial value of a running maximum. It is finite, so that the difference to an infinite value is defined."""
 
 
@@ -74,7 +74,7 @@ class ReducingTile(TileBase):
         if prim.fn in ("prod", "all"):
             return "1.0" if is_float(prim.dtype) else "1"
         source = self.ir.prims[prim.inputs[0]].dtype
-        low, high = (-math.inf, math.inf) if is_float(source) else integer_ends(source)
+        low, high = (-math.inf, math.inf) if is_float(source) else integer_range(source)
         return literal(low if prim.fn in ("max", "argmax") else high)
 
     def _result_name(self, prim: Prim) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtmc_lsp.core.dtypes import LARGEST, compute_dtype, is_float, rounded
+from mtmc_lsp.core.dtypes import MAX_FINITE, compute_dtype, is_float, round_to_dtype
 from mtmc_lsp.core.graph import Ref
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.lower import Call, rule
@@ -66,7 +66,7 @@ def _compared(c: Call) -> list[str | bool | int | float]:
     if c.op not in COMPARISONS or len(floats) != 1:
         return operands
     dtype = floats.pop()
-    return [x if isinstance(x, (str, bool)) else rounded(float(x), dtype) for x in operands]
+    return [x if isinstance(x, (str, bool)) else round_to_dtype(float(x), dtype) for x in operands]
 
 
 def _promoted(c: Call) -> dict[str, object]:
@@ -139,7 +139,7 @@ def nan_to_num(c: Call) -> str:
     x, d = c.tensor(0), c.out.dtype
     if not is_float(d):
         return x
-    most = LARGEST[d]
+    most = MAX_FINITE[d]
     nan = c.number(1, "nan", 0.0) if c.has(1, "nan") else 0.0
     high = c.number(2, "posinf", most) if c.has(2, "posinf") else most
     low = c.number(3, "neginf", -most) if c.has(3, "neginf") else -most
@@ -196,7 +196,7 @@ def cast(c: Call) -> str:
     device = c.node.kwargs.get("device")
     if isinstance(device, str) and device == "cpu":
         raise c.fail("a copy between devices")
-    if c.out.dtype in ("float8_e4m3fn", "float8_e5m2") and not _is_bounded(c, LARGEST[c.out.dtype]):
+    if c.out.dtype in ("float8_e4m3fn", "float8_e5m2") and not _is_bounded(c, MAX_FINITE[c.out.dtype]):
         raise c.fail("beyond the largest number a GPU's conversion and those of PyTorch's versions differ")
     if str(c.node.kwargs.get("memory_format", "")).startswith("torch.channels_last"):
         # A value of its own: what reads it is to find it in that order.

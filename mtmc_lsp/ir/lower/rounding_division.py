@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mtmc_lsp.core.dtypes import compute_dtype, in_float32, is_float
+from mtmc_lsp.core.dtypes import compute_dtype, is_float, round_to_float32
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.ir.primitives import Prim, PrimOp
 
@@ -61,7 +61,7 @@ def _exact(prim: Prim, prims: Mapping[str, Prim]) -> Prim:
     if not all(is_float(own.dtype) for own in operands) or any(isinstance(number, Size) for number in numbers):
         return prim
     number = numbers[-1]
-    if prim.fn == "div" and isinstance(number, (int, float)) and in_float32(number) != 0:
-        reciprocal = in_float32(1.0 / number)
+    if prim.fn == "div" and isinstance(number, (int, float)) and round_to_float32(number) != 0:
+        reciprocal = round_to_float32(1.0 / number)
         return replace(prim, attrs={**prim.attrs, "fn": "times_reciprocal", "reciprocal": reciprocal})
     return replace(prim, attrs={**prim.attrs, "fn": "div_rn" if prim.fn == "div" else "reciprocal_rn"})

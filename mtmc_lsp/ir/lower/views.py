@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtmc_lsp.core.graph import Ref
-from mtmc_lsp.core.sizes import Size, SizeLike, longer_than, product
+from mtmc_lsp.core.sizes import Size, SizeLike, greater_than, product
 from mtmc_lsp.ir.lower import Call, rule
 from mtmc_lsp.ir.lower.resampling import PAD_MODES, looked_up, padded_from_inside, positions
 from mtmc_lsp.ir.primitives import ONE, PrimOp
@@ -184,7 +184,7 @@ def roll(c: Call) -> str:
         size = c.b.shape(x)[dim]
         if size.is_constant:
             cut = Size.of((size - shift).constant % max(1, size.constant))
-        elif shift and longer_than(size, abs(shift)) not in c.b.graph.conditions:
+        elif shift and greater_than(size, abs(shift)) not in c.b.graph.conditions:
             raise c.fail("rolling along a symbolic size, which the shift may pass")
         else:
             cut = size - shift if shift > 0 else Size.of(-shift)

@@ -1,1 +1,1 @@
-"""The coder that asks a language model for one step's edit."""
+"""Coder that asks a language model for the edit of one step."""

@@ -1,4 +1,4 @@
-"""The built-in coder first, and a model where that one says that it cannot."""
+"""Coder that uses the built-in coder first, and a model for actions that the built-in coder cannot write."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Author, Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.llm.coder.coder import LlmCoder
-from mtmc_lsp.llm.open_regions import OPEN
+from mtmc_lsp.llm.open_regions import OPEN_REGION
 
 
 class AutoCoder:
-    """Asks a model for nothing that the built-in coder writes."""
+    """Uses the model only for actions that the built-in coder cannot write."""
 
     def __init__(self, model: LlmCoder) -> None:
         self._builtin = BuiltinCoder()
         self._model = model
 
     def start(self, capture: Capture, source: str) -> Candidate:
-        """The user's own file, nothing generated."""
+        """The original file, without generated code."""
         return self._builtin.start(capture, source)
 
     def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
@@ -31,28 +31,28 @@ class AutoCoder:
         return self.write_several(capture, candidate, action)[0]
 
     def write_several(self, capture: Capture, candidate: Candidate, action: MacroAction) -> list[Candidate]:
-        """The built-in coder's one version, or where it cannot write the action, a model's versions."""
-        if candidate.author is Author.BUILTIN and not {OPEN, REMARK} & set(action.params):
+        """One version of the built-in coder, or the versions of the model if the built-in coder cannot write the action."""
+        if candidate.author is Author.BUILTIN and not {OPEN_REGION, REMARK} & set(action.params):
             try:
                 return [self._builtin.write(capture, candidate, action)]
             except CannotCode:
                 if action.kind is not ActionKind.FUSE:
-                    # Other actions change a kernel that is there; the built-in one is the better judge of those.
+                    # Other actions change an existing kernel; trust the built-in coder that they do not apply.
                     raise
-        with _usable():
+        with _missing_model_tolerated():
             return self._model.write_several(capture, candidate, action)
 
     def repair(self, capture: Capture, candidate: Candidate, failed: Candidate, failure: str) -> Candidate:
-        """Another try at what a model wrote; the built-in coder would only write the same again."""
+        """Repair code of the model. The built-in coder is deterministic and would write the same code again."""
         if failed.author is Author.BUILTIN:
             raise CannotCode(failure)
-        with _usable():
+        with _missing_model_tolerated():
             return self._model.repair(capture, candidate, failed, failure)
 
 
 @contextmanager
-def _usable() -> Iterator[None]:
-    """A model that is not there ends no run: what the built-in coder wrote is worth having without it."""
+def _missing_model_tolerated() -> Iterator[None]:
+    """Turn ``ModelNotUsable`` into ``CannotCode``: the run keeps the results of the built-in coder."""
     try:
         yield
     except ModelNotUsable as failure:

@@ -1,4 +1,4 @@
-"""The coder that asks a model for one step's hunks, applies them strictly, and lets it mend what fails."""
+"""Coder that asks a model for the hunks of one step, applies them strictly, and lets the model repair failures."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dataclasses import replace
 from mtmc_lsp.actions.catalogue import IllegalAction, apply_action
 from mtmc_lsp.codegen.coder import BuiltinCoder, render
 from mtmc_lsp.core.action import REMARK, MacroAction
-from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, clipped, shortfall
+from mtmc_lsp.core.chat import BudgetSpent, ChatModel, Message, ModelFailed, truncate_answer, truncation_notice
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.run import Author, Candidate
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.ir.regions import VIEWS
-from mtmc_lsp.llm.coder.code_policy import ALLOCATION, check_rules
-from mtmc_lsp.llm.coder.editable_text import Sheet, functions_of, launched_kernels, put_together, taken_apart
-from mtmc_lsp.llm.coder.hunks import BadAnswer, edited
+from mtmc_lsp.llm.coder.code_policy import ALLOCATION, check_policy
+from mtmc_lsp.llm.coder.editable_text import EditableCode, assemble_code, functions_of, launched_kernels, split_code
+from mtmc_lsp.llm.coder.hunks import InvalidAnswer, apply_answer
 from mtmc_lsp.llm.coder.prompts import coding_messages, repair_message
-from mtmc_lsp.llm.open_regions import OPEN
-from mtmc_lsp.llm.prompting import recent
+from mtmc_lsp.llm.open_regions import OPEN_REGION
+from mtmc_lsp.llm.prompting import trim_conversation
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.rewrites.graph_editing import CannotRewrite
 from mtmc_lsp.schedule.launch_units import units
@@ -31,9 +31,9 @@ from mtmc_lsp.source.compose import compose, strip_generated
 
 
 class LlmCoder:
-    """Writes one action by a model's answer; unlike the built-in coder's, its answers need not repeat.
+    """Writes one action with a model. Unlike the built-in coder, it is not deterministic.
 
-    The first step starts from a launcher that makes every torch call itself, which the model then moves into kernels.
+    The first step starts from a launcher that contains every torch call; the model then moves calls into kernels.
     """
 
     def __init__(
@@ -44,149 +44,159 @@ class LlmCoder:
         repairs: int = 3,
         samples: int = 1,
         archs: Sequence[str] = (),
-        known: Mapping[str, str] | None = None,
+        known_edits: Mapping[str, str] | None = None,
     ) -> None:
-        """Ask ``model``.
+        """Create a coder.
 
         Args:
-            model: who is asked.
-            context_tokens: of a prompt at most; notes and old tries are left out where it would be longer.
-            repairs: how often it may mend one step, whatever is wrong with it.
-            samples: how many versions of a step it is asked for at once.
-            archs: what kernels are compiled for where there is no GPU.
-            known: edits of an earlier run by the key of their action, which are taken before the model is asked.
+            model: the model to ask.
+            context_tokens: maximum tokens of a prompt; notes and old attempts are omitted from longer prompts.
+            repairs: maximum number of repair requests per step.
+            samples: number of versions requested at once for each step.
+            archs: architectures to compile for if there is no GPU.
+            known_edits: edits of an earlier run by the key of their action, used before the model is asked.
         """
         self._model = model
         self._context_tokens = context_tokens
         self._repairs = repairs
         self._samples = samples
         self._archs = archs
-        self._known = dict(known or {})
-        self._left = 0
-        self._talks: dict[str, list[Message]] = {}
-        """The conversation that led to each version, by its id."""
-        self._seen: dict[str, str] = {}
-        """What became of each program that was written: the same one is never run twice."""
+        self._known_edits = dict(known_edits or {})
+        self._remaining_repairs = 0
+        self._conversations: dict[str, list[Message]] = {}
+        """The conversation that led to each version, by candidate id."""
+        self._outcomes: dict[str, str] = {}
+        """The outcome of each version by its syntax tree, so that the same code is never run twice."""
 
     def start(self, capture: Capture, source: str) -> Candidate:
-        """The user's own file, nothing generated."""
+        """The original file, without generated code."""
         return BuiltinCoder().start(capture, source)
 
     def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
-        """``candidate`` with ``action`` applied by the model: its first version that can be applied."""
+        """``candidate`` with ``action`` applied by the model: the first valid version."""
         return self.write_several(capture, candidate, action)[0]
 
     def write_several(self, capture: Capture, candidate: Candidate, action: MacroAction) -> list[Candidate]:
-        """Versions of ``candidate`` with ``action`` applied by the model, no two of them alike.
+        """Distinct versions of ``candidate`` with ``action`` applied by the model.
 
         Raises:
-            CannotCode: no answer within the repairs could be applied, or there is nothing to start from.
-            ModelNotUsable: the endpoint, the key or the model is not there.
+            CannotCode: no valid answer within the allowed repairs, or no launcher can be generated for the target.
+            ModelNotUsable: the endpoint, the API key or the model is missing or invalid.
         """
-        self._left = self._repairs
-        known = self._known.get(_without_remark(action).key, "")
-        unwanted = known if REMARK in action.params else ""
-        talk = coding_messages(
+        self._remaining_repairs = self._repairs
+        known_edit = self._known_edits.get(_without_remark(action).key, "")
+        rejected_edit = known_edit if REMARK in action.params else ""
+        conversation = coding_messages(
             capture,
             candidate,
             action,
-            sheet_of(capture, candidate),
-            most_tokens=self._context_tokens,
-            unwanted=unwanted,
+            editable_code_of(capture, candidate),
+            max_tokens=self._context_tokens,
+            rejected_edit=rejected_edit,
             archs=self._archs,
         )
-        if known and not unwanted:
-            with contextlib.suppress(BadAnswer):
-                return [self._read(capture, candidate, action, known, [*talk, Message("assistant", known)])]
-        return self._asked("code", capture, candidate, action, talk, self._samples)
+        if known_edit and not rejected_edit:
+            with contextlib.suppress(InvalidAnswer):
+                return [
+                    self._parse_answer(
+                        capture, candidate, action, known_edit, [*conversation, Message("assistant", known_edit)]
+                    )
+                ]
+        return self._request_candidates("code", capture, candidate, action, conversation, self._samples)
 
     def repair(self, capture: Capture, candidate: Candidate, failed: Candidate, failure: str) -> Candidate:
-        """Another try at the action of ``failed``, after ``failure`` was found in it."""
+        """Ask the model to repair ``failed``, whose verification or compilation reported ``failure``."""
         assert failed.action is not None, "only the root has no action, and it cannot fail"
-        self._seen[_form(failed)] = failure
-        talk = self._next_try(self._talks[failed.id], failure, from_scratch=False)
-        return self._asked("repair", capture, candidate, failed.action, talk, 1)[0]
+        self._outcomes[_syntax(failed)] = failure
+        conversation = self._next_attempt(self._conversations[failed.id], failure, from_scratch=False)
+        return self._request_candidates("repair", capture, candidate, failed.action, conversation, 1)[0]
 
-    def _next_try(self, talk: list[Message], failure: str, hint: str = "", *, from_scratch: bool) -> list[Message]:
-        if self._left <= 0:
+    def _next_attempt(
+        self, conversation: list[Message], failure: str, hint: str = "", *, from_scratch: bool
+    ) -> list[Message]:
+        if self._remaining_repairs <= 0:
             raise CannotCode(f"{failure} (after {self._repairs} repairs)" if self._repairs else failure)
-        self._left -= 1
-        told = repair_message(f"{failure}\n{hint}".strip(), from_scratch=from_scratch)
-        return recent([*talk, told], self._context_tokens)
+        self._remaining_repairs -= 1
+        message = repair_message(f"{failure}\n{hint}".strip(), from_scratch=from_scratch)
+        return trim_conversation([*conversation, message], self._context_tokens)
 
-    def _asked(
+    def _request_candidates(
         self,
         purpose: str,
         capture: Capture,
         candidate: Candidate,
         action: MacroAction,
-        talk: list[Message],
+        conversation: list[Message],
         samples: int,
     ) -> list[Candidate]:
         while True:
             try:
-                replies = self._model.ask(purpose, talk, samples=samples)
+                replies = self._model.ask(purpose, conversation, samples=samples)
             except (BudgetSpent, ModelFailed) as failure:
                 raise CannotCode(failure.message) from None
-            made: dict[str, Candidate] = {}
-            bad: list[tuple[list[Message], str, str]] = []
+            candidates: dict[str, Candidate] = {}
+            failures: list[tuple[list[Message], str, str]] = []
             for reply in replies:
-                said = [*talk, Message("assistant", clipped(reply.text))]
+                next_conversation = [*conversation, Message("assistant", truncate_answer(reply.text))]
                 try:
-                    version = self._read(capture, candidate, action, reply.text, said)
-                    made.setdefault(_form(version), version)
-                except BadAnswer as wrong:
-                    bad.append((said, f"{wrong} {shortfall(reply)}".strip(), wrong.hint))
-            for form in made:
-                self._seen[form] = "It was tried already."
-            if made:
-                return list(made.values())
-            talk = self._next_try(*bad[0], from_scratch=True)
+                    version = self._parse_answer(capture, candidate, action, reply.text, next_conversation)
+                    candidates.setdefault(_syntax(version), version)
+                except InvalidAnswer as error:
+                    failures.append((next_conversation, f"{error} {truncation_notice(reply)}".strip(), error.hint))
+            for syntax in candidates:
+                self._outcomes[syntax] = "It was already tried."
+            if candidates:
+                return list(candidates.values())
+            conversation = self._next_attempt(*failures[0], from_scratch=True)
             purpose, samples = "repair", 1
 
-    def _read(
-        self, capture: Capture, candidate: Candidate, action: MacroAction, answer: str, talk: list[Message]
+    def _parse_answer(
+        self, capture: Capture, candidate: Candidate, action: MacroAction, answer: str, conversation: list[Message]
     ) -> Candidate:
-        """The version that an answer makes.
+        """The version that results from an answer.
 
         Raises:
-            BadAnswer: it cannot be applied, breaks a rule, or is nothing new.
+            InvalidAnswer: the edit cannot be applied, violates a rule, or repeats earlier code.
         """
-        sheet = sheet_of(capture, candidate)
-        text = edited(sheet.text, answer, sheet.launcher)
-        after = _schedule_after(capture, candidate, action)
-        elsewhere = _elsewhere(capture, candidate, after, sheet)
-        check_rules(sheet, text, moved_calls=_moved_calls(capture, candidate, action), elsewhere=elsewhere)
+        editable = editable_code_of(capture, candidate)
+        text = apply_answer(editable.text, answer, editable.launcher)
+        new_schedule = _schedule_after(capture, candidate, action)
+        unrelated_kernels = _unrelated_kernels(capture, candidate, new_schedule, editable)
+        check_policy(
+            editable, text, moved_calls=_moved_calls(capture, candidate, action), unrelated_kernels=unrelated_kernels
+        )
         target = capture.workload.target
-        plain = strip_generated(candidate.source.encode(), target.qualname)
-        code = put_together(sheet, text, elsewhere)
-        source = compose(plain, target, code).decode()
-        made = Candidate(_key(source), candidate.id, action, source, code, to_json(after), author=Author.MODEL)
-        if made.source == candidate.source:
-            raise BadAnswer("The edit changes nothing.")
-        if _form(made) in self._seen:
-            raise BadAnswer(f"That is the same code as before. {self._seen[_form(made)]}")
-        self._talks[made.id] = talk
-        return made
+        original = strip_generated(candidate.source.encode(), target.qualname)
+        code = assemble_code(editable, text, unrelated_kernels)
+        source = compose(original, target, code).decode()
+        version = Candidate(
+            _content_hash(source), candidate.id, action, source, code, to_json(new_schedule), author=Author.MODEL
+        )
+        if version.source == candidate.source:
+            raise InvalidAnswer("The edit changes nothing.")
+        if _syntax(version) in self._outcomes:
+            raise InvalidAnswer(f"That is the same code as before. {self._outcomes[_syntax(version)]}")
+        self._conversations[version.id] = conversation
+        return version
 
 
-def sheet_of(capture: Capture, candidate: Candidate) -> Sheet:
-    """What the model may edit: of the user's own file, a launcher that makes every torch call itself.
+def editable_code_of(capture: Capture, candidate: Candidate) -> EditableCode:
+    """The code that the model may edit. Without generated code: a launcher that contains every torch call.
 
     Raises:
-        CannotCode: the target is nothing that a launcher can take over.
+        CannotCode: no launcher can be generated for this target.
     """
     code = candidate.code
     if code is None:
-        program = ir_of(capture.graph, Schedule())
-        code, _ = render(capture, program, Schedule(), candidate.source)
-    return taken_apart(code)
+        ir = ir_of(capture.graph, Schedule())
+        code, _ = render(capture, ir, Schedule(), candidate.source)
+    return split_code(code)
 
 
 def _schedule_after(capture: Capture, candidate: Candidate, action: MacroAction) -> Schedule:
-    """The schedule that planners see afterwards; what an open action writes is in none."""
+    """The schedule after ``action``. Actions on open regions do not change it."""
     schedule = from_json(Schedule, candidate.schedule)
-    if action.params.get(OPEN):
+    if action.params.get(OPEN_REGION):
         return schedule
     try:
         return apply_action(capture.graph, schedule, _without_remark(action))
@@ -198,42 +208,42 @@ def _without_remark(action: MacroAction) -> MacroAction:
     return replace(action, params={name: value for name, value in action.params.items() if name != REMARK})
 
 
-def _elsewhere(capture: Capture, candidate: Candidate, after: Schedule, sheet: Sheet) -> set[str]:
-    """The kernels that an action leaves as they are, by the schedule ``after`` it; as far as that is known."""
+def _unrelated_kernels(capture: Capture, candidate: Candidate, after: Schedule, editable: EditableCode) -> set[str]:
+    """The kernels that an action must not change, derived from the schedule ``after`` it; empty if unknown."""
     before = from_json(Schedule, candidate.schedule)
-    kernels = launched_kernels(functions_of(sheet.text)[sheet.launcher])
+    kernels = launched_kernels(functions_of(editable.text)[editable.launcher])
     if before.rewrites != after.rewrites:
         return set()
     if all(plan in after.kernels for plan in before.kernels):
-        # It is about torch calls alone, none of which any kernel makes.
+        # The action concerns only torch calls, so no existing kernel changes.
         return kernels
     names = [launch.kernel for launch in candidate.launches]
     plans = [unit.plan for unit in units(ir_of(capture.graph, before), before) if unit.plan is not None]
     if len(names) != len(plans):
-        # What a model wrote is in no schedule, and some parts are several kernels.
+        # Kernels of a model are not in the schedule, and some launch units are several kernels.
         return set()
     return {name for name, plan in zip(names, plans, strict=True) if plan in after.kernels} & kernels
 
 
 def _moved_calls(capture: Capture, candidate: Candidate, action: MacroAction) -> int:
-    """How many torch calls of the action's region a kernel is to take over."""
+    """Number of torch calls in the action's region that a kernel must replace."""
     schedule = from_json(Schedule, candidate.schedule)
     try:
-        program = ir_of(capture.graph, schedule)
+        ir = ir_of(capture.graph, schedule)
     except CannotRewrite as reason:
         raise CannotCode(str(reason)) from None
-    free = {name for unit in units(program, schedule) if unit.plan is None for name in unit.nodes}
-    after = {name for kernel in _schedule_after(capture, candidate, action).kernels for name in kernel.nodes}
-    taken = free & set(action.region) if action.params.get(OPEN) else free & after
-    operations = [program.graph.node(name).op.split(".")[1] for name in taken]
+    torch_nodes = {name for unit in units(ir, schedule) if unit.plan is None for name in unit.nodes}
+    kernel_nodes = {name for kernel in _schedule_after(capture, candidate, action).kernels for name in kernel.nodes}
+    moved_nodes = torch_nodes & set(action.region) if action.params.get(OPEN_REGION) else torch_nodes & kernel_nodes
+    operations = [ir.graph.node(name).op.split(".")[1] for name in moved_nodes]
     return sum(1 for operation in operations if operation not in VIEWS | ALLOCATION)
 
 
-def _form(candidate: Candidate) -> str:
-    """What makes two versions the same program: comments and line breaks do not."""
+def _syntax(candidate: Candidate) -> str:
+    """The syntax tree as text: equal for versions that differ only in comments or formatting."""
     assert candidate.code is not None, "only the root has no code"
     return ast.dump(ast.parse(candidate.code.block))
 
 
-def _key(text: str) -> str:
+def _content_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""What a model may edit of a target's generated code: its kernels and its launcher. The rest is framed by ourselves.
+"""Splits generated code into the part that a model may edit (kernels and launcher) and the part that it may not.
 
-The guard, the dispatch statement, the launcher's signature and the operator stay ours, so that no answer can choose when
-its kernels run, or step out of the place in the user's file that belongs to us.
+The guard, the dispatch statement, the launcher's signature and the operator are always generated. So an answer cannot
+change when its kernels run, and cannot write outside the generated regions of the user's file.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from mtmc_lsp.core.run import GeneratedCode
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """Generated code, taken apart."""
+class EditableCode:
+    """Generated code, split into editable and fixed parts."""
 
     text: str
-    """Helpers, kernels and the launcher: what is edited."""
+    """The editable source: device functions, kernels and the launcher."""
     launcher: str
     """The launcher's name."""
     tensors: tuple[str, ...]
     """The launcher's tensor parameters, in order."""
     guard: str
-    """The guard with what it calls."""
+    """Source of the guard and the functions it calls."""
     operator: str
-    """Empty where the results alias, so that there can be none."""
+    """Source of the custom operator; empty if outputs alias each other, because then no operator is possible."""
     code: GeneratedCode
 
 
-def taken_apart(code: GeneratedCode) -> Sheet:
-    """The sheet of a candidate's generated code."""
+def split_code(code: GeneratedCode) -> EditableCode:
+    """Split the generated code of a candidate."""
     tree = ast.parse(code.block)
     editable: list[str] = []
     guard: list[str] = []
@@ -41,7 +41,10 @@ def taken_apart(code: GeneratedCode) -> Sheet:
     name = ""
     tensors: tuple[str, ...] = ()
     for node in tree.body:
-        assert isinstance(node, ast.FunctionDef), ast.dump(node)
+        if not isinstance(node, ast.FunctionDef):
+            # The guard keeps state of its helpers in module variables.
+            guard.append(ast.get_source_segment(code.block, node) or "")
+            continue
         source = source_of(code.block, node)
         if any(isinstance(item, ast.Call) for item in node.decorator_list):
             operator = source
@@ -49,41 +52,45 @@ def taken_apart(code: GeneratedCode) -> Sheet:
             name = node.name
             tensors = tuple(arg.arg for arg in node.args.args[: len(node.args.args) - len(node.args.defaults)])
             editable.append(source)
-        elif node.decorator_list:
+        elif any(ast.unparse(item).startswith("triton.") for item in node.decorator_list):
             editable.append(source)
         else:
             guard.append(source)
-    return Sheet("\n\n\n".join(editable) + "\n", name, tensors, "\n\n\n".join(guard), operator, code)
+    return EditableCode("\n\n\n".join(editable) + "\n", name, tensors, "\n\n\n".join(guard), operator, code)
 
 
-def put_together(sheet: Sheet, text: str, kept: Collection[str] = ()) -> GeneratedCode:
-    """The generated code with ``text``, which parses and defines the launcher, in place of the sheet's own.
+def assemble_code(editable: EditableCode, text: str, unchanged: Collection[str] = ()) -> GeneratedCode:
+    """The generated code with ``text`` as its editable part. ``text`` must parse and define the launcher.
 
-    Functions in ``kept``, which ``text`` has unchanged, stay character by character as they were.
+    Functions in ``unchanged`` keep their original source exactly, including comments and formatting.
     """
     tree = ast.parse(text)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    launcher = next(node for node in functions if node.name == sheet.launcher)
+    launcher = next(node for node in functions if node.name == editable.launcher)
     launched = launched_kernels(launcher)
     kernels = [node.name for node in functions if node.name in launched]
-    own = {node.name: source_of(sheet.text, node) for node in functions_of(sheet.text).values() if node.name in kept}
-    before = [own.get(node.name) or source_of(text, node) for node in functions if node is not launcher]
+    original_sources = {
+        node.name: source_of(editable.text, node)
+        for node in functions_of(editable.text).values()
+        if node.name in unchanged
+    }
+    sources = [original_sources.get(node.name) or source_of(text, node) for node in functions if node is not launcher]
     lines = text.splitlines()
     body = lines[launcher.body[0].lineno - 1 : launcher.end_lineno]
-    head = _head(sheet.launcher, [*sheet.tensors, *(f"{kernel}={kernel}" for kernel in kernels)])
-    parts = [*before, sheet.guard, "\n".join([*head, *body])]
-    if sheet.operator:
-        parts.append(_operator(sheet, kernels))
-    return replace(sheet.code, block="\n\n\n".join(part.strip("\n") for part in parts) + "\n")
+    header = _function_header(editable.launcher, [*editable.tensors, *(f"{kernel}={kernel}" for kernel in kernels)])
+    parts = [*sources, editable.guard, "\n".join([*header, *body])]
+    if editable.operator:
+        parts.append(_operator(editable, kernels))
+    return replace(editable.code, block="\n\n\n".join(part.strip("\n") for part in parts) + "\n")
 
 
 def functions_of(text: str) -> dict[str, ast.FunctionDef]:
-    """The functions of a sheet's text by their names."""
+    """The top-level functions in ``text`` by name."""
     return {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
 
 
 def launched_kernels(function: ast.FunctionDef) -> set[str]:
-    """Names that are launched: ``name[grid](...)``."""
+    """Names of kernels that ``function`` launches: ``name[grid](...)``."""
     return {
         node.func.value.id
         for node in ast.walk(function)
@@ -92,7 +99,7 @@ def launched_kernels(function: ast.FunctionDef) -> set[str]:
 
 
 def source_of(text: str, node: ast.FunctionDef) -> str:
-    """A function with its decorators and the comments that stand on them."""
+    """Source of a function with its decorators and the comments above them."""
     lines = text.splitlines()
     first = min([node.lineno, *(item.lineno for item in node.decorator_list)]) - 1
     while first > 0 and lines[first - 1].startswith("#"):
@@ -100,12 +107,12 @@ def source_of(text: str, node: ast.FunctionDef) -> str:
     return "\n".join(lines[first : node.end_lineno])
 
 
-def _head(name: str, parameters: list[str]) -> list[str]:
+def _function_header(name: str, parameters: list[str]) -> list[str]:
     one_line = f"def {name}({', '.join(parameters)}):"
     return [one_line] if len(one_line) <= LINE else [f"def {name}(", *(f"    {item}," for item in parameters), "):"]
 
 
-def _operator(sheet: Sheet, kernels: list[str]) -> str:
-    kept = re.split(r"^    return ", sheet.operator, maxsplit=1, flags=re.MULTILINE)[0]
-    arguments = [*sheet.tensors, *(f"wrap_triton({kernel})" for kernel in kernels)]
-    return f"{kept}    return {call_text(sheet.launcher, arguments, '    ')}"
+def _operator(editable: EditableCode, kernels: list[str]) -> str:
+    header = re.split(r"^    return ", editable.operator, maxsplit=1, flags=re.MULTILINE)[0]
+    arguments = [*editable.tensors, *(f"wrap_triton({kernel})" for kernel in kernels)]
+    return f"{header}    return {call_text(editable.launcher, arguments, '    ')}"

@@ -1,4 +1,4 @@
-"""Reading a model's answer as an edit, strictly: what does not fit exactly is refused with a message that quotes why."""
+"""Parses a model's answer as an edit and applies it strictly: an edit that does not match exactly is rejected."""
 
 from __future__ import annotations
 
@@ -7,82 +7,82 @@ import re
 from dataclasses import dataclass
 
 FENCE = re.compile(r"^```[\w+-]*[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
-MARKS = re.compile(r"^(<{5,9} ?SEARCH|={5,9}|>{5,9} ?REPLACE)[ \t]*$", re.MULTILINE)
+MARKERS = re.compile(r"^(<{5,9} ?SEARCH|={5,9}|>{5,9} ?REPLACE)[ \t]*$", re.MULTILINE)
 DIFF_HUNK = re.compile(r"^@@.*@@.*$", re.MULTILINE)
-FORM = """\
+HUNK_FORMAT = """\
 <<<<<<< SEARCH
-lines exactly as they stand in the text now
+lines exactly as they are in the current text
 =======
-the lines that take their place
+the replacement lines
 >>>>>>> REPLACE"""
-"""A hunk, as a model is told to write it."""
-LONGEST_ANSWER = 100_000
-QUOTED_LINES = 12
+"""The format of a hunk, as shown to the model."""
+MAX_ANSWER_LENGTH = 100_000
+MAX_QUOTED_LINES = 12
 
 
-class BadAnswer(Exception):
-    """The answer is no edit that can be made; the message tells the model what to mend."""
+class InvalidAnswer(Exception):
+    """The answer is not a valid edit. The message tells the model what to correct."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        """``hint`` is for the model alone."""
+        """``hint`` is sent to the model but not shown to the user."""
         super().__init__(message)
         self.hint = hint
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """Lines to find, and lines to put in their place."""
+    """Lines to find, and their replacement."""
 
     search: str
     replace: str
 
 
-def edited(text: str, answer: str, launcher: str) -> str:
+def apply_answer(text: str, answer: str, launcher: str) -> str:
     """``text`` after the edit that ``answer`` describes.
 
     Args:
-        text: what the model was given to edit.
+        text: the text that the model edits.
         answer: search/replace hunks, a unified diff, or the whole new text in one fenced block.
-        launcher: the function that a whole text must define.
+        launcher: name of the function that a complete new text must define.
 
     Raises:
-        BadAnswer: it is none of these, or does not fit ``text``.
+        InvalidAnswer: the answer has none of these formats, or does not match ``text``.
     """
     answer = answer.replace("\r\n", "\n")
     if not answer.strip():
-        raise BadAnswer("The answer is empty. Answer with search/replace hunks.")
-    if len(answer) > LONGEST_ANSWER:
-        raise BadAnswer(
+        raise InvalidAnswer("The answer is empty. Answer with search/replace hunks.")
+    if len(answer) > MAX_ANSWER_LENGTH:
+        raise InvalidAnswer(
             f"The answer has {len(answer)} characters, far more than one step needs. Change only the region."
         )
-    hunks = _search_replace(answer)
+    hunks = _search_replace_hunks(answer)
     if not hunks:
         blocks = [block[1] for block in FENCE.finditer(answer)]
         diffs = [block for block in blocks if DIFF_HUNK.search(block)] or [answer] * bool(DIFF_HUNK.search(answer))
         if not diffs:
-            return _whole(blocks, answer, launcher)
-        hunks = [hunk for diff in diffs for hunk in _unified(diff)]
+            return _complete_text(blocks, answer, launcher)
+        hunks = [hunk for diff in diffs for hunk in _unified_diff_hunks(diff)]
     for number, hunk in enumerate(hunks, 1):
-        text = _applied(text, hunk, f"Hunk {number} of {len(hunks)}", launcher)
+        text = _apply_hunk(text, hunk, f"Hunk {number} of {len(hunks)}", launcher)
     return text
 
 
-def _search_replace(answer: str) -> list[Hunk]:
-    marks = list(MARKS.finditer(answer))
-    if not any(mark[1].startswith("<") for mark in marks):
+def _search_replace_hunks(answer: str) -> list[Hunk]:
+    markers = list(MARKERS.finditer(answer))
+    if not any(mark[1].startswith("<") for mark in markers):
         return []
-    kinds = "".join(mark[1][0] for mark in marks)
+    kinds = "".join(mark[1][0] for mark in markers)
     if not re.fullmatch(r"(?:<=>)+", kinds):
-        raise BadAnswer("A hunk is not finished: each has three marks.", f"Each must be:\n{FORM}")
-    found = []
-    for i in range(0, len(marks), 3):
-        start, middle, end = marks[i : i + 3]
-        found.append(Hunk(answer[start.end() + 1 : middle.start()], answer[middle.end() + 1 : end.start()]))
-    return found
+        raise InvalidAnswer("A hunk is incomplete: each hunk has three markers.", f"Each must be:\n{HUNK_FORMAT}")
+    hunks = []
+    for i in range(0, len(markers), 3):
+        start, middle, end = markers[i : i + 3]
+        hunks.append(Hunk(answer[start.end() + 1 : middle.start()], answer[middle.end() + 1 : end.start()]))
+    return hunks
 
 
-def _unified(diff: str) -> list[Hunk]:
-    found = []
+def _unified_diff_hunks(diff: str) -> list[Hunk]:
+    hunks = []
     for part in DIFF_HUNK.split(diff)[1:]:
         search, replace = [], []
         for line in part.removeprefix("\n").splitlines():
@@ -94,46 +94,50 @@ def _unified(diff: str) -> list[Hunk]:
                 search.append(line[1:])
             if not line.startswith("-"):
                 replace.append(line[1:])
-        found.append(Hunk("".join(f"{line}\n" for line in search), "".join(f"{line}\n" for line in replace)))
-    return found
+        hunks.append(Hunk("".join(f"{line}\n" for line in search), "".join(f"{line}\n" for line in replace)))
+    return hunks
 
 
-def _whole(blocks: list[str], answer: str, launcher: str) -> str:
-    whole = [block for block in blocks if re.search(rf"^def {re.escape(launcher)}\(", block, re.MULTILINE)]
-    if len(whole) > 1:
-        raise BadAnswer("The answer holds two versions. Give one.")
-    if whole:
-        return whole[0]
+def _complete_text(blocks: list[str], answer: str, launcher: str) -> str:
+    candidates = [block for block in blocks if re.search(rf"^def {re.escape(launcher)}\(", block, re.MULTILINE)]
+    if len(candidates) > 1:
+        raise InvalidAnswer("The answer contains two versions. Give one.")
+    if candidates:
+        return candidates[0]
     if blocks:
-        raise BadAnswer(f"The code does not define {launcher}, so it is no new version of the text. Answer with hunks.")
+        raise InvalidAnswer(
+            f"The code does not define {launcher}, so it is not a complete new text. Answer with hunks."
+        )
     if re.search(r"^```", answer, re.MULTILINE):
-        raise BadAnswer("The block of code has no end. Answer with search/replace hunks alone.", f"As in:\n{FORM}")
+        raise InvalidAnswer(
+            "The code block is not closed. Answer only with search/replace hunks.", f"Format:\n{HUNK_FORMAT}"
+        )
     quoted = " ".join(answer.split())[:80]
-    raise BadAnswer(
-        f"The answer holds no code ({quoted!r}). Answer with search/replace hunks alone.", f"As in:\n{FORM}"
+    raise InvalidAnswer(
+        f"The answer contains no code ({quoted!r}). Answer only with search/replace hunks.", f"Format:\n{HUNK_FORMAT}"
     )
 
 
-def _applied(text: str, hunk: Hunk, name: str, launcher: str) -> str:
-    search, replace = _stripped(hunk.search), _stripped(hunk.replace)
-    lines = _stripped(text)
+def _apply_hunk(text: str, hunk: Hunk, name: str, launcher: str) -> str:
+    search, replace = _lines_without_trailing_space(hunk.search), _lines_without_trailing_space(hunk.replace)
+    lines = _lines_without_trailing_space(text)
     if not any(search):
-        # New functions go above the launcher, which is where a reader looks for what it launches.
-        at = next(i for i, line in enumerate(lines) if line.startswith(f"def {launcher}("))
-        return _joined([*lines[:at], *replace, "", "", *lines[at:]])
-    places = [i for i in range(len(lines) - len(search) + 1) if lines[i : i + len(search)] == search]
-    if len(places) > 1:
-        rows = ", ".join(str(i + 1) for i in places)
-        raise BadAnswer(
-            f"{name}: its SEARCH lines occur {len(places)} times (lines {rows}). Add lines until they occur once."
+        # Insert new functions above the launcher, next to the code that launches them.
+        insertion_index = next(i for i, line in enumerate(lines) if line.startswith(f"def {launcher}("))
+        return _joined([*lines[:insertion_index], *replace, "", "", *lines[insertion_index:]])
+    matches = [i for i in range(len(lines) - len(search) + 1) if lines[i : i + len(search)] == search]
+    if len(matches) > 1:
+        rows = ", ".join(str(i + 1) for i in matches)
+        raise InvalidAnswer(
+            f"{name}: its SEARCH lines occur {len(matches)} times (lines {rows}). Add lines until they occur once."
         )
-    if not places:
-        raise BadAnswer(f"{name}: its SEARCH lines are not in the text. {_nearest(lines, search)}")
-    return _joined([*lines[: places[0]], *replace, *lines[places[0] + len(search) :]])
+    if not matches:
+        raise InvalidAnswer(f"{name}: its SEARCH lines are not in the text. {_nearest(lines, search)}")
+    return _joined([*lines[: matches[0]], *replace, *lines[matches[0] + len(search) :]])
 
 
-def _stripped(text: str) -> list[str]:
-    """The lines without what no one sees at their ends."""
+def _lines_without_trailing_space(text: str) -> list[str]:
+    """The lines of ``text`` without trailing whitespace."""
     return [line.rstrip() for line in text.splitlines()]
 
 
@@ -142,12 +146,14 @@ def _joined(lines: list[str]) -> str:
 
 
 def _nearest(lines: list[str], search: list[str]) -> str:
-    """The part of the text that is most like what was searched, for the model to copy."""
+    """The lines of the text most similar to ``search``, for the model to copy."""
     size = len(search)
     starts = range(max(1, len(lines) - size + 1))
-    wanted = "\n".join(search)
-    best = max(starts, key=lambda i: difflib.SequenceMatcher(None, wanted, "\n".join(lines[i : i + size])).ratio())
-    part = lines[best : best + min(size, QUOTED_LINES)]
-    wrong = next((line for line in search if line.strip() and line not in lines), "")
-    missing = f"There is no line {wrong.strip()!r}. " if wrong else ""
-    return f"{missing}The nearest lines are:\n" + "\n".join(part)
+    searched_text = "\n".join(search)
+    best_start = max(
+        starts, key=lambda i: difflib.SequenceMatcher(None, searched_text, "\n".join(lines[i : i + size])).ratio()
+    )
+    nearest_lines = lines[best_start : best_start + min(size, MAX_QUOTED_LINES)]
+    unknown_line = next((line for line in search if line.strip() and line not in lines), "")
+    detail = f"There is no line {unknown_line.strip()!r}. " if unknown_line else ""
+    return f"{detail}The nearest lines are:\n" + "\n".join(nearest_lines)

@@ -1,4 +1,4 @@
-"""What a run may spend on a model: nothing is asked for whose answer could pass a limit."""
+"""Limits what a run may spend on a model: a request whose answer could exceed a limit is not sent."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from itertools import groupby
 from mtmc_lsp.core.chat import BudgetSpent, Exchange
 from mtmc_lsp.core.settings import LlmSettings
 
-LEAST_ANSWER = 256
-"""Tokens; where a budget leaves less for an answer, it is not asked for: it would be cut before it says anything."""
+MIN_ANSWER_TOKENS = 256
+"""If the budget leaves fewer tokens for an answer, no request is sent: the answer would be cut off too early to be useful."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one question may take."""
+class Allowance:
+    """The limits of one question."""
 
     samples: int
     answer_tokens: int
-    """Of each."""
+    """Maximum tokens of each answer."""
     seconds: float
 
 
@@ -32,60 +32,62 @@ class Budget:
         self.prompt_tokens = 0
         self.answer_tokens = 0
         self.seconds = 0.0
-        """Spent waiting; answers that are waited for together count once."""
+        """Time spent waiting for answers. Concurrent answers count once."""
 
     def take(self, exchanges: Iterable[Exchange]) -> None:
-        """Count what was asked."""
+        """Add the tokens and seconds of ``exchanges``."""
         for _, group in groupby(exchanges, key=lambda exchange: exchange.question):
-            together = list(group)
-            self.prompt_tokens += sum(item.prompt_tokens for item in together)
-            self.answer_tokens += sum(item.answer_tokens for item in together)
-            self.seconds += max(item.seconds for item in together)
+            concurrent = list(group)
+            self.prompt_tokens += sum(item.prompt_tokens for item in concurrent)
+            self.answer_tokens += sum(item.answer_tokens for item in concurrent)
+            self.seconds += max(item.seconds for item in concurrent)
 
     @property
     def cost(self) -> float | None:
-        """Money; None where no price is set."""
+        """Cost in the currency of the prices; None if no price is set."""
         return self._price(self.prompt_tokens, self.answer_tokens)
 
     def _price(self, prompt: float, answer: float) -> float | None:
         prices = (self._limits.price_prompt, self._limits.price_answer)
         return (prompt * prices[0] + answer * prices[1]) / 1e6 if any(prices) else None
 
-    def share(self, prompt_tokens: int, samples: int) -> Share:
-        """What may be asked now: fewer and shorter answers than wanted, where little is left.
+    def allowance(self, prompt_tokens: int, samples: int) -> Allowance:
+        """The limits of the next question: fewer and shorter answers than requested if the remaining budget is small.
 
         Raises:
-            BudgetSpent: not even one short answer fits.
+            BudgetSpent: the remaining budget is too small for one short answer.
         """
         seconds = self._limits.budget_seconds - self.seconds
         if seconds <= 0:
-            raise _spent(f"{self.seconds:.0f} of {self._limits.budget_seconds:g} s were spent waiting for it")
-        least = min(self._limits.answer_tokens, LEAST_ANSWER)
+            raise _spent(f"{self.seconds:.0f} of {self._limits.budget_seconds:g} s were spent waiting for answers")
+        min_tokens = min(self._limits.answer_tokens, MIN_ANSWER_TOKENS)
         for count in range(samples, 0, -1):
-            each = min(self._limits.answer_tokens, self._by_tokens(prompt_tokens, count))
-            each = min(each, self._by_money(prompt_tokens, count))
-            if each >= least:
-                return Share(count, int(each), seconds)
-        if self._by_tokens(prompt_tokens, 1) < least:
+            answer_tokens = min(self._limits.answer_tokens, self._by_tokens(prompt_tokens, count))
+            answer_tokens = min(answer_tokens, self._by_money(prompt_tokens, count))
+            if answer_tokens >= min_tokens:
+                return Allowance(count, int(answer_tokens), seconds)
+        if self._by_tokens(prompt_tokens, 1) < min_tokens:
             tokens = self.prompt_tokens + self.answer_tokens
-            raise _spent(f"{tokens} of {self._limits.budget_tokens} tokens are used, and another answer may pass that")
+            raise _spent(
+                f"{tokens} of {self._limits.budget_tokens} tokens are used, and another answer could exceed the limit"
+            )
         raise _spent(
-            f"{self.cost or 0.0:.4g} of {self._limits.budget_money:g} are spent, and another answer may pass that"
+            f"{self.cost or 0.0:.4g} of {self._limits.budget_money:g} are spent, and another answer could exceed the limit"
         )
 
     def _by_tokens(self, prompt: int, count: int) -> float:
-        """Tokens that the budget leaves for each of ``count`` answers."""
+        """Tokens per answer that the token budget allows for ``count`` answers."""
         return (self._limits.budget_tokens - self.prompt_tokens - self.answer_tokens) / count - prompt
 
     def _by_money(self, prompt: int, count: int) -> float:
         if not self._limits.budget_money:
             return math.inf
-        left = (self._limits.budget_money - (self.cost or 0.0)) / count - (self._price(prompt, 0) or 0.0)
-        if left < 0 or not self._limits.price_answer:
-            return math.inf if left >= 0 else -1.0
-        return left * 1e6 / self._limits.price_answer
+        remaining = (self._limits.budget_money - (self.cost or 0.0)) / count - (self._price(prompt, 0) or 0.0)
+        if remaining < 0 or not self._limits.price_answer:
+            return math.inf if remaining >= 0 else -1.0
+        return remaining * 1e6 / self._limits.price_answer
 
 
-def _spent(what: str) -> BudgetSpent:
+def _spent(detail: str) -> BudgetSpent:
     remedy = "Raise llm.budget_tokens, llm.budget_money or llm.budget_seconds in [tool.mtmc.llm]."
-    return BudgetSpent(f"the model's budget is spent: {what}", remedy=remedy)
+    return BudgetSpent(f"the model's budget is spent: {detail}", remedy=remedy)

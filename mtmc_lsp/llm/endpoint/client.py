@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint: several answers at once, within a budget, and a ledger of what was asked."""
+"""A model behind an OpenAI-compatible endpoint: concurrent answers within a budget, and a record of all exchanges."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from mtmc_lsp.core.chat import (
 )
 from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.settings import LlmSettings
-from mtmc_lsp.llm.endpoint.budget import Budget, Share
+from mtmc_lsp.llm.endpoint.budget import Allowance, Budget
 from mtmc_lsp.llm.endpoint.endpoint import CUT_SHORT, Answer, Endpoint
-from mtmc_lsp.llm.endpoint.ledger import Ledger, Question
+from mtmc_lsp.llm.endpoint.recording_model import Question, RecordingModel
 
 if TYPE_CHECKING:
     import openai
 
 
-class OpenAIModel(Ledger):
-    """Asks the endpoint in ``OPENAI_BASE_URL``, and keeps a ledger."""
+class OpenAIModel(RecordingModel):
+    """Asks the endpoint in ``OPENAI_BASE_URL`` and records the exchanges."""
 
     def __init__(
         self, settings: LlmSettings, project: Path | None = None, environ: Mapping[str, str] | None = None
     ) -> None:
-        """Nothing is sent yet.
+        """Create the model without sending anything.
 
         Args:
             settings: the model, its limits and its prices.
-            project: paths in it are sent relative to it.
-            environ: names the endpoint, its key and the model; by default the process's own.
+            project: paths inside this folder are sent relative to it.
+            environ: environment variables with the endpoint, its key and the model; default: ``os.environ``.
         """
         super().__init__(project)
         environ = os.environ if environ is None else environ
@@ -48,97 +48,105 @@ class OpenAIModel(Ledger):
         self._endpoint = Endpoint(self.model, settings, environ)
         self._budget = Budget(settings)
 
-    # What is used ------------------------------------------------------------------------------------------------
+    # Usage -------------------------------------------------------------------------------------------------------
 
     def use(self) -> ModelUse:
-        """What all exchanges came to."""
+        """Total usage of all exchanges."""
         return use_of(self.exchanges, self.model, self._budget.cost)
 
     def resume(self, exchanges: Sequence[Exchange]) -> None:
-        """Count what an earlier part of the run asked already."""
+        """Add the exchanges of an interrupted run that is resumed, and charge them to the budget."""
         super().resume(exchanges)
         self._budget.take(exchanges)
 
-    # Asking ------------------------------------------------------------------------------------------------------
+    # Requests ----------------------------------------------------------------------------------------------------
 
     def _answers(self, question: Question) -> list[tuple[Exchange, MtmcError | None]]:
-        sent = question.messages
+        messages = question.messages
         try:
-            share = self._share(sent, question.samples)
+            allowance = self._allowance(messages, question.samples)
         except BudgetSpent as spent:
             text, code = spent.message, spent.code
-            self._keep([Exchange(question.purpose, sent, "", self.model, 0, 0, 0.0, text, True, question.number, code)])
+            self._keep(
+                [Exchange(question.purpose, messages, "", self.model, 0, 0, 0.0, text, True, question.number, code)]
+            )
             raise
         if not self.model:
             raise ModelNotUsable(
-                "no model is named", remedy="Set MTMC_LLM_MODEL, or model in [tool.mtmc.llm] of pyproject.toml."
+                "no model is configured", remedy="Set MTMC_LLM_MODEL, or model in [tool.mtmc.llm] of pyproject.toml."
             )
-        answers = [Answer() for _ in range(share.samples)]
-        began = time.monotonic()
-        errors: list[MtmcError | None] = [None] * share.samples
-        made: list[Exchange] = []
+        answers = [Answer() for _ in range(allowance.samples)]
+        start = time.monotonic()
+        errors: list[MtmcError | None] = [None] * allowance.samples
+        exchanges: list[Exchange] = []
         try:
-            errors = asyncio.run(self._together(sent, question.schema, share, answers))
+            errors = asyncio.run(self._request_all(messages, question.schema, allowance, answers))
         finally:
-            # Also where the user ended it: what was sent was sent, and may cost.
-            seconds = time.monotonic() - began
+            # Also record exchanges after a cancellation: they were sent and may be charged.
+            seconds = time.monotonic() - start
             pairs = zip(answers, errors, strict=True)
-            made += [self._exchange(question, *pair, seconds, share.answer_tokens) for pair in pairs]
-            self._keep(made)
-        return list(zip(made, errors, strict=True))
+            exchanges += [self._exchange(question, *pair, seconds, allowance.answer_tokens) for pair in pairs]
+            self._keep(exchanges)
+        return list(zip(exchanges, errors, strict=True))
 
-    def _share(self, sent: Sequence[Message], samples: int) -> Share:
-        expected = estimated_tokens(sent)
+    def _allowance(self, messages: Sequence[Message], samples: int) -> Allowance:
+        expected = estimated_tokens(messages)
         if expected > self.settings.context_tokens:
             raise ModelFailed(
                 f"the prompt has about {expected} tokens, more than llm.context_tokens = {self.settings.context_tokens}",
-                remedy="Raise it if the model takes more, or optimise a smaller target.",
+                remedy="Raise this setting if the context window of the model is larger, or optimise a smaller target.",
             )
-        return self._budget.share(expected, samples)
+        return self._budget.allowance(expected, samples)
 
-    async def _together(
-        self, sent: Sequence[Message], schema: Mapping[str, object] | None, share: Share, answers: list[Answer]
+    async def _request_all(
+        self,
+        messages: Sequence[Message],
+        schema: Mapping[str, object] | None,
+        allowance: Allowance,
+        answers: list[Answer],
     ) -> list[MtmcError | None]:
-        """What went wrong with each answer."""
+        """The error of each answer, None for successful answers."""
         async with self._endpoint.open() as client:
-            asked = [self._one(client, sent, schema, share, answer) for answer in answers]
-            return await asyncio.gather(*asked)
+            requests = [self._request_one(client, messages, schema, allowance, answer) for answer in answers]
+            return await asyncio.gather(*requests)
 
-    async def _one(
+    async def _request_one(
         self,
         client: openai.AsyncOpenAI,
-        sent: Sequence[Message],
+        messages: Sequence[Message],
         schema: Mapping[str, object] | None,
-        share: Share,
+        allowance: Allowance,
         answer: Answer,
     ) -> MtmcError | None:
-        asked = self._endpoint.ask(client, sent, answer, schema=schema, most_tokens=share.answer_tokens)
+        request = self._endpoint.ask(client, messages, answer, schema=schema, max_tokens=allowance.answer_tokens)
         try:
-            await asyncio.wait_for(asked, share.seconds)
+            await asyncio.wait_for(request, allowance.seconds)
         except (ModelFailed, ModelNotUsable) as error:
             return error
         except (asyncio.TimeoutError, TimeoutError):
-            return ModelFailed(f"llm.budget_seconds = {self.settings.budget_seconds:g} ended while the answer came")
+            return ModelFailed(
+                f"llm.budget_seconds = {self.settings.budget_seconds:g} ended before the answer was complete"
+            )
         return None
 
     def _exchange(
-        self, question: Question, answer: Answer, error: MtmcError | None, seconds: float, most_tokens: int
+        self, question: Question, answer: Answer, error: MtmcError | None, seconds: float, max_tokens: int
     ) -> Exchange:
-        counted = bool(answer.prompt_tokens)
-        received = estimated_tokens([Message("assistant", answer.text + answer.arguments)])
+        is_counted = bool(answer.prompt_tokens)
+        answer_tokens = estimated_tokens([Message("assistant", answer.text + answer.arguments)])
         if error is None:
-            # An answer that was no failure kept to its limit, however its characters are counted.
-            received = min(received, most_tokens)
+            # A successful answer respected the token limit, even if the estimate is higher.
+            answer_tokens = min(answer_tokens, max_tokens)
         return Exchange(
             question.purpose,
             question.messages,
-            answer.whole,
+            answer.content,
             self.model,
-            answer.prompt_tokens if counted else estimated_tokens(question.messages),
-            answer.answer_tokens if counted else received,
+            answer.prompt_tokens if is_counted else estimated_tokens(question.messages),
+            answer.answer_tokens if is_counted else answer_tokens,
             seconds,
             error.message if error is not None else "",
-            counted,
+            is_counted,
             question.number,
             error.code if error is not None else "",
             answer.finish in CUT_SHORT,
@@ -150,12 +158,12 @@ class OpenAIModel(Ledger):
 
 
 def model_name(settings: LlmSettings, environ: Mapping[str, str]) -> str:
-    """The model's name at the endpoint; empty where none is set."""
+    """The model's name at the endpoint; empty if none is set."""
     return environ.get("MTMC_LLM_MODEL") or settings.model
 
 
 def use_of(exchanges: Sequence[Exchange], model: str, cost: float | None) -> ModelUse:
-    """What exchanges came to; what a budget refused was never asked."""
-    asked = [item for item in exchanges if item.failure != BudgetSpent.code]
-    prompt, answer = sum(item.prompt_tokens for item in asked), sum(item.answer_tokens for item in asked)
-    return ModelUse(model, len(asked), prompt, answer, cost, all(item.counted for item in asked))
+    """Total usage of ``exchanges``, without questions that the budget rejected before they were sent."""
+    sent = [item for item in exchanges if item.failure != BudgetSpent.code]
+    prompt_tokens, answer_tokens = sum(item.prompt_tokens for item in sent), sum(item.answer_tokens for item in sent)
+    return ModelUse(model, len(sent), prompt_tokens, answer_tokens, cost, all(item.counted for item in sent))

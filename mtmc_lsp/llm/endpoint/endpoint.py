@@ -1,4 +1,4 @@
-"""One answer of an OpenAI-compatible endpoint: in the strictest form that it knows, streamed, and its faults understood."""
+"""Requests to an OpenAI-compatible endpoint: uses the strictest answer format it supports, streams, and translates errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mtmc_lsp.core.chat import Message, ModelFailed, ModelNotUsable
-from mtmc_lsp.core.repetition import loop_in
+from mtmc_lsp.core.repetition import repetition_start
 from mtmc_lsp.core.settings import LlmSettings
 from mtmc_lsp.llm.redaction import redacted
 
@@ -21,43 +21,43 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 PUBLIC_HOST = "api.openai.com"
-"""Where requests go when no address is set."""
-LONGEST_TOKEN = 16
-"""Characters per token above which an answer has passed the limit that the endpoint was told."""
+"""Host of requests if no base URL is set."""
+MAX_CHARACTERS_PER_TOKEN = 16
+"""Characters per token above which an answer exceeds the token limit of its request."""
 STRUCTURED, OBJECT, TOOL, PLAIN = "json_schema", "json_object", "tool", "plain"
-"""How a choice is asked for: some servers take a schema only with their older name for JSON answers."""
-CIRCLES = "circles"
-"""Why we ended an answer ourselves."""
-CUT_SHORT = ("length", CIRCLES, "")
-"""Why an answer ended that did not come to its own end."""
-LOOK_EVERY = 32
-"""Pieces of an answer after which it is looked at."""
+"""Formats of structured answers, strictest first. Some servers accept a schema only with the older ``json_object``."""
+REPETITION = "repetition"
+"""Finish reason when we abort an answer that repeats itself."""
+CUT_SHORT = ("length", REPETITION, "")
+"""Finish reasons of incomplete answers; empty if the stream ended without a reason."""
+REPETITION_CHECK_INTERVAL = 32
+"""Number of stream chunks between two checks for repetition."""
 TOOL_NAME = "answer"
-OPTIONS = ("stream_options", "temperature", "max_tokens", "max_completion_tokens")
-"""What some endpoints refuse, and what can be done without."""
-THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)", re.DOTALL)
-"""What some models say to themselves before they answer; drafts in it are no answer."""
-CONTEXT = re.compile(r"maximum context length is (\d+)")
-USED = re.compile(r"(\d+) (?:input tokens|(?:tokens )?in the messages)")
+OPTIONAL_FIELDS = ("stream_options", "temperature", "max_tokens", "max_completion_tokens")
+"""Request fields that some endpoints reject and that can be omitted."""
+REASONING = re.compile(r"\A\s*<think(?:ing)?>.*?(?:</think(?:ing)?>\s*|\Z)", re.DOTALL)
+"""Reasoning text before an answer; drafts in it must not be read as the answer."""
+CONTEXT_LENGTH = re.compile(r"maximum context length is (\d+)")
+PROMPT_LENGTH = re.compile(r"(\d+) (?:input tokens|(?:tokens )?in the messages)")
 
 
 @dataclass
 class Answer:
-    """What has come of an answer so far."""
+    """The part of an answer received so far."""
 
     text: str = ""
     arguments: str = ""
-    """Of the tool call, where one is made."""
+    """Arguments of the tool call, if the model calls a tool."""
     prompt_tokens: int = 0
     answer_tokens: int = 0
     pieces: int = 0
     finish: str = ""
-    """Why the endpoint ended it: ``stop``, ``length``, ...; empty where it never said."""
+    """Finish reason of the endpoint: ``stop``, ``length``, ...; empty if none was received."""
 
     @property
-    def whole(self) -> str:
-        """The answer without the model's thoughts."""
-        return THOUGHTS.sub("", self.arguments or self.text)
+    def content(self) -> str:
+        """The answer without reasoning text."""
+        return REASONING.sub("", self.arguments or self.text)
 
     @property
     def length(self) -> int:
@@ -66,7 +66,7 @@ class Answer:
 
 
 class Endpoint:
-    """What is known of the endpoint, and how it is asked."""
+    """Sends requests to one endpoint, and learns which formats and fields it supports."""
 
     def __init__(self, model: str, settings: LlmSettings, environ: Mapping[str, str]) -> None:
         self._model = model
@@ -78,15 +78,15 @@ class Endpoint:
 
     @property
     def form(self) -> str:
-        """How a choice is asked for at present."""
+        """The answer format that is used at present."""
         return self._forms[0]
 
     def only(self, form: str) -> None:
-        """Ask for choices in this form, and in no other."""
+        """Use only this answer format."""
         self._forms = [form]
 
     def open(self) -> openai.AsyncOpenAI:
-        """A client; to be closed."""
+        """A client; the caller closes it."""
         import openai
 
         return openai.AsyncOpenAI(**client_options(self._settings, self._environ))
@@ -98,73 +98,73 @@ class Endpoint:
         answer: Answer,
         *,
         schema: Mapping[str, object] | None,
-        most_tokens: int,
+        max_tokens: int,
     ) -> None:
-        """Fill ``answer``, after as many tries as it takes to find what the endpoint understands.
+        """Fill ``answer``. Retries with other formats until the endpoint accepts the request.
 
         Raises:
-            ModelNotUsable: nothing can be asked here until the user changes something.
-            ModelFailed: this one request came to nothing.
+            ModelNotUsable: no request can succeed until the user changes the configuration.
+            ModelFailed: this request failed.
         """
         import openai
 
         while True:
             form = self._forms[0] if schema is not None else PLAIN
-            request = self._request(sent, schema, form, most_tokens)
+            request = self._request(sent, schema, form, max_tokens)
             try:
-                with self.understood():
-                    await self._receive(client, request, answer, most_tokens)
+                with self.translated_errors():
+                    await self._receive(client, request, answer, max_tokens)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as refusal:
-                less = _room(refusal, most_tokens)
-                if less:
-                    most_tokens = less
+                smaller_limit = _remaining_context(refusal, max_tokens)
+                if smaller_limit:
+                    max_tokens = smaller_limit
                 elif not self._learn(refusal, request, form):
-                    raise ModelFailed(f"{self._place} refuses the request: {_said(refusal)}") from None
+                    raise ModelFailed(f"{self._host} rejects the request: {_error_text(refusal)}") from None
                 continue
             except ModelFailed:
-                # Some servers fail where they meet a schema, rather than refuse it.
+                # Some servers fail on a schema instead of rejecting the request.
                 if form == PLAIN or answer.length or not self._drop(form):
                     raise
                 continue
             if not answer.length and not answer.finish and self._streams:
-                # It does not stream, and answered in one piece that is no stream's.
+                # The endpoint does not stream: it answered with one document instead of chunks.
                 self._streams = False
                 continue
-            if form != PLAIN and not _is_object(answer.whole) and answer.finish not in ("length", CIRCLES):
-                # It took the schema and did not keep to it; the next question asks otherwise.
+            if form != PLAIN and not _is_object(answer.content) and answer.finish not in ("length", REPETITION):
+                # The endpoint ignored the schema: use another format for the next question.
                 self._drop(form)
             return
 
     def _learn(self, refusal: openai.APIStatusError, request: Mapping[str, Any], form: str) -> bool:
-        """Do without what the endpoint refuses; false where there is nothing more to do without."""
-        said = _said(refusal)
-        option = next((name for name in OPTIONS if name in request and name in said), None)
-        if option is not None:
-            self._refused.add(option)
+        """Stop using a feature that the endpoint rejects. False if nothing else can be omitted."""
+        message = _error_text(refusal)
+        field = next((name for name in OPTIONAL_FIELDS if name in request and name in message), None)
+        if field is not None:
+            self._refused.add(field)
             return True
-        if request["stream"] and re.search(r"\bstream(?:ing)?\b", said):
+        if request["stream"] and re.search(r"\bstream(?:ing)?\b", message):
             self._streams = False
             return True
         return form != PLAIN and self._drop(form)
 
     def _drop(self, form: str) -> bool:
-        """Ask for choices in the next form; false where this was the last."""
-        # Answers that are asked for together may each find out the same.
+        """Switch to the next answer format. False if this was the last one."""
+        # Concurrent requests may each detect the same limitation.
         if self._forms[0] == form and len(self._forms) > 1:
             self._forms.pop(0)
         return self._forms[0] != form
 
     def _request(
-        self, sent: Sequence[Message], schema: Mapping[str, object] | None, form: str, most_tokens: int
+        self, sent: Sequence[Message], schema: Mapping[str, object] | None, form: str, max_tokens: int
     ) -> dict[str, Any]:
         options: dict[str, Any] = {"stream_options": {"include_usage": True}} if self._streams else {}
-        options["max_completion_tokens" if "max_tokens" in self._refused else "max_tokens"] = most_tokens
+        options["max_completion_tokens" if "max_tokens" in self._refused else "max_tokens"] = max_tokens
         if self._settings.temperature >= 0:
             options["temperature"] = self._settings.temperature
         request = {name: value for name, value in options.items() if name not in self._refused}
         if form == STRUCTURED:
-            wanted = {"name": TOOL_NAME, "strict": True, "schema": schema}
-            request["response_format"] = {"type": "json_schema", "json_schema": wanted}
+            schema_format = {"name": TOOL_NAME, "strict": True, "schema": schema}
+            request["response_format"] = {"type": "json_schema", "json_schema": schema_format}
         elif form == OBJECT:
             request["response_format"] = {"type": "json_object", "schema": schema}
         elif form == TOOL:
@@ -174,20 +174,20 @@ class Endpoint:
         return {"model": self._model, "messages": messages, "stream": self._streams, **request}
 
     async def _receive(
-        self, client: openai.AsyncOpenAI, request: dict[str, Any], answer: Answer, most_tokens: int
+        self, client: openai.AsyncOpenAI, request: dict[str, Any], answer: Answer, max_tokens: int
     ) -> None:
-        given = await client.chat.completions.create(**request)
+        response = await client.chat.completions.create(**request)
         if not request["stream"]:
-            _take_whole(given, answer)
+            _read_completion(response, answer)
             return
         seconds = self._settings.timeout_seconds
         try:
-            async with given as stream:
-                await asyncio.wait_for(self._read(stream, answer, most_tokens), seconds)
+            async with response as stream:
+                await asyncio.wait_for(self._read(stream, answer, max_tokens), seconds)
         except (asyncio.TimeoutError, TimeoutError):
-            raise ModelFailed(f"the answer had not ended after {seconds:g} s") from None
+            raise ModelFailed(f"the answer was not complete after {seconds:g} s") from None
 
-    async def _read(self, stream: AsyncIterator[ChatCompletionChunk], answer: Answer, most_tokens: int) -> None:
+    async def _read(self, stream: AsyncIterator[ChatCompletionChunk], answer: Answer, max_tokens: int) -> None:
         async for chunk in stream:
             if chunk.usage is not None:
                 answer.prompt_tokens = chunk.usage.prompt_tokens
@@ -198,58 +198,61 @@ class Endpoint:
                 for call in choice.delta.tool_calls or ():
                     answer.arguments += (call.function.arguments or "") if call.function else ""
                 answer.finish = choice.finish_reason or answer.finish
-            if answer.pieces % LOOK_EVERY == 0 and loop_in(answer.arguments or answer.text) is not None:
-                # What follows would cost and say nothing; leaving the stream tells the server to stop.
-                answer.finish = CIRCLES
+            if (
+                answer.pieces % REPETITION_CHECK_INTERVAL == 0
+                and repetition_start(answer.arguments or answer.text) is not None
+            ):
+                # The rest would cost tokens without information. Closing the stream tells the server to stop.
+                answer.finish = REPETITION
                 return
-            # A piece holds a token at least; the first and the last may hold none.
-            if answer.length > LONGEST_TOKEN * most_tokens or answer.pieces > most_tokens + 8:
-                raise ModelFailed(f"the answer did not end at {most_tokens} tokens, the most that it was allowed")
+            # A chunk holds at least one token; the first and the last may be empty.
+            if answer.length > MAX_CHARACTERS_PER_TOKEN * max_tokens or answer.pieces > max_tokens + 8:
+                raise ModelFailed(f"the answer did not end at its limit of {max_tokens} tokens")
 
-    def understood(self) -> _Understood:
-        """Turns what the package raises into our own errors."""
-        return _Understood(self._model, self._place, self._settings)
+    def translated_errors(self) -> _ErrorTranslation:
+        """Context manager that translates errors of the openai package into ours."""
+        return _ErrorTranslation(self._model, self._host, self._settings)
 
     @property
-    def _place(self) -> str:
+    def _host(self) -> str:
         return redacted(self._environ.get("OPENAI_BASE_URL", "")) or PUBLIC_HOST
 
 
 def host_of(environ: Mapping[str, str]) -> str:
-    """The host (and port) that requests would go to; empty where neither an address nor a key is set."""
-    address = environ.get("OPENAI_BASE_URL", "")
-    if not address:
+    """The host (and port) of the endpoint; empty if neither a base URL nor a key is set."""
+    base_url = environ.get("OPENAI_BASE_URL", "")
+    if not base_url:
         return PUBLIC_HOST if environ.get("OPENAI_API_KEY") else ""
-    return urlsplit(address).netloc.rpartition("@")[2] or redacted(address)
+    return urlsplit(base_url).netloc.rpartition("@")[2] or redacted(base_url)
 
 
 def client_options(settings: LlmSettings, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the package's clients take.
+    """Constructor arguments for clients of the openai package.
 
     Raises:
         ModelNotUsable: the package is not installed, or neither an endpoint nor a key is set.
     """
     if importlib.util.find_spec("openai") is None:
         raise ModelNotUsable("the openai package is not installed", remedy="Run: pip install 'mtmc-lsp[llm]'")
-    address, key = environ.get("OPENAI_BASE_URL"), environ.get("OPENAI_API_KEY")
-    if not address and not key:
+    base_url, key = environ.get("OPENAI_BASE_URL"), environ.get("OPENAI_API_KEY")
+    if not base_url and not key:
         raise ModelNotUsable(
-            "no endpoint for a model is set",
-            remedy="Set OPENAI_BASE_URL (and OPENAI_API_KEY, where it wants one), as in http://localhost:8000/v1.",
+            "no model endpoint is configured",
+            remedy="Set OPENAI_BASE_URL, for example to http://localhost:8000/v1, and OPENAI_API_KEY if it needs a key.",
         )
     return {
-        "base_url": address or None,
-        # Servers on one's own machine want no key, but the package wants some text there.
+        "base_url": base_url or None,
+        # Local servers need no key, but the package requires a non-empty one.
         "api_key": key or "none",
         "timeout": settings.timeout_seconds,
         "max_retries": settings.retries,
     }
 
 
-def _take_whole(given: ChatCompletion, answer: Answer) -> None:
-    if given.usage is not None:
-        answer.prompt_tokens, answer.answer_tokens = given.usage.prompt_tokens, given.usage.completion_tokens
-    for choice in given.choices[:1]:
+def _read_completion(completion: ChatCompletion, answer: Answer) -> None:
+    if completion.usage is not None:
+        answer.prompt_tokens, answer.answer_tokens = completion.usage.prompt_tokens, completion.usage.completion_tokens
+    for choice in completion.choices[:1]:
         answer.text = choice.message.content or choice.message.refusal or ""
         for call in choice.message.tool_calls or ():
             answer.arguments += call.function.arguments if call.type == "function" else ""
@@ -263,20 +266,20 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _room(refusal: openai.APIStatusError, most_tokens: int) -> int:
-    """The tokens that the endpoint's context leaves for an answer, where it says so; else 0."""
-    said = _said(refusal)
-    context, used = CONTEXT.search(said), USED.search(said)
-    room = int(context[1]) - int(used[1]) if context and used else 0
-    return room if 0 < room < most_tokens else 0
+def _remaining_context(refusal: openai.APIStatusError, max_tokens: int) -> int:
+    """Tokens that the context window leaves for an answer, parsed from the error message; 0 if unknown."""
+    message = _error_text(refusal)
+    context_length, prompt_length = CONTEXT_LENGTH.search(message), PROMPT_LENGTH.search(message)
+    remaining = int(context_length[1]) - int(prompt_length[1]) if context_length and prompt_length else 0
+    return remaining if 0 < remaining < max_tokens else 0
 
 
-class _Understood:
-    """A refused request (400, 422) passes, for the caller to mend; all else becomes one of our errors."""
+class _ErrorTranslation:
+    """Translates errors of the openai package into ours. Rejected requests (400, 422) pass through: the caller adapts them."""
 
-    def __init__(self, model: str, place: str, settings: LlmSettings) -> None:
+    def __init__(self, model: str, host: str, settings: LlmSettings) -> None:
         self._model = model
-        self._place = place
+        self._host = host
         self._settings = settings
 
     def __enter__(self) -> None:
@@ -284,49 +287,52 @@ class _Understood:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
-            understood = self._error(error)
-            if understood is not None:
-                raise understood from None
+            translated = self._error(error)
+            if translated is not None:
+                raise translated from None
 
     def _error(self, error: Exception) -> ModelNotUsable | ModelFailed | None:
         import openai
 
-        tries = self._settings.retries + 1
-        # What breaks in the middle of a stream comes from the package's own HTTP library, whose name changed.
+        attempts = self._settings.retries + 1
+        # Errors in the middle of a stream come from the HTTP library of the package, whose module name depends on the version.
         in_stream = type(error).__module__.startswith(("httpx", "httpcore"))
         if isinstance(error, (openai.BadRequestError, openai.UnprocessableEntityError)):
             return None
         if isinstance(error, (openai.AuthenticationError, openai.PermissionDeniedError)):
             return ModelNotUsable(
-                f"{self._place} refuses the key: {_said(error)}", remedy="Set OPENAI_API_KEY to a valid one."
+                f"{self._host} rejects the API key: {_error_text(error)}", remedy="Set OPENAI_API_KEY to a valid key."
             )
         if isinstance(error, openai.NotFoundError):
-            what = f"{self._place} knows no model {self._model!r}" if self._model else f"{self._place} lists no models"
+            message = f"{self._host} has no model {self._model!r}" if self._model else f"{self._host} lists no models"
             return ModelNotUsable(
-                f"{what}: {_said(error)}", remedy="See `mtmc doctor`; check the model and OPENAI_BASE_URL."
+                f"{message}: {_error_text(error)}",
+                remedy="Run `mtmc doctor` to list the models; check the model name and OPENAI_BASE_URL.",
             )
         if isinstance(error, openai.RateLimitError):
             wait = error.response.headers.get("retry-after")
-            asked = f" (it asks for {wait} s)" if wait else ""
-            return ModelFailed(f"{self._place} still asked to wait after {tries} tries{asked}: {_said(error)}")
+            hint = f" (retry after {wait} s)" if wait else ""
+            return ModelFailed(
+                f"{self._host} is still rate limited after {attempts} attempts{hint}: {_error_text(error)}"
+            )
         if isinstance(error, openai.APITimeoutError) or (in_stream and "Timeout" in type(error).__name__):
-            return ModelFailed(f"{self._place} gave no answer within {self._settings.timeout_seconds:g} s")
+            return ModelFailed(f"{self._host} did not answer within {self._settings.timeout_seconds:g} s")
         if isinstance(error, openai.APIConnectionError):
             remedy = "Start the server, or check OPENAI_BASE_URL."
-            return ModelNotUsable(f"{self._place} cannot be reached", remedy=remedy)
+            return ModelNotUsable(f"{self._host} cannot be reached", remedy=remedy)
         if isinstance(error, openai.APIStatusError):
-            return ModelFailed(f"{self._place} failed with status {error.status_code}: {_said(error)}")
+            return ModelFailed(f"{self._host} failed with status {error.status_code}: {_error_text(error)}")
         if isinstance(error, (openai.OpenAIError, json.JSONDecodeError)) or in_stream:
-            return ModelFailed(f"the answer of {self._place} broke off: {_first_line(error)}")
+            return ModelFailed(f"the answer of {self._host} was interrupted: {_first_line(error)}")
         return None
 
 
-def _said(error: openai.APIStatusError) -> str:
-    """The endpoint's own words, in one line without secrets: some repeat the key that they refuse."""
+def _error_text(error: openai.APIStatusError) -> str:
+    """The error message of the endpoint, one line without secrets: some endpoints repeat the rejected key."""
     body = error.body
-    inner = body.get("message") if isinstance(body, dict) else None
-    return redacted(_first_line(inner or error.message))
+    message = body.get("message") if isinstance(body, dict) else None
+    return redacted(_first_line(message or error.message))
 
 
-def _first_line(said: object) -> str:
-    return next(iter(str(said).strip().splitlines()), "no reason given")[:300]
+def _first_line(message: object) -> str:
+    return next(iter(str(message).strip().splitlines()), "no reason given")[:300]

@@ -1,4 +1,4 @@
-"""What `mtmc doctor` finds out about an endpoint by a list and a few tiny questions: nothing of the user's is sent."""
+"""Probes an endpoint for `mtmc doctor`: lists its models and sends a few tiny questions, without any user code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtmc_lsp.llm.endpoint.endpoint import OBJECT, STRUCTURED, TOOL, Answer, End
 LIST_SECONDS = 10.0
 PROBE_SECONDS = 30.0
 PROBE_TOKENS = 256
-"""Of an answer: models that think first need some."""
+"""Maximum tokens of an answer: reasoning models need some before they answer."""
 SCHEMA: dict[str, object] = {
     "type": "object",
     "properties": {"number": {"type": "integer", "enum": [7]}},
@@ -26,28 +26,28 @@ QUESTION = (Message("user", 'Answer with the number seven, as JSON: {"number": 7
 
 @dataclass(frozen=True)
 class Abilities:
-    """How a model can be held to an answer."""
+    """Which ways of constraining an answer a model supports."""
 
     structured: str
-    """Whether it keeps to a JSON schema: empty where it does, else why not."""
+    """Empty if answers follow a JSON schema, otherwise the reason why not."""
     tools: str
-    """Whether it calls a tool: empty where it does, else why not."""
+    """Empty if the model calls tools, otherwise the reason why not."""
     counts: bool
-    """Whether tokens are counted."""
+    """Whether the endpoint reports token counts."""
 
 
-def look_at_endpoint(settings: LlmSettings, environ: Mapping[str, str]) -> list[str]:
-    """The models that the endpoint offers.
+def list_models(settings: LlmSettings, environ: Mapping[str, str]) -> list[str]:
+    """The names of the models that the endpoint offers.
 
     Raises:
-        ModelNotUsable: it cannot be reached or refuses the key.
-        ModelFailed: it gave no usable answer.
+        ModelNotUsable: the endpoint cannot be reached or rejects the key.
+        ModelFailed: the endpoint gave no usable answer.
     """
     options = client_options(settings, environ)
     import openai
 
     with (
-        Endpoint("", settings, environ).understood(),
+        Endpoint("", settings, environ).translated_errors(),
         openai.OpenAI(
             **{**options, "timeout": min(LIST_SECONDS, settings.timeout_seconds), "max_retries": 0}
         ) as client,
@@ -55,35 +55,35 @@ def look_at_endpoint(settings: LlmSettings, environ: Mapping[str, str]) -> list[
         return [item.id for item in client.models.list().data]
 
 
-def abilities(model: str, settings: LlmSettings, environ: Mapping[str, str]) -> Abilities:
-    """What the model can do, by asking it; costs some hundred tokens.
+def probe_abilities(model: str, settings: LlmSettings, environ: Mapping[str, str]) -> Abilities:
+    """Probe the abilities of the model with small questions; costs a few hundred tokens.
 
     Raises:
-        ModelNotUsable: it cannot be asked at all.
+        ModelNotUsable: the endpoint, the key or the model is missing or invalid.
     """
-    quick = replace(settings, timeout_seconds=min(PROBE_SECONDS, settings.timeout_seconds), retries=0)
-    found = {form: asyncio.run(_asked(form, model, quick, environ)) for form in (STRUCTURED, TOOL)}
-    structured = found[STRUCTURED][0]
+    probe_settings = replace(settings, timeout_seconds=min(PROBE_SECONDS, settings.timeout_seconds), retries=0)
+    results = {form: asyncio.run(_probe(form, model, probe_settings, environ)) for form in (STRUCTURED, TOOL)}
+    structured = results[STRUCTURED][0]
     if structured:
-        # Some servers take a schema by the older name alone.
-        found[OBJECT] = asyncio.run(_asked(OBJECT, model, quick, environ))
-        structured = found[OBJECT][0] and structured
-    counts = any(answer.prompt_tokens for _, answer in found.values())
-    return Abilities(structured, found[TOOL][0], counts=counts)
+        # Some servers accept a schema only with the older response format.
+        results[OBJECT] = asyncio.run(_probe(OBJECT, model, probe_settings, environ))
+        structured = results[OBJECT][0] and structured
+    counts = any(answer.prompt_tokens for _, answer in results.values())
+    return Abilities(structured, results[TOOL][0], counts=counts)
 
 
-async def _asked(form: str, model: str, settings: LlmSettings, environ: Mapping[str, str]) -> tuple[str, Answer]:
+async def _probe(form: str, model: str, settings: LlmSettings, environ: Mapping[str, str]) -> tuple[str, Answer]:
     endpoint, answer = Endpoint(model, settings, environ), Answer()
     endpoint.only(form)
     async with endpoint.open() as client:
         try:
-            await endpoint.ask(client, QUESTION, answer, schema=SCHEMA, most_tokens=PROBE_TOKENS)
+            await endpoint.ask(client, QUESTION, answer, schema=SCHEMA, max_tokens=PROBE_TOKENS)
         except ModelFailed as failure:
             return failure.message, answer
     if form == TOOL and not answer.arguments:
-        return "it answers in words instead", answer
+        return "it answers with text instead", answer
     try:
-        fits = json.loads(answer.whole) == {"number": 7}
+        is_correct = json.loads(answer.content) == {"number": 7}
     except ValueError:
-        fits = False
-    return "" if fits else f"it answers {' '.join(answer.whole.split())[:40]!r}", answer
+        is_correct = False
+    return "" if is_correct else f"it answers {' '.join(answer.content.split())[:40]!r}", answer

@@ -42,25 +42,35 @@ COMMANDS = {
         "mtmc_lsp.timing.worker.calibration_commands:read_environment",
     ),
     "timing.profile": ("mtmc_lsp.timing.messages:ProfileRequest", "mtmc_lsp.timing.worker.profile_command:profile"),
+    "verify.constructor": (
+        "mtmc_lsp.verify.messages:ConstructorRequest",
+        "mtmc_lsp.verify.worker.reference_commands:constructor",
+    ),
+    "verify.reference": (
+        "mtmc_lsp.verify.messages:ReferenceRequest",
+        "mtmc_lsp.verify.worker.reference_commands:compute_reference",
+    ),
+    "verify.share_inputs": (
+        "mtmc_lsp.verify.messages:ShareInputsRequest",
+        "mtmc_lsp.verify.worker.reference_commands:share_inputs",
+    ),
+    "verify.unshare_inputs": (
+        "mtmc_lsp.verify.messages:UnshareInputsRequest",
+        "mtmc_lsp.verify.worker.reference_commands:unshare_inputs",
+    ),
+    "verify.candidate": (
+        "mtmc_lsp.verify.messages:CandidateRequest",
+        "mtmc_lsp.verify.worker.candidate_commands:run_candidate",
+    ),
+    "verify.judge": ("mtmc_lsp.verify.messages:JudgeRequest", "mtmc_lsp.verify.worker.judge_command:judge"),
+    "verify.reproduce": ("mtmc_lsp.verify.messages:ReproduceRequest", "mtmc_lsp.verify.worker.reproduction:reproduce"),
     "process.start": ("mtmc_lsp.process.messages:StartRequest", "mtmc_lsp.process.worker.start:start"),
 }
 """For each command its request class and its handler, as ``module:name``: a worker imports only what it is asked to run."""
-UNTYPED_COMMANDS = {
-    "measure.compare": "mtmc_lsp.verify.worker.commands:compare",
-    "measure.reference": "mtmc_lsp.verify.worker.commands:reference",
-    "measure.offer": "mtmc_lsp.verify.worker.commands:offer",
-    "measure.take_back": "mtmc_lsp.verify.worker.commands:take_back",
-    "measure.candidate": "mtmc_lsp.verify.worker.commands:candidate",
-    "measure.constructor": "mtmc_lsp.verify.worker.pair_commands:constructor",
-    "measure.pair": "mtmc_lsp.verify.worker.pair_commands:candidate",
-    "measure.reproduce": "mtmc_lsp.verify.worker.reproduction:reproduce",
-    "measure.judge": "mtmc_lsp.verify.worker.pair_commands:compare",
-}
-"""Commands of verification, which take and return JSON objects until they have request classes."""
 PRELOADED_MODULES = (
     "mtmc_lsp.capture.worker.commands",
-    "mtmc_lsp.verify.worker.commands",
-    "mtmc_lsp.verify.worker.pair_commands",
+    "mtmc_lsp.verify.worker.candidate_commands",
+    "mtmc_lsp.verify.worker.judge_command",
 )
 """Modules of the commands that every run needs; a fork server imports them before it forks."""
 MAX_FILE_BYTES = 64 << 30
@@ -131,8 +141,6 @@ def _attribute(path: str) -> Any:
 def _run(command: str, request: Any) -> object:
     from mtmc_lsp.core.json_codec import from_json
 
-    if command in UNTYPED_COMMANDS:
-        return _attribute(UNTYPED_COMMANDS[command])(request)
     request_class, handler = COMMANDS[command]
     return _attribute(handler)(from_json(_attribute(request_class), request))
 

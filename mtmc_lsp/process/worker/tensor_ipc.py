@@ -58,7 +58,7 @@ class _Bytes:
         }
 
 
-def give(value: Any, path: str, *, in_memory: bool) -> None:
+def export_(value: Any, path: str, *, in_memory: bool) -> None:
     """Share mappings and lists of tensors with another process under the path of a file.
 
     Args:
@@ -77,8 +77,8 @@ def give(value: Any, path: str, *, in_memory: bool) -> None:
     torch.save({"content": content, PACKED: packed}, path)
 
 
-def take(path: str, device: str) -> Any:
-    """Copies on ``device`` of the tensors that :func:`give` shared; small tensors are views of one.
+def import_(path: str, device: str) -> Any:
+    """Copies on ``device`` of the tensors that :func:`export_` shared; small tensors are views of one.
 
     Raises:
         HandoverFailed: the memory cannot be opened or is too small for the tensors, or the file is malformed.

@@ -24,7 +24,7 @@ from mtmc_lsp.server.server import Server
 
 def register_all(server: Server) -> None:
     """Register every feature."""
-    every = (
+    all_features = (
         lifecycle,
         code_actions,
         commands,
@@ -41,5 +41,5 @@ def register_all(server: Server) -> None:
         inlay_hints,
         symbols,
     )
-    for feature in every:
+    for feature in all_features:
         feature.register(server)

@@ -1,6 +1,6 @@
-"""Code actions: what can be done with the code at the cursor.
+"""Code actions for the target at the cursor.
 
-An action carries only its target until it is chosen: what it needs to know is looked up when it is resolved.
+An action stores only its target; its edit or command is computed when the action is resolved.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from lsprotocol import types as lsp
 
 from mtmc_lsp.core.run import RunStatus
 from mtmc_lsp.core.workload import TargetKind
-from mtmc_lsp.server.edits import edits_of
+from mtmc_lsp.server.edits import workspace_edit
 from mtmc_lsp.server.features.quick_fixes import quick_fixes
 from mtmc_lsp.server.handshake import CODE_ACTION_KIND as KIND
 from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.source.outline import Outlined
+from mtmc_lsp.source.outline import OutlineEntry
 from mtmc_lsp.source.syntax import line_start
 from mtmc_lsp.source.targets import find_targets
 from mtmc_lsp.source.workload.suggestion import suggest_directive
@@ -38,56 +38,58 @@ class _Offer:
     """An action on a target."""
 
     name: str
-    """The command is ``mtmc.`` and this, the kind ends with it."""
+    """Name of the command without ``mtmc.``; also the last part of the kind."""
     title: str
     disabled: str = ""
-    """Why it cannot be done, and the remedy."""
+    """Why the action is disabled, and the remedy; empty if it is enabled."""
 
 
 def code_actions(ls: Server, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
-    """What can be done with the target at the cursor, or with the selection's first."""
+    """Actions for the target at the cursor or at the selection."""
     document = ls.document(params.text_document.uri)
-    if document is None or not is_ours(document):
+    if document is None or not is_user_tensor_file(document):
         return []
     only = params.context.only
-    fixes = quick_fixes(ls, document, params.range) if _fits(lsp.CodeActionKind.QuickFix.value, only) else []
-    return fixes + (_of_target(ls, document, params) if _wanted(only) else [])
+    fixes = quick_fixes(ls, document, params.range) if _is_requested(lsp.CodeActionKind.QuickFix.value, only) else []
+    return fixes + (_target_actions(ls, document, params) if _wants_target_actions(only) else [])
 
 
-def _of_target(ls: Server, document: Document, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+def _target_actions(ls: Server, document: Document, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     first, last = params.range.start.line, params.range.end.line
-    # What was generated belongs to the target that it was generated for.
+    # A generated block belongs to its target.
     block = document.block_at(first)
     owner = document.outline.find(block) if block is not None else None
     found = owner or document.outline.target_at(first) or document.outline.target_at(last)
     if found is None:
         return []
     offers = [*_review_offers(ls, document, found), *_offers(ls, document, found)]
-    fitting = [offer for offer in offers if _fits(_kind(offer), params.context.only)]
-    return [_action(ls, document, found, o) for o in fitting if not o.disabled or _shows_disabled(ls)]
+    fitting = [offer for offer in offers if _is_requested(_kind(offer), params.context.only)]
+    return [_action(ls, document, found, o) for o in fitting if not o.disabled or _supports_disabled(ls)]
 
 
-def is_ours(document: Document) -> bool:
-    """Whether it is a file of the user's own that has to do with tensors."""
+def is_user_tensor_file(document: Document) -> bool:
+    """Whether the file belongs to the user and uses torch or triton."""
     if {"site-packages", "dist-packages"} & set(Path(document.path).parts):
         return False
-    tops = {path.split(".")[0] for path in document.outline.names.imports.values()}
-    return bool(tops & {"torch", "triton", "jaxtyping"}) or b"# mtmc:" in document.text.data
+    packages = {path.split(".")[0] for path in document.outline.names.imports.values()}
+    return bool(packages & {"torch", "triton", "jaxtyping"}) or b"# mtmc:" in document.text.data
 
 
-def _wanted(only: Any) -> bool:
-    return not only or any(_is_below(KIND, str(_value(kind))) or _is_below(str(_value(kind)), KIND) for kind in only)
+def _wants_target_actions(only: Any) -> bool:
+    return not only or any(
+        _is_subkind(KIND, str(_value(kind))) or _is_subkind(str(_value(kind)), KIND) for kind in only
+    )
 
 
-def _fits(kind: str, only: Any) -> bool:
-    return not only or any(_is_below(kind, str(_value(wanted))) for wanted in only)
+def _is_requested(kind: str, only: Any) -> bool:
+    return not only or any(_is_subkind(kind, str(_value(wanted))) for wanted in only)
 
 
 def _value(kind: Any) -> Any:
     return getattr(kind, "value", kind)
 
 
-def _is_below(kind: str, above: str) -> bool:
+def _is_subkind(kind: str, above: str) -> bool:
     return kind == above or kind.startswith(f"{above}.") or not above
 
 
@@ -96,83 +98,89 @@ def _kind(offer: _Offer) -> str:
     return f"{REVIEW_KIND if is_review else KIND}.{offer.name}"
 
 
-def _offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
-    why_not = _why_not(ls, document, found)
+def _offers(ls: Server, document: Document, found: OutlineEntry) -> list[_Offer]:
+    disabled_reason = _disabled_reason(ls, document, found)
     has_kernel = b"# mtmc: begin " + found.target.qualname.encode() in document.text.data
     is_kernel = found.target.kind is TargetKind.KERNEL
-    no_launcher = "A Triton kernel is optimised through the function that launches it; choose that one." * is_kernel
-    no_kernel = "" if has_kernel else "There is no generated kernel in it yet; optimise it first, and keep a step."
-    directive = "It has one already." if found.has_directive else ""
+    kernel_reason = (
+        "Triton kernels cannot be optimised directly. Choose the function that launches this kernel." * is_kernel
+    )
+    no_kernel_reason = "" if has_kernel else "It has no generated kernel yet. Optimise it first and keep a step."
+    directive_reason = "It already has a workload directive." if found.has_directive else ""
     return [
-        _Offer("optimize", _optimize_title(ls, document, found), why_not or no_launcher),
-        _Offer("plan", "Show the plan first", why_not or no_launcher),
-        _Offer("measure", "Measure this function", why_not or no_launcher),
-        _Offer("verify", "Verify against reference", why_not or no_kernel),
-        _Offer("addWorkload", "Add a workload directive", _broken(found) or no_launcher or directive),
-        _Offer("record", "Record inputs from a command", why_not or no_launcher),
+        _Offer("optimize", _optimize_title(ls, document, found), disabled_reason or kernel_reason),
+        _Offer("plan", "Show the plan first", disabled_reason or kernel_reason),
+        _Offer("measure", "Measure this function", disabled_reason or kernel_reason),
+        _Offer("verify", "Verify against reference", disabled_reason or no_kernel_reason),
+        _Offer(
+            "addWorkload", "Add a workload directive", _syntax_error_reason(found) or kernel_reason or directive_reason
+        ),
+        _Offer("record", "Record inputs from a command", disabled_reason or kernel_reason),
     ]
 
 
-def _optimize_title(ls: Server, document: Document, found: Outlined) -> str:
-    standing = ls.standing(document, found.target.qualname)
-    if standing is not None and standing.changes:
-        return f"Optimize again: {standing.changes[0]}"
+def _optimize_title(ls: Server, document: Document, found: OutlineEntry) -> str:
+    review_state = ls.review_state(document, found.target.qualname)
+    if review_state is not None and review_state.changes:
+        return f"Optimize again: {review_state.changes[0]}"
     return "Optimize to Triton kernel"
 
 
-def _why_not(ls: Server, document: Document, found: Outlined) -> str:
-    """Why the target cannot be optimised now, with the remedy; empty where it can."""
-    if reason := _broken(found):
+def _disabled_reason(ls: Server, document: Document, found: OutlineEntry) -> str:
+    """Why the target cannot be optimised now, with the remedy; empty if it can."""
+    if reason := _syntax_error_reason(found):
         return reason
     if not document.path or not Path(document.path).is_file():
-        return "The file is not on disk yet; save it first."
-    job = ls.jobs.of(document.path, found.target.qualname)
-    return f"It is being worked on: {job.title}. Wait, or cancel that." if job is not None else ""
+        return "The file does not exist on disk. Save it first."
+    job = ls.jobs.for_target(document.path, found.target.qualname)
+    return f"A job for it is already active: {job.title}. Wait for it or cancel it." if job is not None else ""
 
 
-def _broken(found: Outlined) -> str:
-    return f"{found.target.qualname} has a syntax error; mend it first." if found.is_broken else ""
+def _syntax_error_reason(found: OutlineEntry) -> str:
+    return f"{found.target.qualname} has a syntax error. Fix it first." if found.is_broken else ""
 
 
-def _review_offers(ls: Server, document: Document, found: Outlined) -> list[_Offer]:
-    """The code lenses' commands, for clients that show no lenses."""
-    standing = ls.standing(document, found.target.qualname)
-    if standing is None:
+def _review_offers(ls: Server, document: Document, found: OutlineEntry) -> list[_Offer]:
+    """The commands of the code lenses, for clients without code lenses."""
+    review_state = ls.review_state(document, found.target.qualname)
+    if review_state is None:
         return []
     offers = []
-    stale = ""
-    if standing.is_stale:
-        what = "The function was changed since it was measured" if standing.is_changed else standing.why_stale
-        stale = f"{what}; optimise it again."
-    going_on = _unless_over(ls, document, found)
-    if standing.pending:
-        step = standing.pending[0]
+    stale_reason = ""
+    if review_state.is_stale:
+        change = (
+            "The function changed since it was measured" if review_state.is_changed else review_state.stale_description
+        )
+        stale_reason = f"{change}. Optimise it again."
+    active_reason = _active_job_reason(ls, document, found)
+    if review_state.pending:
+        step = review_state.pending[0]
         offers += [
-            _Offer("keep", f"Keep step {step.index}: {step.action.text}", stale),
+            _Offer("keep", f"Keep step {step.index}: {step.action.text}", stale_reason),
             _Offer("diff", f"Diff of step {step.index}"),
-            _Offer("undo", f"Undo step {step.index}", stale or going_on),
-            _Offer("tryAnother", f"Try another instead of step {step.index}", stale or going_on),
-            _Offer("keepAll", f"Keep all {len(standing.pending)} steps", stale),
+            _Offer("undo", f"Undo step {step.index}", stale_reason or active_reason),
+            _Offer("tryAnother", f"Try another action instead of step {step.index}", stale_reason or active_reason),
+            _Offer("keepAll", f"Keep all {len(review_state.pending)} steps", stale_reason),
         ]
         if not ls.options.diff_view:
-            offers.append(_Offer("preview", "Preview the whole run", stale))
-    elif standing.kept:
-        step = standing.kept_steps[-1]
+            offers.append(_Offer("preview", "Preview all steps of the run", stale_reason))
+    elif review_state.kept:
+        step = review_state.kept_steps[-1]
         offers.append(_Offer("diff", f"Diff of step {step.index}"))
-        offers.append(_Offer("undo", f"Undo step {step.index}: {step.action.text}", stale or going_on))
-    if standing.kept or standing.is_edited:
+        offers.append(_Offer("undo", f"Undo step {step.index}: {step.action.text}", stale_reason or active_reason))
+    if review_state.kept or review_state.is_edited:
         offers.append(_Offer("undoAll", "Undo all steps"))
-    if standing.review.status is RunStatus.RUNNING and not going_on:
-        offers.append(_Offer("resume", "Go on with the run", stale))
+    if review_state.review.status is RunStatus.RUNNING and not active_reason:
+        offers.append(_Offer("resume", "Resume the run", stale_reason))
     return offers
 
 
-def _unless_over(ls: Server, document: Document, found: Outlined) -> str:
-    is_going_on = ls.jobs.of(document.path, found.target.qualname) is not None
-    return "The run still goes on; wait for its end, or cancel it." if is_going_on else ""
+def _active_job_reason(ls: Server, document: Document, found: OutlineEntry) -> str:
+    is_active = ls.jobs.for_target(document.path, found.target.qualname) is not None
+    return "The run is still active. Wait for it or cancel it." if is_active else ""
 
 
-def _action(ls: Server, document: Document, found: Outlined, offer: _Offer) -> lsp.CodeAction:
+def _action(ls: Server, document: Document, found: OutlineEntry, offer: _Offer) -> lsp.CodeAction:
     action = lsp.CodeAction(
         title=offer.title,
         kind=_kind(offer),
@@ -180,26 +188,26 @@ def _action(ls: Server, document: Document, found: Outlined, offer: _Offer) -> l
     )
     if offer.disabled:
         action.disabled = lsp.CodeActionDisabled(offer.disabled)
-    elif not _resolves(ls):
+    elif not _supports_resolve(ls):
         return resolve(ls, action)
     return action
 
 
-def _shows_disabled(ls: Server) -> bool:
-    """Whether the client can show an action that cannot be done now, with the reason."""
+def _supports_disabled(ls: Server) -> bool:
+    """Whether the client can show disabled actions with their reason."""
     text = ls.client_capabilities.text_document
     return text is not None and text.code_action is not None and bool(text.code_action.disabled_support)
 
 
-def _resolves(ls: Server) -> bool:
-    """Whether the client completes an action before it runs it."""
+def _supports_resolve(ls: Server) -> bool:
+    """Whether the client resolves an action before it runs it."""
     text = ls.client_capabilities.text_document
     support = text.code_action.resolve_support if text is not None and text.code_action is not None else None
     return support is not None and "command" in support.properties and "edit" in support.properties
 
 
 def resolve(ls: Server, action: lsp.CodeAction) -> lsp.CodeAction:
-    """The action's edit or command."""
+    """Add the edit or the command to an action."""
     data = action.data if isinstance(action.data, dict) else {}
     name, uri, target = data.get("name"), data.get("uri"), data.get("target")
     if name == "addWorkload":
@@ -209,30 +217,30 @@ def resolve(ls: Server, action: lsp.CodeAction) -> lsp.CodeAction:
     return action
 
 
-def _enough(text: bytes, found: Outlined) -> bytes:
-    """The part of a file that says what a target takes: its own statement, unless a constructor is inherited."""
+def _relevant_source(text: bytes, found: OutlineEntry) -> bytes:
+    """The source that defines the parameters of a target: its own statement, or the file if a constructor is inherited."""
     part = found.chunk.text
     is_whole = found.target.kind is TargetKind.FUNCTION or b"def __init__" in part
     known = is_whole and any(target.qualname == found.target.qualname for target in find_targets(part, ""))
     return part if known else text
 
 
-def proposed_directive(document: Document, found: Outlined) -> str:
-    """The directive that a target could have, filled in as far as its code tells: one line."""
-    return suggest_directive(_enough(document.text.data, found), found.target)
+def proposed_directive(document: Document, found: OutlineEntry) -> str:
+    """A suggested workload directive for a target, one line, derived from its code."""
+    return suggest_directive(_relevant_source(document.text.data, found), found.target)
 
 
-def directive_edit(ls: Server, uri: str, qualname: str, words: str = "") -> lsp.WorkspaceEdit | None:
-    """The directive (by default a suggested one) as a comment above the target; None where the target is gone."""
+def directive_edit(ls: Server, uri: str, qualname: str, directive: str = "") -> lsp.WorkspaceEdit | None:
+    """An edit that inserts a directive (default: the suggested one) above the target; None if the target no longer exists."""
     document = ls.document(uri)
-    found = document.outline.find(qualname) if document is not None else None
-    if document is None or found is None:
+    outlined = document.outline.find(qualname) if document is not None else None
+    if document is None or outlined is None:
         return None
     text = document.text.data
-    line = document.text.line(found.first_line - 1)
+    line = document.text.line(outlined.first_line - 1)
     indent = line[: len(line) - len(line.lstrip())].decode()
     newline = "\r\n" if b"\r\n" in text else "\n"
-    words = words or proposed_directive(document, found)
-    at = document.text.position(line_start(text, document.text.offset(lsp.Position(found.first_line - 1, 0))))
-    edit = lsp.TextEdit(lsp.Range(at, at), f"{indent}{words}{newline}")
-    return edits_of(ls, document, [edit])
+    directive = directive or proposed_directive(document, outlined)
+    position = document.text.position(line_start(text, document.text.offset(lsp.Position(outlined.first_line - 1, 0))))
+    edit = lsp.TextEdit(lsp.Range(position, position), f"{indent}{directive}{newline}")
+    return workspace_edit(ls, document, [edit])

@@ -1,7 +1,7 @@
-"""``workspace/executeCommand``: start a run, a plan or a measurement, end one, and the like.
+"""``workspace/executeCommand``: commands that start or cancel runs, plans and measurements.
 
-Every command takes one object: ``{"uri": ..., "target": qualified name}``, and some a ``step``, ``job`` or ``command``. A
-command answers at once; what it starts tells of itself by progress.
+Every command takes one object: ``{"uri": ..., "target": qualified name}``, some also a ``step``, ``job`` or ``command``. A
+command returns immediately; the job that it starts reports progress.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pygls.exceptions import JsonRpcInvalidParams
 
 from mtmc_lsp.server.features.code_actions import directive_edit, proposed_directive
 from mtmc_lsp.server.jobs import Job
-from mtmc_lsp.server.model_consent import ASKING
+from mtmc_lsp.server.model_consent import MODEL_JOBS
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.server.text import ERRORS
 from mtmc_lsp.source.compose import strip_generated
-from mtmc_lsp.source.outline import Outlined
+from mtmc_lsp.source.outline import OutlineEntry
 
 PROPOSED = "mtmc/proposedWorkload"
 DIRECTIVE = "# mtmc: "
@@ -31,7 +31,7 @@ TITLES = {
 
 
 def register(server: Server) -> None:
-    """Register the commands that start and end work."""
+    """Register the commands that start and cancel jobs."""
     server.command("mtmc.optimize")(optimize)
     server.command("mtmc.plan")(plan)
     server.command("mtmc.measure")(measure)
@@ -43,46 +43,46 @@ def register(server: Server) -> None:
     server.feature(lsp.WINDOW_WORK_DONE_PROGRESS_CANCEL)(progress_cancelled)
 
 
-def place(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, Outlined, dict[str, Any]]:
-    """The document and the target that a command is about, and its whole argument.
+def resolve_target(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, OutlineEntry, dict[str, Any]]:
+    """The document, the target and the argument object of a command.
 
     Raises:
-        JsonRpcInvalidParams: there is no such argument, open file or target.
+        JsonRpcInvalidParams: the argument is missing, or names no open file or no target.
     """
-    given = arguments[0] if arguments and isinstance(arguments[0], dict) else {}
-    document = ls.document(str(given.get("uri", "")))
+    argument = arguments[0] if arguments and isinstance(arguments[0], dict) else {}
+    document = ls.document(str(argument.get("uri", "")))
     if document is None:
-        raise JsonRpcInvalidParams('pass {"uri": ..., "target": ...} of a Python file that is open')
-    found = document.outline.find(str(given.get("target", "")))
-    if found is None:
+        raise JsonRpcInvalidParams('pass {"uri": ..., "target": ...} of an open Python file')
+    outlined = document.outline.find(str(argument.get("target", "")))
+    if outlined is None:
         names = ", ".join(document.outline.by_name) or "none"
-        raise JsonRpcInvalidParams(f"no target {given.get('target')!r} in {document.uri}; there is {names}")
-    return document, found, given
+        raise JsonRpcInvalidParams(f"no target {argument.get('target')!r} in {document.uri}; targets: {names}")
+    return document, outlined, argument
 
 
 async def optimize(ls: Server, *arguments: Any) -> dict[str, Any] | None:
-    """Start a run."""
+    """Start an optimisation run."""
     return await _start(ls, arguments, "optimize")
 
 
 async def plan(ls: Server, *arguments: Any) -> dict[str, Any] | None:
-    """Show what could be tried first."""
+    """Show the planned actions."""
     return await _start(ls, arguments, "plan")
 
 
 async def measure(ls: Server, *arguments: Any) -> dict[str, Any] | None:
-    """Time the target as it is in the editor."""
+    """Measure the target as it is in the editor."""
     return await _start(ls, arguments, "measure")
 
 
 async def verify(ls: Server, *arguments: Any) -> dict[str, Any] | None:
-    """Compare the target, with its kernels as they are in the editor, with its own code."""
+    """Verify the target, with its kernels as they are in the editor, against the original code."""
     return await _start(ls, arguments, "verify")
 
 
 async def _start(ls: Server, arguments: tuple[Any, ...], kind: str) -> dict[str, Any] | None:
-    document, found, given = place(ls, arguments)
-    return await start(ls, document, found.target.qualname, kind, TITLES[kind], token=given.get("workDoneToken"))
+    document, outlined, argument = resolve_target(ls, arguments)
+    return await start(ls, document, outlined.target.qualname, kind, TITLES[kind], token=argument.get("workDoneToken"))
 
 
 async def start(
@@ -96,29 +96,29 @@ async def start(
     process: tuple[str, ...] = (),
     **request: Any,
 ) -> dict[str, Any] | None:
-    """Put a job into the queue, once the folder is trusted; gives its number, None where the user said no."""
+    """Queue a job once the folder is trusted. Returns the job id, or None if the file is not saved or not trusted."""
     if not document.path or not Path(document.path).is_file():
-        text = f"{document.uri} is not on disk yet; save it first."
+        text = f"{document.uri} does not exist on disk. Save it first."
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, text))
         return None
     if not await ls.ensure_trust(document.path):
         return None
-    root, of_run = ls.root_of(document.path), (await ls.settings_of(document.uri)).of_run()
-    consented = kind in ASKING and await ls.model_consent.ensure(ls, root, Path(document.path), of_run)
-    # After all that is waited for: another command may have come meanwhile.
-    busy = ls.jobs.of(document.path, target)
-    if busy is not None:
-        text = f"{target} is being worked on already: {busy.title}."
+    root, run_settings = ls.root_of(document.path), (await ls.settings_of(document.uri)).run_settings()
+    consented = kind in MODEL_JOBS and await ls.model_consent.ensure(ls, root, Path(document.path), run_settings)
+    # Check after all awaits: another command may have started a job in the meantime.
+    active_job = ls.jobs.for_target(document.path, target)
+    if active_job is not None:
+        text = f"A job for {target} is already active: {active_job.title}."
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))
-        return {"job": busy.id}
-    # A search starts from the user's own text; what the file holds of an earlier one is measured and verified as it is.
-    text_now = document.text.data if kind in ("measure", "verify") else strip_generated(document.text.data, target)
+        return {"job": active_job.id}
+    # A search starts from the original code; measure and verify use the file with its generated code.
+    source = document.text.data if kind in ("measure", "verify") else strip_generated(document.text.data, target)
     request = {
         "kind": kind,
         "path": document.path,
         "target": target,
-        "text": text_now.decode("utf-8", ERRORS),
-        "settings": of_run,
+        "text": source.decode("utf-8", ERRORS),
+        "settings": run_settings,
         "consented": consented,
         **request,
     }
@@ -129,48 +129,48 @@ async def start(
 
 
 async def add_workload(ls: Server, *arguments: Any) -> None:
-    """Put the directive above the target: the ``inputs`` that are given (``x=f32[8,48]``), else those that are proposed."""
-    document, found, given = place(ls, arguments)
-    inputs = " ".join(str(given.get("inputs") or "").split())
-    edit = directive_edit(ls, document.uri, found.target.qualname, f"{DIRECTIVE}{inputs}" if inputs else "")
+    """Insert a workload directive above the target, with the given ``inputs`` (``x=f32[8,48]``) or suggested ones."""
+    document, outlined, argument = resolve_target(ls, arguments)
+    inputs = " ".join(str(argument.get("inputs") or "").split())
+    edit = directive_edit(ls, document.uri, outlined.target.qualname, f"{DIRECTIVE}{inputs}" if inputs else "")
     if edit is not None:
         await ls.workspace_apply_edit_async(lsp.ApplyWorkspaceEditParams(edit, "Add a workload directive"))
 
 
 def proposed_workload(ls: Server, params: Any) -> dict[str, str] | None:
-    """``mtmc/proposedWorkload``: inputs that a target (``uri``, ``target``) could have, to be changed before they are written."""
+    """``mtmc/proposedWorkload``: suggested inputs for a target (``uri``, ``target``), for the user to edit."""
     document = ls.document(str(getattr(params, "uri", "")))
-    found = document.outline.find(str(getattr(params, "target", ""))) if document is not None else None
-    if document is None or found is None:
+    outlined = document.outline.find(str(getattr(params, "target", ""))) if document is not None else None
+    if document is None or outlined is None:
         return None
-    return {"inputs": proposed_directive(document, found).removeprefix(DIRECTIVE)}
+    return {"inputs": proposed_directive(document, outlined).removeprefix(DIRECTIVE)}
 
 
 async def cancel(ls: Server, *arguments: Any) -> bool:
-    """End a job by its number, or by ``uri`` and ``target``; without either, all of them."""
-    given = arguments[0] if arguments and isinstance(arguments[0], dict) else {}
-    chosen = [
+    """Cancel a job by its id or by ``uri`` and ``target``; without arguments, cancel all jobs."""
+    argument = arguments[0] if arguments and isinstance(arguments[0], dict) else {}
+    matches = [
         job
-        for job in ls.jobs.present
-        if given.get("job") in (None, job.id)
-        and given.get("uri") in (None, job.uri)
-        and given.get("target") in (None, job.target)
+        for job in ls.jobs.active
+        if argument.get("job") in (None, job.id)
+        and argument.get("uri") in (None, job.uri)
+        and argument.get("target") in (None, job.target)
     ]
-    for job in chosen:
+    for job in matches:
         await ls.jobs.cancel(job)
-    return bool(chosen)
+    return bool(matches)
 
 
 def jobs(ls: Server, *arguments: Any) -> list[dict[str, Any]]:
-    """What runs, and what waits."""
+    """The running and queued jobs."""
     return [
         {"job": j.id, "kind": j.kind, "uri": j.uri, "target": j.target, "state": j.state.value, "stage": j.stage}
-        for j in ls.jobs.present
+        for j in ls.jobs.active
     ]
 
 
 async def progress_cancelled(ls: Server, params: lsp.WorkDoneProgressCancelParams) -> None:
-    """The user pressed cancel."""
+    """Cancel the job of a progress that the user cancelled."""
     number = ls.reporter.job_of(params.token)
     job = ls.jobs.find(number) if number is not None else None
     if job is not None:

@@ -1,4 +1,4 @@
-"""``mtmc/device``: what a run of a folder's code would be measured on, for clients that say so before there is one."""
+"""``mtmc/device``: the device on which runs of a folder are measured, for clients that show it before a run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def register(server: Server) -> None:
 
 
 async def device(ls: Server, params: Any) -> dict[str, str] | None:
-    """The ``gpu``'s name for the file or folder ``uri``, empty where code would run on the CPU; nothing where that is not known.
+    """The name of the GPU for the file or folder ``uri``; empty for CPU only, None if unknown.
 
-    The folder's interpreter is asked, so nothing is said of one that is not trusted.
+    Runs the folder's interpreter, so the answer is None for folders that are not trusted.
     """
     path = to_fs_path(str(getattr(params, "uri", "")))
     if path is None or not Path(path).exists():
@@ -41,5 +41,5 @@ def _gpu(python: str | None, file: Path) -> str | None:
     try:
         return gpu_of(python or find_python(file, read_settings(file.parent)))
     except MtmcError:
-        # A run says what is wrong with the settings.
+        # A run reports what is wrong with the settings.
         return None

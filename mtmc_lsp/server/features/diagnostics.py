@@ -1,4 +1,4 @@
-"""Diagnostics: what a run found, whether it still holds, and the static checks; pulled by clients that do, else pushed."""
+"""Diagnostics: results of runs, stale runs, and static checks. Pulled by clients that support it, otherwise pushed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtmc_lsp.core.workload import Target
 from mtmc_lsp.docs import page
 from mtmc_lsp.report.phrases import ratio_text
 from mtmc_lsp.server.handshake import SOURCE
-from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.lint.finding import Finding, Severity
 from mtmc_lsp.source.target_text import block_start
@@ -24,21 +24,21 @@ SEVERITIES = {
     Severity.HINT: lsp.DiagnosticSeverity.Hint,
 }
 PUSH_SECONDS = 0.01
-"""Least time between two pushes: the first of a burst of keystrokes is looked at immediately, the others together."""
+"""Minimum time between two pushes: the first edit of a burst is checked immediately, the others together."""
 SETTLE_SECONDS = 0.5
-"""How long nothing is typed before all of a broken file is read."""
+"""Time without edits before a file with errors is outlined completely."""
 
 
 def register(server: Server) -> None:
-    """Register both ways of diagnostics."""
+    """Register pull and push diagnostics."""
     options = lsp.DiagnosticOptions(inter_file_dependencies=False, workspace_diagnostics=False, identifier=SOURCE)
     server.feature(lsp.TEXT_DOCUMENT_DIAGNOSTIC, options)(pull)
     server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)(did_change)
-    server.refreshers.append(lambda uris: refresh(server, uris))
+    server.refresh_listeners.append(lambda uris: refresh(server, uris))
 
 
 def pull(ls: Server, params: lsp.DocumentDiagnosticParams) -> lsp.DocumentDiagnosticReport:
-    """Answer a client that asks."""
+    """Answer a diagnostics request."""
     document = ls.document(params.text_document.uri)
     items = diagnostics_of(ls, document) if document is not None else []
     result = hashlib.sha256(repr(items).encode("utf-8", "replace")).hexdigest()[:16]
@@ -48,16 +48,16 @@ def pull(ls: Server, params: lsp.DocumentDiagnosticParams) -> lsp.DocumentDiagno
 
 
 def did_change(ls: Server, params: lsp.DidChangeTextDocumentParams) -> None:
-    """Look at what was typed."""
+    """Schedule diagnostics after an edit."""
     uri = params.text_document.uri
     if not _pulls(ls):
         _push_soon(ls, uri)
     document = ls.document(uri)
     if document is not None:
         ls.refresh_dependents(document.path)
-        if document.settling is not None:
-            document.settling.cancel()
-        document.settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, _settle, ls, document)
+        if document.settle_timer is not None:
+            document.settle_timer.cancel()
+        document.settle_timer = asyncio.get_running_loop().call_later(SETTLE_SECONDS, _settle, ls, document)
 
 
 def _settle(ls: Server, document: Document) -> None:
@@ -66,7 +66,7 @@ def _settle(ls: Server, document: Document) -> None:
 
 
 def refresh(ls: Server, uris: set[str]) -> None:
-    """There is news that the client does not know of."""
+    """Push diagnostics, or ask the client to pull them again."""
     if not _pulls(ls):
         for uri in uris:
             _push_soon(ls, uri)
@@ -95,7 +95,7 @@ def _push(ls: Server, uri: str) -> None:
     items = diagnostics_of(ls, document) if document is not None else []
     if document is not None:
         document.pushed_at = asyncio.get_running_loop().time()
-        # A run has news many times in a second, and few of them change what is said of the file.
+        # A run reports changes many times per second; few of them change the diagnostics.
         if document.pushed == (document.version, items):
             return
         document.pushed = (document.version, items)
@@ -104,31 +104,35 @@ def _push(ls: Server, uri: str) -> None:
 
 
 def diagnostics_of(ls: Server, document: Document) -> list[lsp.Diagnostic]:
-    """Everything that is to be said of a file."""
-    found = [item for standing in ls.standings(document) for item in _of_standing(document, standing)]
+    """All diagnostics of a file."""
+    diagnostics = [
+        item for review_state in ls.review_states(document) for item in _review_diagnostics(document, review_state)
+    ]
     for (path, qualname), (text, verdict) in ls.verdicts.items():
         if path == document.path and not verdict.is_correct and text == document.text.data:
-            place = document.outline.find(qualname)
-            found += [_incorrect(document, place.target, verdict)] if place is not None else []
+            outlined = document.outline.find(qualname)
+            diagnostics += [_incorrect(document, outlined.target, verdict)] if outlined is not None else []
     ignored = ls.settings.ignored_checks
-    found += [of_finding(document, start, item) for start, item in document.findings if item.code not in ignored]
-    return found
+    diagnostics += [
+        diagnostic_of(document, start, item) for start, item in document.findings if item.code not in ignored
+    ]
+    return diagnostics
 
 
-def of_finding(document: Document, start: int, finding: Finding) -> lsp.Diagnostic:
-    """A finding of the static checks."""
+def diagnostic_of(document: Document, start: int, finding: Finding) -> lsp.Diagnostic:
+    """The diagnostic of a finding of the static checks."""
     return lsp.Diagnostic(
         range=document.text.range(start + finding.start, start + finding.end),
         message=finding.message,
         severity=SEVERITIES[finding.severity],
         code=finding.code,
-        code_description=described(finding.code, "checks"),
+        code_description=documentation_link(finding.code, "checks"),
         source=SOURCE,
     )
 
 
-def described(code: str, kind: str = "diagnostics") -> lsp.CodeDescription:
-    """The link to a code's page."""
+def documentation_link(code: str, kind: str = "diagnostics") -> lsp.CodeDescription:
+    """The link to the documentation of a code."""
     return lsp.CodeDescription(page(kind, code).as_uri())
 
 
@@ -145,50 +149,61 @@ def _diagnostic(
         message=message,
         severity=severity,
         code=code,
-        code_description=described(code),
+        code_description=documentation_link(code),
         source=SOURCE,
         related_information=related or None,
         data={"target": target.qualname},
     )
 
 
-def _of_standing(document: Document, standing: Standing) -> list[lsp.Diagnostic]:
-    review = standing.review
+def _review_diagnostics(document: Document, review_state: ReviewState) -> list[lsp.Diagnostic]:
+    review = review_state.review
     name = review.qualname
-    kernel = _kernel_place(document, name)
-    if standing.is_stale:
-        what = "; the kernel in the file still computes what it was" if kernel and standing.is_changed else ""
-        if kernel and not standing.is_changed:
-            what = f"; the kernels of {name} hold for what it was"
-        text = f"{standing.why_stale}{what}. Optimise {'it' if standing.is_changed else name} again."
-        is_silent = standing.is_changed or not kernel
+    kernel = _kernel_location(document, name)
+    if review_state.is_stale:
+        consequence = (
+            "; the kernel in the file still computes the old version" if kernel and review_state.is_changed else ""
+        )
+        if kernel and not review_state.is_changed:
+            consequence = f"; the kernels of {name} are only valid for the old state"
+        text = f"{review_state.stale_description}{consequence}. Optimise {'it' if review_state.is_changed else name} again."
+        is_silent = review_state.is_changed or not kernel
         severity = lsp.DiagnosticSeverity.Hint if is_silent else lsp.DiagnosticSeverity.Warning
-        return [_diagnostic(document, standing.place.target, "stale", severity, text, kernel)]
+        return [_diagnostic(document, review_state.outlined.target, "stale", severity, text, kernel)]
     if review.status is RunStatus.NO_GAIN and review.steps:
-        text = f"Nothing was faster than {name} as it is: {len(review.steps)} steps were tried."
-        return [_diagnostic(document, standing.place.target, "not-faster", lsp.DiagnosticSeverity.Hint, text, [])]
+        text = f"No version was faster than {name}: {len(review.steps)} steps were tried."
+        return [
+            _diagnostic(document, review_state.outlined.target, "not-faster", lsp.DiagnosticSeverity.Hint, text, [])
+        ]
     if review.status is RunStatus.INCORRECT:
         text = f"No step for {name} could be verified: {review.steps[-1].reason}"
         return [
-            _diagnostic(document, standing.place.target, "unverified", lsp.DiagnosticSeverity.Information, text, [])
+            _diagnostic(
+                document, review_state.outlined.target, "unverified", lsp.DiagnosticSeverity.Information, text, []
+            )
         ]
-    step = standing.shown
+    step = review_state.shown
     if step is None:
         return []
-    related = [*kernel, *_step_places(document, standing)]
+    related = [*kernel, *_step_locations(document, review_state)]
     gpu = review.environment.gpu if review.environment is not None else ""
-    text = speed_words(step, gpu)
-    if standing.pending:
-        text = f"{text}; {len(standing.pending)} steps wait for your decision"
+    text = speed_text(step, gpu)
+    if review_state.pending:
+        text = f"{text}; pending steps: {len(review_state.pending)}"
     code = "speedup" if step.timing is not None else "unmeasured"
     return [
         _diagnostic(
-            document, standing.place.target, code, lsp.DiagnosticSeverity.Information, f"{name}: {text}.", related
+            document,
+            review_state.outlined.target,
+            code,
+            lsp.DiagnosticSeverity.Information,
+            f"{name}: {text}.",
+            related,
         )
     ]
 
 
-def speed_words(step: Step, gpu: str) -> str:
+def speed_text(step: Step, gpu: str) -> str:
     """``1.83x (1.79 to 1.86) over compile: 12.3 us against 22.5 us, on NVIDIA H200``."""
     timing = step.timing
     if timing is None:
@@ -201,35 +216,35 @@ def speed_words(step: Step, gpu: str) -> str:
 
 
 def _incorrect(document: Document, target: Target, verdict: Verdict) -> lsp.Diagnostic:
-    text = f"{target.qualname} with its kernel does not compute what its own code does: {verdict.reason}"
+    text = f"{target.qualname} with its kernel does not match its original code: {verdict.reason}"
     severity = lsp.DiagnosticSeverity.Error
-    return _diagnostic(document, target, "incorrect", severity, text, _kernel_place(document, target.qualname))
+    return _diagnostic(document, target, "incorrect", severity, text, _kernel_location(document, target.qualname))
 
 
-def _kernel_place(document: Document, qualname: str) -> list[lsp.DiagnosticRelatedInformation]:
-    """Where the generated block of a target begins."""
+def _kernel_location(document: Document, qualname: str) -> list[lsp.DiagnosticRelatedInformation]:
+    """The start of the generated block of a target."""
     start = block_start(document.text.data, qualname)
     if start < 0:
         return []
     line = document.text.position(start).line
-    place = lsp.Location(document.uri, document.text.line_range(line))
-    return [lsp.DiagnosticRelatedInformation(place, f"the kernels of {qualname}")]
+    location = lsp.Location(document.uri, document.text.line_range(line))
+    return [lsp.DiagnosticRelatedInformation(location, f"the kernels of {qualname}")]
 
 
-def _step_places(document: Document, standing: Standing) -> list[lsp.DiagnosticRelatedInformation]:
-    """The lines that each step is about, where they stand now."""
-    result = standing.review.result
-    found = standing.place.target
+def _step_locations(document: Document, review_state: ReviewState) -> list[lsp.DiagnosticRelatedInformation]:
+    """The current lines of each step."""
+    result = review_state.review.result
+    target = review_state.outlined.target
     if result is None:
         return []
-    # The dispatch statement is first in the body, so lines of the body have moved as far as the end has.
-    moved = found.end_line - result.target.end_line
-    places = []
-    for step in standing.review.accepted:
+    # The dispatch statement is first in the body, so all lines of the body moved by the same distance as its end.
+    shift = target.end_line - result.target.end_line
+    locations = []
+    for step in review_state.review.accepted:
         first, last = step.action.lines
-        if not first or last + moved > document.text.line_count:
+        if not first or last + shift > document.text.line_count:
             continue
-        start, end = document.text.line_range(first + moved - 1), document.text.line_range(last + moved - 1)
-        place = lsp.Location(document.uri, lsp.Range(start.start, end.end))
-        places.append(lsp.DiagnosticRelatedInformation(place, f"step {step.index}: {step.action.text}"))
-    return places
+        start, end = document.text.line_range(first + shift - 1), document.text.line_range(last + shift - 1)
+        location = lsp.Location(document.uri, lsp.Range(start.start, end.end))
+        locations.append(lsp.DiagnosticRelatedInformation(location, f"step {step.index}: {step.action.text}"))
+    return locations

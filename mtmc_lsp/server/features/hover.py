@@ -1,4 +1,4 @@
-"""Hover: everything that is known of a target and its kernels, and short explanations of Triton's words."""
+"""Hover: run results of a target and its kernels, and short explanations of Triton functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lsprotocol import types as lsp
 from mtmc_lsp.core.results import BaselineTime, Timing
 from mtmc_lsp.core.run import Author, Step, StepStatus
 from mtmc_lsp.report.phrases import headline, model_line, ratio_text, report_lines, timing_notes, verdict_line
-from mtmc_lsp.server.reviews import Review, Standing
+from mtmc_lsp.server.reviews import Review, ReviewState
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import DISPATCH
 from mtmc_lsp.source.triton.glossary import ACTIONS, TRITON
@@ -25,37 +25,37 @@ def register(server: Server) -> None:
 
 
 def hover(ls: Server, params: lsp.HoverParams) -> lsp.Hover | None:
-    """What is known of the place."""
+    """The hover text at a position."""
     document = ls.document(params.text_document.uri)
     if document is None:
         return None
     line, text = params.position.line, document.text
     word, start, end = _word(document, params.position)
-    described = _of_word(document, line, word)
-    if described is not None:
-        return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, described), text.range(start, end))
-    qualname = _meant(document, line)
-    standing = ls.standing(document, qualname) if qualname is not None else None
-    if standing is None:
+    explanation = _explanation(document, line, word)
+    if explanation is not None:
+        return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, explanation), text.range(start, end))
+    qualname = _target_at_line(document, line)
+    review_state = ls.review_state(document, qualname) if qualname is not None else None
+    if review_state is None:
         return None
-    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, run_table(standing)), text.line_range(line))
+    return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, run_table(review_state)), text.line_range(line))
 
 
 def _word(document: Document, position: lsp.Position) -> tuple[str, int, int]:
-    """The dotted name at a position, and where it is."""
-    at = document.text.offset(position)
+    """The dotted name at a position, and its start and end offset."""
+    offset = document.text.offset(position)
     data = document.text.data
-    line_begin = at - len(data[data.rfind(b"\n", 0, at) + 1 : at])
-    for found in WORD.finditer(document.text.line(position.line)):
-        if line_begin + found.start() <= at <= line_begin + found.end():
-            return found[0].decode("utf-8", "replace"), line_begin + found.start(), line_begin + found.end()
-    return "", at, at
+    line_start = offset - len(data[data.rfind(b"\n", 0, offset) + 1 : offset])
+    for match in WORD.finditer(document.text.line(position.line)):
+        if line_start + match.start() <= offset <= line_start + match.end():
+            return match[0].decode("utf-8", "replace"), line_start + match.start(), line_start + match.end()
+    return "", offset, offset
 
 
-def _of_word(document: Document, line: int, word: str) -> str | None:
-    head, _, name = word.rpartition(".")
+def _explanation(document: Document, line: int, word: str) -> str | None:
+    qualifier, _, name = word.rpartition(".")
     imports = document.outline.names.imports
-    module = imports.get(head.split(".")[0], "") + head[len(head.split(".")[0]) :]
+    module = imports.get(qualifier.split(".")[0], "") + qualifier[len(qualifier.split(".")[0]) :]
     is_language = module in ("triton.language", "triton.language.math")
     if name in TRITON and (is_language or (word == "triton.cdiv" and module == "triton")):
         return f"**`{word}`** (Triton)\n\n{TRITON[name]}"
@@ -65,33 +65,33 @@ def _of_word(document: Document, line: int, word: str) -> str | None:
     return None
 
 
-def _meant(document: Document, line: int) -> str | None:
-    """The target that a line is about: its ``def`` or decorators, its dispatch line, or its generated block."""
+def _target_at_line(document: Document, line: int) -> str | None:
+    """The target of a line: a line of its ``def`` statement or decorators, its dispatch line, or its generated block."""
     block = document.block_at(line)
     if block is not None:
         return block
-    found = document.outline.target_at(line)
-    if found is None:
+    outlined = document.outline.target_at(line)
+    if outlined is None:
         return None
-    is_head = found.first_line - 1 <= line <= found.target.start_line - 1
-    return found.target.qualname if is_head or DISPATCH.encode() in document.text.line(line) else None
+    is_header = outlined.first_line - 1 <= line <= outlined.target.start_line - 1
+    return outlined.target.qualname if is_header or DISPATCH.encode() in document.text.line(line) else None
 
 
 # The table -----------------------------------------------------------------------------------------------------------
 
 
-def run_table(standing: Standing) -> str:
-    """A run in Markdown."""
-    review = standing.review
+def run_table(review_state: ReviewState) -> str:
+    """A run as Markdown."""
+    review = review_state.review
     parts = [f"**{review.qualname}** · run `{review.run}`"]
     if review.result is not None:
         parts.append(headline(review.result))
-    if standing.is_changed:
-        parts.append("_The function was changed since; all of this holds for its old text._")
-    elif standing.is_stale:
-        parts.append(f"_{standing.why_stale}; all of this holds for what it was._")
-    parts.append(_steps(standing))
-    shown = standing.shown
+    if review_state.is_changed:
+        parts.append("_The function changed since this run; all results refer to the old code._")
+    elif review_state.is_stale:
+        parts.append(f"_{review_state.stale_description}; all results refer to the old state._")
+    parts.append(_steps(review_state))
+    shown = review_state.shown
     if shown is not None:
         parts += _details(shown)
     if review.result is not None and review.result.model_use is not None:
@@ -100,12 +100,12 @@ def run_table(standing: Standing) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _steps(standing: Standing) -> str:
-    steps = standing.review.steps
+def _steps(review_state: ReviewState) -> str:
+    steps = review_state.review.steps
     names = list(dict.fromkeys(b.name for s in steps if s.timing for b in s.timing.baselines if b.name != "previous"))
     rows = [["", "step", "time", *(f"over {name}" for name in names)], ["---"] * (3 + len(names))]
     for step in steps:
-        kept = " (kept)" if step in standing.kept_steps else ""
+        kept = " (kept)" if step in review_state.kept_steps else ""
         timing = step.timing
         time = f"{timing.median_us:.1f} us" if timing is not None else "not timed"
         title = f"{step.index}. {_cell(step.action.text)}{kept}"
@@ -119,7 +119,7 @@ def _steps(standing: Standing) -> str:
 
 
 def _baselines(steps: tuple[Step, ...]) -> list[BaselineTime]:
-    """The last times of the baselines."""
+    """The most recent times of the baselines."""
     timing = next((step.timing for step in reversed(steps) if step.timing is not None), None)
     return [b for b in timing.baselines if b.name != "previous" and b.speedup] if timing is not None else []
 

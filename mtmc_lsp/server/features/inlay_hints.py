@@ -1,4 +1,4 @@
-"""Inlay hints: the measured time at the end of the ``def`` line; off unless the client's settings ask for it."""
+"""Inlay hints: the measured time at the end of the ``def`` line; off by default."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def register(server: Server) -> None:
 
 
 def inlay_hints(ls: Server, params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
-    """A hint for each target in the range that has kept, timed steps and is as it was measured."""
+    """A hint for each target in the range with kept, timed steps, if its code is unchanged since the measurement."""
     document = ls.document(params.text_document.uri)
     if document is None or not ls.settings.inlay_hints:
         return []
     hints = []
-    for standing in ls.standings(document):
-        line = standing.place.target.start_line - 1
-        step = standing.kept_steps[-1] if standing.kept_steps else None
+    for review_state in ls.review_states(document):
+        line = review_state.outlined.target.start_line - 1
+        step = review_state.kept_steps[-1] if review_state.kept_steps else None
         timing = step.timing if step is not None else None
-        if timing is None or standing.is_stale or not params.range.start.line <= line <= params.range.end.line:
+        if timing is None or review_state.is_stale or not params.range.start.line <= line <= params.range.end.line:
             continue
         end = document.text.line_range(line).end
-        against = timing.against(timing.best)
-        label = f"{timing.median_us:.1f} us" + (f" ({against.ratio:.2f}x)" if against is not None else "")
-        tooltip = f"measured; {ratio_text(against)} over {timing.best}, {timing.roofline:.0%} of the roofline"
+        ratio = timing.against(timing.best)
+        label = f"{timing.median_us:.1f} us" + (f" ({ratio.ratio:.2f}x)" if ratio is not None else "")
+        tooltip = f"measured; {ratio_text(ratio)} over {timing.best}, {timing.roofline:.0%} of the roofline"
         hints.append(lsp.InlayHint(end, label, padding_left=True, tooltip=tooltip))
     return hints

@@ -1,4 +1,4 @@
-"""Code lenses above a target: the step to decide on, and what can be done with it."""
+"""Code lenses above a target: the next step to review, and its actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lsprotocol import types as lsp
 from mtmc_lsp.core.run import RunStatus, Step
 from mtmc_lsp.report.phrases import ratio_text
 from mtmc_lsp.server.jobs import Job
-from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 
 
@@ -17,23 +17,23 @@ def register(server: Server) -> None:
 
 
 def code_lenses(ls: Server, params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
-    """The lenses of a file; only targets with a run have any."""
+    """The lenses of a file, for targets with a job or a run."""
     document = ls.document(params.text_document.uri)
     if document is None:
         return []
-    found: list[lsp.CodeLens] = []
-    jobs = {job.target: job for job in reversed(ls.jobs.present) if job.path == document.path}
-    standings = {standing.review.qualname: standing for standing in ls.standings(document)}
+    lenses: list[lsp.CodeLens] = []
+    jobs = {job.target: job for job in reversed(ls.jobs.active) if job.path == document.path}
+    review_states = {review_state.review.qualname: review_state for review_state in ls.review_states(document)}
     for target in document.outline.targets:
         name = target.target.qualname
-        job, standing = jobs.get(name), standings.get(name)
-        if job is not None or standing is not None:
-            found += _of_target(document, target.first_line - 1, name, job, standing)
-    return found
+        job, review_state = jobs.get(name), review_states.get(name)
+        if job is not None or review_state is not None:
+            lenses += _target_lenses(document, target.first_line - 1, name, job, review_state)
+    return lenses
 
 
-def _of_target(
-    document: Document, line: int, name: str, job: Job | None, standing: Standing | None
+def _target_lenses(
+    document: Document, line: int, name: str, job: Job | None, review_state: ReviewState | None
 ) -> list[lsp.CodeLens]:
     titles: list[tuple[str, str, int | None]] = []
     """Title, command and step."""
@@ -41,11 +41,13 @@ def _of_target(
         stage = f"step {job.step}: {job.action}: {job.stage}" if job.step else job.stage
         titles.append((f"⟳ {stage}", "jobs", None))
         titles.append(("Cancel", "cancel", None))
-    if standing is not None:
-        titles += _of_standing(standing, is_going_on=job is not None)
-    where = document.text.line_range(line)
+    if review_state is not None:
+        titles += _review_titles(review_state, is_active=job is not None)
+    lens_range = document.text.line_range(line)
     return [
-        lsp.CodeLens(where, command=lsp.Command(title, f"mtmc.{command}", arguments=[_argument(document, name, step)]))
+        lsp.CodeLens(
+            lens_range, command=lsp.Command(title, f"mtmc.{command}", arguments=[_argument(document, name, step)])
+        )
         for title, command, step in titles
     ]
 
@@ -54,40 +56,40 @@ def _argument(document: Document, name: str, step: int | None) -> dict[str, obje
     return {"uri": document.uri, "target": name, **({"step": step} if step is not None else {})}
 
 
-def _of_standing(standing: Standing, *, is_going_on: bool) -> list[tuple[str, str, int | None]]:
-    review = standing.review
-    if standing.is_stale:
-        what = "changed since it was measured" if standing.is_changed else standing.changes[0]
-        return [] if is_going_on else [(f"{what} · Optimize again", "optimize", None)]
+def _review_titles(review_state: ReviewState, *, is_active: bool) -> list[tuple[str, str, int | None]]:
+    review = review_state.review
+    if review_state.is_stale:
+        change = "changed since it was measured" if review_state.is_changed else review_state.changes[0]
+        return [] if is_active else [(f"{change} · Optimize again", "optimize", None)]
     titles: list[tuple[str, str, int | None]] = []
-    if standing.pending:
-        step = standing.pending[0]
+    if review_state.pending:
+        step = review_state.pending[0]
         number = step.index
-        titles += [(step_title(standing, step), "diff", number), ("Diff", "diff", number), ("Keep", "keep", number)]
-        if not is_going_on:
+        titles += [(step_title(review_state, step), "diff", number), ("Diff", "diff", number), ("Keep", "keep", number)]
+        if not is_active:
             titles += [("Undo", "undo", number), ("Try another", "tryAnother", number)]
         titles.append(("Keep all", "keepAll", None))
-    elif standing.kept:
-        step = standing.kept_steps[-1]
-        many = "1 step" if standing.kept == 1 else f"{standing.kept} steps"
-        titles += [(f"✓ {many} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
-        if not is_going_on:
+    elif review_state.kept:
+        step = review_state.kept_steps[-1]
+        count_text = "1 step" if review_state.kept == 1 else f"{review_state.kept} steps"
+        titles += [(f"✓ {count_text} kept · {outcome(step)}", "diff", step.index), ("Diff", "diff", step.index)]
+        if not is_active:
             titles += [("Undo", "undo", step.index), ("Undo all", "undoAll", None)]
-    if review.status is RunStatus.RUNNING and not is_going_on:
-        titles.append(("Go on with the run", "resume", None))
+    if review.status is RunStatus.RUNNING and not is_active:
+        titles.append(("Resume the run", "resume", None))
     return titles
 
 
-def step_title(standing: Standing, step: Step) -> str:
+def step_title(review_state: ReviewState, step: Step) -> str:
     """``▶ step 2 of 5 · fuse bias+gelu · 1.83x (1.79 to 1.86) over eager · verified``."""
-    number = standing.review.accepted.index(step) + 1
-    return f"▶ step {number} of {len(standing.review.accepted)} · {step.action.text} · {outcome(step)}"
+    number = review_state.review.accepted.index(step) + 1
+    return f"▶ step {number} of {len(review_state.review.accepted)} · {step.action.text} · {outcome(step)}"
 
 
 def outcome(step: Step) -> str:
-    """How fast a step's version is, and whether it is right."""
+    """Speed and verification status of a step."""
     timing = step.timing
-    against = timing.against(timing.best) if timing is not None else None
-    speed = f"{ratio_text(against)} over {timing.best}" if timing is not None and against is not None else "not timed"
+    ratio = timing.against(timing.best) if timing is not None else None
+    speed = f"{ratio_text(ratio)} over {timing.best}" if timing is not None and ratio is not None else "not timed"
     verified = "verified" if step.verdict is not None and step.verdict.is_correct else "not verified"
     return f"{speed} · {verified}"

@@ -1,4 +1,4 @@
-"""From the first message to the last: options, settings, open files, changes from outside."""
+"""Lifecycle of a connection: options, settings, open files and changes outside the editor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIGURATION = "mtmc-configuration"
 
 
 def register(server: Server) -> None:
-    """Register what keeps the server in step with the client."""
+    """Register the handlers that synchronise the server with the client."""
     server.feature(lsp.INITIALIZE)(initialize)
     server.feature(lsp.INITIALIZED)(initialized)
     server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)(did_open)
@@ -36,13 +36,13 @@ def register(server: Server) -> None:
 
 
 def initialize(ls: Server, params: lsp.InitializeParams) -> None:
-    """Take the client's options."""
+    """Store the client's options."""
     ls.options = read_options(params.initialization_options)
     ls.trust = Trust(whole_workspace=ls.options.trusted)
 
 
 async def initialized(ls: Server, params: lsp.InitializedParams) -> None:
-    """Ask for settings, and to be told when files change outside the editor."""
+    """Read the settings, and subscribe to settings changes and to file changes outside the editor."""
     workspace = ls.client_capabilities.workspace
     if workspace is None:
         ls.is_configured.set()
@@ -50,7 +50,7 @@ async def initialized(ls: Server, params: lsp.InitializedParams) -> None:
     registrations = []
     watched, configured = workspace.did_change_watched_files, workspace.did_change_configuration
     if watched is not None and watched.dynamic_registration:
-        # The store too: a run from a terminal shows up in the editor.
+        # Also watch the store, so that runs from a terminal appear in the editor.
         patterns = ("**/*.py", "**/pyproject.toml", f"**/{FOLDER}/{STORE}*")
         watchers = lsp.DidChangeWatchedFilesRegistrationOptions([lsp.FileSystemWatcher(p) for p in patterns])
         registrations.append(lsp.Registration(WATCHER, lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES, watchers))
@@ -63,7 +63,7 @@ async def initialized(ls: Server, params: lsp.InitializedParams) -> None:
 
 
 async def did_change_configuration(ls: Server, params: lsp.DidChangeConfigurationParams) -> None:
-    """Read the settings anew."""
+    """Read the settings again."""
     ls.is_configured.clear()
     await _read_configuration(ls, params.settings)
 
@@ -73,65 +73,65 @@ async def _read_configuration(ls: Server, pushed: object) -> None:
     if workspace is not None and workspace.configuration:
         item = lsp.ConfigurationItem(section=SECTION)
         answers = await ls.workspace_configuration_async(lsp.ConfigurationParams([item]))
-        given: object = answers[0] if answers else None
+        values: object = answers[0] if answers else None
     else:
-        given = pushed.get(SECTION, pushed) if isinstance(pushed, dict) else None
-    ls.settings, wrong = read_settings(given)
+        values = pushed.get(SECTION, pushed) if isinstance(pushed, dict) else None
+    ls.settings, errors = read_settings(values)
     ls.is_configured.set()
-    for sentence in wrong:
-        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, f"{sentence}."))
+    for message in errors:
+        ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, f"{message}."))
     for uri in ls.documents:
         ls.refresh(uri)
 
 
 async def did_open(ls: Server, params: lsp.DidOpenTextDocumentParams) -> None:
-    """Bring back the file's runs."""
+    """Load the stored runs of the file."""
     document = ls.document(params.text_document.uri)
     if document is not None:
         await ls.load_reviews(document)
 
 
 def did_close(ls: Server, params: lsp.DidCloseTextDocumentParams) -> None:
-    """Take away what was shown of it. A run of it goes on: it is stored."""
+    """Remove the file's diagnostics and lenses. An active run continues, because its results are stored."""
     ls.refresh(params.text_document.uri)
     # Edits that were not saved are gone.
     ls.refresh_dependents(to_fs_path(params.text_document.uri) or "")
 
 
 def did_save(ls: Server, params: lsp.DidSaveTextDocumentParams) -> None:
-    """Do what is done with saved files; what is shown of one does not depend on whether it is saved."""
+    """Notify the save listeners."""
     document = ls.document(params.text_document.uri)
     if document is not None:
-        for saver in ls.savers:
-            saver(document)
+        for listener in ls.save_listeners:
+            listener(document)
 
 
 async def did_change_watched_files(ls: Server, params: lsp.DidChangeWatchedFilesParams) -> None:
-    """Something outside the editor wrote a file: a store may hold news of a file that is open."""
+    """Reload the runs of open files whose store changed outside the editor."""
     changed = [Path(to_fs_path(change.uri) or "") for change in params.changes]
     for path in changed:
         ls.refresh_dependents(str(path))
     folders = {Path(os.path.realpath(path.parent.parent)) for path in changed if path.name.startswith(STORE)}
     for document in list(ls.documents.values()):
         root = ls.root_of(document.path) if document.path else None
-        if root in folders and not any(job.path == document.path for job in ls.jobs.present):
+        if root in folders and not any(job.path == document.path for job in ls.jobs.active):
             await ls.load_reviews(document)
 
 
 def did_rename(ls: Server, params: lsp.RenameFilesParams) -> None:
-    """Runs go with the file."""
+    """Move the runs of a renamed file."""
     for item in params.files:
         old, new = to_fs_path(item.old_uri), to_fs_path(item.new_uri)
         if old and new:
-            ls.reviews.moved(old, new)
+            ls.reviews.rename(old, new)
 
 
 async def shutdown(ls: Server, params: None) -> None:
-    """Leave nothing behind."""
+    """Stop jobs and remove temporary files."""
     await ls.close()
 
 
 def text(ls: Server, params: Any) -> dict[str, Any] | None:
-    """``mtmc/text``: a document as the server has it, for clients that want to know whether both still agree."""
+    """``mtmc/text``: the server's text of a document, so that clients can check synchronisation."""
     document = ls.documents.get(str(getattr(params, "uri", "")))
     return {"text": str(document.text), "version": document.version} if document is not None else None

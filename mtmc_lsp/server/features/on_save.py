@@ -1,7 +1,7 @@
-"""The static check that needs a compiler: on save, the file's kernels are compiled for the configured architectures.
+"""The static check that needs a compiler: on save, compiles the file's kernels for the configured architectures.
 
-It needs no GPU. What the kernels import is imported for it, in a worker; so it is done only in a folder that is trusted, and
-nobody is asked for that. What it found stands until the text is another.
+It needs no GPU. A worker imports the modules that the kernels use, so the check only runs in trusted folders, and never asks
+for trust. Its findings are valid until the text changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mtmc_lsp.core.results import KernelReport
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.core.settings import read_settings
 from mtmc_lsp.server.server import Document, Server
-from mtmc_lsp.source.lint import without_ignored
+from mtmc_lsp.source.lint import remove_ignored
 from mtmc_lsp.source.lint.finding import Finding, Severity
 
 if TYPE_CHECKING:
@@ -29,70 +29,76 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 CODE = "shared-memory"
 COMPILE_SECONDS = 60.0
-"""For all of one file."""
+"""Timeout for all kernels of one file."""
 IDLE_SECONDS = 60.0
-"""How long the worker is kept for the next save: importing torch takes seconds."""
-MOST_REPORTS = 4000
-"""Compilations that are remembered."""
+"""Idle time before the worker is stopped; it is reused because importing torch takes seconds."""
+MAX_CACHED_REPORTS = 4000
+"""Maximum number of cached compilation reports."""
 
 
 def register(server: Server) -> None:
-    """Have saved files looked at."""
+    """Check files when they are saved."""
     checks = CompileChecks(server)
-    server.savers.append(checks.saved)
-    server.closers.append(lambda _: checks.close())
+    server.save_listeners.append(checks.saved)
+    server.close_listeners.append(lambda _: checks.close())
 
 
 class CompileChecks:
-    """Compiles what was saved, one file after the other."""
+    """Compiles saved files, one at a time."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._lock = asyncio.Lock()
         self._worker: Worker | None = None
-        self._made_for: tuple[str, Path] | None = None
-        self._idle: asyncio.TimerHandle | None = None
-        self._known: dict[tuple[str, str, str], KernelReport] = {}
-        """Of the text of a file's kernels, a launch and an architecture."""
+        self._worker_key: tuple[str, Path] | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._reports: dict[tuple[str, str, str], KernelReport] = {}
+        """Reports by source of the kernels, launch and architecture."""
 
     def saved(self, document: Document) -> None:
-        """Look at a file that was saved, in the background."""
+        """Check a saved file in the background."""
         if document.outline.kernels and self._server.trusts(document.path):
             self._server.background(self._check(document))
 
     def close(self) -> None:
-        """End the worker."""
-        if self._idle is not None:
-            self._idle.cancel()
+        """Stop the worker."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         if self._worker is not None:
             self._worker.kill()
 
     async def _check(self, document: Document) -> None:
-        # Only here, as in what starts the worker: the server has little time to start.
+        # Imported lazily, because the server must start fast.
         from mtmc_lsp.source.triton.launch_sites import launch_forms
-        from mtmc_lsp.source.triton.standalone_kernels import kernels_alone
+        from mtmc_lsp.source.triton.standalone_kernels import standalone_kernels
 
         text = document.text.data
-        own = await self._server.settings_of(document.uri)
+        client_settings = await self._server.settings_of(document.uri)
         forms = launch_forms(document.outline, document.path)
         try:
             settings = read_settings(Path(document.path).parent)
-            archs = [arch for arch in own.archs or settings.archs if arch in SHARED_LIMIT]
-            kernels = kernels_alone(document.outline)
+            archs = [arch for arch in client_settings.archs or settings.archs if arch in SHARED_LIMIT]
+            kernels = standalone_kernels(document.outline)
             async with self._lock:
                 if forms and document.text.data is text:
-                    await self._compile(document, kernels, forms, archs, own.python)
+                    await self._compile(document, kernels, forms, archs, client_settings.python)
         except MtmcError as error:
-            # A run says it to the user; nobody asked for this one.
+            # Only log the error: the user did not request this check, and a run reports it.
             log.info("%s was not compiled: %s", document.path, error)
             return
-        places: dict[tuple[int, int], list[tuple[LaunchForm, list[KernelReport]]]] = {}
+        forms_by_location: dict[tuple[int, int], list[tuple[LaunchForm, list[KernelReport]]]] = {}
         for form in forms:
-            reports = [self._known[key] for arch in archs if (key := (kernels, repr(form.launch), arch)) in self._known]
-            places.setdefault((form.start, form.end), []).append((form, reports))
-        found = [item for at_place in places.values() if (item := of_place(at_place)) is not None]
+            reports = [
+                self._reports[key] for arch in archs if (key := (kernels, repr(form.launch), arch)) in self._reports
+            ]
+            forms_by_location.setdefault((form.start, form.end), []).append((form, reports))
+        findings = [
+            finding
+            for location_forms in forms_by_location.values()
+            if (finding := finding_at(location_forms)) is not None
+        ]
         if document.text.data is text:
-            document.on_save = (text, without_ignored(text, found))
+            document.on_save = (text, remove_ignored(text, findings))
             self._server.refresh(document.uri)
 
     async def _compile(
@@ -103,14 +109,16 @@ class CompileChecks:
         archs: Sequence[str],
         python: str | None,
     ) -> None:
-        """Compile what is not known yet."""
+        """Compile all launches without a cached report."""
         launches = {repr(form.launch): form.launch for form in forms}
         missing = [
-            launch for key, launch in launches.items() if any((kernels, key, arch) not in self._known for arch in archs)
+            launch
+            for key, launch in launches.items()
+            if any((kernels, key, arch) not in self._reports for arch in archs)
         ]
         if not missing:
             return
-        worker = await asyncio.to_thread(self._started, document.path, python)
+        worker = await asyncio.to_thread(self._running_worker, document.path, python)
         request = CompileRequest(
             path=document.path,
             name=f"{Path(document.path).stem}__saved",
@@ -122,46 +130,48 @@ class CompileChecks:
         try:
             report = await asyncio.to_thread(worker.call, request, 2 * COMPILE_SECONDS)
         finally:
-            self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, worker.kill)
+            self._idle_timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, worker.kill)
         jobs = [(launch, arch) for launch in missing for arch in archs]
-        if len(self._known) > MOST_REPORTS:
-            self._known.clear()
-        # Kernels that cannot be imported have one report, of that.
+        if len(self._reports) > MAX_CACHED_REPORTS:
+            self._reports.clear()
+        # If the kernels cannot be imported, there is only one report, with that error.
         if len(report.kernels) == len(jobs):
-            self._known |= {(kernels, repr(job), arch): r for (job, arch), r in zip(jobs, report.kernels, strict=True)}
+            self._reports |= {
+                (kernels, repr(job), arch): r for (job, arch), r in zip(jobs, report.kernels, strict=True)
+            }
 
-    def _started(self, path: str, python: str | None) -> Worker:
+    def _running_worker(self, path: str, python: str | None) -> Worker:
         from mtmc_lsp.app.interpreter import checked_python, find_python
         from mtmc_lsp.process.worker_process import Worker
 
-        if self._idle is not None:
-            self._idle.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         python = python or find_python(Path(path), read_settings(Path(path).parent))
-        wanted = (python, self._server.root_of(path))
-        if self._worker is None or self._made_for != wanted:
+        key = (python, self._server.root_of(path))
+        if self._worker is None or self._worker_key != key:
             if self._worker is not None:
                 self._worker.close()
-            self._worker = Worker(checked_python(python), cwd=str(wanted[1]), low_priority=True)
-            self._made_for = wanted
+            self._worker = Worker(checked_python(python), cwd=str(key[1]), low_priority=True)
+            self._worker_key = key
         return self._worker
 
 
-def of_place(at_place: Sequence[tuple[LaunchForm, list[KernelReport]]]) -> Finding | None:
-    """What is to be said of the forms that one place in the file makes: a launch, or a configuration, made in a loop perhaps."""
-    over = [(form, reports) for form, reports in at_place if any(map(_is_over, reports))]
-    if not over:
+def finding_at(location_forms: Sequence[tuple[LaunchForm, list[KernelReport]]]) -> Finding | None:
+    """The finding for all launch forms of one source location, for example configurations created in a loop."""
+    oversized = [(form, reports) for form, reports in location_forms if any(map(_is_over, reports))]
+    if not oversized:
         return None
-    form, reports = max(over, key=lambda item: max(report.shared_bytes for report in item[1]))
-    fits = [report.arch for report in reports if report.shared_bytes and not _is_over(report)]
-    needs = max(report.shared_bytes for report in reports if _is_over(report))
-    have = ", ".join(f"{report.arch} has {SHARED_LIMIT[report.arch]}" for report in reports if _is_over(report))
-    message = f"{_described(form.launch)} needs {needs} bytes of shared memory, and {have}"
-    message += f"; it fits {', '.join(fits)}" if fits else "; make the blocks or num_stages smaller"
-    if len(over) > 1:
-        message = f"{len(over)} of {len(at_place)} configurations are too large: {message}"
-    # Triton leaves out a configuration that does not fit, and a plain launch fails.
-    worst = Severity.WARNING if form.is_tuned else Severity.ERROR
-    return Finding(CODE, Severity.HINT if fits else worst, form.start, form.end, message)
+    form, reports = max(oversized, key=lambda item: max(report.shared_bytes for report in item[1]))
+    fitting_archs = [report.arch for report in reports if report.shared_bytes and not _is_over(report)]
+    needed_bytes = max(report.shared_bytes for report in reports if _is_over(report))
+    limits = ", ".join(f"{report.arch} has {SHARED_LIMIT[report.arch]}" for report in reports if _is_over(report))
+    message = f"{_described(form.launch)} needs {needed_bytes} bytes of shared memory, and {limits}"
+    message += f"; it fits {', '.join(fitting_archs)}" if fitting_archs else "; use smaller blocks or fewer stages"
+    if len(oversized) > 1:
+        message = f"{len(oversized)} of {len(location_forms)} configurations are too large: {message}"
+    # The autotuner skips a configuration that does not fit; a plain launch fails.
+    severity = Severity.WARNING if form.is_tuned else Severity.ERROR
+    return Finding(CODE, Severity.HINT if fitting_archs else severity, form.start, form.end, message)
 
 
 def _is_over(report: KernelReport) -> bool:
@@ -172,5 +182,5 @@ def _described(launch: KernelLaunch) -> str:
     sizes = {
         name: v for name, v in launch.constexprs.items() if isinstance(v, int) and not isinstance(v, bool) and v > 1
     }
-    words = ", ".join(f"{name}={value}" for name, value in {**sizes, "num_stages": launch.num_stages}.items())
-    return f"{launch.kernel} with {words}"
+    parameters = ", ".join(f"{name}={value}" for name, value in {**sizes, "num_stages": launch.num_stages}.items())
+    return f"{launch.kernel} with {parameters}"

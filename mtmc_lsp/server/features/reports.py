@@ -1,6 +1,6 @@
-"""``mtmc/report`` and ``mtmc/history``: a run as a page, and the runs before a target's newest.
+"""``mtmc/report`` and ``mtmc/history``: the report of a run as a page, and the earlier runs of each target.
 
-The page is the one that ``mtmc report --html`` writes, with its charts not yet drawn: the client does that in its own colours.
+The page is the same as from ``mtmc report --html``, but without drawn charts: the client draws them in its colour theme.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.search.store import Store
 from mtmc_lsp.search.stored_run import StoredRun, stored_run
 from mtmc_lsp.server.features.lenses import outcome
-from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 REPORT = "mtmc/report"
 HISTORY = "mtmc/history"
-MOST_RUNS = 20
-"""Of a file; who wants to see older ones has ``mtmc runs``."""
+MAX_RUNS = 20
+"""Maximum number of runs per file; ``mtmc runs`` lists older ones."""
 
 
 def register(server: Server) -> None:
@@ -31,32 +31,32 @@ def register(server: Server) -> None:
 
 
 async def report(ls: Server, params: Any) -> dict[str, Any] | None:
-    """The page of a target's newest run, or of the one that ``run`` names; nothing where there is none."""
+    """The page of the run with id ``run``, by default of the target's newest run; None if there is none."""
     document = ls.document(str(getattr(params, "uri", "")))
     if document is None:
         return None
-    standing = ls.standing(document, str(getattr(params, "target", "")))
+    review_state = ls.review_state(document, str(getattr(params, "target", "")))
     run = getattr(params, "run", None)
-    if standing is None or (run is not None and run != standing.review.run):
-        found = await asyncio.to_thread(_stored, ls, document, str(run or ""))
-        if not run or found is None:
+    if review_state is None or (run is not None and run != review_state.review.run):
+        stored = await asyncio.to_thread(_stored, ls, document, str(run or ""))
+        if not run or stored is None:
             return None
-        # Here, as below: who never looks at a page does not wait for what draws it.
+        # Imported lazily here and below, because drawing modules import slowly.
         from mtmc_lsp.report.run_page import stored_page
 
-        return _as_json(stored_page(found))
-    return _as_json(await asyncio.to_thread(_newest, ls, document, standing))
+        return _as_json(stored_page(stored))
+    return _as_json(await asyncio.to_thread(_newest, ls, document, review_state))
 
 
-def _newest(ls: Server, document: Document, standing: Standing) -> Page:
+def _newest(ls: Server, document: Document, review_state: ReviewState) -> Page:
     from mtmc_lsp.report.run_page import RunPage
 
-    review = standing.review
-    found = _stored(ls, document, review.run)
-    kept = frozenset(step.index for step in standing.kept_steps)
-    about = (review.run, review.path, review.qualname, review.started)
-    asked = found.exchanges if found is not None else ()
-    return RunPage(*about, review.steps, review.environment, review.result, asked, kept).page()
+    review = review_state.review
+    stored = _stored(ls, document, review.run)
+    kept_steps = frozenset(step.index for step in review_state.kept_steps)
+    identity = (review.run, review.path, review.qualname, review.started)
+    exchanges = stored.exchanges if stored is not None else ()
+    return RunPage(*identity, review.steps, review.environment, review.result, exchanges, kept_steps).page()
 
 
 def _stored(ls: Server, document: Document, run: str) -> StoredRun | None:
@@ -67,7 +67,7 @@ def _stored(ls: Server, document: Document, run: str) -> StoredRun | None:
         with Store(folder) as store:
             return stored_run(store, run)
     except (MtmcError, TypeError, ValueError):
-        # A run that goes on has no name yet, and a store of another version is not ours to read.
+        # An active run is not stored under its name yet, or the store has another version.
         return None
 
 
@@ -78,36 +78,36 @@ def _as_json(page: Page) -> dict[str, Any]:
 
 
 async def history(ls: Server, params: Any) -> list[dict[str, Any]]:
-    """The runs of a file, or where no ``uri`` is given of every open one, that are older than their target's newest."""
+    """All runs except the newest one of each target, of the file ``uri`` or of all open files."""
     uri = getattr(params, "uri", None)
-    documents = [ls.document(each) for each in ([uri] if isinstance(uri, str) else list(ls.documents))]
-    found: list[dict[str, Any]] = []
+    documents = [ls.document(document_uri) for document_uri in ([uri] if isinstance(uri, str) else list(ls.documents))]
+    runs: list[dict[str, Any]] = []
     for document in documents:
         if document is not None and document.path:
-            found += await asyncio.to_thread(_older, ls, document)
-    return found
+            runs += await asyncio.to_thread(_older_runs, ls, document)
+    return runs
 
 
-def _older(ls: Server, document: Document) -> list[dict[str, Any]]:
+def _older_runs(ls: Server, document: Document) -> list[dict[str, Any]]:
     folder = ls.store_folder(document.path)
     if folder is None:
         return []
     try:
         with Store(folder) as store:
-            seen: set[str] = set()
-            older = []
+            newest_targets: set[str] = set()
+            older_records = []
             for record in store.runs():
-                if record.path == document.path and record.qualname in seen:
-                    older.append(record)
+                if record.path == document.path and record.qualname in newest_targets:
+                    older_records.append(record)
                 elif record.path == document.path:
-                    seen.add(record.qualname)
-            return [_run_json(document, stored_run(store, record.id)) for record in older[:MOST_RUNS]]
+                    newest_targets.add(record.qualname)
+            return [_run_json(document, stored_run(store, record.id)) for record in older_records[:MAX_RUNS]]
     except (MtmcError, TypeError, ValueError):
         return []
 
 
-def _run_json(document: Document, found: StoredRun) -> dict[str, Any]:
-    record = found.record
+def _run_json(document: Document, stored: StoredRun) -> dict[str, Any]:
+    record = stored.record
     steps = [
         {
             "index": step.index,
@@ -116,7 +116,7 @@ def _run_json(document: Document, found: StoredRun) -> dict[str, Any]:
             "reason": step.reason,
             "outcome": outcome(step) if step.verdict is not None else "",
         }
-        for step in found.steps
+        for step in stored.steps
     ]
-    about = {"run": record.id, "uri": document.uri, "target": record.qualname, "started": record.started}
-    return {**about, "status": record.status.value, "device": record.environment.gpu, "steps": steps}
+    header = {"run": record.id, "uri": document.uri, "target": record.qualname, "started": record.started}
+    return {**header, "status": record.status.value, "device": record.environment.gpu, "steps": steps}

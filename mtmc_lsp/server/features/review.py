@@ -1,6 +1,6 @@
-"""Deciding on steps: keep, undo, look at the difference, ask for another.
+"""Review of steps: keep, undo, show the diff, try another.
 
-The file changes here alone, by edits that the client makes and can undo. Which steps are kept is read off its text.
+Only these commands change the file, by edits that the client applies and can undo. Kept steps are detected from its text.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pygls.uris import from_fs_path
 
 from mtmc_lsp.core.errors import Location, MtmcError, SourceSyntaxError
 from mtmc_lsp.core.run import RunStatus, Step
-from mtmc_lsp.server.edits import apply
-from mtmc_lsp.server.features.commands import place, start
+from mtmc_lsp.server.edits import apply_text
+from mtmc_lsp.server.features.commands import resolve_target, start
 from mtmc_lsp.server.handshake import DIFF_SCHEME
 from mtmc_lsp.server.jobs import JobState
 from mtmc_lsp.server.protocol import shows_content
-from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import compose, strip_generated
 from mtmc_lsp.source.targets import find_target
 
-REPLACE, LEAVE = "Replace it", "Leave it"
+REPLACE, CANCEL = "Replace", "Cancel"
 
 
 def register(server: Server) -> None:
-    """Register the commands of review."""
+    """Register the review commands."""
     server.command("mtmc.keep")(keep)
     server.command("mtmc.keepAll")(keep_all)
     server.command("mtmc.preview")(preview)
@@ -40,181 +40,189 @@ def register(server: Server) -> None:
     server.command("mtmc.tryAnother")(try_another)
     server.command("mtmc.resume")(resume)
     server.feature(lsp.WORKSPACE_TEXT_DOCUMENT_CONTENT)(content)
-    server.closers.append(remove_shown)
+    server.close_listeners.append(remove_shown)
 
 
 async def keep(ls: Server, *arguments: Any) -> bool:
-    """Put a step, and those before it, into the file: the one named, or the first that waits."""
-    document, standing, given = await _standing(ls, arguments)
-    step = _chosen(standing, given, standing.pending[:1] if standing is not None else ())
-    if standing is None or step is None:
-        return _nothing(ls, "to keep")
-    return await _put(ls, document, standing, step, f"Keep step {step.index}: {step.action.text}")
+    """Write a step and the steps before it to the file: the given step, or the first pending one."""
+    document, review_state, argument = await _standing(ls, arguments)
+    step = _chosen_step(review_state, argument, review_state.pending[:1] if review_state is not None else ())
+    if review_state is None or step is None:
+        return _report_nothing(ls, "to keep")
+    return await _write_step(ls, document, review_state, step, f"Keep step {step.index}: {step.action.text}")
 
 
 async def keep_all(ls: Server, *arguments: Any) -> bool:
-    """Put every step into the file."""
-    document, standing, _ = await _standing(ls, arguments)
-    if standing is None or not standing.pending:
-        return _nothing(ls, "to keep")
-    return await _put(ls, document, standing, standing.pending[-1], f"Keep all {len(standing.pending)} steps")
+    """Write all steps to the file."""
+    document, review_state, _ = await _standing(ls, arguments)
+    if review_state is None or not review_state.pending:
+        return _report_nothing(ls, "to keep")
+    return await _write_step(
+        ls, document, review_state, review_state.pending[-1], f"Keep all {len(review_state.pending)} steps"
+    )
 
 
 async def preview(ls: Server, *arguments: Any) -> bool:
-    """Show the whole run as an edit to be confirmed, for clients without a diff of their own."""
-    document, standing, _ = await _standing(ls, arguments)
-    if standing is None or not standing.pending:
-        return _nothing(ls, "to keep")
-    last = standing.pending[-1]
-    return await _put(ls, document, standing, last, f"The whole run: {len(standing.pending)} steps", confirm=True)
+    """Show all steps of the run as an edit to confirm, for clients without their own diff view."""
+    document, review_state, _ = await _standing(ls, arguments)
+    if review_state is None or not review_state.pending:
+        return _report_nothing(ls, "to keep")
+    last = review_state.pending[-1]
+    return await _write_step(
+        ls, document, review_state, last, f"All {len(review_state.pending)} steps of the run", confirm=True
+    )
 
 
 async def undo(ls: Server, *arguments: Any) -> Any:
-    """Take one step out and leave the others in place: the one named, else the first that waits, else the last kept."""
-    document, standing, given = await _standing(ls, arguments)
-    usual = (standing.pending[:1] or standing.kept_steps[-1:]) if standing is not None else ()
-    step = _chosen(standing, given, usual)
-    if standing is None or step is None:
-        return _nothing(ls, "to undo")
-    if standing.is_stale:
-        return _stale(ls, standing)
-    if standing.review.accepted[-1] is step and standing.review.status is not RunStatus.RUNNING:
-        return await _undo_last(ls, document, standing, step)
-    return await _revise(ls, document, standing, step, "undo", "Undoing a step of {}")
+    """Remove one step and keep the others: the given step, else the first pending one, else the last kept one."""
+    document, review_state, argument = await _standing(ls, arguments)
+    default = (review_state.pending[:1] or review_state.kept_steps[-1:]) if review_state is not None else ()
+    step = _chosen_step(review_state, argument, default)
+    if review_state is None or step is None:
+        return _report_nothing(ls, "to undo")
+    if review_state.is_stale:
+        return _report_stale(ls, review_state)
+    if review_state.review.accepted[-1] is step and review_state.review.status is not RunStatus.RUNNING:
+        return await _undo_last(ls, document, review_state, step)
+    return await _revise(ls, document, review_state, step, "undo", "Undoing a step of {}")
 
 
 async def try_another(ls: Server, *arguments: Any) -> Any:
-    """Search on from the version before a step, without that step: the one named, or the first that waits.
+    """Continue the search from the version before a step, without that step: the given one, or the first pending one.
 
-    A ``remark`` (``make it readable``) is for the model, where one takes part.
+    A ``remark`` (``make it readable``) is passed to the model, if the run uses one.
     """
-    document, standing, given = await _standing(ls, arguments)
-    step = _chosen(standing, given, standing.pending[:1] if standing is not None else ())
-    if standing is None or step is None:
-        return _nothing(ls, "to try another for")
-    if standing.is_stale:
-        return _stale(ls, standing)
-    remark = " ".join(str(given.get("remark") or "").split())
-    return await _revise(ls, document, standing, step, "another", "Trying another step for {}", remark=remark)
+    document, review_state, argument = await _standing(ls, arguments)
+    step = _chosen_step(review_state, argument, review_state.pending[:1] if review_state is not None else ())
+    if review_state is None or step is None:
+        return _report_nothing(ls, "to try another for")
+    if review_state.is_stale:
+        return _report_stale(ls, review_state)
+    remark = " ".join(str(argument.get("remark") or "").split())
+    return await _revise(ls, document, review_state, step, "another", "Trying another step for {}", remark=remark)
 
 
 async def undo_all(ls: Server, *arguments: Any) -> bool:
-    """Take every kernel that was generated for the target out of the file."""
-    document, found, _ = place(ls, arguments)
+    """Remove all generated kernels of the target from the file."""
+    document, outlined, _ = resolve_target(ls, arguments)
     await ls.loaded(document)
-    standing = ls.standing(document, found.target.qualname)
-    if (standing is None or standing.is_edited) and not await _may_replace(ls, found.target.qualname):
+    review_state = ls.review_state(document, outlined.target.qualname)
+    if (review_state is None or review_state.is_edited) and not await _confirm_replacement(
+        ls, outlined.target.qualname
+    ):
         return False
-    new = strip_generated(document.text.data, found.target.qualname)
-    return await apply(ls, document, new, f"Undo all steps of {found.target.qualname}")
+    new = strip_generated(document.text.data, outlined.target.qualname)
+    return await apply_text(ls, document, new, f"Undo all steps of {outlined.target.qualname}")
 
 
 async def resume(ls: Server, *arguments: Any) -> Any:
-    """Go on with a run that was ended before it was done."""
-    document, standing, _ = await _standing(ls, arguments)
-    if standing is None or standing.review.status is not RunStatus.RUNNING:
-        return _nothing(ls, "to go on with")
-    target = standing.review.qualname
-    return await start(ls, document, target, "resume", "Optimizing {}", run=standing.review.run)
+    """Resume an unfinished run."""
+    document, review_state, _ = await _standing(ls, arguments)
+    if review_state is None or review_state.review.status is not RunStatus.RUNNING:
+        return _report_nothing(ls, "to resume")
+    target = review_state.review.qualname
+    return await start(ls, document, target, "resume", "Optimizing {}", run=review_state.review.run)
 
 
-async def _standing(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, Standing | None, dict[str, Any]]:
-    document, found, given = place(ls, arguments)
-    # A client that was told of a restart may ask before its runs are back.
+async def _standing(ls: Server, arguments: tuple[Any, ...]) -> tuple[Document, ReviewState | None, dict[str, Any]]:
+    document, outlined, argument = resolve_target(ls, arguments)
+    # After a restart, the client may send a command before the stored runs are loaded.
     await ls.loaded(document)
-    return document, ls.standing(document, found.target.qualname), given
+    return document, ls.review_state(document, outlined.target.qualname), argument
 
 
-def _chosen(standing: Standing | None, given: dict[str, Any], usual: tuple[Step, ...]) -> Step | None:
-    if standing is None:
+def _chosen_step(review_state: ReviewState | None, argument: dict[str, Any], default: tuple[Step, ...]) -> Step | None:
+    if review_state is None:
         return None
-    if given.get("step") is not None:
-        return standing.review.step(int(given["step"]))
-    return usual[0] if usual else None
+    if argument.get("step") is not None:
+        return review_state.review.step(int(argument["step"]))
+    return default[0] if default else None
 
 
-def _nothing(ls: Server, what: str) -> bool:
-    text = f"There is nothing {what}: no step of this function waits for a decision."
+def _report_nothing(ls: Server, what: str) -> bool:
+    text = f"There is nothing {what}: this function has no matching step."
     ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Info, text))
     return False
 
 
-def _stale(ls: Server, standing: Standing) -> bool:
-    if standing.is_changed:
-        text = f"{standing.why_stale}, so its steps no longer fit; optimise it again."
+def _report_stale(ls: Server, review_state: ReviewState) -> bool:
+    if review_state.is_changed:
+        text = f"{review_state.stale_description}, so its steps no longer apply. Optimise it again."
     else:
-        text = f"{standing.why_stale}. The steps of {standing.review.qualname} no longer fit; optimise it again."
+        text = f"{review_state.stale_description}. The steps of {review_state.review.qualname} no longer apply. Optimise again."
     ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, text))
     return False
 
 
-# Into the file -------------------------------------------------------------------------------------------------------
+# Writing to the file -------------------------------------------------------------------------------------------------
 
 
-async def _put(
-    ls: Server, document: Document, standing: Standing, step: Step | None, label: str, *, confirm: bool = False
+async def _write_step(
+    ls: Server, document: Document, review_state: ReviewState, step: Step | None, label: str, *, confirm: bool = False
 ) -> bool:
-    """Make the file hold the version of a step; for ``None`` the user's own text alone."""
-    if standing.is_stale:
-        return _stale(ls, standing)
-    qualname = standing.review.qualname
-    if standing.is_edited and not await _may_replace(ls, qualname):
+    """Write the version of a step to the file; ``None`` removes all generated code."""
+    if review_state.is_stale:
+        return _report_stale(ls, review_state)
+    qualname = review_state.review.qualname
+    if review_state.is_edited and not await _confirm_replacement(ls, qualname):
         return False
     try:
         new = composed(document, qualname, step)
     except MtmcError as error:
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, str(error)))
         return False
-    return await apply(ls, document, new, label, confirm=confirm)
+    return await apply_text(ls, document, new, label, confirm=confirm)
 
 
 def composed(document: Document, qualname: str, step: Step | None) -> bytes:
-    """The document's text with a step's code for a target in place of what is generated for it now.
+    """The document's text with the generated code of a target replaced by a step's code.
 
     Raises:
-        MtmcError: there is no place for it in the present text.
+        MtmcError: the code cannot be inserted into the current text.
     """
-    plain = strip_generated(document.text.data, qualname)
+    original = strip_generated(document.text.data, qualname)
     code = step.candidate.code if step is not None and step.candidate is not None else None
     if code is None:
-        return plain
-    new = compose(plain, find_target(plain, document.path, qualname), code)
-    if strip_generated(new, qualname) != plain:
-        # An open string elsewhere makes the marks a part of it, and what cannot be taken out must not be put in.
-        where = Location(document.path, document.outline.by_name[qualname].target.start_line)
-        remedy = "Mend the syntax errors in the file first."
-        raise SourceSyntaxError(f"the kernel of {qualname} could not be taken out again", where=where, remedy=remedy)
+        return original
+    new = compose(original, find_target(original, document.path, qualname), code)
+    if strip_generated(new, qualname) != original:
+        # An unterminated string would swallow the markers. Do not insert code that could not be removed again.
+        location = Location(document.path, document.outline.by_name[qualname].target.start_line)
+        remedy = "Fix the syntax errors in the file first."
+        raise SourceSyntaxError(
+            f"the kernel of {qualname} cannot be inserted: it could not be removed again", where=location, remedy=remedy
+        )
     return new
 
 
-async def _may_replace(ls: Server, qualname: str) -> bool:
-    text = f"The kernel of {qualname} in this file is none of this run's: it was edited, or is older. Replace it?"
-    actions = [lsp.MessageActionItem(REPLACE), lsp.MessageActionItem(LEAVE)]
+async def _confirm_replacement(ls: Server, qualname: str) -> bool:
+    text = f"The kernel of {qualname} in this file does not match this run: it was edited or is older. Replace it?"
+    actions = [lsp.MessageActionItem(REPLACE), lsp.MessageActionItem(CANCEL)]
     question = lsp.ShowMessageRequestParams(lsp.MessageType.Warning, text, actions)
     answer = await ls.window_show_message_request_async(question)
     return answer is not None and answer.title == REPLACE
 
 
-async def _undo_last(ls: Server, document: Document, standing: Standing, step: Step) -> bool:
-    """The last step needs no search: the version before it was verified already."""
-    review = standing.review
-    # The file may have moved into another project since the run.
+async def _undo_last(ls: Server, document: Document, review_state: ReviewState, step: Step) -> bool:
+    """Undo the last step without a search: the version before it is already verified."""
+    review = review_state.review
+    # The file may have been moved to another project since the run.
     if not await ls.ensure_trust(review.path):
         return False
-    if standing.kept == len(review.accepted):
-        before = review.accepted[-2] if len(review.accepted) > 1 else None
-        if before is not None and before.is_base:
-            before = None
-        if not await _put(ls, document, standing, before, f"Undo step {step.index}: {step.action.text}"):
+    if review_state.kept == len(review.accepted):
+        previous = review.accepted[-2] if len(review.accepted) > 1 else None
+        if previous is not None and previous.is_base:
+            previous = None
+        if not await _write_step(ls, document, review_state, previous, f"Undo step {step.index}: {step.action.text}"):
             return False
 
     def note() -> None:
         # Only here: what a search needs takes a while to import, and the server has little time to be ready.
-        from mtmc_lsp.app.pipeline import open_store
-        from mtmc_lsp.app.review import without_last
+        from mtmc_lsp.app.review import undo_last
+        from mtmc_lsp.app.stored_runs import open_store
 
         with open_store(Path(review.path)) as store:
-            without_last(store, review.run, step.index)
+            undo_last(store, review.run, step.index)
 
     await asyncio.to_thread(note)
     await ls.load_reviews(document)
@@ -222,59 +230,67 @@ async def _undo_last(ls: Server, document: Document, standing: Standing, step: S
 
 
 async def _revise(
-    ls: Server, document: Document, standing: Standing, step: Step, kind: str, title: str, **request: Any
+    ls: Server, document: Document, review_state: ReviewState, step: Step, kind: str, title: str, **request: Any
 ) -> dict[str, Any] | None:
-    """Have the run written anew without a step; when it is there, the file gets what it kept of it."""
-    review = standing.review
-    kept = [s.action.key for s in standing.kept_steps if s.index != step.index]
-    is_kept = step in standing.kept_steps
+    """Revise the run without a step. Afterwards, write the steps that were kept before to the file."""
+    review = review_state.review
+    kept_keys = [s.action.key for s in review_state.kept_steps if s.index != step.index]
+    is_kept = step in review_state.kept_steps
     answer = await start(ls, document, review.qualname, kind, title, run=review.run, step=step.index, **request)
     job = ls.jobs.find(answer["job"]) if answer is not None else None
     if job is not None and is_kept:
 
-        async def then() -> None:
+        async def write_kept_steps() -> None:
             await job.over.wait()
             if job.state is JobState.DONE:
-                await _put_anew(ls, document, review.qualname, kept, f"Undo step {step.index}: {step.action.text}")
+                await _write_kept_steps(
+                    ls, document, review.qualname, kept_keys, f"Undo step {step.index}: {step.action.text}"
+                )
 
-        ls.background(then())
+        ls.background(write_kept_steps())
     return answer
 
 
-async def _put_anew(ls: Server, document: Document, qualname: str, kept: list[str], label: str) -> None:
-    """The kept actions of a run that was written anew, as far as they could be."""
-    present = ls.documents.get(document.uri)
-    standing = ls.standing(present, qualname) if present is not None else None
-    if present is None or standing is None:
+async def _write_kept_steps(ls: Server, document: Document, qualname: str, kept_keys: list[str], label: str) -> None:
+    """Write the kept actions of a revised run to the file, up to the first one that failed in the revision."""
+    current_document = ls.documents.get(document.uri)
+    review_state = ls.review_state(current_document, qualname) if current_document is not None else None
+    if current_document is None or review_state is None:
         return
     step = None
-    for candidate in standing.review.accepted:
-        if candidate.action.key not in kept:
+    for candidate in review_state.review.accepted:
+        if candidate.action.key not in kept_keys:
             break
         step = candidate
-    lost = len(kept) - (standing.review.accepted.index(step) + 1 if step is not None else 0)
-    if lost:
-        text = f"{lost} of the kept steps of {qualname} did not stand without the one that was undone; see the lenses."
+    lost_count = len(kept_keys) - (review_state.review.accepted.index(step) + 1 if step is not None else 0)
+    if lost_count:
+        text = (
+            f"{lost_count} of the kept steps of {qualname} did not work without the undone step; see the code lenses."
+        )
         ls.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, text))
-    await _put(ls, present, standing, step, label)
+    await _write_step(ls, current_document, review_state, step, label)
 
 
-# Differences ---------------------------------------------------------------------------------------------------------
+# Diffs ---------------------------------------------------------------------------------------------------------------
 
 
 async def diff(ls: Server, *arguments: Any) -> dict[str, Any] | bool:
-    """Show what a step changes: the one named, else the first that waits, else the last kept."""
-    _, standing, given = await _standing(ls, arguments)
-    step = _chosen(standing, given, standing.pending[:1] or standing.kept_steps[-1:] if standing is not None else ())
-    if standing is None or step is None or step.candidate is None:
-        return _nothing(ls, "to look at")
-    before = [s for s in standing.review.accepted if s.index < step.index]
-    old = before[-1].candidate.source if before and before[-1].candidate else ""
-    old = old or strip_generated(step.candidate.source.encode(), standing.review.qualname).decode()
-    answer = {"diff": step.diff, "before": old, "after": step.candidate.source, "step": step.index}
+    """Show the diff of a step: the given step, else the first pending one, else the last kept one."""
+    _, review_state, argument = await _standing(ls, arguments)
+    step = _chosen_step(
+        review_state,
+        argument,
+        review_state.pending[:1] or review_state.kept_steps[-1:] if review_state is not None else (),
+    )
+    if review_state is None or step is None or step.candidate is None:
+        return _report_nothing(ls, "to compare")
+    earlier_steps = [s for s in review_state.review.accepted if s.index < step.index]
+    old_source = earlier_steps[-1].candidate.source if earlier_steps and earlier_steps[-1].candidate else ""
+    old_source = old_source or strip_generated(step.candidate.source.encode(), review_state.review.qualname).decode()
+    result = {"diff": step.diff, "before": old_source, "after": step.candidate.source, "step": step.index}
     if not ls.options.diff_view:
-        await _show(ls, f"{standing.review.qualname}-step-{step.index}.diff", step.diff)
-    return answer
+        await _show(ls, f"{review_state.review.qualname}-step-{step.index}.diff", step.diff)
+    return result
 
 
 async def _show(ls: Server, name: str, text: str) -> None:
@@ -285,10 +301,10 @@ async def _show(ls: Server, name: str, text: str) -> None:
         return
     if shows_content(ls.client_capabilities):
         uri = f"{DIFF_SCHEME}:/{name}"
-        is_another = ls.has_shown.get(uri, text) != text
-        ls.has_shown[uri] = text
-        if is_another:
-            # A document that is still open shows an earlier run's step.
+        has_changed = ls.shown_documents.get(uri, text) != text
+        ls.shown_documents[uri] = text
+        if has_changed:
+            # An open document may show a step of an earlier run.
             ls.workspace_text_document_content_refresh(lsp.TextDocumentContentRefreshParams(uri))
     else:
         ls.shown_folder = ls.shown_folder or Path(tempfile.mkdtemp(prefix="mtmc-diff-"))
@@ -301,11 +317,11 @@ async def _show(ls: Server, name: str, text: str) -> None:
 
 
 def content(ls: Server, params: lsp.TextDocumentContentParams) -> lsp.TextDocumentContentResult:
-    """The text of a document of ours."""
-    return lsp.TextDocumentContentResult(ls.has_shown.get(params.uri, ""))
+    """The text of a generated document."""
+    return lsp.TextDocumentContentResult(ls.shown_documents.get(params.uri, ""))
 
 
 def remove_shown(ls: Server) -> None:
-    """Remove the files made to be looked at."""
+    """Remove the temporary files."""
     if ls.shown_folder is not None:
         shutil.rmtree(ls.shown_folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""``mtmc/reviews``: where the runs of open files stand, for clients that draw the review themselves.
+"""``mtmc/reviews``: the review state of open files, for clients with their own review user interface.
 
-Code lenses are enough to decide by; a client of ours also draws the lines that the next step would change, shows runs as a tree
-and sets contexts for its keys. It is told by ``mtmc/reviewsChanged`` when to ask again.
+Code lenses are sufficient for a review. The VS Code extension also highlights the lines that the next step would change, shows
+runs as a tree, and sets context keys. ``mtmc/reviewsChanged`` tells it when to request the state again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.server.edits import minimal_edits
 from mtmc_lsp.server.features.lenses import outcome
 from mtmc_lsp.server.features.review import composed
-from mtmc_lsp.server.reviews import Standing
+from mtmc_lsp.server.reviews import ReviewState
 from mtmc_lsp.server.server import Document, Server
 
 REVIEWS = "mtmc/reviews"
@@ -29,54 +29,60 @@ class ReviewsChanged:
 
 
 def register(server: Server) -> None:
-    """Register the request, and the notification that tells of news."""
+    """Register the request and the change notification."""
     server.feature(REVIEWS)(reviews)
-    server.refreshers.append(lambda uris: tell(server, uris))
+    server.refresh_listeners.append(lambda uris: notify_changes(server, uris))
 
 
-def tell(ls: Server, uris: set[str]) -> None:
-    """There is news; only to clients that asked to be told of runs."""
+def notify_changes(ls: Server, uris: set[str]) -> None:
+    """Notify clients that enabled ``runState`` that reviews changed."""
     for uri in uris if ls.options.run_state else ():
         ls.protocol.notify(CHANGED, ReviewsChanged(uri))
 
 
 def reviews(ls: Server, params: Any) -> list[dict[str, Any]]:
-    """The runs of a file, or where no ``uri`` is given, of every open one."""
+    """The review state of the file ``uri``, or of all open files."""
     uri = getattr(params, "uri", None)
-    documents = [ls.document(uri)] if isinstance(uri, str) else [ls.document(each) for each in ls.documents]
-    found = [document for document in documents if document is not None]
-    return [_as_json(ls, document, standing) for document in found for standing in ls.standings(document)]
+    documents = (
+        [ls.document(uri)] if isinstance(uri, str) else [ls.document(document_uri) for document_uri in ls.documents]
+    )
+    open_documents = [document for document in documents if document is not None]
+    return [
+        _as_json(ls, document, review_state)
+        for document in open_documents
+        for review_state in ls.review_states(document)
+    ]
 
 
-def _as_json(ls: Server, document: Document, standing: Standing) -> dict[str, Any]:
-    accepted = {step.index: step for step in standing.review.accepted}
-    run = standing.review.to_json()
+def _as_json(ls: Server, document: Document, review_state: ReviewState) -> dict[str, Any]:
+    accepted = {step.index: step for step in review_state.review.accepted}
+    run = review_state.review.to_json()
     for step in run["steps"]:
-        ours = accepted.get(step["index"])
-        step["outcome"] = outcome(ours) if ours is not None else ""
+        accepted_step = accepted.get(step["index"])
+        step["outcome"] = outcome(accepted_step) if accepted_step is not None else ""
     return {
         "uri": document.uri,
         "version": document.version,
-        "target": standing.review.qualname,
-        "line": standing.place.first_line - 1,
-        "kept": [step.index for step in standing.kept_steps],
-        "pending": [step.index for step in standing.pending],
-        "stale": standing.is_stale,
-        "edited": standing.is_edited,
-        "goingOn": ls.is_going_on(standing.review),
-        "changes": _changes(document, standing),
+        "target": review_state.review.qualname,
+        "line": review_state.outlined.first_line - 1,
+        "kept": [step.index for step in review_state.kept_steps],
+        "pending": [step.index for step in review_state.pending],
+        "stale": review_state.is_stale,
+        "edited": review_state.is_edited,
+        "isActive": ls.is_active(review_state.review),
+        "changes": _changes(document, review_state),
         "run": run,
     }
 
 
-def _changes(document: Document, standing: Standing) -> list[dict[str, Any]]:
-    """What keeping the next pending step would change in the document; nothing where it cannot be kept."""
-    if not standing.pending or standing.is_stale:
+def _changes(document: Document, review_state: ReviewState) -> list[dict[str, Any]]:
+    """The edits that keeping the next pending step would make; empty if it cannot be kept."""
+    if not review_state.pending or review_state.is_stale:
         return []
     try:
-        new = composed(document, standing.review.qualname, standing.pending[0])
+        new = composed(document, review_state.review.qualname, review_state.pending[0])
     except MtmcError:
-        # The file has errors that keep would name; there is nothing to draw.
+        # The file has errors, which the keep command reports; there is nothing to highlight.
         return []
     return [
         {

@@ -1,4 +1,4 @@
-"""Document symbols for what can be optimised, and folding of what was generated."""
+"""Document symbols of targets, and folding ranges of generated code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lsprotocol import types as lsp
 from mtmc_lsp.core.workload import TargetKind
 from mtmc_lsp.server.server import Document, Server
 from mtmc_lsp.source.compose import BEGIN, END
-from mtmc_lsp.source.outline import Outlined
+from mtmc_lsp.source.outline import OutlineEntry
 
 KINDS = {
     TargetKind.FUNCTION: lsp.SymbolKind.Function,
@@ -17,7 +17,7 @@ KINDS = {
     TargetKind.MODULE: lsp.SymbolKind.Class,
     TargetKind.KERNEL: lsp.SymbolKind.Event,
 }
-BLOCK = re.compile(rb"^" + BEGIN.encode() + rb" (\S+)[ \t]*\r?$", re.MULTILINE)
+BLOCK_START = re.compile(rb"^" + BEGIN.encode() + rb" (\S+)[ \t]*\r?$", re.MULTILINE)
 
 
 def register(server: Server) -> None:
@@ -27,29 +27,31 @@ def register(server: Server) -> None:
 
 
 def symbols(ls: Server, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
-    """The targets of a file; methods under their class."""
+    """The targets of a file as symbols; methods are children of their class."""
     document = ls.document(params.text_document.uri)
     if document is None:
         return []
-    found: dict[str, lsp.DocumentSymbol] = {}
-    top = []
+    symbols_by_name: dict[str, lsp.DocumentSymbol] = {}
+    top_level = []
     for item in document.outline.targets:
         symbol = _symbol(document, item)
-        owner = found.get(item.target.qualname.rpartition(".")[0])
-        found[item.target.qualname] = symbol
-        if owner is not None:
-            owner.children = [*(owner.children or []), symbol]
+        parent = symbols_by_name.get(item.target.qualname.rpartition(".")[0])
+        symbols_by_name[item.target.qualname] = symbol
+        if parent is not None:
+            parent.children = [*(parent.children or []), symbol]
         else:
-            top.append(symbol)
-    return top
+            top_level.append(symbol)
+    return top_level
 
 
-def _symbol(document: Document, item: Outlined) -> lsp.DocumentSymbol:
+def _symbol(document: Document, item: OutlineEntry) -> lsp.DocumentSymbol:
     target = item.target
     name_line = document.text.line_range(target.start_line - 1)
-    whole = lsp.Range(lsp.Position(item.first_line - 1, 0), document.text.line_range(target.end_line - 1).end)
+    full_range = lsp.Range(lsp.Position(item.first_line - 1, 0), document.text.line_range(target.end_line - 1).end)
     detail = "Triton kernel" if target.kind is TargetKind.KERNEL else target.kind.value
-    return lsp.DocumentSymbol(target.qualname.rpartition(".")[2], KINDS[target.kind], whole, name_line, detail=detail)
+    return lsp.DocumentSymbol(
+        target.qualname.rpartition(".")[2], KINDS[target.kind], full_range, name_line, detail=detail
+    )
 
 
 def folding(ls: Server, params: lsp.FoldingRangeParams) -> list[lsp.FoldingRange]:
@@ -59,7 +61,7 @@ def folding(ls: Server, params: lsp.FoldingRangeParams) -> list[lsp.FoldingRange
         return []
     text = document.text
     ranges = []
-    for begin in BLOCK.finditer(text.data):
+    for begin in BLOCK_START.finditer(text.data):
         end = text.data.find(END.encode() + b" " + begin[1], begin.end())
         if end >= 0:
             first, last = text.position(begin.start()).line, text.position(end).line

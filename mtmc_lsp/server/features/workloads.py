@@ -1,4 +1,4 @@
-"""A run that found no example inputs for its target: what can be done about it is offered, unless the client offers it itself."""
+"""Offers ways to add example inputs after a run failed without them, unless the client offers this."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DIRECTIVE, RECORD = "Add a workload directive", "Record inputs from a command"
 
 
 def register(server: Server) -> None:
-    """Register what follows on such a run."""
-    server.enders.append(lambda job: offer(server, job))
+    """Register the question after such a run."""
+    server.job_end_listeners.append(lambda job: offer(server, job))
 
 
 async def offer(ls: Server, job: Job) -> None:
-    """Ask the user where inputs are to come from."""
+    """Ask the user how to provide inputs."""
     if not lacks_workload(job) or ls.options.offers_workload:
         return
     question = lsp.ShowMessageRequestParams(
@@ -31,5 +31,5 @@ async def offer(ls: Server, job: Job) -> None:
     document = ls.document(job.uri)
     if answer is None or document is None or document.outline.find(job.target) is None:
         return
-    place = {"uri": job.uri, "target": job.target}
-    await (add_workload if answer.title == DIRECTIVE else record)(ls, place)
+    argument = {"uri": job.uri, "target": job.target}
+    await (add_workload if answer.title == DIRECTIVE else record)(ls, argument)

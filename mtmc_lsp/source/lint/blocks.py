@@ -1,4 +1,4 @@
-"""Checks of block shapes, of what must be known at compile time, and of Python's control flow on blocks."""
+"""Checks of block shapes, compile-time constants, and Python control flow on blocks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
-from mtmc_lsp.source.lint.finding import Finding, Fix, Severity, found
+from mtmc_lsp.source.lint.finding import Finding, Fix, Severity, finding_at
 from mtmc_lsp.source.lint.kernel import Kernel, argument, names_in
 from mtmc_lsp.source.syntax import field, text_of, walk
 
-SHAPED = {"zeros": (0, "shape"), "full": (0, "shape"), "static_range": (0, "end")}
-"""Functions with an argument that must be known at compile time, besides ``arange``."""
+SHAPE_ARGUMENTS = {"zeros": (0, "shape"), "full": (0, "shape"), "static_range": (0, "end")}
+"""Functions other than ``arange`` with an argument that must be a compile-time constant: its position and keyword."""
 
 
 def arange_bound(kernel: Kernel) -> Iterator[Finding]:
-    """``tl.arange`` over a number of elements that is no power of two."""
+    """``tl.arange`` with a number of elements that is not a power of two."""
     for name, call in kernel.calls:
         start, end = argument(call, 0, "start"), argument(call, 1, "end")
         if name != "arange" or start is None or end is None:
@@ -24,54 +24,56 @@ def arange_bound(kernel: Kernel) -> Iterator[Finding]:
             count = int(text_of(end), 0) - int(text_of(start), 0)
             if count <= 0 or count & (count - 1):
                 wider = 1 << max(count - 1, 0).bit_length()
-                message = f"a block has a power of two of elements, and not {count}; take {wider} and a mask"
-                yield found("arange-bound", Severity.ERROR, call, message)
+                message = f"the size of a block must be a power of two, not {count}; use {wider} and a mask"
+                yield finding_at("arange-bound", Severity.ERROR, call, message)
 
 
 def missing_constexpr(kernel: Kernel) -> Iterator[Finding]:
-    """A parameter that gives a block its shape and is no ``tl.constexpr``."""
-    # A helper's parameters are constexpr where its caller's are; only a kernel that is launched is sure.
+    """A parameter that determines a block shape but is not ``tl.constexpr``."""
+    # Helper functions may receive a constexpr from their caller, so only launched kernels are checked.
     if kernel.name not in kernel.context.launched:
         return
     reported: set[str] = set()
     for name, call in kernel.calls:
         shapes = [argument(call, 0, "start"), argument(call, 1, "end")] if name == "arange" else []
-        if name in SHAPED:
-            shapes = [argument(call, *SHAPED[name])]
+        if name in SHAPE_ARGUMENTS:
+            shapes = [argument(call, *SHAPE_ARGUMENTS[name])]
         for shape in shapes:
-            for word in names_in(shape) if shape is not None else ():
-                parameter = kernel.parameters.get(word)
-                if parameter is None or parameter.is_constexpr or word in reported or word in kernel.values:
+            for name in names_in(shape) if shape is not None else ():
+                parameter = kernel.parameters.get(name)
+                if parameter is None or parameter.is_constexpr or name in reported or name in kernel.values:
                     continue
-                reported.add(word)
-                message = f"`{word}` gives a block its shape, so it must be a `tl.constexpr`"
-                end = parameter.node.start_byte + len(word.encode())
-                fix = Fix(f"Make {word} a tl.constexpr", end, end, ": tl.constexpr")
+                reported.add(name)
+                message = f"`{name}` determines the shape of a block, so it must be a `tl.constexpr`"
+                end = parameter.node.start_byte + len(name.encode())
+                fix = Fix(f"Make {name} a tl.constexpr", end, end, ": tl.constexpr")
                 is_plain = not parameter.annotation and kernel.context.imports.get("tl") == "triton.language"
-                yield found("missing-constexpr", Severity.ERROR, parameter.node, message, fix if is_plain else None)
+                yield finding_at(
+                    "missing-constexpr", Severity.ERROR, parameter.node, message, fix if is_plain else None
+                )
 
 
 def tensor_condition(kernel: Kernel) -> Iterator[Finding]:
-    """``if``, ``while``, ``and``, ``or``, ``not`` on a block: Python asks for one truth value, and there are many."""
+    """``if``, ``while``, ``and``, ``or`` or ``not`` on a block. Python needs a single truth value here."""
     for node in walk(kernel.body):
-        for condition, how in _conditions(node):
+        for condition, advice in _conditions(node):
             if kernel.is_block(condition):
-                message = f"`{text_of(condition)}` is a block with many truth values; {how}"
-                yield found("tensor-condition", Severity.ERROR, condition, message)
+                message = f"`{text_of(condition)}` is a block, not a single truth value; {advice}"
+                yield finding_at("tensor-condition", Severity.ERROR, condition, message)
 
 
 def _conditions(node: Node) -> Iterator[tuple[Node, str]]:
     kind = node.type
     if kind in ("if_statement", "elif_clause", "while_statement"):
         condition = field(node, "condition")
-        # What `and`, `or` and `not` join is looked at by itself.
+        # Operands of `and`, `or` and `not` are checked individually.
         if condition is not None and condition.type not in ("boolean_operator", "not_operator"):
-            yield condition, "choose with `tl.where`, or reduce it to one with `tl.max`"
+            yield condition, "select values with `tl.where`, or reduce the block with `tl.max`"
     elif kind == "boolean_operator":
-        word = text_of(field(node, "operator"))
+        name = text_of(field(node, "operator"))
         for side in (field(node, "left"), field(node, "right")):
             if side is not None:
-                yield side, f"write `{'&' if word == 'and' else '|'}` instead of `{word}`"
+                yield side, f"write `{'&' if name == 'and' else '|'}` instead of `{name}`"
     elif kind == "not_operator":
         operand = field(node, "argument")
         if operand is not None:

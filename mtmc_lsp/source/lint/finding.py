@@ -1,4 +1,4 @@
-"""What a check finds, and what it knows of the file around a statement."""
+"""Findings of the static checks, and the context of a checked statement."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tree_sitter import Node
 
 
 class Severity(Enum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     ERROR = "error"
-    """It does not compile, or is wrong."""
+    """The code does not compile or is wrong."""
     WARNING = "warning"
-    """It is wrong for some inputs."""
+    """The code is wrong for some inputs."""
     HINT = "hint"
-    """It may be slow, or wrong in cases that may not occur here."""
+    """The code may be slow, or wrong in cases that may not occur here."""
 
 
 @dataclass(frozen=True)
 class Fix:
-    """A change that is safe to make."""
+    """A safe edit that resolves the finding."""
 
     title: str
     start: int
@@ -32,7 +32,7 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
-    """One report; offsets are bytes of the statement that was checked."""
+    """One finding; offsets are in bytes, relative to the checked statement."""
 
     code: str
     severity: Severity
@@ -44,20 +44,20 @@ class Finding:
 
 @dataclass(frozen=True)
 class Context:
-    """What a file says of its names."""
+    """Facts about the names in a file."""
 
     imports: Mapping[str, str]
-    """Imported name to the dotted path behind it."""
+    """Imported name to its dotted path."""
     kernels: frozenset[str]
-    """Names of its ``@triton.jit`` functions."""
+    """Names of the ``@triton.jit`` functions."""
     launched: frozenset[str]
-    """Names that are launched somewhere in it: ``name[grid](...)``."""
+    """Names that are launched in the file: ``name[grid](...)``."""
     called: frozenset[str]
-    """Names that are called somewhere in it: ``name(...)``, ``other.name(...)``."""
-    minds_layout: bool
-    """Whether it speaks of contiguous tensors anywhere."""
+    """Names that are called in the file: ``name(...)``, ``other.name(...)``."""
+    mentions_layout: bool
+    """Whether the file mentions contiguous tensors."""
 
 
-def found(code: str, severity: Severity, node: Node, message: str, fix: Fix | None = None) -> Finding:
-    """A finding about a node."""
+def finding_at(code: str, severity: Severity, node: Node, message: str, fix: Fix | None = None) -> Finding:
+    """A finding for the source range of a node."""
     return Finding(code, severity, node.start_byte, node.end_byte, message, fix)

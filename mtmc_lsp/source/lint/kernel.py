@@ -1,4 +1,4 @@
-"""A Triton kernel as the checks look at it: its parameters, what its names come from, and which values are blocks."""
+"""Analysis of a Triton kernel for the checks: parameters, data flow between names, and which values are blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtmc_lsp.source.lint.finding import Context
 from mtmc_lsp.source.syntax import field, text_of, walk, with_decorators
 
 REDUCTIONS = frozenset("sum max min argmax argmin reduce xor_sum program_id num_programs cdiv static_range".split())
-"""Functions of Triton that may give a single number from blocks, or never give a block."""
+"""Triton functions that may reduce a block to a scalar, or never return a block."""
 MODULES = ("triton.language", "triton.language.core", "triton.language.math")
 
 
@@ -27,7 +27,7 @@ class KernelParameter:
 
     @property
     def is_constexpr(self) -> bool:
-        """Whether it is known when the kernel is compiled."""
+        """Whether its value is known at compile time."""
         return "constexpr" in self.annotation
 
 
@@ -40,35 +40,37 @@ class Kernel:
 
     @cached_property
     def name(self) -> str:
-        """Its name."""
+        """Name of the kernel."""
         return text_of(field(self.node, "name"))
 
     @cached_property
     def body(self) -> Node:
-        """Its statements."""
+        """Body of the function."""
         return field(self.node, "body") or self.node
 
     @cached_property
     def decorators(self) -> tuple[Node, ...]:
-        """Its decorators, outermost first."""
+        """Decorators, outermost first."""
         return tuple(item for item in with_decorators(self.node).children if item.type == "decorator")
 
     @cached_property
     def parameters(self) -> dict[str, KernelParameter]:
-        """By name."""
-        listed = field(self.node, "parameters")
+        """Parameters by name."""
+        parameters = field(self.node, "parameters")
         return {
-            p.name: p for p in map(_parameter, listed.named_children if listed is not None else ()) if p is not None
+            p.name: p
+            for p in map(_parameter, parameters.named_children if parameters is not None else ())
+            if p is not None
         }
 
     @cached_property
     def calls(self) -> tuple[tuple[str, Node], ...]:
-        """Calls of Triton's own functions, with their names."""
-        found = ((self.triton_name(field(n, "function")), n) for n in walk(self.body) if n.type == "call")
-        return tuple((name, node) for name, node in found if name)
+        """Calls of Triton functions: their names and nodes."""
+        named_calls = ((self.triton_name(field(n, "function")), n) for n in walk(self.body) if n.type == "call")
+        return tuple((name, node) for name, node in named_calls if name)
 
     def triton_name(self, function: Node | None) -> str:
-        """``load`` for ``tl.load``; empty for what is none of ``triton.language``'s."""
+        """``load`` for ``tl.load``; empty if the function is not from ``triton.language``."""
         if function is None or function.type not in ("attribute", "identifier"):
             return ""
         head, _, name = text_of(function).rpartition(".")
@@ -81,51 +83,51 @@ class Kernel:
 
     @cached_property
     def values(self) -> dict[str, tuple[Node, ...]]:
-        """Local name to the expressions that are assigned to it (``+=`` too)."""
-        found: dict[str, list[Node]] = {}
+        """Local name to all expressions assigned to it, including by ``+=``."""
+        values: dict[str, list[Node]] = {}
         for node in walk(self.body):
             if node.type in ("assignment", "augmented_assignment"):
                 left, right = field(node, "left"), field(node, "right")
                 if left is not None and right is not None and left.type == "identifier":
-                    found.setdefault(text_of(left), []).append(right)
+                    values.setdefault(text_of(left), []).append(right)
                 elif left is not None and right is not None:
-                    # `a, b = f(...)`: whatever it gives, it is not known.
+                    # `a, b = f(...)`: the individual values are unknown.
                     for item in walk(left):
                         if item.type == "identifier":
-                            found.setdefault(text_of(item), []).append(right)
-        return {name: tuple(nodes) for name, nodes in found.items()}
+                            values.setdefault(text_of(item), []).append(right)
+        return {name: tuple(nodes) for name, nodes in values.items()}
 
     @cached_property
     def loop_names(self) -> frozenset[str]:
-        """Names that loops bind."""
+        """Names bound by loops."""
         loops = (field(node, "left") for node in walk(self.body) if node.type == "for_statement")
         return frozenset(text_of(i) for left in loops if left is not None for i in walk(left) if i.type == "identifier")
 
     def sources(self, node: Node) -> list[Node]:
-        """The expression and those that its names come from, however far, each once."""
-        seen: set[str] = set()
-        pending, found = [node], []
+        """The expression and all expressions assigned to the names it depends on, directly or indirectly."""
+        visited: set[str] = set()
+        pending, sources = [node], []
         while pending:
             item = pending.pop()
-            found.append(item)
+            sources.append(item)
             for name in names_in(item):
-                if name not in seen:
-                    seen.add(name)
+                if name not in visited:
+                    visited.add(name)
                     pending.extend(self.values.get(name, ()))
-        return found
+        return sources
 
-    def names_behind(self, node: Node) -> set[str]:
-        """Every name that an expression depends on."""
+    def dependencies(self, node: Node) -> set[str]:
+        """Every name that an expression depends on, directly or indirectly."""
         return {name for source in self.sources(node) for name in names_in(source)}
 
     def is_block(self, node: Node, depth: int = 8) -> bool:
-        """Whether an expression surely gives a block and no single number."""
+        """Whether an expression is certainly a block and not a scalar."""
         if depth == 0:
             return False
         kind = node.type
         if kind == "identifier":
             values = self.values.get(text_of(node), ())
-            # Names whose value is not always a block are left alone.
+            # A name counts as a block only if all its values are blocks.
             return bool(values) and all(self.is_block(value, depth - 1) for value in values)
         if kind == "parenthesized_expression":
             return any(self.is_block(child, depth) for child in node.named_children)
@@ -143,7 +145,7 @@ class Kernel:
 
 
 def kernels_in(root: Node, context: Context) -> Iterator[Kernel]:
-    """The kernels of a top-level statement."""
+    """The kernels in a top-level statement."""
     for node in walk(root):
         if node.type == "function_definition" and text_of(field(node, "name")) in context.kernels:
             decorators = [i for i in with_decorators(node).children if i.type == "decorator"]
@@ -152,7 +154,7 @@ def kernels_in(root: Node, context: Context) -> Iterator[Kernel]:
 
 
 def names_in(node: Node) -> Iterator[str]:
-    """Identifiers in an expression; not attributes' names, nor keywords'."""
+    """Identifiers in an expression, without attribute names and keyword names."""
     for item in walk(node):
         if item.type != "identifier":
             continue
@@ -165,22 +167,22 @@ def names_in(node: Node) -> Iterator[str]:
 
 
 def argument(call: Node, position: int, keyword: str) -> Node | None:
-    """An argument of a call, given by position or by keyword."""
+    """An argument of a call, passed by position or keyword."""
     arguments = field(call, "arguments")
     if arguments is None or arguments.type != "argument_list":
         return None
-    plain = []
+    positional = []
     for child in arguments.named_children:
         if child.type == "keyword_argument":
             if text_of(field(child, "name")) == keyword:
                 return field(child, "value")
         elif child.type != "comment":
-            plain.append(child)
-    return plain[position] if position < len(plain) else None
+            positional.append(child)
+    return positional[position] if position < len(positional) else None
 
 
-def above(node: Node, kind: str, within: Node) -> Iterator[Node]:
-    """The nodes of a type around a node, from inside out, inside ``within``."""
+def ancestors(node: Node, kind: str, within: Node) -> Iterator[Node]:
+    """Ancestors of a node with the given type, innermost first, up to ``within``."""
     item = node.parent
     while item is not None and item != within:
         if item.type == kind:

@@ -1,4 +1,4 @@
-"""The Python functions around kernels, as the checks look at them: which launch something, and which names are tensors."""
+"""Analysis of the Python functions around kernels: launches, and which names hold tensors."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from collections.abc import Iterator
 from tree_sitter import Node
 
 from mtmc_lsp.source.lint.finding import Context
-from mtmc_lsp.source.lint.kernel import above
+from mtmc_lsp.source.lint.kernel import ancestors
 from mtmc_lsp.source.syntax import field, text_of, walk
 
 TENSOR_USES = frozenset("shape numel size stride dtype device is_cuda ndim element_size data_ptr".split())
-"""Attributes that show a name to be a tensor."""
+"""Attributes that only tensors have."""
 
 
 def functions(root: Node) -> Iterator[Node]:
-    """Every function of a statement, those inside others too."""
+    """Every function in a statement, including nested functions."""
     return (node for node in walk(root) if node.type == "function_definition")
 
 
-def own(function: Node) -> Iterator[Node]:
-    """The nodes of a function that are not in a function inside it."""
+def direct_nodes(function: Node) -> Iterator[Node]:
+    """The nodes of a function, without those of nested functions."""
     for node in walk(function):
-        if next(above(node, "function_definition", function), None) is None:
+        if next(ancestors(node, "function_definition", function), None) is None:
             yield node
 
 
 def is_forward(function: Node) -> bool:
-    """Whether it is a module's ``forward``."""
+    """Whether the function is a module's ``forward``."""
     parameters = text_of(field(function, "parameters"))
     return text_of(field(function, "name")) == "forward" and parameters.startswith("(self")
 
 
 def launches(function: Node, context: Context) -> list[Node]:
-    """Calls ``kernel[grid](...)`` of the file's own kernels in a function."""
+    """Launches ``kernel[grid](...)`` of kernels from the same file."""
     launches = []
-    for node in own(function):
-        called = field(node, "function") if node.type == "call" else None
-        if called is not None and called.type == "subscript" and text_of(field(called, "value")) in context.kernels:
+    for node in direct_nodes(function):
+        callee = field(node, "function") if node.type == "call" else None
+        if callee is not None and callee.type == "subscript" and text_of(field(callee, "value")) in context.kernels:
             launches.append(node)
     return launches
 
 
 def tensor_parameters(function: Node) -> set[str]:
-    """Parameters that the function itself uses as tensors or declares to be."""
-    listed = field(function, "parameters")
+    """Parameters that are annotated or used as tensors."""
+    parameter_list = field(function, "parameters")
     names = {}
-    for item in listed.named_children if listed is not None else ():
+    for item in parameter_list.named_children if parameter_list is not None else ():
         name = item if item.type == "identifier" else field(item, "name") or (item.named_children or [item])[0]
         names[text_of(name)] = text_of(field(item, "type"))
-    changed = {text_of(field(n, "left")) for n in walk(function) if n.type == "assignment"}
+    reassigned = {text_of(field(n, "left")) for n in walk(function) if n.type == "assignment"}
     tensors = {name for name, kind in names.items() if kind.rpartition(".")[2] == "Tensor"}
     for node in walk(function):
         if node.type == "attribute" and text_of(field(node, "attribute")) in TENSOR_USES:
             tensors.add(text_of(field(node, "object")))
-    return (tensors & names.keys()) - changed - {"self", "ctx"}
+    return (tensors & names.keys()) - reassigned - {"self", "ctx"}

@@ -1,4 +1,4 @@
-"""Waiting for the GPU inside a launcher or a ``forward``: by a method, by a number made of a tensor, by printing one."""
+"""Check for host synchronisation in a launcher or ``forward``: by a method, by conversion to a scalar, or by printing."""
 
 from __future__ import annotations
 
@@ -6,74 +6,74 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
-from mtmc_lsp.source.lint.finding import Context, Finding, Severity, found
-from mtmc_lsp.source.lint.kernel import above
-from mtmc_lsp.source.lint.launchers import functions, is_forward, launches, own, tensor_parameters
+from mtmc_lsp.source.lint.finding import Context, Finding, Severity, finding_at
+from mtmc_lsp.source.lint.kernel import ancestors
+from mtmc_lsp.source.lint.launchers import direct_nodes, functions, is_forward, launches, tensor_parameters
 from mtmc_lsp.source.syntax import field, text_of, walk
 
-METHODS = {"item": ".item()", "cpu": ".cpu()", "tolist": ".tolist()", "numpy": ".numpy()"}
-"""Methods of tensors that wait for the GPU."""
-NUMBERS = frozenset(("float", "int", "bool"))
-"""Functions that make a number of a tensor."""
-ABOUT = frozenset(
+SYNC_METHODS = {"item": ".item()", "cpu": ".cpu()", "tolist": ".tolist()", "numpy": ".numpy()"}
+"""Tensor methods that synchronise with the GPU."""
+SCALAR_CONVERSIONS = frozenset(("float", "int", "bool"))
+"""Functions that convert a tensor to a scalar."""
+NON_TENSOR_METHODS = frozenset(
     "size dim numel stride item tolist numpy cpu element_size data_ptr storage_offset get_device is_contiguous "
     "is_floating_point is_complex type nelement ndimension untyped_storage".split()
 )
-"""Methods of tensors that say something of them, or give what is no tensor on the GPU any more."""
-MAKERS = frozenset(
+"""Tensor methods that return metadata or something other than a GPU tensor."""
+TENSOR_CONSTRUCTORS = frozenset(
     "empty zeros ones full rand randn randint arange linspace empty_like zeros_like ones_like full_like rand_like randn_like "
     "empty_strided".split()
 )
-"""Functions of ``torch`` that give a tensor whatever they get."""
-DELIBERATE = ("debug", "verbose", "DEBUG", "VERBOSE")
-"""Words of a condition under which somebody wants to wait."""
-DEPTH = 6
+"""Functions of ``torch`` that always return a tensor."""
+DEBUG_NAMES = ("debug", "verbose", "DEBUG", "VERBOSE")
+"""Names in a condition that indicate deliberate synchronisation."""
+MAX_DEPTH = 6
 
 
 def host_sync(root: Node, context: Context) -> Iterator[Finding]:
-    """Waiting for the GPU inside a launcher or a ``forward``."""
+    """Host synchronisation in a launcher or ``forward``."""
     for function in functions(root):
         where = "a launcher" if launches(function, context) else "forward" if is_forward(function) else ""
         if not where:
             continue
         tensors = _tensors(function)
-        for node in own(function):
-            said = _sync(node, tensors) if node.type == "call" else ""
-            if said and not _is_deliberate(node, function):
-                message = f"{said} inside {where} waits for the GPU to finish, and leaves it idle after that"
-                yield found("host-sync", Severity.HINT, node, message)
+        for node in direct_nodes(function):
+            sync = _sync(node, tensors) if node.type == "call" else ""
+            if sync and not _is_deliberate(node, function):
+                message = f"{sync} inside {where} waits for the GPU and leaves it idle afterwards"
+                yield finding_at("host-sync", Severity.HINT, node, message)
 
 
 def _sync(call: Node, tensors: frozenset[str]) -> str:
-    """What waits, in words; empty where nothing does."""
+    """Description of the synchronising call; empty if the call does not synchronise."""
     function, arguments = field(call, "function"), field(call, "arguments")
-    given = arguments.named_children if arguments is not None else []
+    argument_nodes = arguments.named_children if arguments is not None else []
     if function is None:
         return ""
     name = text_of(function)
     if name == "torch.cuda.synchronize":
         return "torch.cuda.synchronize()"
-    if name == "print" and any(_is_shown(item, tensors) for item in given):
+    if name == "print" and any(_prints_tensor(item, tensors) for item in argument_nodes):
         return "printing a tensor"
-    if name in NUMBERS and len(given) == 1 and _is_tensor(given[0], tensors):
+    if name in SCALAR_CONVERSIONS and len(argument_nodes) == 1 and _is_tensor(argument_nodes[0], tensors):
         return f"{name}() of a tensor"
     if function.type != "attribute":
         return ""
     owner, name = field(function, "object"), text_of(field(function, "attribute"))
-    if name == "to" and given and text_of(given[0]).strip("\"'") == "cpu":
+    if name == "to" and argument_nodes and text_of(argument_nodes[0]).strip("\"'") == "cpu":
         return '.to("cpu")'
-    # `self.x.cpu()` of a module moves the module; a plain name may be anything, but only tensors have these four.
+    # `module.x.cpu()` has the same form but moves a module. Only tensors have all four methods.
     is_shape = owner is not None and any(word in text_of(owner) for word in (".shape", ".size(", ".stride("))
-    return METHODS.get(name, "") if not given and not is_shape else ""
+    return SYNC_METHODS.get(name, "") if not argument_nodes and not is_shape else ""
 
 
 def _is_deliberate(node: Node, function: Node) -> bool:
-    conditions = (text_of(field(item, "condition")) for item in above(node, "if_statement", function))
-    return any(word in condition for condition in conditions for word in DELIBERATE)
+    conditions = (text_of(field(item, "condition")) for item in ancestors(node, "if_statement", function))
+    return any(word in condition for condition in conditions for word in DEBUG_NAMES)
 
 
-def _is_shown(node: Node, tensors: frozenset[str]) -> bool:
-    """Whether an argument of ``print`` is a tensor, or a string with one in it."""
+def _prints_tensor(node: Node, tensors: frozenset[str]) -> bool:
+    """Whether an argument of ``print`` is a tensor or an f-string that contains one."""
     if node.type != "string":
         return _is_tensor(node, tensors)
     parts = (item for item in walk(node) if item.type == "interpolation")
@@ -81,23 +81,23 @@ def _is_shown(node: Node, tensors: frozenset[str]) -> bool:
 
 
 def _tensors(function: Node) -> frozenset[str]:
-    """Names that surely hold tensors: parameters used as such, and what is only ever assigned such."""
+    """Names that certainly hold tensors: parameters used as tensors, and names to which only tensors are assigned."""
     known = frozenset(tensor_parameters(function))
     values: dict[str, list[Node]] = {}
-    for node in own(function):
+    for node in direct_nodes(function):
         left, right = field(node, "left"), field(node, "right")
         if node.type == "assignment" and left is not None and right is not None:
-            for name in [left] if left.type == "identifier" else [i for i in walk(left) if i.type == "identifier"]:
-                # Of `a, b = f()` it is not known what either is.
-                values.setdefault(text_of(name), []).append(right if name == left else left)
-    for word, assigned in values.items():
+            for target in [left] if left.type == "identifier" else [i for i in walk(left) if i.type == "identifier"]:
+                # In `a, b = f()`, neither value is known.
+                values.setdefault(text_of(target), []).append(right if target == left else left)
+    for name, assigned in values.items():
         if all(_is_tensor(value, known) for value in assigned):
-            known |= {word}
+            known |= {name}
     return known
 
 
-def _is_tensor(node: Node, tensors: frozenset[str], depth: int = DEPTH) -> bool:
-    """Whether an expression is surely a tensor."""
+def _is_tensor(node: Node, tensors: frozenset[str], depth: int = MAX_DEPTH) -> bool:
+    """Whether an expression is certainly a tensor."""
     if depth == 0:
         return False
     kind = node.type
@@ -110,16 +110,18 @@ def _is_tensor(node: Node, tensors: frozenset[str], depth: int = DEPTH) -> bool:
         return value is not None and _is_tensor(value, tensors, depth - 1)
     if kind in ("binary_operator", "unary_operator", "comparison_operator"):
         return any(_is_tensor(child, tensors, depth - 1) for child in node.named_children)
-    return kind == "call" and _gives_tensor(node, tensors, depth)
+    return kind == "call" and _returns_tensor(node, tensors, depth)
 
 
-def _gives_tensor(call: Node, tensors: frozenset[str], depth: int) -> bool:
+def _returns_tensor(call: Node, tensors: frozenset[str], depth: int) -> bool:
     function, arguments = field(call, "function"), field(call, "arguments")
     if function is None or function.type != "attribute":
         return False
     owner, name = field(function, "object"), text_of(field(function, "attribute"))
     if text_of(owner) == "torch":
-        given = arguments.named_children if arguments is not None else []
-        is_of_tensor = bool(given) and not name.startswith("is_") and _is_tensor(given[0], tensors, depth - 1)
-        return name in MAKERS or is_of_tensor
-    return owner is not None and name not in ABOUT and _is_tensor(owner, tensors, depth - 1)
+        argument_nodes = arguments.named_children if arguments is not None else []
+        is_of_tensor = (
+            bool(argument_nodes) and not name.startswith("is_") and _is_tensor(argument_nodes[0], tensors, depth - 1)
+        )
+        return name in TENSOR_CONSTRUCTORS or is_of_tensor
+    return owner is not None and name not in NON_TENSOR_METHODS and _is_tensor(owner, tensors, depth - 1)

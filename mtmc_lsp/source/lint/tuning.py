@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from tree_sitter import Node
 
-from mtmc_lsp.source.lint.finding import Finding, Severity, found
+from mtmc_lsp.source.lint.finding import Finding, Severity, finding_at
 from mtmc_lsp.source.lint.kernel import Kernel, argument
 from mtmc_lsp.source.syntax import field, text_of, walk
 
 
 def autotune_key(kernel: Kernel) -> Iterator[Finding]:
-    """An autotune key that names no parameter, that is tuned itself, or that is not there."""
+    """An autotune key that is not a parameter, that is itself tuned, or that is missing."""
     for decorator in kernel.decorators:
         call = next((item for item in decorator.named_children if item.type == "call"), None)
         if call is None or not text_of(field(call, "function")).endswith("autotune"):
@@ -24,27 +24,27 @@ def autotune_key(kernel: Kernel) -> Iterator[Finding]:
         tuned = _tuned(call)
         for name, node in names:
             if name not in kernel.parameters:
-                known = ", ".join(kernel.parameters)
-                message = f"the key {name!r} names no parameter of {kernel.name}; there is {known}"
-                yield found("autotune-key", Severity.ERROR, node, message)
+                parameters = ", ".join(kernel.parameters)
+                message = f"the key {name!r} is not a parameter of {kernel.name}; its parameters are {parameters}"
+                yield finding_at("autotune-key", Severity.ERROR, node, message)
             elif name in tuned:
-                message = f"{name!r} is what is tuned, so as a key it has no effect"
-                yield found("autotune-key", Severity.HINT, node, message)
+                message = f"{name!r} is set by the tuned configurations, so it has no effect as a key"
+                yield finding_at("autotune-key", Severity.HINT, node, message)
         if not names and not key.named_children and (size := _bound(kernel)):
             message = (
-                f"with no key the first call's choice is kept for every size; {size!r} bounds what the kernel reads, so it "
-                "belongs into the key"
+                f"without a key, the configuration chosen in the first call is used for all sizes; "
+                f"{size!r} bounds the memory accesses, so add it to the key"
             )
-            yield found("autotune-key", Severity.HINT, key, message)
+            yield finding_at("autotune-key", Severity.HINT, key, message)
 
 
 def _tuned(call: Node) -> set[str]:
-    """Parameters that the configurations set, where these are written in place."""
+    """Parameters set by configurations that are written inside the decorator."""
     keys = set()
     for node in walk(call):
         if node.type == "call" and text_of(field(node, "function")).endswith("Config"):
-            given = argument(node, 0, "kwargs")
-            for pair in given.named_children if given is not None and given.type == "dictionary" else ():
+            options = argument(node, 0, "kwargs")
+            for pair in options.named_children if options is not None and options.type == "dictionary" else ():
                 keys.add(text_of(field(pair, "key")).strip("\"'"))
     return keys
 

@@ -1,8 +1,8 @@
-"""How a file's own Triton kernels are launched, as far as its text says so: what is needed to compile them without running it.
+"""Derive launch parameters of a file's Triton kernels from its source.
 
-A kernel's block sizes come from its autotune configurations, from the numbers at its launches and from its defaults; the types
-of its tensors from the workload directive of the function that launches it. A pointer of which nothing is known counts as float16
-(as float8 where the file speaks of that): whatever does not fit then fits with no wider type either.
+The block sizes of a kernel come from its autotune configurations, constants at its launches, and its defaults. The dtypes
+of its tensors come from the workload directive of the launching function. Other pointers are assumed to be float16 (float8 if the
+file mentions it): kernels that exceed a resource limit with this dtype also exceed it with any wider one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mtmc_lsp.core.errors import MtmcError
 from mtmc_lsp.core.run import KernelLaunch
 from mtmc_lsp.source.chunks import Chunk
 from mtmc_lsp.source.lint import context_of
-from mtmc_lsp.source.lint.kernel import Kernel, above, argument, kernels_in
+from mtmc_lsp.source.lint.kernel import Kernel, ancestors, argument, kernels_in
 from mtmc_lsp.source.outline import LAUNCH, Outline
 from mtmc_lsp.source.syntax import field, parse, text_of, walk, with_decorators
 from mtmc_lsp.source.triton.launch_values import (
     OPTIONS,
     UNKNOWN,
-    Place,
-    assigned,
+    LaunchValues,
+    assignments,
     configurations,
     constant,
     module_constants,
@@ -33,24 +33,24 @@ from mtmc_lsp.source.triton.launch_values import (
 from mtmc_lsp.source.workload.directive import parse_directive
 
 ACCESSES = ("load", "store", "make_block_ptr", "make_tensor_descriptor")
-MOST = 48
-"""Forms of one file; the largest blocks are looked at."""
+MAX_FORMS = 48
+"""Maximum number of launch forms per file; the ones with the largest blocks are used."""
 
 
 @dataclass(frozen=True)
 class LaunchForm:
-    """One way in which a kernel is launched."""
+    """One combination of values with which a kernel is launched."""
 
     launch: KernelLaunch
     start: int
-    """Bytes of the file: where its blocks are chosen."""
+    """Byte range in the file where the block sizes are chosen."""
     end: int
     is_tuned: bool
-    """Whether it is one of several configurations to choose from."""
+    """Whether it is one of several autotune configurations."""
 
     @property
     def volume(self) -> int:
-        """The product of its whole numbers, to tell large forms from small ones."""
+        """Product of the integer constants, as a measure of the block size."""
         product = self.launch.num_stages
         for value in self.launch.constexprs.values():
             product *= value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
@@ -58,45 +58,50 @@ class LaunchForm:
 
 
 def launch_forms(outline: Outline, path: str) -> list[LaunchForm]:
-    """Every form of every kernel whose constants the file names."""
+    """All launch forms of kernels whose constants are known from the file."""
     context = context_of(outline)
     constants = module_constants(outline)
     narrow = "float8_e5m2" if re.search(rb"fp8|float8", outline.text) else "float16"
-    found: list[LaunchForm] = []
+    forms: list[LaunchForm] = []
     for chunk in outline.chunks:
         if b"jit" not in chunk.text:
             continue
         for kernel in kernels_in(parse(chunk.text), context):
             parent = with_decorators(kernel.node).parent
-            # A kernel inside a function is no attribute of the module, by which it would be found.
+            # A kernel inside a function is not a module attribute, so it could not be imported.
             if parent is not None and parent.type == "module":
                 launches = _launches(kernel, outline, path, constants)
                 tuned = list(configurations(kernel, outline, chunk, constants))
-                found += _forms(kernel, chunk, launches, tuned, narrow)
-    return sorted(found, key=lambda form: form.volume, reverse=True)[:MOST]
+                forms += _forms(kernel, chunk, launches, tuned, narrow)
+    return sorted(forms, key=lambda form: form.volume, reverse=True)[:MAX_FORMS]
 
 
 def _forms(
-    kernel: Kernel, chunk: Chunk, launches: list[Place], tuned: list[Place], narrow: str
+    kernel: Kernel, chunk: Chunk, launches: list[LaunchValues], tuned: list[LaunchValues], narrow: str
 ) -> Iterator[LaunchForm]:
-    # What is neither launched here nor tuned is a helper, or is launched from another file with sizes of its own.
+    # A kernel without launches and configurations is a helper, or is launched from another file.
     if not launches and not tuned:
         return
     name = field(kernel.node, "name") or kernel.node
-    usual = Place({}, chunk.start + name.start_byte, chunk.start + name.end_byte)
-    written = {p.name: constant(p.default, {}) for p in kernel.parameters.values()}
-    defaults = {name: value for name, value in written.items() if value is not UNKNOWN}
-    seen = set()
-    for launch in launches or [usual]:
-        for chosen in tuned or [launch]:
-            made = _launch(kernel, {**defaults, **launch.values, **chosen.values}, launch.types, narrow)
-            if made is not None and (key := (repr(made), chosen.start)) not in seen:
-                seen.add(key)
-                yield LaunchForm(made, chosen.start, chosen.end, bool(tuned))
+    without_launch = LaunchValues({}, chunk.start + name.start_byte, chunk.start + name.end_byte)
+    default_values = {p.name: constant(p.default, {}) for p in kernel.parameters.values()}
+    defaults = {name: value for name, value in default_values.items() if value is not UNKNOWN}
+    yielded = set()
+    for launch in launches or [without_launch]:
+        for configuration in tuned or [launch]:
+            launch_with_values = _launch(
+                kernel, {**defaults, **launch.values, **configuration.values}, launch.types, narrow
+            )
+            if (
+                launch_with_values is not None
+                and (key := (repr(launch_with_values), configuration.start)) not in yielded
+            ):
+                yielded.add(key)
+                yield LaunchForm(launch_with_values, configuration.start, configuration.end, bool(tuned))
 
 
 def _launch(kernel: Kernel, values: Mapping[str, object], types: Mapping[str, str], narrow: str) -> KernelLaunch | None:
-    """The launch with these values; None where a constant of the kernel is not known."""
+    """The launch with these values; None if a constexpr parameter is unknown."""
     pointers = _pointers(kernel, narrow)
     signature: dict[str, str] = {}
     constexprs: dict[str, object] = {}
@@ -106,13 +111,13 @@ def _launch(kernel: Kernel, values: Mapping[str, object], types: Mapping[str, st
                 return None
             constexprs[name] = values[name]
         elif name in values and values[name] in (None, 1) and not isinstance(values[name], bool):
-            # Triton compiles such arguments in, too.
+            # Triton treats such arguments as constants, too.
             constexprs[name] = values[name]
         else:
             signature[name] = pointers.get(name, "i32")
             if name in pointers and name in types:
                 signature[name] = types[name]
-    # Sizes and strides of real tensors mostly are multiples of 16, and pointers are.
+    # Pointers are multiples of 16, and sizes and strides usually are.
     options = {name: int(str(values.get(name, usual))) for name, usual in OPTIONS.items()}
     return KernelLaunch(kernel.name, signature, constexprs, **options, divisible_by_16=tuple(signature))
 
@@ -121,38 +126,38 @@ def _launch(kernel: Kernel, values: Mapping[str, object], types: Mapping[str, st
 
 
 def _pointers(kernel: Kernel, narrow: str) -> dict[str, str]:
-    """Parameters that memory is read or written through, with a type for each."""
-    found: dict[str, str] = {}
+    """Parameters used as pointers in memory accesses, with a Triton type for each."""
+    types: dict[str, str] = {}
     indices: set[str] = set()
     for name, call in kernel.calls:
         pointer = argument(call, 0, "base" if name.startswith("make") else "pointer")
         if pointer is None or not (name in ACCESSES or name.startswith("atomic")):
             continue
         for base in _bases(kernel, pointer):
-            found[base] = POINTER_TYPES[narrow]
-        # What is read to work out another address is an index.
+            types[base] = POINTER_TYPES[narrow]
+        # A value that is loaded to compute another address is an index.
         for source in kernel.sources(pointer):
-            inner = (n for n in walk(source) if n.type == "call" and kernel.triton_name(field(n, "function")) == "load")
-            for load in inner:
+            loads = (n for n in walk(source) if n.type == "call" and kernel.triton_name(field(n, "function")) == "load")
+            for load in loads:
                 read = argument(load, 0, "pointer")
                 indices |= set(_bases(kernel, read)) if read is not None else set()
-    return found | dict.fromkeys(indices & found.keys(), POINTER_TYPES["int64"])
+    return types | dict.fromkeys(indices & types.keys(), POINTER_TYPES["int64"])
 
 
 def _bases(kernel: Kernel, pointer: Node) -> set[str]:
-    """The parameters that an address begins with: the leftmost name of a sum, and of what that name was made of."""
-    found: set[str] = set()
-    seen: set[str] = set()
+    """The parameters that an address starts with: the leftmost name of a sum, following assignments."""
+    bases: set[str] = set()
+    visited: set[str] = set()
     pending: list[Node | None] = [pointer]
     while pending:
         node = _leftmost(kernel, pending.pop())
         name = text_of(node) if node is not None and node.type == "identifier" else ""
         if name in kernel.parameters:
-            found.add(name)
-        if name and name not in seen:
-            seen.add(name)
+            bases.add(name)
+        if name and name not in visited:
+            visited.add(name)
             pending.extend(kernel.values.get(name, ()))
-    return found
+    return bases
 
 
 def _leftmost(kernel: Kernel, node: Node | None) -> Node | None:
@@ -178,41 +183,41 @@ def _leftmost(kernel: Kernel, node: Node | None) -> Node | None:
 # Launches ------------------------------------------------------------------------------------------------------------
 
 
-def _launches(kernel: Kernel, outline: Outline, path: str, constants: Mapping[str, object]) -> list[Place]:
-    """Where a kernel is launched, and with which values."""
-    found = []
+def _launches(kernel: Kernel, outline: Outline, path: str, constants: Mapping[str, object]) -> list[LaunchValues]:
+    """Launches of a kernel and their values."""
+    launches = []
     for chunk in outline.chunks:
         if kernel.name.encode() not in chunk.text or not LAUNCH.search(chunk.text):
             continue
         for call in walk(parse(chunk.text)):
-            called = field(call, "function") if call.type == "call" else None
-            if called is not None and called.type == "subscript" and text_of(field(called, "value")) == kernel.name:
-                found.append(_at_launch(kernel, call, called, outline, chunk, path, constants))
-    return found
+            callee = field(call, "function") if call.type == "call" else None
+            if callee is not None and callee.type == "subscript" and text_of(field(callee, "value")) == kernel.name:
+                launches.append(_launch_values(kernel, call, callee, outline, chunk, path, constants))
+    return launches
 
 
-def _at_launch(
-    kernel: Kernel, call: Node, called: Node, outline: Outline, chunk: Chunk, path: str, constants: Mapping[str, object]
-) -> Place:
-    around = list(above(call, "function_definition", call))
+def _launch_values(
+    kernel: Kernel, call: Node, callee: Node, outline: Outline, chunk: Chunk, path: str, constants: Mapping[str, object]
+) -> LaunchValues:
+    enclosing_functions = list(ancestors(call, "function_definition", call))
     local: dict[str, list[object]] = {}
-    for function in around[:1]:
+    for function in enclosing_functions[:1]:
         for name, default in _defaults(function):
             local.setdefault(name, []).append(constant(default, constants))
-        for name, value in assigned(function):
+        for name, value in assignments(function):
             local.setdefault(name, []).append(constant(value, constants))
-    known = {**constants, **{name: values[0] for name, values in local.items() if len(values) == 1}}
-    passed = dict(_passed(kernel, call))
-    values = {name: constant(node, known) for name, node in passed.items()}
+    local_constants = {**constants, **{name: values[0] for name, values in local.items() if len(values) == 1}}
+    passed = dict(_bind_arguments(kernel, call))
+    values = {name: constant(node, local_constants) for name, node in passed.items()}
     for name in _innermost_strides(passed):
         values[name] = 1
-    types = _types(passed, around, outline, chunk, path)
-    kept = {name: value for name, value in values.items() if value is not UNKNOWN}
-    return Place(kept, chunk.start + called.start_byte, chunk.start + called.end_byte, types)
+    types = _types(passed, enclosing_functions, outline, chunk, path)
+    known_values = {name: value for name, value in values.items() if value is not UNKNOWN}
+    return LaunchValues(known_values, chunk.start + callee.start_byte, chunk.start + callee.end_byte, types)
 
 
 def _defaults(function: Node) -> Iterator[tuple[str, Node]]:
-    """A function's parameters that have a default, which is what a launch in it gets where nobody says otherwise."""
+    """Parameters of the launching function with a default value, which is assumed for its launches."""
     parameters = field(function, "parameters")
     for item in parameters.named_children if parameters is not None else ():
         name, value = field(item, "name"), field(item, "value")
@@ -220,8 +225,8 @@ def _defaults(function: Node) -> Iterator[tuple[str, Node]]:
             yield text_of(name), value
 
 
-def _passed(kernel: Kernel, call: Node) -> Iterator[tuple[str, Node]]:
-    """Parameter (or option) to what is passed for it."""
+def _bind_arguments(kernel: Kernel, call: Node) -> Iterator[tuple[str, Node]]:
+    """Kernel parameter (or launch option) to the argument passed for it."""
     arguments = field(call, "arguments")
     names = list(kernel.parameters)
     position = 0
@@ -236,21 +241,23 @@ def _passed(kernel: Kernel, call: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _innermost_strides(passed: Mapping[str, Node]) -> list[str]:
-    """Parameters that get the last of several strides of a tensor, which is 1 for dense ones."""
+    """Parameters that receive the last stride of a tensor, which is 1 for dense tensors."""
     last: dict[str, tuple[int, str]] = {}
     for name, node in passed.items():
-        owner, _, rest = text_of(node).partition(".stride(")
+        tensor, _, rest = text_of(node).partition(".stride(")
         number = constant(rest.removesuffix(")"), {}) if rest.endswith(")") else UNKNOWN
         if isinstance(number, int) and not isinstance(number, bool):
-            # A last stride is also called -1.
-            place = number if number >= 0 else 99 + number
-            last[owner] = max(last.get(owner, (0, "")), (place, name))
-    return [name for place, name in last.values() if place > 0]
+            # The last stride may also be written as -1.
+            dimension = number if number >= 0 else 99 + number
+            last[tensor] = max(last.get(tensor, (0, "")), (dimension, name))
+    return [name for dimension, name in last.values() if dimension > 0]
 
 
-def _types(passed: Mapping[str, Node], around: list[Node], outline: Outline, chunk: Chunk, path: str) -> dict[str, str]:
-    """Types of the arguments that the launching function was itself given, by its workload directive."""
-    for function in around:
+def _types(
+    passed: Mapping[str, Node], enclosing_functions: list[Node], outline: Outline, chunk: Chunk, path: str
+) -> dict[str, str]:
+    """Triton types of arguments, from the workload directive of the launching function."""
+    for function in enclosing_functions:
         line = chunk.line + function.start_point[0]
         target = outline.target_at(line)
         if target is None or not target.has_directive:
@@ -258,9 +265,9 @@ def _types(passed: Mapping[str, Node], around: list[Node], outline: Outline, chu
         try:
             workload = parse_directive(outline.text, target.target, path)
         except MtmcError:
-            # A run of that function says what is wrong with its directive.
+            # Running that function reports the error in its directive.
             return {}
         tensors = {a.name: a.tensor.dtype for a in workload.arguments if a.tensor is not None} if workload else {}
-        given = {name: tensors.get(text_of(node)) for name, node in passed.items()}
-        return {name: POINTER_TYPES[dtype] for name, dtype in given.items() if dtype is not None}
+        passed_dtypes = {name: tensors.get(text_of(node)) for name, node in passed.items()}
+        return {name: POINTER_TYPES[dtype] for name, dtype in passed_dtypes.items() if dtype is not None}
     return {}

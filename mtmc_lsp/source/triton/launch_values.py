@@ -1,4 +1,4 @@
-"""Numbers that a file names: constants, and the configurations of ``@triton.autotune``, written out or made in a loop."""
+"""Constants in a file, and the configurations of ``@triton.autotune``, written as a list or generated in a loop."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from mtmc_lsp.source.outline import Outline
 from mtmc_lsp.source.syntax import field, parse, text_of, walk
 
 OPTIONS = {"num_warps": 4, "num_stages": 3}
-"""Arguments of a launch that are none of the kernel's, with Triton's own defaults."""
-DEPTH = 4
-"""How far configurations are followed through functions and names."""
-MOST = 512
-"""Configurations of one comprehension."""
+"""Launch options that are not kernel parameters, with Triton's defaults."""
+MAX_DEPTH = 4
+"""Maximum depth when following names and function calls to configurations."""
+MAX_CONFIGURATIONS = 512
+"""Maximum number of configurations in one comprehension."""
 
 
 class _Unknown:
-    """Of a value that the text does not name."""
+    """Type of :data:`UNKNOWN`."""
 
 
 UNKNOWN = _Unknown()
 
 
 @dataclass(frozen=True)
-class Place:
-    """Values that are set somewhere, and where that is."""
+class LaunchValues:
+    """Values that are set at one position in a file."""
 
     values: Mapping[str, object]
     start: int
-    """Bytes of the file."""
+    """Byte range in the file."""
     end: int
     types: Mapping[str, str] = dataclass_field(default_factory=dict)
-    """Triton's types of what is passed, where they are known."""
+    """Triton types of the arguments, if known."""
 
 
 def constant(node: Node | str | None, constants: Mapping[str, object]) -> object:
-    """A number, a string, a truth value, None or a list of these that is written down, or a name that holds one."""
+    """Evaluate a literal number, string, bool, None or list of these, or the name of a constant."""
     text = (node if isinstance(node, str) else text_of(node)).strip()
     if text in constants:
         return constants[text]
@@ -55,63 +55,67 @@ def constant(node: Node | str | None, constants: Mapping[str, object]) -> object
 
 
 def module_constants(outline: Outline) -> dict[str, object]:
-    """Names that the file sets once, to something written down."""
-    found: dict[str, object] = {}
-    twice: set[str] = set()
+    """Names that the file assigns exactly once, to a literal."""
+    constants: dict[str, object] = {}
+    reassigned: set[str] = set()
     for chunk in outline.chunks:
         if b"=" not in chunk.text or _is_definition(chunk):
             continue
-        for name, value in assigned(parse(chunk.text)):
-            twice |= {name} & found.keys()
-            found[name] = constant(value, {})
-    return {name: value for name, value in found.items() if name not in twice and value is not UNKNOWN}
+        for name, value in assignments(parse(chunk.text)):
+            reassigned |= {name} & constants.keys()
+            constants[name] = constant(value, {})
+    return {name: value for name, value in constants.items() if name not in reassigned and value is not UNKNOWN}
 
 
 def _is_definition(chunk: Chunk) -> bool:
     return any(line.startswith((b"def ", b"class ", b"async ", b"@")) for line in chunk.text.split(b"\n"))
 
 
-def assigned(root: Node) -> Iterator[tuple[str, Node]]:
-    """Plain names that are assigned to, each with its value."""
+def assignments(root: Node) -> Iterator[tuple[str, Node]]:
+    """Assignments to plain names, as name and value."""
     for node in walk(root):
         left, right = field(node, "left"), field(node, "right")
         if node.type == "assignment" and left is not None and right is not None and left.type == "identifier":
-            # `BLOCK: tl.constexpr = tl.constexpr(64)` is a number too.
+            # Unwrap `BLOCK: tl.constexpr = tl.constexpr(64)`.
             is_wrapped = right.type == "call" and text_of(field(right, "function")).endswith("constexpr")
             yield text_of(left), (argument(right, 0, "value") or right) if is_wrapped else right
 
 
-def configurations(kernel: Kernel, outline: Outline, chunk: Chunk, constants: Mapping[str, object]) -> Iterator[Place]:
-    """What ``@triton.autotune`` chooses from, as far as it is written down."""
+def configurations(
+    kernel: Kernel, outline: Outline, chunk: Chunk, constants: Mapping[str, object]
+) -> Iterator[LaunchValues]:
+    """The configurations of ``@triton.autotune`` that are written in the file."""
     for decorator in kernel.decorators:
         call = next((item for item in decorator.named_children if item.type == "call"), None)
         if call is None or not text_of(field(call, "function")).endswith("autotune"):
             continue
-        given = argument(call, 0, "configs")
-        if given is not None:
-            yield from _within(given, chunk, outline, constants, DEPTH)
+        configs_argument = argument(call, 0, "configs")
+        if configs_argument is not None:
+            yield from _configurations_in(configs_argument, chunk, outline, constants, MAX_DEPTH)
 
 
-def _within(node: Node, chunk: Chunk, outline: Outline, constants: Mapping[str, object], depth: int) -> Iterator[Place]:
-    """The configurations in an expression or a function, and in what it names."""
+def _configurations_in(
+    node: Node, chunk: Chunk, outline: Outline, constants: Mapping[str, object], depth: int
+) -> Iterator[LaunchValues]:
+    """The configurations in an expression or function, and in the names that it refers to."""
     for call in walk(node):
         if call.type == "call" and text_of(field(call, "function")).endswith("Config"):
-            for bound in _bindings(call, node, constants):
-                place = _configuration(call, chunk, {**constants, **bound})
-                if place is not None:
-                    yield place
+            for loop_values in _bindings(call, node, constants):
+                configuration = _configuration(call, chunk, {**constants, **loop_values})
+                if configuration is not None:
+                    yield configuration
     if depth:
         for name in dict.fromkeys(names_in(node)):
-            for other in outline.chunks:
-                defined = _defined(other, name)
-                if defined is not None:
-                    yield from _within(defined, other, outline, constants, depth - 1)
+            for other_chunk in outline.chunks:
+                definition = _definition_of(other_chunk, name)
+                if definition is not None:
+                    yield from _configurations_in(definition, other_chunk, outline, constants, depth - 1)
 
 
-def _defined(chunk: Chunk, name: str) -> Node | None:
-    """What a top-level statement defines under a name: a function's body, or a value."""
-    begin = chunk.text.lstrip()
-    if not (begin.startswith(f"def {name}(".encode()) or begin.startswith(name.encode())):
+def _definition_of(chunk: Chunk, name: str) -> Node | None:
+    """The definition of a name in a top-level statement: the body of a function, or an assigned value."""
+    statement_start = chunk.text.lstrip()
+    if not (statement_start.startswith(f"def {name}(".encode()) or statement_start.startswith(name.encode())):
         return None
     for node in parse(chunk.text).children:
         if node.type == "function_definition" and text_of(field(node, "name")) == name:
@@ -123,7 +127,7 @@ def _defined(chunk: Chunk, name: str) -> Node | None:
 
 
 def _bindings(call: Node, within: Node, constants: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """The values of the loop variables of the comprehension around a call; once nothing where there is none."""
+    """Values of the loop variables of the enclosing comprehensions; one empty dictionary without comprehensions."""
     clauses: list[tuple[str, list[object]]] = []
     node = call.parent
     while node is not None and node != within.parent:
@@ -134,13 +138,17 @@ def _bindings(call: Node, within: Node, constants: Mapping[str, object]) -> Iter
                     return
                 clauses.append((text_of(field(clause, "left")), list(values)))
         node = node.parent
-    for values in itertools.islice(itertools.product(*(options for _, options in clauses)), MOST):
+    for values in itertools.islice(itertools.product(*(options for _, options in clauses)), MAX_CONFIGURATIONS):
         yield dict(zip((name for name, _ in clauses), values, strict=True))
 
 
-def _configuration(call: Node, chunk: Chunk, constants: Mapping[str, object]) -> Place | None:
-    given = argument(call, 0, "kwargs")
-    pairs = given.named_children if given is not None and given.type == "dictionary" else []
+def _configuration(call: Node, chunk: Chunk, constants: Mapping[str, object]) -> LaunchValues | None:
+    configs_argument = argument(call, 0, "kwargs")
+    pairs = (
+        configs_argument.named_children
+        if configs_argument is not None and configs_argument.type == "dictionary"
+        else []
+    )
     values = {
         str(constant(field(pair, "key"), {})): constant(field(pair, "value"), constants)
         for pair in pairs
@@ -152,4 +160,4 @@ def _configuration(call: Node, chunk: Chunk, constants: Mapping[str, object]) ->
             values[name] = constant(option, constants)
     if any(value is UNKNOWN for value in values.values()):
         return None
-    return Place(values, chunk.start + call.start_byte, chunk.start + call.end_byte)
+    return LaunchValues(values, chunk.start + call.start_byte, chunk.start + call.end_byte)

@@ -1,4 +1,4 @@
-"""The words of a directive: how they are told apart and read. One that cannot be read is an error with its line."""
+"""Syntax of a directive: splitting it into entries and parsing their values. Errors contain the line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ JAXTYPING = {
     "Int": "int64", "Int64": "int64", "Int32": "int32", "Int16": "int16", "Int8": "int8", "UInt8": "uint8",
     "Integer": "int64", "Bool": "bool", "Shaped": "float32", "Num": "float32", "Inexact": "float32",
 }  # fmt: skip
-"""jaxtyping's names to dtypes."""
+"""jaxtyping name to dtype."""
 
-EXAMPLE = "Write `# mtmc: x=f32[64,1024] eps=1e-6`, sizes as numbers or as names such as B with `B=64` behind."
+EXAMPLE = "Write `# mtmc: x=f32[64,1024] eps=1e-6`, with sizes as numbers, or as names such as B followed by `B=64`."
 TENSOR = re.compile(
     r"(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\](?:\{(?P<stride>[^{}]*)\})?(?:@(?P<low>\S+?)\.\.(?P<high>\S+))?"
 )
@@ -29,39 +29,39 @@ BRACKETS = {"[": "]", "(": ")", "{": "}"}
 
 
 @dataclass(frozen=True)
-class Word:
-    """``name=value``, as written."""
+class Entry:
+    """One ``name=value`` of a directive, as written."""
 
     name: str
     value: str
     line: int
     in_init: bool = False
-    """Whether it stands behind ``init:``."""
+    """Whether it is after ``init:``."""
 
     @property
     def is_tensor(self) -> bool:
-        """Whether it means to describe a tensor."""
+        """Whether the value describes a tensor."""
         return re.match(r"\w+\[", self.value) is not None
 
     @property
     def names(self) -> frozenset[str]:
-        """Names that the value speaks of."""
+        """Names used in the value."""
         return frozenset(re.findall(r"\b[A-Za-z_]\w*", re.sub(r"\"[^\"]*\"|'[^']*'", "", self.value)))
 
 
 class Reader:
-    """Reads words of one file; its errors name that file and the word's line."""
+    """Parses the entries of one file's directives. Errors contain the file and the line."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def bad(self, message: str, line: int, remedy: str = EXAMPLE) -> RequestError:
-        """The error for a directive that cannot be read."""
+    def error(self, message: str, line: int, remedy: str = EXAMPLE) -> RequestError:
+        """The error for an invalid directive."""
         return RequestError(f"in the mtmc directive: {message}", where=Location(self.path, line), remedy=remedy)
 
-    def words(self, comments: list[tuple[int, str]]) -> tuple[Word, ...]:
-        """The words of directive lines; ``init:`` holds to the end of its line."""
-        found: dict[tuple[str, bool], Word] = {}
+    def entries(self, comments: list[tuple[int, str]]) -> tuple[Entry, ...]:
+        """Parse the entries of directive lines; ``init:`` applies to the rest of its line."""
+        entries_by_name: dict[tuple[str, bool], Entry] = {}
         for line, text in comments:
             in_init = False
             for part in self._split(text, line):
@@ -70,51 +70,53 @@ class Reader:
                     continue
                 name, equals, value = part.partition("=")
                 if not equals or not name.isidentifier() or not value:
-                    raise self.bad(f"cannot read {part!r}", line)
-                if (name, in_init) in found:
-                    raise self.bad(f"{name!r} is given twice", line, "Keep one of the two.")
-                found[name, in_init] = Word(name, value, line, in_init)
-        return tuple(found.values())
+                    raise self.error(f"cannot read {part!r}", line)
+                if (name, in_init) in entries_by_name:
+                    raise self.error(f"{name!r} is set twice", line, "Remove one of them.")
+                entries_by_name[name, in_init] = Entry(name, value, line, in_init)
+        return tuple(entries_by_name.values())
 
     def _split(self, text: str, line: int) -> list[str]:
-        """Parts between spaces, where brackets and quotes hold together."""
-        parts, current, open_, quote = [], "", "", ""
+        """Split at spaces outside brackets and quotes."""
+        parts, current, closing_brackets, quote = [], "", "", ""
         for character in text:
             if quote:
                 quote = "" if character == quote else quote
             elif character in "\"'":
                 quote = character
             elif character in BRACKETS:
-                open_ += BRACKETS[character]
-            elif open_ and character == open_[-1]:
-                open_ = open_[:-1]
-            if character.isspace() and not open_ and not quote:
+                closing_brackets += BRACKETS[character]
+            elif closing_brackets and character == closing_brackets[-1]:
+                closing_brackets = closing_brackets[:-1]
+            if character.isspace() and not closing_brackets and not quote:
                 parts.append(current)
                 current = ""
             else:
                 current += character
-        if open_ or quote:
-            missing = quote or open_[-1]
-            raise self.bad(f"{current.split()[0]!r} is not closed", line, f"Add the missing {missing} behind it.")
+        if closing_brackets or quote:
+            missing = quote or closing_brackets[-1]
+            raise self.error(f"{current.split()[0]!r} is not closed", line, f"Add the missing {missing} after it.")
         return [part for part in [*parts, current] if part]
 
-    def tensor(self, word: Word) -> TensorSpec:
-        """The tensor of ``x=f32[B,64]{1,B}``, its range left out."""
-        match = TENSOR.fullmatch(word.value)
+    def tensor(self, entry: Entry) -> TensorSpec:
+        """The tensor of an entry such as ``x=f32[B,64]{1,B}``, without its value range."""
+        match = TENSOR.fullmatch(entry.value)
         if match is None:
-            raise self.bad(
-                f"cannot read the tensor {word.name}={word.value}",
-                word.line,
-                "Write x=f32[64,1024], with strides as in {1,64} and a range as in @0..31 behind it.",
+            raise self.error(
+                f"cannot read the tensor {entry.name}={entry.value}",
+                entry.line,
+                "Write x=f32[64,1024], optionally followed by strides such as {1,64} and a value range such as @0..31.",
             )
         dtype = SHORT.get(match["dtype"]) or JAXTYPING.get(match["dtype"])
         if dtype is None:
-            raise self.bad(f"no dtype {match['dtype']!r}", word.line, f"There are {', '.join(SHORT)}.")
-        shape = self._sizes(match["shape"], word.line)
-        stride = self._sizes(match["stride"], word.line) if match["stride"] is not None else None
+            raise self.error(f"unknown dtype {match['dtype']!r}", entry.line, f"Available dtypes: {', '.join(SHORT)}.")
+        shape = self._sizes(match["shape"], entry.line)
+        stride = self._sizes(match["stride"], entry.line) if match["stride"] is not None else None
         if stride is not None and len(stride) != len(shape):
-            raise self.bad(
-                f"{word.name} has {len(shape)} sizes and {len(stride)} strides", word.line, "Give one stride per size."
+            raise self.error(
+                f"{entry.name} has {len(shape)} sizes and {len(stride)} strides",
+                entry.line,
+                "Write one stride per size.",
             )
         return TensorSpec(shape, dtype, stride)
 
@@ -123,13 +125,15 @@ class Reader:
         try:
             return tuple(Size.parse(item) for item in items)
         except (ValueError, SyntaxError, ZeroDivisionError):
-            raise self.bad(
-                f"cannot read the sizes [{text}]", line, "Write numbers, names and + - * // between commas: [B,2*D]."
+            raise self.error(
+                f"cannot read the sizes [{text}]",
+                line,
+                "Write numbers, names and + - * //, separated by commas: [B,2*D].",
             ) from None
 
-    def ranged(self, word: Word, spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
-        """``spec`` with the range of ``@low..high``, if the word has one; both ends are included."""
-        match = TENSOR.fullmatch(word.value)
+    def with_range(self, entry: Entry, spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+        """``spec`` with the inclusive value range ``@low..high`` of the entry, if it has one."""
+        match = TENSOR.fullmatch(entry.value)
         if match is None or match["low"] is None:
             return spec
         text = f"{match['low']}..{match['high']}"
@@ -139,35 +143,39 @@ class Reader:
                 for bound in (match["low"], match["high"])
             )
         except (ValueError, SyntaxError, KeyError, ZeroDivisionError):
-            remedy = "Write numbers or named sizes that have a value, as in @0..V-1."
-            raise self.bad(f"cannot read the range {text}", word.line, remedy) from None
+            remedy = "Use numbers or named sizes with a value, as in @0..V-1."
+            raise self.error(f"cannot read the range {text}", entry.line, remedy) from None
         if low > high:
-            raise self.bad(f"the range {text} is empty: it goes from {low:g} to {high:g}", word.line, "Swap the ends.")
+            raise self.error(
+                f"the range {text} is empty: it goes from {low:g} to {high:g}", entry.line, "Swap the bounds."
+            )
         named = not DECIMAL.fullmatch(match["high"]) and next(Size.parse(match["high"]).symbols(), None) is not None
         return replace(spec, low=low, high=high, high_size=Size.parse(match["high"]) if named else None)
 
-    def constant(self, word: Word, sizes: Mapping[str, int]) -> object:
-        """The number, text, ``None`` or list that the word gives; arithmetic over named sizes is worked out."""
+    def constant(self, entry: Entry, sizes: Mapping[str, int]) -> object:
+        """The number, string, bool, ``None`` or list in the value; arithmetic over named sizes is evaluated."""
         try:
-            value = ast.literal_eval(word.value)
+            value = ast.literal_eval(entry.value)
         except (ValueError, SyntaxError):
-            value = self._arithmetic(word, sizes)
+            value = self._arithmetic(entry, sizes)
         if isinstance(value, tuple):
             value = list(value)
         if not _is_constant(value):
-            raise self.bad(
-                f"{word.name} cannot be {word.value}",
-                word.line,
-                "It can be a number, True, False, None, text or a list.",
+            raise self.error(
+                f"{entry.name} cannot be {entry.value}",
+                entry.line,
+                "Use a number, True, False, None, a string or a list.",
             )
         return value
 
-    def _arithmetic(self, word: Word, sizes: Mapping[str, int]) -> int:
+    def _arithmetic(self, entry: Entry, sizes: Mapping[str, int]) -> int:
         try:
-            return Size.parse(word.value).value(sizes)
+            return Size.parse(entry.value).value(sizes)
         except (ValueError, SyntaxError, KeyError, ZeroDivisionError):
-            raise self.bad(
-                f"cannot read the value {word.value!r}", word.line, f"Quote text, as in {word.name}='{word.value}'."
+            raise self.error(
+                f"cannot read the value {entry.value!r}",
+                entry.line,
+                f"Quote a string, as in {entry.name}='{entry.value}'.",
             ) from None
 
 

@@ -13,15 +13,15 @@ from mtmc_lsp.source.targets import Definition, bases_of, definitions
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; ``self``, ``*args`` and ``**kwargs`` are left out."""
+    """One parameter. ``self``, ``*args`` and ``**kwargs`` are not included."""
 
     name: str
     annotation: str
-    """As written; empty where there is none."""
+    """Source text; empty if there is none."""
     has_default: bool
     line: int
     default: str = ""
-    """As written; empty where there is none."""
+    """Source text; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Signature:
     takes_any: bool
     """Whether it has ``*args`` or ``**kwargs``."""
     node: Node
-    """The ``def``."""
+    """The ``def`` node."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -41,41 +41,41 @@ class Signature:
 
 
 def signature_of(text: bytes, target: Target) -> Signature | None:
-    """What runs: the function, the method, or the module's ``forward``; None where the file does not define it."""
-    known = {item.target.qualname: item for item in definitions(text, target.path)}
+    """Signature of the function, method or the module's ``forward``; None if the file does not define it."""
+    by_name = {item.target.qualname: item for item in definitions(text, target.path)}
     if target.kind is TargetKind.MODULE:
-        return _method(known, target.qualname, "forward")
-    own = known.get(target.qualname)
-    return _signature(own.node, is_method=target.kind is TargetKind.METHOD) if own is not None else None
+        return _method(by_name, target.qualname, "forward")
+    definition = by_name.get(target.qualname)
+    return _signature(definition.node, is_method=target.kind is TargetKind.METHOD) if definition is not None else None
 
 
 def constructor_of(text: bytes, target: Target) -> Signature | None:
-    """The ``__init__`` of the target's class or of its bases; None where the file does not define it."""
-    known = {item.target.qualname: item for item in definitions(text, target.path)}
-    return _method(known, target.class_name, "__init__") if target.class_name else None
+    """Signature of ``__init__`` in the target's class or its bases; None if the file does not define it."""
+    by_name = {item.target.qualname: item for item in definitions(text, target.path)}
+    return _method(by_name, target.class_name, "__init__") if target.class_name else None
 
 
-def _method(known: dict[str, Definition], class_name: str, name: str) -> Signature | None:
-    """The method of a class, looked for in its bases in the file too."""
-    pending, seen = [class_name], set()
+def _method(by_name: dict[str, Definition], class_name: str, name: str) -> Signature | None:
+    """A method of a class or of its bases in the same file."""
+    pending, visited = [class_name], set()
     while pending:
         current = pending.pop(0)
-        seen.add(current)
-        own = known.get(f"{current}.{name}")
-        if own is not None:
-            return _signature(own.node, is_method=True)
-        if current in known:
-            pending += [base for base in bases_of(known[current].node) if base not in seen]
+        visited.add(current)
+        definition = by_name.get(f"{current}.{name}")
+        if definition is not None:
+            return _signature(definition.node, is_method=True)
+        if current in by_name:
+            pending += [base for base in bases_of(by_name[current].node) if base not in visited]
     return None
 
 
 def _signature(node: Node, *, is_method: bool) -> Signature:
     parameters = field(node, "parameters")
     children = parameters.named_children if parameters is not None else []
-    found = [parameter for child in children if (parameter := _parameter(child))]
+    parsed = [parameter for child in children if (parameter := _parameter(child))]
     splats = ("list_splat_pattern", "dictionary_splat_pattern")
     takes_any = any(item.type in splats for child in children for item in walk(child))
-    return Signature(tuple(found[1:] if is_method else found), takes_any, node)
+    return Signature(tuple(parsed[1:] if is_method else parsed), takes_any, node)
 
 
 def _parameter(node: Node) -> Parameter | None:

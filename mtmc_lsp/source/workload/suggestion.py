@@ -1,4 +1,4 @@
-"""The directive to paste where a target has no workload, filled in as far as the code tells."""
+"""Suggest a directive for a target without a workload, based on its code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtmc_lsp.source.workload.annotations import annotated_tensor
 from mtmc_lsp.source.workload.signatures import Parameter, Signature, constructor_of, signature_of
 
 SCALARS = {"int": "1", "float": "1.0", "bool": "True", "str": '""', "tl.constexpr": "128", "constexpr": "128"}
-"""A value for each annotation that is no tensor."""
+"""Example value for each annotation of a non-tensor."""
 
 LAYERS = {
     "Linear": ("in_features", 0, "f32[64,{}]"),
@@ -32,41 +32,41 @@ LAYERS = {
     "BatchNorm2d": ("num_features", 0, "f32[8,{},64,64]"),
     "GroupNorm": ("num_channels", 1, "f32[8,{},64,64]"),
 }
-"""Layer to the argument that sets its input's width, by name and position, and the input."""
+"""Layer class to the argument that determines its input size (keyword and position), and a template of the input."""
 
-SMALL = {"head": 8, "group": 8, "expert": 8, "kernel": 3, "stride": 1, "layer": 2, "channel": 64}
-"""Integers for constructor arguments whose name says that they are small."""
+SMALL_INTEGERS = {"head": 8, "group": 8, "expert": 8, "kernel": 3, "stride": 1, "layer": 2, "channel": 64}
+"""Values for integer constructor arguments whose names indicate a small number."""
 
 VECTORS = re.compile(r"(?:.*_)?(?:weight|bias|scale|shift|gamma|beta|gain)")
 INDICES = re.compile(r"(?:.*_)?(?:idx|ids|index|indices|labels?|targets?|tokens?)")
 
 
 def suggest_directive(text: bytes, target: Target) -> str:
-    """The directive to paste above the target; it can be read as it stands."""
+    """A valid directive to paste above the target."""
     signature = signature_of(text, target)
     constructor = constructor_of(text, target)
     widths = _constructor_values(constructor)
     inputs = _layer_inputs(signature, constructor, widths)
-    words, names = [], set()
+    parts, names = [], set()
     for parameter in signature.parameters if signature is not None else ():
         if not parameter.has_default:
-            word, symbols = _argument(parameter, inputs)
-            words.append(f"{parameter.name}={word}")
+            value, symbols = _argument(parameter, inputs)
+            parts.append(f"{parameter.name}={value}")
             names |= symbols
-    words += [f"{name}=64" for name in sorted(names)]
+    parts += [f"{name}=64" for name in sorted(names)]
     init = [f"{p.name}={widths[p.name]}" for p in (constructor.parameters if constructor else ()) if not p.has_default]
     if init and target.kind in (TargetKind.MODULE, TargetKind.METHOD):
-        words += ["init:", *init]
-    return " ".join(["# mtmc:", *words])
+        parts += ["init:", *init]
+    return " ".join(["# mtmc:", *parts])
 
 
 def _argument(parameter: Parameter, inputs: Mapping[str, str]) -> tuple[str, set[str]]:
-    """A value for one argument, and the named sizes in it."""
-    found = annotated_tensor(parameter)
-    if found is not None:
-        short = next(short for short, full in SHORT.items() if full == found.spec.dtype)
-        sizes = ",".join(str(size).replace(" ", "") for size in found.spec.shape)
-        return f"{short}[{sizes}]", {name for size in found.spec.shape for name in size.symbols()}
+    """A value for one argument, and the named sizes that it uses."""
+    annotated = annotated_tensor(parameter)
+    if annotated is not None:
+        short = next(short for short, full in SHORT.items() if full == annotated.spec.dtype)
+        sizes = ",".join(str(size).replace(" ", "") for size in annotated.spec.shape)
+        return f"{short}[{sizes}]", {name for size in annotated.spec.shape for name in size.symbols()}
     annotation = parameter.annotation.strip("\"'")
     if annotation in SCALARS:
         return SCALARS[annotation], set()
@@ -80,11 +80,11 @@ def _argument(parameter: Parameter, inputs: Mapping[str, str]) -> tuple[str, set
 
 
 def _constructor_values(constructor: Signature | None) -> dict[str, str]:
-    """A value for each of the constructor's arguments: its default, or a guess by its annotation and name."""
+    """A value for each constructor argument: its default, or a guess based on annotation and name."""
     values = {}
     for parameter in constructor.parameters if constructor is not None else ():
         guess = SCALARS.get(parameter.annotation, "") if parameter.annotation != "int" else ""
-        small = next((str(value) for part, value in SMALL.items() if part in parameter.name.lower()), "1024")
+        small = next((str(value) for part, value in SMALL_INTEGERS.items() if part in parameter.name.lower()), "1024")
         values[parameter.name] = parameter.default or guess or small
     return values
 
@@ -92,7 +92,7 @@ def _constructor_values(constructor: Signature | None) -> dict[str, str]:
 def _layer_inputs(
     signature: Signature | None, constructor: Signature | None, widths: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the layers that the target gives its parameters to, as in ``self.proj(x)``, expect."""
+    """Inputs expected by layers that the target applies to its parameters, as in ``self.proj(x)``."""
     if signature is None or constructor is None:
         return {}
     layers = {}
@@ -100,39 +100,39 @@ def _layer_inputs(
         left, right = field(node, "left"), field(node, "right")
         if node.type == "assignment" and left is not None and right is not None and right.type == "call":
             layers[text_of(left)] = right
-    found: dict[str, str] = {}
+    inputs: dict[str, str] = {}
     for node in walk(signature.node):
         layer = layers.get(text_of(field(node, "function"))) if node.type == "call" else None
         arguments = field(node, "arguments")
         first = text_of(arguments.named_children[0]) if arguments is not None and arguments.named_children else ""
-        expected = _expected(layer, widths) if layer is not None and first in signature.names else None
+        expected = _expected_input(layer, widths) if layer is not None and first in signature.names else None
         if expected is not None:
-            found.setdefault(first, expected)
-    return found
+            inputs.setdefault(first, expected)
+    return inputs
 
 
-def _expected(layer: Node, widths: Mapping[str, str]) -> str | None:
-    """The input of ``nn.Linear(dim, 4 * dim)``, as a directive writes it."""
+def _expected_input(layer: Node, widths: Mapping[str, str]) -> str | None:
+    """The input of a layer such as ``nn.Linear(dim, 4 * dim)``, in directive syntax."""
     arguments = field(layer, "arguments")
-    given = arguments.named_children if arguments is not None else []
+    argument_nodes = arguments.named_children if arguments is not None else []
     name = text_of(field(layer, "function")).rpartition(".")[2]
-    if name == "Sequential" and given and given[0].type == "call":
-        return _expected(given[0], widths)
+    if name == "Sequential" and argument_nodes and argument_nodes[0].type == "call":
+        return _expected_input(argument_nodes[0], widths)
     if name not in LAYERS:
         return None
-    keyword, position, form = LAYERS[name]
-    for index, item in enumerate(given):
+    keyword, position, template = LAYERS[name]
+    for index, item in enumerate(argument_nodes):
         is_keyword = item.type == "keyword_argument"
         if is_keyword and text_of(field(item, "name")) == keyword:
-            return _filled(form, text_of(field(item, "value")), widths)
+            return _fill(template, text_of(field(item, "value")), widths)
         if not is_keyword and index == position:
-            return _filled(form, text_of(item), widths)
+            return _fill(template, text_of(item), widths)
     return None
 
 
-def _filled(form: str, width: str, widths: Mapping[str, str]) -> str | None:
+def _fill(template: str, width: str, widths: Mapping[str, str]) -> str | None:
     try:
         sizes = {name: int(value) for name, value in widths.items() if value.isdigit()}
-        return form.format(Size.parse(width).value(sizes))
+        return template.format(Size.parse(width).value(sizes))
     except (ValueError, SyntaxError, KeyError, ZeroDivisionError):
         return None

@@ -14,7 +14,7 @@ from mtmc_lsp.core.workload import Environment
 from mtmc_lsp.device.calibration import Calibration
 from mtmc_lsp.timing.messages import CalibrationRequest, EnvironmentRequest
 from mtmc_lsp.timing.worker.timing_commands import clock_of
-from mtmc_lsp.verify.worker.commands import release
+from mtmc_lsp.verify.worker.run_target import release_gpu_memory
 
 MEMORY_BYTES = 1 << 30
 """Bytes of the tensors that give the memory's bandwidth."""
@@ -38,7 +38,7 @@ def measure_device(request: CalibrationRequest) -> Calibration:
     """Measure the GPU without recording gradients."""
     with torch.no_grad():
         result = calibration()
-    release()
+    release_gpu_memory()
     return result
 
 

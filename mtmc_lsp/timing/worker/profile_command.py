@@ -16,7 +16,7 @@ from mtmc_lsp.capture.worker.calls import build_call
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.timing.messages import KernelRow, OperatorRow, ProfileAnswer, ProfileRequest
 from mtmc_lsp.verify.worker.inputs import make_inputs, prepared_call, reusing
-from mtmc_lsp.verify.worker.run_target import module_of, read_own_text
+from mtmc_lsp.verify.worker.run_target import module_of, target_source
 
 WARM_CALLS = 3
 MOST_CALLS = 50
@@ -69,7 +69,7 @@ def once(path: str) -> None:
 def _run_of(request: ProfileRequest) -> tuple[Callable[[], Any], str]:
     capture = request.capture
     device = "cuda" if torch.cuda.is_available() and capture.workload.device == "cuda" else "cpu"
-    own = request.own if request.own is not None else read_own_text(capture)
+    own = target_source(request.own, capture)
     # What the file holds now, our own kernels in it included, in the module's own place; a candidate stands beside it.
     module = module_of(capture, own, request.source, False)
     sizes = {**capture.workload.sizes, **request.sizes}

@@ -13,8 +13,7 @@ from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.timing.messages import RankAnswer, RankRequest
 from mtmc_lsp.timing.worker.clock import Run
 from mtmc_lsp.timing.worker.timing_commands import candidate_of, clock_of
-from mtmc_lsp.verify.worker.commands import release
-from mtmc_lsp.verify.worker.run_target import read_own_text
+from mtmc_lsp.verify.worker.run_target import release_gpu_memory, target_source
 
 ROUNDS = ((3, 100, 1.5), (9, 4, 1.2), (25, 1, 1.0))
 """How often each that is left is run, how many of them go on at most, and how much slower than the best they may be."""
@@ -26,7 +25,7 @@ MEMORY_PART = 0.5
 def rank(request: RankRequest) -> RankAnswer:
     """Rank many candidates: compile them side by side, then a few cold-L2 samples of each; None for those that fail."""
     capture = request.capture
-    own = request.own if request.own is not None else read_own_text(capture)
+    own = target_source(request.own, capture)
     deadline = time.monotonic() + request.seconds if request.seconds else float("inf")
     with torch.no_grad():
         loaded = [_loaded(capture, own, source) for source in request.sources]
@@ -46,7 +45,7 @@ def rank(request: RankRequest) -> RankAnswer:
                     medians[i] = _median(chosen, count)
             timed = sorted((median, i) for i in left if (median := medians[i]) is not None)
             left = [i for median, i in timed[:most] if median <= within * timed[0][0]]
-    release()
+    release_gpu_memory()
     return RankAnswer(tuple(medians))
 
 

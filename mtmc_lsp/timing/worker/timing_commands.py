@@ -17,15 +17,16 @@ from mtmc_lsp.core.errors import HandoverFailed
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.process.gpu_lock import shared
 from mtmc_lsp.process.protocol import NoAnswer
-from mtmc_lsp.process.worker.tensor_ipc import take
-from mtmc_lsp.timing.messages import BaselinesRequest, SeparateCandidate, TimeAnswer, TimeRequest
+from mtmc_lsp.process.worker.tensor_ipc import import_
+from mtmc_lsp.timing.messages import BaselinesRequest, TimeAnswer, TimeRequest
 from mtmc_lsp.timing.worker.clock import Clock, CudaClock, Run
 from mtmc_lsp.timing.worker.paired_benchmark import Compiled, Contest, hold
 from mtmc_lsp.timing.worker.timing_integrity import coarsest_epsilon, rounded_within
-from mtmc_lsp.verify.worker.commands import release
+from mtmc_lsp.verify.messages import SeparateCandidate
+from mtmc_lsp.verify.worker.callers import module_of_candidate, prepared_candidate
 from mtmc_lsp.verify.worker.inputs import make_inputs, moved, prepared_call, reusing
-from mtmc_lsp.verify.worker.pair_commands import module_of_candidate, prepared_candidate
-from mtmc_lsp.verify.worker.run_target import copies, module_of, read_own_text
+from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
+from mtmc_lsp.verify.worker.run_target import copies, module_of, release_gpu_memory, target_source
 
 MODES = {"compile": "default", "max-autotune": "max-autotune", "reduce-overhead": "reduce-overhead"}
 """Baselines under ``torch.compile`` and their mode."""
@@ -58,7 +59,7 @@ def _inputs(capture: Capture, own: str, given: str = "") -> tuple[Any, dict[str,
         if given:
             with contextlib.suppress(HandoverFailed):
                 # Each in memory of its own: what is handed over together are parts of one, which a compiler handles otherwise.
-                _state["inputs"], _state["module"] = copies(take(given, _device())), module
+                _state["inputs"], _state["module"] = copies(import_(given, _device())), module
     if "module" not in _state:
         own_values = capture.workload.source is WorkloadSource.GET_INPUTS
         call = build_call(
@@ -90,8 +91,10 @@ def _separate(capture: Capture, own: str, source: str, candidate: SeparateCandid
     """A candidate in a separate file, on the workload's inputs and with the reference's parameters."""
     inputs = _inputs(capture, own)[1]
     module = module_of_candidate(candidate.target, source, False)
-    prepare = functools.partial(prepared_candidate, target=candidate.target, init=candidate.init)
-    return prepare(module, capture, inputs, _device())
+    shared = SharedInstance(functools.partial(instance_of, replaced=()))
+    return prepared_candidate(
+        module, capture, inputs, _device(), target=candidate.target, init=candidate.init, shared=shared
+    )
 
 
 def _compiled(capture: Capture, own: str, name: str) -> Compiled:
@@ -125,7 +128,7 @@ def compile_baselines(request: BaselinesRequest) -> NoAnswer:
     Locks the GPU only while something computes on it: compiling takes a minute, in which others can verify and time.
     """
     capture = request.capture
-    own = request.own if request.own is not None else read_own_text(capture)
+    own = target_source(request.own, capture)
 
     def lock() -> contextlib.AbstractContextManager[None]:
         return _computing(request.gpu, request.lock_folder)
@@ -137,7 +140,7 @@ def compile_baselines(request: BaselinesRequest) -> NoAnswer:
             # The slowest mode tries its choices on the GPU all the time.
             with lock() if name == "max-autotune" else running_within(lock):
                 _compiled(capture, own, name)
-    release()
+    release_gpu_memory()
     return NoAnswer()
 
 
@@ -180,7 +183,7 @@ def running_within(lock: Callable[[], contextlib.AbstractContextManager[None]]) 
 def time_candidate(request: TimeRequest) -> TimeAnswer:
     """Time a candidate against eager mode, ``torch.compile`` and the previous version."""
     capture = request.capture
-    own = request.own if request.own is not None else read_own_text(capture)
+    own = target_source(request.own, capture)
     with torch.no_grad():
         inputs = _inputs(capture, own)[1]
         # Before the candidate is loaded, so that it has no part in how its baselines are made.
@@ -203,5 +206,5 @@ def time_candidate(request: TimeRequest) -> TimeAnswer:
         )
         began = time.monotonic()
         timing = hold(contest, clock_of(), request.seconds)
-    release()
+    release_gpu_memory()
     return TimeAnswer(timing, (began, time.monotonic()))

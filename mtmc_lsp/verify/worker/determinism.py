@@ -1,4 +1,4 @@
-"""Whether calls on the same inputs give the same results: the candidate's, and the user's own code's. Runs in workers."""
+"""Compares the results of calls on the same inputs, of the candidate and of the user's code. Runs in workers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 import torch
 
 from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.verify.cases import Case
 from mtmc_lsp.verify.worker.comparison.batched_reads import unlike
 from mtmc_lsp.verify.worker.run_target import device_for, outcome, plain, run_again
 
-OWN_CALLS = 8
-"""How often the user's own code is called to see whether its results differ: additions in no fixed order often agree."""
+REFERENCE_CALLS = 8
+"""Calls of the user's code to see whether its results differ. Additions in no fixed order often agree by chance."""
 NUMBER = -1
-"""Stands for the number of outcomes, where that differs."""
+"""Stands for the number of results, if that differs."""
 
 
 def differing(first: Sequence[Any], other: Sequence[Any]) -> set[int]:
-    """Which outcomes of two calls are not the same, bit for bit."""
+    """Numbers of the results of two calls that are not equal bit for bit."""
     if len(first) != len(other):
         return {NUMBER}
     pairs = {i: (a, plain(b)) for i, (a, b) in enumerate(zip(first, other, strict=True))}
@@ -28,40 +29,40 @@ def differing(first: Sequence[Any], other: Sequence[Any]) -> set[int]:
 
 
 def not_explained(
-    found: Sequence[int],
+    differing_results: Sequence[int],
     module: Any,
     capture: Capture,
     inputs: Mapping[str, torch.Tensor],
-    want: Mapping[str, Any],
-    case: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    case: Case,
 ) -> list[int]:
-    """Of results that differ from call to call, those that the user's own code gives alike each time.
+    """Of the candidate's results that differ from call to call, those in which the user's code is deterministic.
 
-    Several of torch's gradients (of average pooling, of an embedding, of indexing) add in no fixed order on a GPU. A
-    candidate that leaves them to torch is no less settled than what it stands for.
+    Several gradients of torch (average pooling, embedding, indexing) add in no fixed order on a GPU. A candidate that
+    uses them is as deterministic as the user's code.
 
     Args:
-        found: numbers of the candidate's outcomes that differ.
-        module: the user's own.
-        capture: of it.
+        differing_results: numbers of the candidate's results that differ.
+        module: the user's module.
+        capture: of the target.
         inputs: of the case.
-        want: what the user's own code gave on them.
-        case: as in a request.
+        expected: the results of the user's code on these inputs.
+        case: the case.
     """
-    left = set(found)
-    device = device_for(capture, case["kind"])
+    unexplained = set(differing_results)
+    device = device_for(capture, case.kind)
     with _in_any_order():
-        for _ in range(OWN_CALLS):
-            if not left - {NUMBER}:
+        for _ in range(REFERENCE_CALLS):
+            if not unexplained - {NUMBER}:
                 break
             run = run_again(module, capture, inputs, device, case)
-            left -= differing(outcome(want), outcome(run)) - {NUMBER}
-    return sorted(left)
+            unexplained -= differing(outcome(expected), outcome(run)) - {NUMBER}
+    return sorted(unexplained)
 
 
 @contextlib.contextmanager
 def _in_any_order() -> Iterator[None]:
-    """As the user runs it: what fills new memory, where that is asked for, also makes torch add in a fixed order."""
+    """Allow nondeterministic algorithms, as in the user's program; filling new memory with NaN disables them."""
     is_fixed = torch.are_deterministic_algorithms_enabled()
     torch._C._set_deterministic_algorithms(False, warn_only=True)
     try:

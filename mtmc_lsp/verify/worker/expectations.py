@@ -14,7 +14,7 @@ import torch
 from mtmc_lsp.core.dtypes import EPSILON, TOLERANCE
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import AUTOGRAD, VALUES
+from mtmc_lsp.verify.cases import AUTOGRAD, VALUES, Case
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable, numbers
 from mtmc_lsp.verify.worker.comparison.compare import FACTORS, agreement
 from mtmc_lsp.verify.worker.comparison.distances import NOISE, sensitivity
@@ -42,7 +42,13 @@ TF32_SHARE = 0.25
 
 
 def expected_of(
-    module: Any, capture: Capture, inputs: dict[str, torch.Tensor], device: str, case: dict[str, Any]
+    module: Any,
+    capture: Capture,
+    inputs: dict[str, torch.Tensor],
+    device: str,
+    case: Case,
+    *,
+    is_first: bool = False,
 ) -> dict[str, Any]:
     """What the user's own code gives on a case's inputs, and what it gives in float64.
 
@@ -52,7 +58,7 @@ def expected_of(
         the oracle's; by result ``ties``, what an index of an extreme value was chosen from; ``coarse``, whether float64 did not
         fit into memory.
     """
-    kind, seed = case["kind"], case["seed"]
+    kind, seed = case.kind, case.seed
 
     def random_mode() -> contextlib.AbstractContextManager[Any]:
         # Outside the guard the user's own code runs, with torch's own random numbers.
@@ -76,9 +82,9 @@ def expected_of(
     if kind != VALUES and (kind != AUTOGRAD or capture.uses_random):
         return {**own, **same}
     try:
-        return {**own, **same, **_oracle(module, capture, inputs, device, case, own, random_mode)}
+        return {**own, **same, **_oracle(module, capture, inputs, device, case, is_first, own, random_mode)}
     except torch.OutOfMemoryError:
-        if case.get("first"):
+        if is_first:
             _narrow["seen"] = capture.graph.runs_tf32
         return {**own, **same, "near": _tolerated(capture, own), "coarse": True}
 
@@ -88,16 +94,17 @@ def _oracle(
     capture: Capture,
     inputs: dict[str, torch.Tensor],
     device: str,
-    case: dict[str, Any],
+    case: Case,
+    is_first: bool,
     ran: dict[str, Any],
     random_mode: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> dict[str, Any]:
     """The oracle's results, and how far they move with rounding; ``ran`` is the user's own code on the inputs."""
-    kind, seed, own = case["kind"], case["seed"], ran["results"]
+    kind, seed, own = case.kind, case.seed, ran["results"]
     # Inputs that the code leaves alone in its own precision need not be copied to see whether it does in another.
     untouched: dict[str, torch.Tensor] | None = None if ran["after"] else {}
     recorder, in_wide = IndexRecorder(), Float64Mode(torch.get_default_dtype())
-    is_first, near = bool(case.get("first")), dict[Place, float]()
+    near = dict[Place, float]()
     changed = {name: inputs[name] for name in ran["after"]}
     wide = {name: in_float64(tensor) for name, tensor in inputs.items()}
     with _float64_default(), recorder, in_wide, in_wide.holding(wide, inputs):

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mtmc_lsp.core.graph import DRAWN
+from mtmc_lsp.core.graph import RANDOM_OPS
 
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 CASTS = {"half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}
@@ -121,7 +121,7 @@ class Float64Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not type
             found = function(*args, **kwargs)
             is_wide = name == "result_type" and found == torch.float64
             return self._result_dtype(name, (*args, *kwargs.values())) if is_wide else found
-        if name in DRAWN:
+        if name in RANDOM_OPS:
             asked = kwargs.get("dtype") or self._default
             drawn = function(*args, **{**kwargs, "dtype": asked}).to(torch.float64)
             return self._noted(drawn, asked)

@@ -14,7 +14,7 @@ from mtmc_lsp.capture.worker.module_state import Home
 from mtmc_lsp.core.graph import GraphInput, InputKind
 from mtmc_lsp.core.workload import Capture, WorkloadSource
 from mtmc_lsp.verify.worker.comparison.batched_reads import computable
-from mtmc_lsp.verify.worker.instances import instance_of
+from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
 
 SCALES = {"large": 1e3, "tiny": 1e-3}
 EXACT = {"integers": (-4, 5), "bits": (0, 2)}
@@ -22,6 +22,8 @@ EXACT = {"integers": (-4, 5), "bits": (0, 2)}
 SPECIAL = {"infinite": (float("inf"), float("-inf")), "nan": (float("nan"),)}
 SPECIAL_PART = 0.02
 """The part of the elements that are infinite or NaN; at least one of each tensor."""
+STRIDED, ALIASED = "strided", "aliased"
+"""Layouts of a case."""
 MAGNITUDES = 3.0
 """``mixed`` values range over ten to the power of minus and plus this."""
 
@@ -123,14 +125,14 @@ def other_layout(inputs: dict[str, torch.Tensor], names: Sequence[str], layout: 
     result = dict(inputs)
     for i, name in enumerate(names):
         value = inputs[name]
-        if layout == "strided" and value.dim():
+        if layout == STRIDED and value.dim():
             # The order of the dimensions is turned around in memory, and every second element is left out.
             room = torch.empty(
                 [*reversed(value.shape[:-1]), 2 * value.shape[-1]], dtype=value.dtype, device=value.device
             )
             places = [*reversed(range(value.dim() - 1)), value.dim() - 1]
             result[name] = room[..., ::2].permute(places).copy_(value)
-        if layout == "aliased":
+        if layout == ALIASED:
             like = (o for o in names[:i] if inputs[o].shape == value.shape and inputs[o].dtype == value.dtype)
             result[name] = result[next(like, name)]
     return result
@@ -174,15 +176,24 @@ def _read(instance: Any, access: str) -> torch.Tensor:
 
 
 def prepared_call(
-    module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str
+    module: Any,
+    capture: Capture,
+    inputs: Mapping[str, torch.Tensor],
+    device: str,
+    *,
+    shared: SharedInstance | None = None,
 ) -> tuple[Call, list[Any]]:
-    """The target of ``module`` holding the case's parameters, and the arguments to call it with."""
+    """The target of ``module`` with the case's parameters, and the arguments of its call.
+
+    With ``shared``, all calls use that instance; otherwise each uses a new one.
+    """
     sizes = _call_sizes(capture, inputs)
     replaced = {argument.name for argument in capture.arguments if argument.input in inputs}
     # An argument that the graph does not use is passed as the workload makes it: the code may ask how it lies in memory.
     read = {spec.name for spec in capture.workload.arguments} - replaced
-    call = build_call(module, capture.workload, device, sizes, values=False, read=read, construct=reusing(capture))
-    if call.instance is not None:
+    construct = shared or reusing(capture)
+    call = build_call(module, capture.workload, device, sizes, values=False, read=read, construct=construct)
+    if call.instance is not None and (shared is None or shared.needs_parameters()):
         floats = [t for t in inputs.values() if t.is_floating_point()]
         # By their size: under the oracle's mode the dtype is said to be what the user's own code has.
         if any(t.element_size() == 8 for t in floats):

@@ -1,12 +1,12 @@
-"""Instances of the user's modules, constructed once: each call gets a copy that others' parameters are put into.
+"""Instances of modules, which are constructed once and then copied.
 
-Drawing the initial values of large parameters takes seconds, and each verification case would throw them away. Runs in workers.
+Drawing the initial values of large parameters takes seconds, and each verification case replaces them. Runs in workers.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -14,36 +14,57 @@ import torch
 
 from mtmc_lsp.capture.worker.calls import constructed
 
-_made: dict[tuple[Any, str, str], torch.nn.Module] = {}
+_originals: dict[tuple[Any, str, str], torch.nn.Module] = {}
+
+
+class SharedInstance:
+    """One instance for all calls of a candidate on a case, as in a user's program: what it keeps on itself shows."""
+
+    def __init__(self, construct: Callable[..., torch.nn.Module]) -> None:
+        """Note how to construct it; the first call does."""
+        self._construct = construct
+        self._instance: torch.nn.Module | None = None
+        self._has_parameters = False
+
+    def __call__(self, *positional: Any, **named: Any) -> torch.nn.Module:
+        """The instance, constructed with these arguments unless it was constructed before."""
+        if self._instance is None:
+            self._instance = self._construct(*positional, **named)
+        return self._instance
+
+    def needs_parameters(self) -> bool:
+        """Whether the case's parameters must be placed now: only once, so that the module may keep what it derives from them."""
+        needs, self._has_parameters = not self._has_parameters, True
+        return needs
 
 
 def instance_of(
     kind: Any, positional: Sequence[Any], named: Mapping[str, Any], device: str, *, replaced: Iterable[str]
 ) -> torch.nn.Module:
-    """An instance that nothing else uses, but for the values of what will be replaced in it.
+    """A new instance, which shares with others only the memory of the tensors in ``replaced``.
 
     Args:
         kind: the class.
         positional: constructor arguments.
         named: constructor arguments by name.
         device: where its tensors are.
-        replaced: dotted names of the parameters and buffers that the caller puts others in place of, or reads only.
+        replaced: dotted names of the parameters and buffers that the caller replaces or only reads.
     """
     if any(isinstance(value, torch.Tensor) for value in (*positional, *named.values())):
         return constructed(kind, positional, named, device)
     key = (kind, repr((positional, named)), device)
-    if key not in _made:
-        _made[key] = constructed(kind, positional, named, device)
-    if _has_closures(_made[key]):
+    if key not in _originals:
+        _originals[key] = constructed(kind, positional, named, device)
+    if _has_closures(_originals[key]):
         return constructed(kind, positional, named, device)
     try:
-        return _copy(_made[key], frozenset(replaced))
-    except Exception:  # what a module holds need not be able to be copied: a lock, a handle, a tensor with a history
+        return _copy(_originals[key], frozenset(replaced))
+    except Exception:  # a module may hold what cannot be copied: a lock, a handle, a tensor with autograd history
         return constructed(kind, positional, named, device)
 
 
 def _has_closures(original: torch.nn.Module) -> bool:
-    """Whether it holds functions that hold something themselves: a copy's would still use what the original has."""
+    """Whether it holds functions with closures or defaults: in a copy they would still use the original's objects."""
 
     def closes(value: Any) -> bool:
         if isinstance(value, FunctionType):
@@ -56,7 +77,7 @@ def _has_closures(original: torch.nn.Module) -> bool:
 
 
 def _copy(original: torch.nn.Module, shared: frozenset[str]) -> torch.nn.Module:
-    """A deep copy, but of the shared tensors in new ones on the same memory."""
+    """A deep copy in which the shared tensors are new tensors on the same memory."""
     memo: dict[int, Any] = {}
     for name, held in (*original.named_parameters(), *original.named_buffers()):
         if name in shared:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mtmc_lsp.process.worker.tensor_ipc import give, take
+from mtmc_lsp.process.worker.tensor_ipc import export_, import_
 from mtmc_lsp.verify.worker.run_target import is_interpreted
 
 GPU_PART = 0.25
@@ -38,7 +38,7 @@ def keep(path: str, value: Any, *, or_file: bool) -> None:
     if all(held[device] <= _room(device, held[device]) for device in mine):
         _kept[path] = value
     elif or_file and sum(mine.values()) <= FILE_BYTES:
-        give(value, path, in_memory=False)
+        export_(value, path, in_memory=False)
 
 
 def is_there(path: str) -> bool:
@@ -53,7 +53,7 @@ def in_memory(path: str) -> bool:
 
 def kept(path: str, device: str) -> Any:
     """What was kept, on ``device`` where it comes from a file."""
-    return _kept[path] if path in _kept else take(path, device)
+    return _kept[path] if path in _kept else import_(path, device)
 
 
 def own_device() -> str:

@@ -1,88 +1,103 @@
-"""Writes a failing case as a file that runs by itself, with torch and triton alone. Runs in workers."""
+"""Writes a failing case as a file that runs by itself, with torch and Triton alone. Runs in workers."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mtmc_lsp.core.graph import InputKind
-from mtmc_lsp.core.json_codec import from_json
-from mtmc_lsp.core.workload import Target
+from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.process.project_files import make_folder, writing
-from mtmc_lsp.process.worker.tensor_ipc import take
 from mtmc_lsp.verify.cases import AUTOGRAD
+from mtmc_lsp.verify.messages import NO_ARGUMENTS, CandidateSource, ReproduceAnswer, ReproduceRequest
 from mtmc_lsp.verify.worker.comparison.compare import FACTORS
-from mtmc_lsp.verify.worker.interpreter import patches as mending
+from mtmc_lsp.verify.worker.inputs import dotted
+from mtmc_lsp.verify.worker.interpreter import patches
 from mtmc_lsp.verify.worker.interpreter.source import BFLOAT16_TO_FLOAT32, GPU_TO_CPU
-from mtmc_lsp.verify.worker.run_target import capture_of, copies, is_interpreted
+from mtmc_lsp.verify.worker.reference_commands import inputs_of
+from mtmc_lsp.verify.worker.run_target import copies, is_interpreted
 
-MOST_IN_TEXT = 4096
-"""Elements that are written as text; more go to a file beside."""
+MAX_TEXT_ELEMENTS = 4096
+"""Limit for tensors that are written as text; larger ones go to a file beside."""
 TEMPLATE = Path(__file__).with_name("reproduction.txt")
 
 
-def reproduce(request: dict[str, Any]) -> dict[str, Any]:
-    """Write the file, and what it needs; gives their paths."""
-    capture, target = capture_of(request), from_json(Target, request["target"])
-    inputs = copies(take(request["inputs"], "cpu"))
-    path = Path(request["path"])
+def reproduce(request: ReproduceRequest) -> ReproduceAnswer:
+    """Write the file, and beside it large tensors, and the candidate if it is a version of the user's file."""
+    data, path = request.data, Path(request.path)
+    capture, interpreted = data.capture, is_interpreted()
+    inputs = copies({name: tensor.cpu() for name, tensor in inputs_of(data)[1].items()})
     make_folder(path.parent)
-    data = path.with_suffix(".pt")
-    if sum(tensor.numel() for tensor in inputs.values()) > MOST_IN_TEXT:
-        with writing(data) as stream:
-            torch.save(inputs, stream)
-        tensors = f"torch.load(pathlib.Path(__file__).with_name({data.name!r}), weights_only=True)"
-    else:
-        data.unlink(missing_ok=True)
-        lines = [f"    {name!r}: {_tensor(value)},\n" for name, value in inputs.items()]
-        tensors = "{\n" + "".join(lines) + "}"
-    own = capture.workload.target
-    given = [spec.name for spec in capture.workload.arguments]
-    arguments = [
-        f"    {a.name!r}: {f'TENSORS[{a.input!r}]' if a.input else repr(a.constant)},\n"
-        for a in capture.arguments
-        if a.input or a.name in given
-    ]
-    held = [
-        f"    {i.access.removeprefix('self.').replace('[', '.').replace(']', '')!r}: TENSORS[{i.name!r}],\n"
-        for i in capture.graph.inputs
-        if i.kind is not InputKind.ARGUMENT
-    ]
-    init = {spec.name: spec.constant for spec in capture.workload.init_arguments}
+    target = capture.workload.target
+    init, named = data.init or NO_ARGUMENTS, {spec.name: spec.constant for spec in capture.workload.init_arguments}
     values = {
-        "REASON": request["reason"].replace("\\", "/").replace('"""', "'''"),
-        "CASE": request["case"]["label"],
-        "INTERPRET": 'os.environ["TRITON_INTERPRET"] = "1"  # no GPU is needed' if is_interpreted() else "",
-        "REFERENCE": repr((own.path, own.qualname)),
-        "CANDIDATE": repr((target.path, target.qualname)),
-        "REWRITTEN": repr(GPU_TO_CPU + BFLOAT16_TO_FLOAT32 if is_interpreted() else ()),
-        "WIDENED": repr(BFLOAT16_TO_FLOAT32 if is_interpreted() else ()),
-        "TENSORS": tensors,
-        "ARGUMENTS": "{\n" + "".join(arguments) + "}",
-        "HELD": "{\n" + "".join(held) + "}",
-        "INIT": f"{request['init']}[0], {{**{request['init']}[1], **{init!r}}}",
-        "MEND": _mended() if is_interpreted() else "",
-        "CALLS": str(request["calls"]),
-        "GRADIENTS": str(request["case"]["kind"] == AUTOGRAD),
-        "SEED": str(request["case"]["seed"]),
-        "FACTOR": str(FACTORS[request["precision"]]),
-        "DEVICE": repr("cpu" if is_interpreted() else capture.workload.device),
+        "REASON": request.reason.replace("\\", "/").replace('"""', "'''"),
+        "CASE": data.case.label,
+        "INTERPRET": 'os.environ["TRITON_INTERPRET"] = "1"  # no GPU is needed' if interpreted else "",
+        "REFERENCE": repr((target.path, target.qualname)),
+        "CANDIDATE": repr(_candidate(capture, request.candidate, path)),
+        "REWRITTEN": repr(GPU_TO_CPU + BFLOAT16_TO_FLOAT32 if interpreted else ()),
+        "WIDENED": repr(BFLOAT16_TO_FLOAT32 if interpreted else ()),
+        "TENSORS": _tensors(inputs, path.with_suffix(".pt")),
+        "ARGUMENTS": _arguments(capture),
+        "HELD": _parameters(capture),
+        "INIT": f"{init}[0], {{**{init}[1], **{named!r}}}",
+        "PATCH": _patches() if interpreted else "",
+        "CALLS": str(request.calls),
+        "GRADIENTS": str(data.case.kind == AUTOGRAD),
+        "SEED": str(data.case.seed),
+        "FACTOR": str(FACTORS[request.precision]),
+        "DEVICE": repr("cpu" if interpreted else capture.workload.device),
     }
     text = TEMPLATE.read_text(encoding="utf-8")
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     with writing(path) as stream:
         stream.write(text.encode())
-    return {"path": str(path)}
+    return ReproduceAnswer(str(path))
 
 
-def _mended() -> str:
-    """Our own mending of the interpreter, without what stands above its code."""
-    text = inspect.getsource(mending)
-    return f"\nimport contextlib\nimport importlib\n\n{text[text.index('SAME_NAME') :]}\n\nmend_interpreter()\n"
+def _candidate(capture: Capture, candidate: CandidateSource, path: Path) -> tuple[str, str]:
+    """The path and the qualified name of the candidate; a version of the user's file is written beside the reproduction."""
+    if candidate.separate is not None:
+        return candidate.separate.target.path, candidate.separate.target.qualname
+    version = path.with_name(f"{path.stem}_version.py")
+    version.write_text(candidate.text, encoding="utf-8")
+    return str(version), capture.workload.target.qualname
+
+
+def _tensors(inputs: dict[str, torch.Tensor], data: Path) -> str:
+    """An expression for the inputs by name; large ones are saved to ``data``."""
+    if sum(tensor.numel() for tensor in inputs.values()) > MAX_TEXT_ELEMENTS:
+        torch.save(inputs, data)
+        return f"torch.load(pathlib.Path(__file__).with_name({data.name!r}), weights_only=True)"
+    data.unlink(missing_ok=True)
+    return "{\n" + "".join(f"    {name!r}: {_tensor(value)},\n" for name, value in inputs.items()) + "}"
+
+
+def _arguments(capture: Capture) -> str:
+    """An expression for the arguments by name."""
+    specified = [spec.name for spec in capture.workload.arguments]
+    lines = [
+        f"    {a.name!r}: {f'TENSORS[{a.input!r}]' if a.input else repr(a.constant)},\n"
+        for a in capture.arguments
+        if a.input or a.name in specified
+    ]
+    return "{\n" + "".join(lines) + "}"
+
+
+def _parameters(capture: Capture) -> str:
+    """An expression for the parameters and buffers by name."""
+    inputs = [item for item in capture.graph.inputs if item.kind is not InputKind.ARGUMENT]
+    return "{\n" + "".join(f"    {dotted(i.access)!r}: TENSORS[{i.name!r}],\n" for i in inputs) + "}"
+
+
+def _patches() -> str:
+    """The code of our interpreter patches without the module's head."""
+    text = inspect.getsource(patches)
+    return f"\nimport contextlib\nimport importlib\n\n{text[text.index('SAME_NAME') :]}\n\npatch_interpreter()\n"
 
 
 def _tensor(value: torch.Tensor) -> str:

@@ -1,9 +1,8 @@
-"""Runs a target on a case's inputs and notes all that can be seen of it. Runs in workers."""
+"""Calls a target on the inputs of a case and records everything observable. Runs in workers."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,26 +14,15 @@ from mtmc_lsp.capture.result_structure import form, is_nested, leaves, parts
 from mtmc_lsp.capture.worker.calls import Call
 from mtmc_lsp.capture.worker.user_module import load_user_module
 from mtmc_lsp.core.graph import InputKind
-from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU
+from mtmc_lsp.verify.cases import AUTOGRAD, ON_CPU, Case
 from mtmc_lsp.verify.worker.comparison.batched_reads import unlike
 from mtmc_lsp.verify.worker.inputs import laid_out, prepared_call
 from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
 
 _modules: dict[tuple[str, str], Any] = {}
-_captures: dict[str, Capture] = {}
-"""What was decoded last, by its text."""
-
-
-def capture_of(request: Mapping[str, Any]) -> Capture:
-    """The capture that a request is about: one of hundreds of nodes takes longer to decode than most cases take to run."""
-    text = json.dumps(request["capture"])
-    if text not in _captures:
-        # A worker serves one run.
-        _captures.clear()
-        _captures[text] = from_json(Capture, request["capture"])
-    return _captures[text]
+MUCH_RESERVED = 1 << 30
+"""Bytes of unused GPU memory that a process may keep for its next case."""
 
 
 def is_interpreted() -> bool:
@@ -48,19 +36,13 @@ def device_for(capture: Capture, kind: str) -> str:
     return "cuda" if gpu and kind != ON_CPU else "cpu"
 
 
-def own_text(request: Mapping[str, Any], capture: Capture) -> str:
-    """The user's file as the run began with it."""
-    given = request.get("own")
-    return str(given) if given is not None else read_own_text(capture)
-
-
-def read_own_text(capture: Capture) -> str:
-    """The user's file as it is on disk."""
-    return Path(capture.workload.target.path).read_bytes().decode("utf-8")
+def target_source(text: str | None, capture: Capture) -> str:
+    """The user's file at the start of the run; for ``None`` as it is on disk."""
+    return text if text is not None else Path(capture.workload.target.path).read_bytes().decode("utf-8")
 
 
 def module_of(capture: Capture, own: str, candidate: str | None, widened: bool) -> Any:
-    """The user's module, or a candidate in its place; for the interpreter, the GPU's names become the CPU's."""
+    """The user's module, or a version that stands in for it. For the interpreter, GPU names are replaced by CPU names."""
     text = own if candidate is None else candidate
     if candidate is not None and is_interpreted():
         text = on_cpu(text, own)
@@ -69,14 +51,18 @@ def module_of(capture: Capture, own: str, candidate: str | None, widened: bool) 
     path = capture.workload.target.path
     if (path, text) not in _modules:
         name = capture.module_name if candidate is None else f"{capture.module_name}__candidate{len(_modules)}"
-        # The user's own text stands in its own place, so that what it raises names their file.
+        # The user's text is loaded under its own path, so that errors name the user's file.
         _modules[path, text] = load_user_module(path, text, name, in_place=candidate is None)
     return _modules[path, text]
 
 
 def copies(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Fresh tensors with the same values and strides."""
-    return {name: laid_out(tensor, tensor.stride()) for name, tensor in inputs.items()}
+    """New tensors with the same values and strides; inputs that are one tensor stay one."""
+    copied: dict[int, torch.Tensor] = {}
+    for tensor in inputs.values():
+        if id(tensor) not in copied:
+            copied[id(tensor)] = laid_out(tensor, tensor.stride())
+    return {name: copied[id(tensor)] for name, tensor in inputs.items()}
 
 
 def run_case(
@@ -91,13 +77,22 @@ def run_case(
     *,
     before: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, Any]:
-    """Call the target once; ``prepare`` finds it in the module and gives what to call it with.
+    """Call the target once.
 
-    ``before`` are the inputs' values in other tensors, where the caller has them; else they are copied.
+    Args:
+        module: holds the target.
+        capture: of the target.
+        inputs: graph inputs by name; the call may change them.
+        device: where they are.
+        mode: a context for the call.
+        seed: for torch's random numbers.
+        kind: of the case; gradients are computed for ``AUTOGRAD``.
+        prepare: finds the target in the module; returns the call and its arguments.
+        before: the values of the inputs in other tensors; without it they are copied.
 
     Returns:
-        ``results`` (where gradients are asked for, these follow), ``after`` (the inputs that hold something else then)
-        and ``facts`` (for each result what is seen of it beside its values).
+        ``results`` (followed by gradients), ``after`` (the inputs that the call changed, by name) and ``facts`` (properties of
+        each result besides its values).
     """
     before = copies(inputs) if before is None else before
     call, values = prepare(module, capture, inputs, device)
@@ -115,56 +110,56 @@ def run_case(
 
 
 def run_again(
-    module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str, case: Mapping[str, Any]
+    module: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], device: str, case: Case
 ) -> dict[str, Any]:
-    """One more call of a case, on copies of its inputs; as :func:`run_case`."""
-    own, mode = copies(inputs), contextlib.nullcontext()
-    return run_case(module, capture, own, device, mode, case["seed"], case["kind"], before=inputs)
+    """One more call on copies of the inputs, as :func:`run_case`."""
+    tensors, mode = copies(inputs), contextlib.nullcontext()
+    return run_case(module, capture, tensors, device, mode, case.seed, case.kind, before=inputs)
 
 
 def outcome(run: Mapping[str, Any]) -> list[Any]:
-    """What a call gave, of what :func:`run_case` says: its results, and behind them what it wrote into its inputs."""
+    """The results of a call by :func:`run_case`, followed by the inputs that it changed."""
     return [*run["results"], *(tensor for _, tensor in sorted(run["after"].items()))]
 
 
 def settled(run: dict[str, Any], device: str) -> dict[str, Any]:
-    """What :func:`run_case` gave, as the caller's stream sees it when the call returns.
+    """The results of :func:`run_case` as the current stream sees them when the call returns.
 
-    Work that a candidate left to another stream, without making the caller's wait for it, is missing in it.
+    Work on another stream that the current stream does not wait for is missing from them.
     """
     if device != "cuda":
         return run
-    seen = [snapshot(result) for result in run["results"]]
+    results = [snapshot(result) for result in run["results"]]
     after = {name: snapshot(tensor) for name, tensor in run["after"].items()}
     torch.cuda.synchronize()
-    return {**run, "results": seen, "after": after}
+    return {**run, "results": results, "after": after}
 
 
 def snapshot(result: Any) -> Any:
-    """A copy of a tensor in its own layout, without its subclass and its history; all else as :func:`plain` has it."""
+    """A copy of a tensor with the same layout, without subclass and autograd history; other values as by :func:`plain`."""
     bare = plain(result)
     if not isinstance(bare, torch.Tensor):
         return bare
     extent = 1 + sum((size - 1) * stride for size, stride in zip(bare.shape, bare.stride(), strict=True))
     expanded = any(size > 1 and not stride for size, stride in zip(bare.shape, bare.stride(), strict=True))
     if bare.numel() > 0 and (expanded or extent < bare.numel()):
-        # Elements share memory, as those of an expanded gradient do, and cannot be written one by one.
+        # Elements share memory, as in an expanded gradient, and cannot be written one by one.
         return bare.detach().as_strided((extent,), (1,)).clone().as_strided(bare.shape, bare.stride())
     fresh = torch.empty_strided(bare.shape, bare.stride(), dtype=bare.dtype, device=bare.device)
     return fresh.copy_(bare.detach())
 
 
 def plain(result: Any) -> Any:
-    """A result as the comparing process can load it: a tensor without its subclass, or a constant; else its name."""
+    """A result that another process can load: a tensor without its subclass, a constant, or else the name of its type."""
     if isinstance(result, torch.Tensor):
         return result.as_subclass(torch.Tensor) if type(result) is not torch.Tensor else result
     return result if result is None or isinstance(result, (bool, int, float, str)) else type(result).__name__
 
 
 def flatten(value: Any) -> list[Any]:
-    """What a target returned, as a list; of nested results the form comes behind them, for it counts too."""
-    own = form(value, written=lambda leaf: type(leaf).__name__)
-    return [*leaves(value), own] if parts(value) is not None and is_nested(own) else leaves(value)
+    """The results of a target as a list; nested results are followed by a text that describes their structure."""
+    structure = form(value, written=lambda leaf: type(leaf).__name__)
+    return [*leaves(value), structure] if parts(value) is not None and is_nested(structure) else leaves(value)
 
 
 def _leaves(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -173,7 +168,7 @@ def _leaves(capture: Capture, inputs: Mapping[str, torch.Tensor]) -> list[torch.
 
 
 def _gradients(results: list[Any], leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Gradients of a weighted sum of the results; its weights are exact in every dtype."""
+    """Gradients of a weighted sum of the results, with weights that are exact in every dtype."""
     outputs = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
     if not outputs:
         return [None] * len(leaves)
@@ -198,21 +193,27 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def poison_new_memory() -> None:
-    """From now on this process's new tensors hold NaN (or the largest integer) until they are written."""
+    """Fill new tensors of this process with NaN, or the largest integer, until they are written."""
     if not torch.are_deterministic_algorithms_enabled():
-        # What torch.use_deterministic_algorithms does for eager code; it also imports the whole compiler, which takes seconds.
+        # torch.use_deterministic_algorithms would also import the compiler, which takes seconds.
         torch._C._set_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True
 
 
+def release_gpu_memory() -> None:
+    """Return unused GPU memory to the device for other processes."""
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > MUCH_RESERVED:
+        torch.cuda.empty_cache()
+
+
 def use_one_thread() -> None:
-    """The interpreter's cases are small: more threads of torch only wait for each other, and for the candidate's process."""
+    """Limit torch to one thread for the interpreter's small cases: more threads would only wait for each other."""
     if is_interpreted():
         torch.set_num_threads(1)
 
 
 class LaunchCount:
-    """Counts kernel launches, compiled and interpreted ones."""
+    """Counts launches of compiled and interpreted kernels."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -220,7 +221,7 @@ class LaunchCount:
 
     @contextlib.contextmanager
     def counting(self, *, executes: bool = True) -> Iterator[None]:
-        """Count what is launched inside; kernels do nothing where ``executes`` is false."""
+        """Count the launches in this context; if ``executes`` is false, kernels do nothing."""
         self._executes = executes
         import triton.runtime.interpreter as interpreter
         from triton.runtime.jit import JITFunction

@@ -1,32 +1,32 @@
-/** How a pending step is drawn in the editor, as plain values. */
+/** Plain values that describe how a pending step is shown in the editor. */
 
 import { nextStep, type Change, type Review, type Step } from "./model";
 
-/** Lines that the step would take away or rewrite, 0-based, both ends in. */
+/** Lines that the step would remove or rewrite, 0-based, inclusive. */
 export interface Removed {
   readonly first: number;
   readonly last: number;
 }
 
-/** Lines that the step would put in. */
+/** Lines that the step would add. */
 export interface Added {
-  /** The line that carries the mark. */
+  /** The line that shows the mark. */
   readonly line: number;
-  /** The mark's words. */
+  /** Text of the mark. */
   readonly mark: string;
   readonly text: string;
 }
 
-/** What is drawn of one pending step. */
+/** The marks of one pending step. */
 export interface Drawing {
   readonly removed: readonly Removed[];
   readonly added: readonly Added[];
 }
 
-/** Longest line that is shown whole behind the line that it would follow. */
-const LONGEST_MARK = 80;
+/** Maximum length of an added line that is shown completely. */
+const MAX_MARK_LENGTH = 80;
 
-/** The marks of a review's next step. */
+/** The marks for the changes of a step. */
 export function draw(changes: readonly Change[]): Drawing {
   const removed: Removed[] = [];
   const added: Added[] = [];
@@ -46,7 +46,7 @@ export function draw(changes: readonly Change[]): Drawing {
 function mark(text: string): string {
   const lines = text.replace(/\r?\n$/, "").split(/\r?\n/);
   const only = lines.length === 1 ? (lines[0] ?? "").trim() : "";
-  return only !== "" && only.length <= LONGEST_MARK ? `+ ${only}` : `+ ${lines.length} lines`;
+  return only !== "" && only.length <= MAX_MARK_LENGTH ? `+ ${only}` : `+ ${lines.length} lines`;
 }
 
 /** The heading above a pending step. */
@@ -57,34 +57,34 @@ export function title(review: Review): string {
   return `Step ${review.kept.length + 1} of ${all} · ${step.action.text} · ${step.outcome}`;
 }
 
-/** The pending step as Markdown: why, how it was verified, and the change. */
+/** The pending step as Markdown: rationale, verification and diff. */
 export function body(step: Step): string {
-  const why = step.action.rationale === "" ? [] : [escape(step.action.rationale)];
-  const verdict = step.verdict === null ? [] : [escape(verdictWords(step))];
+  const rationale = step.action.rationale === "" ? [] : [escape(step.action.rationale)];
+  const verdict = step.verdict === null ? [] : [escape(verdictText(step))];
   const hunks = step.diff.split("\n").filter((line) => !/^(---|\+\+\+) /.test(line));
-  return [...why, ...verdict, fenced("diff", hunks.join("\n").trimEnd())].join("\n\n");
+  return [...rationale, ...verdict, fenced("diff", hunks.join("\n").trimEnd())].join("\n\n");
 }
 
-function verdictWords(step: Step): string {
+function verdictText(step: Step): string {
   const verdict = step.verdict;
   if (verdict === null) return "";
   const how = verdict.mode === "gpu" ? "on the GPU" : "by Triton's interpreter";
   const passed = verdict.checks.filter((check) => check.status === "passed").length;
   const errors =
     verdict.error !== undefined && verdict.reference_error !== undefined
-      ? `; relative error ${verdict.error.toExponential(1)}, your own code's is ${verdict.reference_error.toExponential(1)}`
+      ? `; relative error ${verdict.error.toExponential(1)}, reference error ${verdict.reference_error.toExponential(1)}`
       : "";
   return `Verified ${how}: ${passed} of ${verdict.checks.length} checks passed${errors}.`;
 }
 
-/** A code block; its fence is longer than any in the text. */
+/** A Markdown code block with a fence that is longer than any fence in the text. */
 export function fenced(language: string, text: string): string {
-  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map((found) => found[0].length));
+  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map((match) => match[0].length));
   const fence = "`".repeat(longest + 1);
   return `${fence}${language}\n${text}\n${fence}`;
 }
 
-/** Text that Markdown shows as it is. */
+/** Escapes Markdown. */
 export function escape(text: string): string {
   return text.replace(/[\\`*_{}[\]()<>#+!|~-]/g, "\\$&");
 }

@@ -1,14 +1,14 @@
-/** Looks at values that come from outside. */
+/** Type checks for untrusted values. */
 
 export type Fields = Readonly<Record<string, unknown>>;
 type Kinds = Readonly<Record<string, "string" | "number" | "boolean" | "array" | "object">>;
 
-/** Whether something is an object with names. */
+/** Whether a value is an object (not null or an array). */
 export function isObject(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** Whether something is an object with these fields, of these kinds. */
+/** Whether a value is an object that has these fields with these types. */
 export function has(value: unknown, kinds: Kinds): value is Fields {
   return (
     isObject(value) &&

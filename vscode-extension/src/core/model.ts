@@ -1,4 +1,4 @@
-/** What the server tells, checked where it comes in, so that the rest of the extension can rely on it. */
+/** Types of the server's answers, with validation, so that the rest of the extension can rely on them. */
 
 import { has, type Fields } from "./fields";
 
@@ -75,12 +75,12 @@ export interface Run {
   readonly status: "improved" | "no_gain" | "incorrect" | "unmeasured" | "running";
   readonly environment: Readonly<Record<string, string>> | null;
   readonly started: number;
-  /** The language model that took part; empty where none did. */
+  /** The language model of the run; empty if none was used. */
   readonly model: string;
   readonly steps: readonly Step[];
 }
 
-/** Where the newest run of a target stands against the editor's text: an item of `mtmc/reviews`. */
+/** The newest run of a target compared with the editor's text: an item of `mtmc/reviews`. */
 export interface Review {
   readonly uri: string;
   readonly version: number;
@@ -90,8 +90,8 @@ export interface Review {
   readonly pending: readonly number[];
   readonly stale: boolean;
   readonly edited: boolean;
-  readonly goingOn: boolean;
-  /** What keeping the next pending step would change. */
+  readonly isActive: boolean;
+  /** The edits that keeping the next pending step would make. */
   readonly changes: readonly Change[];
   readonly run: Run;
 }
@@ -106,28 +106,28 @@ export interface JobState {
   readonly stage: string;
   readonly step: number;
   readonly action: string;
-  /** What it came to, in words; empty as long as it goes on, where it did not come to its end, and where a question says it. */
+  /** Summary of the result; empty while the job is active, if it did not finish, and if a question shows the result. */
   readonly result: string;
   readonly answer: unknown;
 }
 
-/** What a command is about. */
+/** Argument of a command. */
 export interface Argument {
   readonly uri: string;
   readonly target: string;
   readonly step?: number;
-  /** The id of an earlier run than the newest. */
+  /** Id of an earlier run; default: the newest run. */
   readonly past?: string;
 }
 
-/** A run that is older than its target's newest: an item of `mtmc/history`. */
+/** An earlier run of a target: an item of `mtmc/history`. */
 export interface PastRun {
   readonly run: string;
   readonly uri: string;
   readonly target: string;
   readonly started: number;
   readonly status: Run["status"];
-  /** The GPU's name; empty where there was none. */
+  /** Name of the GPU; empty without a GPU. */
   readonly device: string;
   readonly steps: readonly PastStep[];
 }
@@ -150,37 +150,37 @@ function isStep(value: unknown): value is Step {
 function isReview(value: unknown): value is Review {
   return (
     has(value, { uri: "string", version: "number", target: "string", line: "number", kept: "array", pending: "array" }) &&
-    has(value, { stale: "boolean", edited: "boolean", goingOn: "boolean", changes: "array", run: "object" }) &&
+    has(value, { stale: "boolean", edited: "boolean", isActive: "boolean", changes: "array", run: "object" }) &&
     has(value["run"], { run: "string", status: "string", model: "string", steps: "array" }) &&
     (value["run"]["steps"] as unknown[]).every(isStep)
   );
 }
 
 /**
- * The answer of `mtmc/reviews`.
+ * Validates the answer of `mtmc/reviews`.
  *
- * @throws Error where the server is of a version that says something else.
+ * @throws Error if the server has an incompatible version.
  */
 export function readReviews(answer: unknown): Review[] {
   if (!Array.isArray(answer) || !answer.every(isReview)) {
-    throw new Error("The language server answers in another form than this extension knows; update both.");
+    throw new Error("The language server and this extension have incompatible versions: update both.");
   }
   return answer;
 }
 
-/** The answer of `mtmc/history`; what does not fit is left out. */
+/** Validates the answer of `mtmc/history`; invalid items are ignored. */
 export function readHistory(answer: unknown): PastRun[] {
   const kinds = { run: "string", uri: "string", target: "string", started: "number", status: "string", device: "string", steps: "array" } as const;
   return Array.isArray(answer) ? answer.filter((item): item is PastRun & Fields => has(item, kinds)) : [];
 }
 
-/** Parameters of `mtmc/runState`; undefined where they do not fit. */
+/** Validates the parameters of `mtmc/runState`; undefined if they are invalid. */
 export function readJob(params: unknown): JobState | undefined {
   const kinds = { job: "number", kind: "string", uri: "string", target: "string", state: "string", stage: "string" } as const;
   return has(params, kinds) && has(params, { step: "number", action: "string", result: "string" }) ? (params as unknown as JobState) : undefined;
 }
 
-/** The actions of a plan that a job ended with, and for which device; undefined for other jobs. */
+/** The plan and its device in the result of a job; undefined for other jobs. */
 export function planOf(job: JobState): { device: string; actions: Action[] } | undefined {
   const answer = job.answer;
   if (!has(answer, { event: "string", actions: "array", device: "object" }) || answer["event"] !== "plan") return undefined;
@@ -188,29 +188,29 @@ export function planOf(job: JobState): { device: string; actions: Action[] } | u
   return { device: String((answer["device"] as Fields)["name"]), actions };
 }
 
-/** Whether a job searched for steps, which wait where the user looks: other jobs leave nothing behind that can be seen. */
+/** Whether a job searches for steps. Its result is visible in the editor, unlike the result of other jobs. */
 export function isSearch(job: JobState): boolean {
-  return SEARCHES.has(job.kind);
+  return SEARCH_KINDS.has(job.kind);
 }
 
-const SEARCHES = new Set(["optimize", "resume", "undo", "another"]);
+const SEARCH_KINDS = new Set(["optimize", "resume", "undo", "another"]);
 
-/** How many steps wait, in words. */
-export function waiting(count: number): string {
-  return count === 1 ? "1 step waits" : `${count} steps wait`;
+/** The number of pending steps as text. */
+export function pendingText(count: number): string {
+  return count === 1 ? "1 pending step" : `${count} pending steps`;
 }
 
-/** Whether a job failed because nothing says what the target's inputs look like. */
+/** Whether a job failed because the target has no example inputs. */
 export function lacksWorkload(job: JobState): boolean {
   return has(job.answer, { error: "object" }) && (job.answer["error"] as Fields)["code"] === "no-workload";
 }
 
-/** Whether something is already the argument of a command. */
+/** Whether a value is a command argument. */
 export function isArgument(value: unknown): value is Argument {
   return has(value, { uri: "string", target: "string" });
 }
 
-/** The step that waits first. */
+/** The next pending step. */
 export function nextStep(review: Review): Step | undefined {
   return review.run.steps.find((step) => step.index === review.pending[0]);
 }
@@ -221,43 +221,43 @@ export function acceptedSteps(review: Review): Step[] {
   return review.run.steps.filter((step) => shown.has(step.index));
 }
 
-/** The review that a command without an argument is about: the one around a line, else the nearest above, else the first. */
+/** The review at a line, for commands without an argument: the nearest one above the line, else the first one. */
 export function reviewAt(reviews: readonly Review[], uri: string, line: number): Review | undefined {
   const here = reviews.filter((review) => review.uri === uri).sort((a, b) => a.line - b.line);
   return here.filter((review) => review.line <= line).at(-1) ?? here[0];
 }
 
-/** The next (or previous) review with a pending step, in the order of files and lines, around at the end. */
-export function neighbour(reviews: readonly Review[], uri: string, line: number, forward: boolean): Review | undefined {
+/** The next (or previous) review with a pending step, ordered by file and line, wrapping around at the end. */
+export function adjacentReview(reviews: readonly Review[], uri: string, line: number, forward: boolean): Review | undefined {
   const pending = reviews
     .filter((review) => review.pending.length > 0 && !review.stale)
     .sort((a, b) => compare(a.uri, b.uri) || a.line - b.line);
-  const place = (review: Review): number => compare(review.uri, uri) || review.line - line;
+  const order = (review: Review): number => compare(review.uri, uri) || review.line - line;
   return forward
-    ? (pending.find((review) => place(review) > 0) ?? pending[0])
-    : (pending.filter((review) => place(review) < 0).at(-1) ?? pending.at(-1));
+    ? (pending.find((review) => order(review) > 0) ?? pending[0])
+    : (pending.filter((review) => order(review) < 0).at(-1) ?? pending.at(-1));
 }
 
 function compare(a: string, b: string): number {
   return a < b ? -1 : a > b ? 1 : 0;
 }
 
-/** The device a run was measured on, in words. */
+/** The device of a run as text. */
 export function deviceOf(run: Run | undefined): string {
-  return run?.environment == null ? "" : deviceWords(run.environment["gpu"] ?? "");
+  return run?.environment == null ? "" : deviceText(run.environment["gpu"] ?? "");
 }
 
-/** A GPU's name, or what is done where there is none. */
-export function deviceWords(gpu: string): string {
+/** The name of the GPU, or a text for runs without one. */
+export function deviceText(gpu: string): string {
   return gpu === "" ? "CPU: verified, not timed" : gpu;
 }
 
-/** The answer of `mtmc/device`; undefined where it is not known what a run would be measured on. */
+/** Validates the answer of `mtmc/device`; undefined if the device is unknown. */
 export function readGpu(answer: unknown): string | undefined {
   return has(answer, { gpu: "string" }) ? String(answer["gpu"]) : undefined;
 }
 
-/** Whether a file brings in torch or triton. */
+/** Whether a file imports torch or triton. */
 export function importsTorch(text: string): boolean {
   return /^\s*(?:import|from)\s+(?:torch|triton)\b/m.test(text);
 }

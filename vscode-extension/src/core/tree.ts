@@ -1,6 +1,6 @@
-/** The MTMC view as plain values: runs, and their steps or plan below. */
+/** Rows of the MTMC view as plain values: runs with their steps and plans. */
 
-import { acceptedSteps, deviceOf, deviceWords, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
+import { acceptedSteps, deviceOf, deviceText, type Action, type Argument, type JobState, type PastRun, type PastStep, type Review, type Run, type Step } from "./model";
 
 /** A row of the view. */
 export interface Row {
@@ -8,20 +8,20 @@ export interface Row {
   readonly label: string;
   readonly description: string;
   readonly tooltip: string;
-  /** What a screen reader says, where the icon tells something that the words leave out. */
+  /** Text for screen readers, if the icon shows information that the label does not contain. */
   readonly spoken?: string;
-  /** Name of the icon, empty where there is none, and of its colour where it has one. */
+  /** Name of the icon (empty: no icon), and of its colour. */
   readonly icon: string;
   readonly colour?: string;
-  /** What `when` clauses of the menus look at. */
+  /** Context value for `when` clauses of menus. */
   readonly context: string;
   readonly argument: Argument;
   readonly children: readonly Row[];
-  /** Whether its children are hidden at first. */
+  /** Whether the row is initially collapsed. */
   readonly isFolded?: boolean;
 }
 
-/** A plan that was asked for. */
+/** A requested plan. */
 export interface Plan {
   readonly uri: string;
   readonly target: string;
@@ -29,15 +29,15 @@ export interface Plan {
   readonly actions: readonly Action[];
 }
 
-/** Every row: what runs, what was run, plans of what was not, and below all earlier runs. */
+/** All top-level rows: active jobs, runs, plans of functions without a run, and earlier runs. */
 export function rows(reviews: readonly Review[], jobs: readonly JobState[], plans: readonly Plan[], past: readonly PastRun[] = []): Row[] {
-  const found = reviews.map((review) => {
+  const runRows = reviews.map((review) => {
     const job = jobs.find((one) => one.uri === review.uri && one.target === review.target);
     return runRow(review, job, plans.find((plan) => isSame(plan, review)));
   });
-  const others = jobs.filter((job) => !reviews.some((review) => isSame(job, review))).map(jobRow);
-  const planned = plans.filter((plan) => ![...reviews, ...jobs].some((known) => isSame(plan, known))).map(planOnlyRow);
-  return [...others, ...found, ...planned, ...(past.length === 0 ? [] : [historyRow(past)])];
+  const jobRows = jobs.filter((job) => !reviews.some((review) => isSame(job, review))).map(jobRow);
+  const planRows = plans.filter((plan) => ![...reviews, ...jobs].some((known) => isSame(plan, known))).map(planOnlyRow);
+  return [...jobRows, ...runRows, ...planRows, ...(past.length === 0 ? [] : [historyRow(past)])];
 }
 
 function historyRow(past: readonly PastRun[]): Row {
@@ -45,7 +45,7 @@ function historyRow(past: readonly PastRun[]): Row {
     id: "history",
     label: "Earlier runs",
     description: String(past.length),
-    tooltip: "Runs that a newer one has taken the place of",
+    tooltip: "Runs that were replaced by a newer run",
     icon: "history",
     context: "history",
     argument: { uri: "", target: "" },
@@ -56,12 +56,12 @@ function historyRow(past: readonly PastRun[]): Row {
 
 function pastRow(past: PastRun): Row {
   const when = new Date(past.started * 1000).toLocaleString();
-  const device = deviceWords(past.device);
+  const device = deviceText(past.device);
   return {
     id: `history#${past.run}`,
     label: past.target,
-    description: `${fileName(past.uri)} · ${WORDS[past.status]} · ${when}`,
-    tooltip: `Run ${past.run} of ${past.target}: ${WORDS[past.status]}\n${device}`,
+    description: `${fileName(past.uri)} · ${STATUS_TEXT[past.status]} · ${when}`,
+    tooltip: `Run ${past.run} of ${past.target}: ${STATUS_TEXT[past.status]}\n${device}`,
     icon: "circle-outline",
     context: "past",
     argument: { uri: past.uri, target: past.target, past: past.run },
@@ -71,11 +71,11 @@ function pastRow(past: PastRun): Row {
 }
 
 function pastStepRow(past: PastRun, step: PastStep): Row {
-  const { what, where } = parted(step.text);
+  const { what, where } = splitLocation(step.text);
   return {
     id: `history#${past.run}#${step.index}`,
     label: `${step.index}. ${what}`,
-    ...described(`${step.index}. ${what}`, step.status, step.outcome, where),
+    ...outcomeText(`${step.index}. ${what}`, step.status, step.outcome, where),
     tooltip: [step.text, step.reason].filter((part) => part !== "").join("\n"),
     ...STEP_ICONS[step.status],
     context: "past-step",
@@ -84,12 +84,12 @@ function pastStepRow(past: PastRun, step: PastStep): Row {
   };
 }
 
-const WORDS: Readonly<Record<Run["status"], string>> = {
+const STATUS_TEXT: Readonly<Record<Run["status"], string>> = {
   improved: "improved",
   no_gain: "no gain",
-  incorrect: "not correct",
+  incorrect: "incorrect",
   unmeasured: "not timed",
-  running: "ended early",
+  running: "unfinished",
 };
 
 const STEP_ICONS: Readonly<Record<Step["status"], Pick<Row, "icon" | "colour">>> = {
@@ -102,7 +102,7 @@ function isSame(a: Argument, b: Argument): boolean {
   return a.uri === b.uri && a.target === b.target;
 }
 
-/** The last part of a URI, as people read it. */
+/** The file name of a URI, decoded. */
 export function fileName(uri: string): string {
   return decodeURIComponent(uri.slice(uri.lastIndexOf("/") + 1));
 }
@@ -112,13 +112,13 @@ function progress(job: JobState): string {
 }
 
 function jobRow(job: JobState): Row {
-  const words = progress(job);
+  const text = progress(job);
   return {
-    ...base(job, "run-going"),
-    // Another row than the run's, which has steps: VS Code would leave that folded, since it had nothing to show at first.
+    ...base(job, "run-active"),
+    // Use a different id than the run: VS Code would keep its row collapsed, because it initially has no children.
     id: `${job.uri}#${job.target}#starting`,
-    description: `${fileName(job.uri)} · ${words}`,
-    tooltip: `${job.kind} of ${job.target}: ${words}`,
+    description: `${fileName(job.uri)} · ${text}`,
+    tooltip: `${job.kind} of ${job.target}: ${text}`,
     icon: "sync~spin",
     children: [],
   };
@@ -130,10 +130,10 @@ function base(of: Argument, context: string): Pick<Row, "id" | "label" | "argume
 
 function runRow(review: Review, job: JobState | undefined, plan: Plan | undefined): Row {
   const { run } = review;
-  const state = job !== undefined ? progress(job) : standing(review);
-  const resumable = run.status === "running" && job === undefined && !review.goingOn;
+  const state = job !== undefined ? progress(job) : reviewSummary(review);
+  const resumable = run.status === "running" && job === undefined && !review.isActive;
   const context = [
-    job !== undefined ? "run-going" : resumable ? "run-resumable" : "run",
+    job !== undefined ? "run-active" : resumable ? "run-resumable" : "run",
     ...(review.pending.length > 0 && !review.stale ? ["pending"] : []),
     ...(review.kept.length > 0 ? ["kept"] : []),
   ].join("-");
@@ -144,22 +144,22 @@ function runRow(review: Review, job: JobState | undefined, plan: Plan | undefine
     tooltip: [`${review.target}: ${state}`, ...(device === "" ? [] : [device])].join("\n"),
     ...(job !== undefined ? { icon: "sync~spin" } : runIcon(review)),
     children: [
-      // Folded now: the steps tell most of it again.
+      // Collapsed, because the steps repeat most of it.
       ...(plan === undefined ? [] : [{ ...planRow(plan), id: `${plan.uri}#${plan.target}#planned`, isFolded: true }]),
       ...run.steps.map((step) => stepRow(review, step)),
     ],
   };
 }
 
-function standing(review: Review): string {
+function reviewSummary(review: Review): string {
   if (review.stale) return "changed since it was measured";
   const counts = [
     ...(review.pending.length > 0 ? [`${review.pending.length} pending`] : []),
     ...(review.kept.length > 0 ? [`${review.kept.length} kept`] : []),
   ];
-  // The version of the last step is what the run came to.
+  // The version of the last step is the result of the run.
   const last = acceptedSteps(review).at(-1);
-  const gain = last?.timing == null ? WORDS[review.run.status] : (last.outcome.split(" · ")[0] ?? "");
+  const gain = last?.timing == null ? STATUS_TEXT[review.run.status] : (last.outcome.split(" · ")[0] ?? "");
   return [gain, ...counts].join(" · ");
 }
 
@@ -175,9 +175,9 @@ function stepRow(review: Review, step: Step): Row {
   const argument = { uri: review.uri, target: review.target, step: step.index };
   const isKept = review.kept.includes(step.index);
   const isPending = review.pending.includes(step.index);
-  const going = review.goingOn ? "-going" : "";
-  const { what, where } = parted(step.action.text);
-  const at = isPending
+  const activeSuffix = review.isActive ? "-active" : "";
+  const { what, where } = splitLocation(step.action.text);
+  const look = isPending
     ? { icon: "circle-filled", colour: "charts.yellow", word: "pending" }
     : isKept
       ? { icon: "pass-filled", colour: "testing.iconPassed", word: "kept" }
@@ -185,20 +185,20 @@ function stepRow(review: Review, step: Step): Row {
   const context = review.stale
     ? "step-stale"
     : step.index === review.pending[0]
-      ? `step-next${going}`
+      ? `step-next${activeSuffix}`
       : isKept && step.index === review.kept.at(-1)
-        ? `step-last${going}`
+        ? `step-last${activeSuffix}`
         : isKept || isPending
           ? "step-other"
           : "tried";
   return {
     id: `${review.uri}#${review.target}#${step.index}`,
     label: `${step.index}. ${what}`,
-    // That a run was not timed stands with the run.
-    ...described(`${step.index}. ${what}`, at.word, step.timing === null ? step.outcome.replace(/^.* · /, "") : step.outcome, where),
+    // The row of the run already says that it was not timed.
+    ...outcomeText(`${step.index}. ${what}`, look.word, step.timing === null ? step.outcome.replace(/^.* · /, "") : step.outcome, where),
     tooltip: [step.action.text, step.action.rationale, step.reason].filter((part) => part !== "").join("\n"),
-    icon: at.icon,
-    ...(at.colour === undefined ? {} : { colour: at.colour }),
+    icon: look.icon,
+    ...(look.colour === undefined ? {} : { colour: look.colour }),
     context,
     argument,
     children: [],
@@ -210,44 +210,44 @@ function planRow(plan: Plan): Row {
     ...base(plan, "plan"),
     id: `${plan.uri}#${plan.target}#plan`,
     label: "Plan",
-    description: plan.actions.length === 0 ? "nothing is predicted to be worth trying" : `${plan.actions.length} ${plan.actions.length === 1 ? "action" : "actions"} · ${plan.device}`,
-    tooltip: `What could be tried first on ${plan.device}, best first. Times are estimates.`,
+    description: plan.actions.length === 0 ? "no action is predicted to be worth trying" : `${plan.actions.length} ${plan.actions.length === 1 ? "action" : "actions"} · ${plan.device}`,
+    tooltip: `Actions to try on ${plan.device}, best first. Times are estimates.`,
     icon: "list-ordered",
-    children: plan.actions.map((action, place) => plannedRow(plan, action, place)),
+    children: plan.actions.map((action, index) => plannedRow(plan, action, index)),
   };
 }
 
-function plannedRow(plan: Plan, action: Action, place: number): Row {
-  const { what, where } = parted(action.text);
+function plannedRow(plan: Plan, action: Action, index: number): Row {
+  const { what, where } = splitLocation(action.text);
   return {
     ...base(plan, "planned"),
-    id: `${plan.uri}#${plan.target}#plan#${place}`,
-    label: `${place + 1}. ${what}`,
-    description: joined(action.expected === undefined ? "" : `about ${action.expected.saved_us.toFixed(0)} us saved, an estimate`, where),
+    id: `${plan.uri}#${plan.target}#plan#${index}`,
+    label: `${index + 1}. ${what}`,
+    description: joinParts(action.expected === undefined ? "" : `estimated saving ${action.expected.saved_us.toFixed(0)} us`, where),
     tooltip: [action.text, action.rationale].filter((part) => part !== "").join("\n"),
     icon: "lightbulb",
-    children: action.rationale === "" ? [] : [reasonRow(plan, place, action.rationale)],
+    children: action.rationale === "" ? [] : [reasonRow(plan, index, action.rationale)],
   };
 }
 
-/** An action's words, with the lines that it is about apart: a narrow view has room for either. */
-function parted(text: string): { what: string; where: string } {
-  const found = /^(.+) in (lines? \d[\d, to]*)$/.exec(text);
-  return { what: found?.[1] ?? text, where: found?.[2] ?? "" };
+/** Splits the text of an action into description and lines, to fit narrow views. */
+function splitLocation(text: string): { what: string; where: string } {
+  const match = /^(.+) in (lines? \d[\d, to]*)$/.exec(text);
+  return { what: match?.[1] ?? text, where: match?.[2] ?? "" };
 }
 
-/** What came of a step. That one waits or was kept is left to its icon: a narrow view has little room. */
-function described(label: string, word: string, outcome: string, where: string): { description: string; spoken: string } {
-  const description = joined(outcome === "" ? word : outcome, where);
-  return { description, spoken: joined(label, word, outcome, where) };
+/** The outcome of a step. Its icon shows whether it is pending or kept, because narrow views have little room. */
+function outcomeText(label: string, word: string, outcome: string, where: string): { description: string; spoken: string } {
+  const description = joinParts(outcome === "" ? word : outcome, where);
+  return { description, spoken: joinParts(label, word, outcome, where) };
 }
 
-function joined(...parts: readonly string[]): string {
+function joinParts(...parts: readonly string[]): string {
   return parts.filter((part) => part !== "").join(" · ");
 }
 
-function reasonRow(plan: Plan, place: number, reason: string): Row {
-  const id = `${plan.uri}#${plan.target}#plan#${place}#reason`;
+function reasonRow(plan: Plan, index: number, reason: string): Row {
+  const id = `${plan.uri}#${plan.target}#plan#${index}#reason`;
   return { ...base(plan, "reason"), id, label: reason, description: "", tooltip: reason, icon: "", children: [] };
 }
 

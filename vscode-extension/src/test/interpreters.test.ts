@@ -13,19 +13,19 @@ test("settings come before the Python extension, the project and the PATH", () =
   assert.deepEqual(paths({ serverPython: "/a", python: "/b", extension: "/c" }), ["/a", "/b", "/c", "/work/.venv/bin/python", "python3", "python"]);
 });
 
-test("an interpreter is asked once", () => {
+test("each interpreter is probed only once", () => {
   assert.deepEqual(paths({ serverPython: "python3", python: "python3" }), ["python3", "/work/.venv/bin/python", "python"]);
 });
 
-test("what lies in an untrusted workspace is never run", () => {
+test("interpreters in an untrusted workspace are never run", () => {
   assert.deepEqual(paths({ trusted: false, extension: "/work/.venv/bin/python", serverPython: "/workshop/python" }), ["/workshop/python", "python3", "python"]);
 });
 
-test("on Windows the environment has other names", () => {
+test("on Windows the interpreter paths differ", () => {
   assert.deepEqual(paths({ windows: true, folders: ["C:\\work"] }), ["C:\\work\\.venv\\Scripts\\python.exe", "python", "py"]);
 });
 
-test("a probe is read whatever was printed before it", () => {
+test("a probe is parsed even if other output precedes it", () => {
   assert.deepEqual(readProbe('hello\n{"python": [3, 11, 2], "server": "0.1.0", "path": "/p", "launcher": "/l"}\n'), {
     kind: "ready",
     python: "3.11.2",
@@ -39,11 +39,11 @@ test("a probe is read whatever was printed before it", () => {
   assert.equal(readProbe("[]").kind, "broken");
 });
 
-test("Python itself understands the probe", () => {
+test("the probe is a valid Python program", () => {
   assert.notEqual(readProbe(execFileSync("python3", [ISOLATED, "-c", PROBE], { encoding: "utf8" })).kind, "broken");
 });
 
-test("the message says what is wrong, where, and what to do", () => {
+test("the message says what is wrong, which interpreter, and what to do", () => {
   const old: Probed = { candidate: { path: "/old", from: "the PATH" }, probe: { kind: "old", python: "3.8.0" } };
   const bare: Probed = { candidate: { path: "/bare", from: "the Python extension" }, probe: { kind: "missing", python: "3.12.0", path: "/envs/bare" } };
   assert.match(failure([old, bare]), /not installed in \/envs\/bare \(found by the Python extension\).*mtmc\.serverPython/);

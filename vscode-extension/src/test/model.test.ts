@@ -1,22 +1,22 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { acceptedSteps, deviceOf, deviceWords, isArgument, isSearch, lacksWorkload, neighbour, nextStep, planOf, readGpu, readJob, readReviews, reviewAt, waiting } from "../core/model";
+import { acceptedSteps, deviceOf, deviceText, isArgument, isSearch, lacksWorkload, adjacentReview, nextStep, planOf, readGpu, readJob, readReviews, reviewAt, pendingText } from "../core/model";
 import { job, review } from "./samples";
 
-test("an answer of another form is refused with what to do", () => {
+test("an invalid answer is rejected with a remedy", () => {
   assert.deepEqual(readReviews([review()]), [review()]);
   assert.throws(() => readReviews(null), /update both/);
   assert.throws(() => readReviews([{ ...review(), pending: "none" }]), /update both/);
   assert.throws(() => readReviews([{ ...review(), run: { ...review().run, steps: [{ index: "1" }] } }]), /update both/);
 });
 
-test("a job of another form is left alone", () => {
+test("an invalid job is ignored", () => {
   assert.deepEqual(readJob(job()), job());
   assert.equal(readJob({ ...job(), stage: 1 }), undefined);
   assert.equal(readJob(undefined), undefined);
 });
 
-test("only the end of a planning job holds a plan", () => {
+test("only the result of a planning job contains a plan", () => {
   const action = { kind: "fuse", text: "fuse all", rationale: "less traffic" };
   const answer = { event: "plan", actions: [action, 7], device: { name: "H200" } };
   assert.deepEqual(planOf(job({ answer })), { device: "H200", actions: [action] });
@@ -24,19 +24,19 @@ test("only the end of a planning job holds a plan", () => {
   assert.equal(planOf(job()), undefined);
 });
 
-test("a missing workload is told from other failures", () => {
+test("a missing workload is distinguished from other failures", () => {
   assert.ok(lacksWorkload(job({ answer: { event: "error", error: { code: "no-workload", message: "" } } })));
   assert.ok(!lacksWorkload(job({ answer: { event: "error", error: { code: "syntax-error", message: "" } } })));
   assert.ok(!lacksWorkload(job()));
 });
 
-test("a search leaves steps behind, and other jobs a result alone", () => {
+test("search jobs are distinguished from other jobs, and pending steps are counted", () => {
   assert.ok(isSearch(job({ kind: "another" })));
   assert.ok(!isSearch(job({ kind: "verify" })));
-  assert.deepEqual([waiting(1), waiting(2)], ["1 step waits", "2 steps wait"]);
+  assert.deepEqual([pendingText(1), pendingText(2)], ["1 pending step", "2 pending steps"]);
 });
 
-test("a command's argument is told from a row or a thread", () => {
+test("command arguments are recognised", () => {
   assert.ok(isArgument({ uri: "file:///a.py", target: "f" }));
   assert.ok(!isArgument({ uri: "file:///a.py" }));
   assert.ok(!isArgument(undefined));
@@ -55,7 +55,7 @@ test("the review at a line is the one above it", () => {
   assert.equal(reviewAt(all, "file:///none.py", 0), undefined);
 });
 
-test("next and previous go over files and around, past what has nothing pending", () => {
+test("next and previous cross files, wrap around and skip functions without pending steps", () => {
   const all = [
     review({ uri: "file:///b.py", target: "3", line: 2 }),
     review({ uri: "file:///a.py", target: "1", line: 3 }),
@@ -63,20 +63,20 @@ test("next and previous go over files and around, past what has nothing pending"
     review({ uri: "file:///a.py", target: "done", line: 5, pending: [] }),
     review({ uri: "file:///a.py", target: "stale", line: 6, stale: true }),
   ];
-  const from = (uri: string, line: number, forward: boolean): string | undefined => neighbour(all, uri, line, forward)?.target;
+  const from = (uri: string, line: number, forward: boolean): string | undefined => adjacentReview(all, uri, line, forward)?.target;
   assert.equal(from("file:///a.py", 3, true), "2");
   assert.equal(from("file:///a.py", 9, true), "3");
   assert.equal(from("file:///b.py", 2, true), "1");
   assert.equal(from("file:///b.py", 2, false), "2");
   assert.equal(from("file:///a.py", 3, false), "3");
-  assert.equal(neighbour([], "", 0, true), undefined);
+  assert.equal(adjacentReview([], "", 0, true), undefined);
 });
 
-test("the device is the GPU, or says that nothing is timed", () => {
+test("the device text is the GPU name, or says that nothing is timed", () => {
   assert.equal(deviceOf(review().run), "CPU: verified, not timed");
   assert.equal(deviceOf({ ...review().run, environment: { gpu: "NVIDIA H200" } }), "NVIDIA H200");
   assert.equal(deviceOf(undefined), "");
-  assert.equal(deviceWords(readGpu({ gpu: "" }) ?? "?"), "CPU: verified, not timed");
+  assert.equal(deviceText(readGpu({ gpu: "" }) ?? "?"), "CPU: verified, not timed");
   assert.equal(readGpu({ gpu: "NVIDIA H200" }), "NVIDIA H200");
   assert.equal(readGpu(null), undefined);
 });

@@ -4,7 +4,7 @@ import { escape, exported, readPage, readShown, shell } from "../core/panel";
 
 const PAGE = { title: "f <run>", body: "<h1>f</h1>", style: "h1 { margin: 0 }", charts: { gains: {} } };
 
-test("the panel may run its own script alone, and fetch nothing", () => {
+test("the panel policy allows only its own script and no network", () => {
   const text = shell("h1 {}", "https://host/report.js", "https://host", "abc");
   assert.match(text, /default-src 'none'; script-src 'nonce-abc'; style-src 'nonce-abc'; img-src https:\/\/host data:"/);
   assert.equal(text.match(/<script/g)?.length, 1);
@@ -12,7 +12,7 @@ test("the panel may run its own script alone, and fetch nothing", () => {
   assert.doesNotMatch(text, /unsafe-eval|unsafe-inline/);
 });
 
-test("an exported report has no script, and its pictures are in it", () => {
+test("an exported report has no scripts and embeds its images", () => {
   const text = exported(PAGE, "<figure><svg></svg></figure>");
   assert.doesNotMatch(text, /<script|script-src/);
   assert.match(text, /<title>f &lt;run&gt;<\/title>/);
@@ -20,13 +20,13 @@ test("an exported report has no script, and its pictures are in it", () => {
   assert.match(text, /h1 \{ margin: 0 \}/);
 });
 
-test("answers and states of another version are not taken", () => {
+test("invalid answers and panel states are rejected", () => {
   assert.deepEqual(readPage(PAGE), PAGE);
   for (const other of [null, [], { ...PAGE, charts: null }, { title: "f" }]) assert.equal(readPage(other), undefined);
   assert.deepEqual(readShown({ uri: "file:///a.py", target: "f" }), { uri: "file:///a.py", target: "f" });
   for (const other of [undefined, { uri: 1, target: "f" }, "f"]) assert.equal(readShown(other), undefined);
 });
 
-test("text is no markup", () => {
+test("text is escaped as HTML", () => {
   assert.equal(escape("<a href='x'>\"&"), "&lt;a href=&#39;x&#39;&gt;&quot;&amp;");
 });

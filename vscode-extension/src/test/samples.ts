@@ -1,4 +1,4 @@
-/** A run as the server tells it, to be changed by tests. */
+/** Sample answers of the server for tests. */
 
 import type { JobState, Review, Step } from "../core/model";
 
@@ -26,7 +26,7 @@ export function review(changes: Partial<Review> = {}): Review {
     pending: [3],
     stale: false,
     edited: false,
-    goingOn: false,
+    isActive: false,
     changes: [],
     run: {
       run: "r1",

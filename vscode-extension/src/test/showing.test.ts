@@ -7,34 +7,34 @@ import { job, review, step } from "./samples";
 
 const at = (line: number, character = 0): { line: number; character: number } => ({ line, character });
 
-test("an insertion is marked at the line before it, and takes nothing away", () => {
+test("an insertion is marked at the line before it, and removes nothing", () => {
   const drawing = draw([{ range: { start: at(5), end: at(5) }, newText: "@triton.jit\ndef k():\n    pass\n" }]);
   assert.deepEqual(drawing.removed, []);
   assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[4, "+ 3 lines"]]);
 });
 
-test("one short line is shown whole, at the top of a file too", () => {
+test("one short added line is shown completely, also at the top of a file", () => {
   const drawing = draw([{ range: { start: at(0), end: at(0) }, newText: "import triton\r\n" }]);
   assert.deepEqual(drawing.added.map(({ line, mark }) => [line, mark]), [[0, "+ import triton"]]);
 });
 
-test("a rewritten part ends before the line that its range ends at the start of", () => {
+test("a range that ends at the start of a line does not include that line", () => {
   const drawing = draw([{ range: { start: at(3), end: at(5) }, newText: "a\nb\n" }]);
   assert.deepEqual(drawing.removed, [{ first: 3, last: 4 }]);
   assert.equal(drawing.added[0]?.line, 4);
 });
 
-test("a removal has no mark of something added", () => {
+test("a removal has no mark for added lines", () => {
   const drawing = draw([{ range: { start: at(3), end: at(3, 7) }, newText: "" }]);
   assert.deepEqual(drawing, { removed: [{ first: 3, last: 3 }], added: [] });
 });
 
-test("the heading counts accepted steps, and says what came of the step", () => {
+test("the heading counts accepted steps and shows the outcome of the step", () => {
   assert.equal(title(review()), "Step 2 of 2 · fuse part 3 · not timed · verified");
   assert.equal(title(review({ pending: [] })), "");
 });
 
-test("the body says why, how it was verified, and shows the hunks alone", () => {
+test("the body shows the rationale, the verification and only the hunks", () => {
   const text = body(step(1));
   assert.match(text, /^Saves memory traffic 1/);
   assert.match(text, /by Triton's interpreter: 1 of 1 checks passed; relative error 1\.0e\\-7/);
@@ -42,15 +42,15 @@ test("the body says why, how it was verified, and shows the hunks alone", () => 
   assert.doesNotMatch(text, /model\.py/);
 });
 
-test("code with fences of its own stays in its block", () => {
+test("code that contains fences stays in its block", () => {
   assert.equal(fenced("python", "a ```` b"), "`````python\na ```` b\n`````");
 });
 
-test("words of others are no Markdown", () => {
+test("foreign text is escaped as Markdown", () => {
   assert.equal(escape("[run](command:x) <b>"), "\\[run\\]\\(command:x\\) \\<b\\>");
 });
 
-test("each row's context offers what can be done with it now", () => {
+test("the context of each row matches its available commands", () => {
   const [row] = rows([review({ kept: [1], pending: [3, 4], run: { ...review().run, steps: [step(1), step(2, { status: "failed", outcome: "" }), step(3), step(4)] } })], [], []);
   assert.equal(row?.context, "run-pending-kept");
   assert.deepEqual(row.children.map((child) => child.context), ["step-last", "tried", "step-next", "step-other"]);
@@ -58,33 +58,33 @@ test("each row's context offers what can be done with it now", () => {
   assert.match(row.description, /^model\.py · not timed · 2 pending · 1 kept$/);
 });
 
-test("what a step's icon shows is said to those who do not see it", () => {
+test("screen readers get the state that the icon of a step shows", () => {
   const [row] = rows([review({ kept: [1], pending: [3] })], [], []);
   assert.deepEqual(row?.children.map((child) => child.description), ["verified", "rejected", "verified"]);
   assert.deepEqual(row.children.map((child) => child.spoken?.split(" · ")[1]), ["kept", "rejected", "pending"]);
 });
 
-test("a run that was timed tells what its last step came to", () => {
+test("a timed run shows the outcome of its last step", () => {
   const timing = { median_us: 4, baselines: [], best: "eager", speed: "faster", method: "", roofline: 0.5 };
   const last = step(3, { timing, outcome: "3.10x (3.05 to 3.16) over eager · verified" });
   const run = { ...review().run, status: "improved" as const, steps: [step(1), step(3, last)] };
   assert.equal(rows([review({ run })], [], [])[0]?.description, "model.py · 3.10x (3.05 to 3.16) over eager · 1 pending · 1 kept");
 });
 
-test("of a changed function nothing is offered", () => {
+test("a changed function offers no commands for its steps", () => {
   const [row] = rows([review({ stale: true })], [], []);
   assert.equal(row?.context, "run-kept");
   assert.deepEqual(new Set(row.children.map((child) => child.context)), new Set(["step-stale"]));
 });
 
-test("a run that goes on can be cancelled, one that ended early can be gone on with", () => {
+test("an active run can be cancelled, an unfinished one can be resumed", () => {
   const running = { ...review().run, status: "running" as const };
-  assert.equal(rows([review({ goingOn: true, run: running })], [job()], [])[0]?.context, "run-going-pending-kept");
+  assert.equal(rows([review({ isActive: true, run: running })], [job()], [])[0]?.context, "run-active-pending-kept");
   assert.equal(rows([review({ run: running })], [], [])[0]?.context, "run-resumable-pending-kept");
   assert.deepEqual(rows([], [job()], []).map((row) => row.description), ["model.py · step 2: fuse all: verifying"]);
 });
 
-test("a plan stands with its function, or alone before there is a run", () => {
+test("a plan is shown with its function, or alone before the first run", () => {
   const actions = [{ kind: "fuse", text: "fuse all", rationale: "less traffic", expected: { saved_us: 12.4 } }];
   const plan = { uri: "file:///work/model.py", target: "f", device: "H200", actions };
   for (const [row, isFolded] of [[rows([review()], [], [plan])[0], true], [rows([], [], [plan])[0], undefined]] as const) {
@@ -92,11 +92,11 @@ test("a plan stands with its function, or alone before there is a run", () => {
     assert.equal(shown?.isFolded, isFolded);
     assert.equal(shown?.label, "Plan");
     assert.equal(shown.description, "1 action · H200");
-    assert.deepEqual(shown.children.map((child) => [child.label, child.description, child.children[0]?.label]), [["1. fuse all", "about 12 us saved, an estimate", "less traffic"]]);
+    assert.deepEqual(shown.children.map((child) => [child.label, child.description, child.children[0]?.label]), [["1. fuse all", "estimated saving 12 us", "less traffic"]]);
   }
 });
 
-test("the lines that an action is about stand behind what it does", () => {
+test("the lines of an action follow its description", () => {
   const of = (text: string): unknown => {
     const past: PastRun = { run: "r0", uri: "file:///work/model.py", target: "f", started: 0, status: "no_gain", device: "", steps: [{ index: 1, text, status: "accepted", reason: "", outcome: "1.20x" }] };
     const row = rows([], [], [], [past])[0]?.children[0]?.children[0];
@@ -107,7 +107,7 @@ test("the lines that an action is about stand behind what it does", () => {
   assert.deepEqual(of("keep the add in line 7 in registers"), ["1. keep the add in line 7 in registers", "1.20x", "keep the add in line 7 in registers"]);
 });
 
-test("every row has an identity of its own", () => {
+test("every row has a unique id", () => {
   const plan = { uri: "file:///work/model.py", target: "g", device: "H200", actions: [{ kind: "a", text: "a", rationale: "" }] };
   const all = rows([review(), review({ uri: "file:///work/two.py" })], [job({ target: "h" })], [plan]);
   const ids = all.flatMap((row) => [row.id, ...row.children.flatMap((child) => [child.id, ...child.children.map((one) => one.id)])]);
@@ -115,7 +115,7 @@ test("every row has an identity of its own", () => {
   assert.equal(fileName("file:///work/a%20b.py"), "a b.py");
 });
 
-test("earlier runs stand below all others, with their steps and a report of their own", () => {
+test("earlier runs are listed last, with their steps and reports", () => {
   const past: PastRun = { run: "r0", uri: "file:///work/model.py", target: "f", started: 0, status: "no_gain", device: "", steps: [{ index: 1, text: "fuse all", status: "rejected", reason: "It was slower.", outcome: "" }] };
   const all = rows([review()], [], [], [past]);
   const [row] = all.at(-1)?.children ?? [];

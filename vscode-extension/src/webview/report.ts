@@ -1,4 +1,4 @@
-/** Draws the report in its panel: the server's page, and its charts by vega without any `eval`. */
+/** Shows the report in its panel: the server's page, with charts drawn by vega without `eval`. */
 
 import { parse, View } from "vega";
 import { expressionInterpreter } from "vega-interpreter";
@@ -16,23 +16,23 @@ const host = acquireVsCodeApi();
 const root = document.getElementById("report") as HTMLElement;
 let charts: Chart[] = [];
 
-/** A chart that is drawn, and how wide it is where there is room. */
+/** A drawn chart and its preferred width. */
 interface Chart {
   readonly view: View;
-  readonly place: HTMLElement;
+  readonly container: HTMLElement;
   readonly width: number;
-  /** What its axes and their words take beside that. */
-  readonly beside: number;
+  /** Additional width of axes and labels. */
+  readonly axesWidth: number;
 }
 
-/** Narrower than this, a chart is shrunk as a whole. */
-const LEAST_WIDTH = 160;
+/** Minimum width of a chart in pixels; below it, the whole chart is scaled down. */
+const MIN_WIDTH = 160;
 
 async function show(message: Extract<ToPanel, { kind: "page" }>): Promise<void> {
   const open = new Set([...root.querySelectorAll("details[open]")].map((details) => details.id));
   for (const { view } of charts) view.finalize();
   host.setState(message.state);
-  // The server escapes whatever it did not write itself, and the page's policy lets no script of it run.
+  // The server escapes all foreign text, and the page policy blocks scripts in it.
   root.innerHTML = message.page.body;
   for (const details of root.querySelectorAll("details")) details.open ||= open.has(details.id);
   charts = await Promise.all(Object.entries(message.page.charts).map(([name, chart]) => draw(name, chart)));
@@ -40,20 +40,20 @@ async function show(message: Extract<ToPanel, { kind: "page" }>): Promise<void> 
 }
 
 async function draw(name: string, chart: unknown): Promise<Chart> {
-  const place = document.createElement("div");
-  document.getElementById(name)?.prepend(place);
+  const container = document.createElement("div");
+  document.getElementById(name)?.prepend(container);
   const runtime = parse(compile(chart as TopLevelSpec).spec, undefined, { ast: true });
-  const view = await new View(runtime, { expr: expressionInterpreter, renderer: "svg", container: place, hover: true }).runAsync();
+  const view = await new View(runtime, { expr: expressionInterpreter, renderer: "svg", container: container, hover: true }).runAsync();
   const width = view.width();
-  const drawn = { view, place, width, beside: (place.querySelector("svg")?.width.baseVal.value ?? width) - width };
+  const drawn = { view, container, width, axesWidth: (container.querySelector("svg")?.width.baseVal.value ?? width) - width };
   await fit(drawn);
   return drawn;
 }
 
-/** Draws a chart as wide as there is room: shrunk as a whole, its words would be too small to read. */
-async function fit({ view, place, width, beside }: Chart): Promise<void> {
-  const room = Math.min(width, Math.max(LEAST_WIDTH, place.clientWidth - beside));
-  if (place.clientWidth > 0 && room !== view.width()) await view.width(room).runAsync();
+/** Fits a chart to the available width by drawing it again: scaling it down would make labels unreadable. */
+async function fit({ view, container, width, axesWidth }: Chart): Promise<void> {
+  const available = Math.min(width, Math.max(MIN_WIDTH, container.clientWidth - axesWidth));
+  if (container.clientWidth > 0 && available !== view.width()) await view.width(available).runAsync();
 }
 
 window.addEventListener("message", (event: MessageEvent<ToPanel>) => {

@@ -20,7 +20,7 @@ OTHER_NAME = {
 """Functions of CUDA's mathematical library, and torch's of the same meaning."""
 
 
-def mend_interpreter() -> None:
+def patch_interpreter() -> None:
     """Mend what honest kernels run into; must come before their modules are imported."""
     from triton.runtime import interpreter
 

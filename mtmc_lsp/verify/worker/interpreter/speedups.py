@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 
-def hasten_interpreter() -> None:
+def speed_up_interpreter() -> None:
     """What the interpreter does again and again for the same answer, or for one element after the other, it does once."""
     from triton.runtime import interpreter
 

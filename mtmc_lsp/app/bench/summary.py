@@ -1,4 +1,4 @@
-"""What the results of ``mtmc bench`` come to: how many are correct, how many faster, by how much, and what was not run."""
+"""The summary of results of ``mtmc bench``: how many are correct, how many are faster, by how much, and what did not run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtmc_lsp.core.errors import Location, RequestError
+
 BASELINES = ("eager", "compile", "best")
 MEASURED = ("improved", "no_gain", "incorrect")
-"""How a run ends on a GPU."""
+"""The statuses of runs on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +23,13 @@ class Means:
 
     baseline: str
     count: int
-    """Problems that both could be timed on; the means are over these."""
+    """The number of problems where both were timed; the means are over these."""
     geometric: float | None
     arithmetic: float | None
     fast_1: float
-    """The part of *all* problems whose version is correct and faster than the baseline."""
+    """The fraction of *all* problems with a version that is correct and faster than the baseline."""
     fast_2: float
-    """The same for twice as fast."""
+    """The same for more than twice as fast."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +39,22 @@ class Score:
     level: str
     """Empty for all levels together."""
     problems: int
-    """Those that are asked about, run or not."""
+    """All problems of the level, with or without a result."""
     statuses: Mapping[str, int]
-    """How many ended ``improved``, ``no_gain``, ``incorrect``, ``unmeasured``, ``refused``, ``not_able``, ``timeout``,
-    ``crashed``, or were ``not_run``."""
+    """How many problems ended with each status: ``improved``, ``no_gain``, ``incorrect``, ``unmeasured``, ``refused``,
+    ``not_able``, ``timeout``, ``crashed``; ``not_run`` counts those without a result."""
     correct: int
-    """Problems with at least one version that was verified."""
+    """The number of problems with at least one version that was verified as correct."""
     means: tuple[Means, ...]
     speeds: Mapping[str, int]
-    """FASTER, SAME, SLOWER and AMBIGUOUS against the best baseline, of the last version that was kept."""
+    """How many last accepted versions are FASTER, SAME, SLOWER or AMBIGUOUS compared with the best baseline."""
     median_seconds: float
-    """Of wall time, of the problems that were run."""
+    """The median wall time of a problem."""
 
 
 @dataclass(frozen=True)
 class Unsolved:
-    """Problems that came to nothing for the same reason."""
+    """Problems without an accepted version, for the same reason."""
 
     status: str
     reason: str
@@ -61,21 +63,28 @@ class Unsolved:
 
 @dataclass(frozen=True)
 class Summary:
-    """All that the results say."""
+    """The summary of all results."""
 
     environments: tuple[str, ...]
-    """Where they were made; more than one means that the means mix machines."""
+    """The machines and versions of the results; with more than one, the means mix machines."""
+    builds: tuple[str, ...]
+    """The versions and commits of this tool that made the results."""
     scores: tuple[Score, ...]
     """All levels together, then each level."""
     unsolved: tuple[Unsolved, ...]
     """The most frequent reason first."""
     torch_calls: Mapping[str, int]
-    """Operations that versions leave to torch, and on how many problems."""
+    """Operations that versions still run as torch calls, and on how many problems."""
     not_run: tuple[str, ...]
 
 
 def summarise(records: Sequence[Mapping[str, Any]], asked: Sequence[tuple[str, str]] = ()) -> Summary:
-    """The summary of the results; ``asked`` names the problems that should be there, each with its level."""
+    """Summarise results.
+
+    Args:
+        records: one result per problem.
+        asked: names and levels of the problems that should have a result.
+    """
     done = {record["problem"] for record in records}
     not_run = tuple(name for name, _ in asked if name not in done)
     levels = sorted({record["level"] for record in records} | {level for _, level in asked})
@@ -86,11 +95,38 @@ def summarise(records: Sequence[Mapping[str, Any]], asked: Sequence[tuple[str, s
     calls = Counter(op for record in records for op in set(record.get("torch_calls", ())))
     return Summary(
         tuple(sorted({_environment(r["environment"]) for r in records if "environment" in r})),
+        builds_of(records),
         tuple(scores),
         _unsolved(records),
         dict(calls.most_common()),
         not_run,
     )
+
+
+def builds_of(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The versions and commits of this tool that made the results."""
+    return tuple(sorted({_build(record) for record in records}))
+
+
+def check_one_build(records: Sequence[Mapping[str, Any]], path: str) -> None:
+    """Refuse to mix commits in one table.
+
+    Raises:
+        RequestError: the results come from more than one version or commit of this tool.
+    """
+    builds = builds_of(records)
+    if len(builds) > 1:
+        raise RequestError(
+            f"these results come from {len(builds)} builds of mtmc: {'; '.join(builds)}",
+            where=Location(path),
+            remedy="Run the problems again at one commit, or add --mixed to summarise them together.",
+        )
+
+
+def _build(record: Mapping[str, Any]) -> str:
+    if "version" not in record:
+        return "mtmc of an unknown version"
+    return f"mtmc {record['version']}, commit {record['commit'] or 'unknown'}"
 
 
 def _environment(environment: Mapping[str, str]) -> str:
@@ -121,10 +157,10 @@ def _is_correct(record: Mapping[str, Any]) -> bool:
 
 
 def _kept_timing(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The timing of the last version that was kept."""
-    kept = [step["timing"] for step in record.get("steps", ()) if step["status"] == "accepted" and step["timing"]]
-    found: Mapping[str, Any] | None = kept[-1] if kept else None
-    return found
+    """The timing of the last accepted version."""
+    timings = [step["timing"] for step in record.get("steps", ()) if step["status"] == "accepted" and step["timing"]]
+    timing: Mapping[str, Any] | None = timings[-1] if timings else None
+    return timing
 
 
 def _speed(record: Mapping[str, Any]) -> str:
@@ -133,9 +169,9 @@ def _speed(record: Mapping[str, Any]) -> str:
 
 
 def _speedup(record: Mapping[str, Any], baseline: str) -> float | None:
-    """What the problem comes to against a baseline; None where there is no time.
+    """The speedup of a problem over a baseline; None without a time.
 
-    Where no version was kept the user's own code stands, which is as fast as eager.
+    Without an accepted version, the user's code stays as it is, so it is as fast as eager.
     """
     timing = _kept_timing(record)
     if timing is None:
@@ -146,10 +182,10 @@ def _speedup(record: Mapping[str, Any], baseline: str) -> float | None:
 
 
 def _means(baseline: str, records: Sequence[Mapping[str, Any]], count: int) -> Means:
-    found = [ratio for record in records if (ratio := _speedup(record, baseline)) is not None]
-    fast = [sum(ratio > limit for ratio in found) / count if count else 0.0 for limit in (1.0, 2.0)]
-    geometric = math.exp(statistics.fmean(map(math.log, found))) if found else None
-    return Means(baseline, len(found), geometric, statistics.fmean(found) if found else None, *fast)
+    ratios = [ratio for record in records if (ratio := _speedup(record, baseline)) is not None]
+    fast = [sum(ratio > limit for ratio in ratios) / count if count else 0.0 for limit in (1.0, 2.0)]
+    geometric = math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
+    return Means(baseline, len(ratios), geometric, statistics.fmean(ratios) if ratios else None, *fast)
 
 
 def _unsolved(records: Sequence[Mapping[str, Any]]) -> tuple[Unsolved, ...]:
@@ -163,7 +199,7 @@ def _unsolved(records: Sequence[Mapping[str, Any]]) -> tuple[Unsolved, ...]:
 
 
 def why_nothing(record: Mapping[str, Any]) -> str:
-    """Why no version was kept; empty where one was."""
+    """Why no version was accepted; empty if one was."""
     if "error" in record:
         message: str = record["error"]["message"]
         return message
@@ -178,7 +214,8 @@ def why_nothing(record: Mapping[str, Any]) -> str:
 
 
 def _general(reason: str) -> str:
-    """The reason without what differs from problem to problem: numbers and what a kernel or a module is called."""
+    """The reason without what differs between problems: numbers, lines and the names of modules."""
     text = re.sub(r"\bModel(\.\w+)*", "the model", reason.strip().splitlines()[0])
     text = re.sub(r"\(on [^)]*\)", "", text)
+    text = re.sub(r"\blines? \d+( to \d+)?", "some lines", text)
     return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", text).strip()

@@ -1,6 +1,6 @@
-"""One problem of ``mtmc bench``, in a process of its own: whatever it does to that process, the other problems go on.
+"""One problem of ``mtmc bench`` in a separate process: if it crashes the process, the other problems go on.
 
-Its argument is the file for the answer; a :class:`ProblemRequest` comes as JSON on standard input.
+The process reads a :class:`ProblemRequest` as JSON from standard input and writes its answer to the file that is its argument.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtmc_lsp.app import pipeline as session
+from mtmc_lsp.app.pipeline import CAPTURING, Pipeline, RunOptions
+from mtmc_lsp.app.target_file import Request, open_target
 from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, MtmcError, RequestError, WorkerFailed
 from mtmc_lsp.core.json_codec import from_json, to_json
 from mtmc_lsp.core.run import KEPT, RunResult, StepStatus
@@ -24,48 +25,50 @@ from mtmc_lsp.process.priority import limit_to_cores
 from mtmc_lsp.process.worker_process import command_seconds
 from mtmc_lsp.rewrites import ir_of
 from mtmc_lsp.schedule.schedule import Schedule
-from mtmc_lsp.search.greedy import Events
-from mtmc_lsp.search.store import Store
+from mtmc_lsp.search.components import Events
 
-PLANNING = "planning"
-"""The stage before an action is chosen; what a run does else it tells."""
+FIRST_STAGE, PLANNING = "capturing", "planning"
+"""Names of the time until the capture is there, and of the time in which the next action is chosen."""
 
 
 @dataclass(frozen=True)
 class ProblemRequest:
-    """A problem, and how it is to be worked on."""
+    """A problem and how it is solved."""
 
     path: str
     target: str
     python: str
     settings: Settings
     seconds: float
-    """When the last step that is under way is ended, counted from the start."""
+    """Seconds from the start after which even a running step is ended."""
     store: str
-    """The folder that keeps the run, so that it can be exported."""
+    """The folder of the store for the run, so that the run can be exported."""
     cores: tuple[int, ...] = ()
-    """Where it runs; empty for wherever it may."""
+    """The CPU cores that it may use; empty for all."""
 
 
 def solve(request: ProblemRequest) -> dict[str, Any]:
-    """Optimise the problem; its run's document without the sources of the steps.
+    """Optimize the problem.
+
+    Returns:
+        The document of the run, without the code of its steps.
 
     Raises:
-        MtmcError: it is refused, or cannot be run here.
+        MtmcError: the problem is refused, or cannot run here.
     """
-    stages = Stages("capturing")
+    stages = Stages(FIRST_STAGE)
     deadline = time.monotonic() + request.seconds
-    opened = session.open_target(session.Request(Path(request.path), request.target, request.settings, request.python))
-    quiet = Events(
-        on_action=lambda index, action: None, on_stage=stages.enter, on_step=lambda step: stages.enter(PLANNING)
+    target = open_target(Request(Path(request.path), request.target, request.settings, request.python))
+    events = Events(
+        on_captured=lambda _: stages.enter(PLANNING),
+        on_stage=lambda name: stages.enter(FIRST_STAGE if name == CAPTURING else name),
+        on_step=lambda _: stages.enter(PLANNING),
     )
-    with session.warmed(opened) as fork_server, Store(Path(request.store)) as store:
-        capture = session.capture_target(opened, fork_server, seconds=request.seconds)
-        stages.enter(PLANNING)
-        result = session.optimize(opened, capture, store, quiet, deadline=deadline, fork_server=fork_server)
+    with Pipeline(target, RunOptions(deadline=deadline, store=Path(request.store)), events) as pipeline:
+        result, capture = pipeline.optimize(), pipeline.capture()
     document = _document(result)
     if time.monotonic() >= deadline and result.status not in KEPT:
-        # What was not tried to its end says nothing about whether there is something to gain.
+        # The run was cut off, so it does not show that there is nothing to gain.
         document["status"] = "timeout"
     stages.enter("")
     facts = {
@@ -78,22 +81,22 @@ def solve(request: ProblemRequest) -> dict[str, Any]:
 
 
 class Stages:
-    """A clock for what a run does one after the other."""
+    """Measures how long each stage of a run takes."""
 
     def __init__(self, first: str) -> None:
         self.seconds: dict[str, float] = {}
-        """Of each stage, all its turns together."""
+        """Seconds of each stage, summed over the run."""
         self._stage, self._since = first, time.monotonic()
 
     def enter(self, stage: str) -> None:
-        """The stage before has ended; numbers in its name do not tell it from others."""
+        """End the current stage and start another; stages whose names differ in numbers only are summed."""
         now, name = time.monotonic(), " ".join(word for word in self._stage.split() if not word.isdigit())
         self.seconds[name] = round(self.seconds.get(name, 0.0) + now - self._since, 3)
         self._stage, self._since = stage, now
 
 
 def _document(result: RunResult) -> dict[str, Any]:
-    """The result without the sources of the steps, which the store has: a suite has thousands of them."""
+    """The result without the code of the steps, which the store contains: a suite has thousands of steps."""
     document: dict[str, Any] = to_json(result)
     for step in document["steps"]:
         del step["candidate"], step["diff"]
@@ -104,21 +107,21 @@ def _document(result: RunResult) -> dict[str, Any]:
 
 
 def _torch_calls(capture: Capture, result: RunResult) -> list[str]:
-    """The operations that the last accepted version leaves to torch."""
-    kept = [step.candidate for step in result.steps if step.status is StepStatus.ACCEPTED and step.candidate]
-    schedule = from_json(Schedule, kept[-1].schedule) if kept else Schedule()
+    """The operations that the last accepted version still runs as torch calls."""
+    accepted = [step.candidate for step in result.steps if step.status is StepStatus.ACCEPTED and step.candidate]
+    schedule = from_json(Schedule, accepted[-1].schedule) if accepted else Schedule()
     nodes = ir_of(capture.graph, schedule).graph.nodes
     ops = [node.op for node in nodes if schedule.kernel_of(node.name) is None]
     return [op for op in ops if op.split(".")[1] not in VIEWS]
 
 
 def failed(status: str, message: str) -> dict[str, Any]:
-    """What is noted of a problem whose process did not answer as it should."""
+    """The answer for a problem whose process gave none."""
     return {"status": status, "error": MtmcError(message).to_json()}
 
 
 def _status(error: MtmcError) -> str:
-    """``refused``, ``timeout``, ``crashed`` or ``not_able``: of a problem that gave no run."""
+    """The status of a problem without a run: ``refused``, ``timeout``, ``crashed`` or ``not_able``."""
     if isinstance(error, RequestError):
         return "refused"
     if isinstance(error, WorkerFailed) and error.kind is not FailureKind.OUT_OF_MEMORY:
@@ -134,9 +137,9 @@ def main() -> None:
         answer = solve(request)
     except MtmcError as error:
         answer = {"status": _status(error), "error": error.to_json()}
-    except Exception as error:  # a bug of ours ends one problem, and is told with where it is
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        answer = failed("crashed", f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})")
+    except Exception as error:  # a bug of ours ends one problem; the answer says where it is
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        answer = failed("crashed", f"{type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})")
     Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What every model has in common, whoever answers: questions are numbered and redacted, and a ledger is kept of them."""
+"""Base class of models: numbers and redacts questions, and records every exchange."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from mtmc_lsp.llm.redaction import redacted
 
 @dataclass(frozen=True)
 class Question:
-    """One question, as it is sent."""
+    """One question as it is sent."""
 
     purpose: str
     """``plan``, ``code`` or ``repair``."""
     messages: tuple[Message, ...]
-    """Without secrets and absolute paths."""
+    """Redacted: without secrets and absolute paths."""
     schema: Mapping[str, object] | None
-    """Of the answer, where it is to be JSON."""
+    """JSON schema of the answer; None for free text."""
     samples: int
-    """How many answers are wanted."""
+    """Number of answers requested."""
     number: int
-    """1-based, in the order asked."""
+    """1-based, in the order of the questions."""
 
 
-class Ledger(ABC):
-    """A model whose exchanges are kept and told."""
+class RecordingModel(ABC):
+    """A model that records its exchanges and reports them to a listener."""
 
     def __init__(self, project: Path | None = None) -> None:
-        """Paths in the folder ``project`` are sent relative to it."""
+        """Send paths inside the folder ``project`` relative to it."""
         self._project = project
         self.exchanges: list[Exchange] = []
         self._listener: Callable[[Exchange], None] = lambda exchange: None
 
     def listen(self, listener: Callable[[Exchange], None]) -> None:
-        """Tell ``listener`` every exchange from now on, also those that fail."""
+        """Call ``listener`` with every later exchange, including failed ones."""
         self._listener = listener
 
     def resume(self, exchanges: Sequence[Exchange]) -> None:
-        """Count what an earlier part of the run asked already."""
+        """Add the exchanges of an interrupted run that is resumed."""
         self.exchanges = [*exchanges, *self.exchanges]
 
     def ask(
@@ -53,22 +53,22 @@ class Ledger(ABC):
         schema: Mapping[str, object] | None = None,
         samples: int = 1,
     ) -> list[Reply]:
-        """One answer or more, those that came to something; see ``ChatModel.ask``."""
-        sent = tuple(Message(item.role, redacted(item.content, self._project)) for item in messages)
+        """The successful answers; see ``ChatModel.ask``."""
+        redacted_messages = tuple(Message(item.role, redacted(item.content, self._project)) for item in messages)
         number = max((item.question for item in self.exchanges), default=0) + 1
-        answers = self._answers(Question(purpose, sent, schema, samples, number))
-        replies = [Reply(item.answer, item.is_cut) for item, error in answers if error is None]
+        results = self._answers(Question(purpose, redacted_messages, schema, samples, number))
+        replies = [Reply(item.answer, item.is_truncated) for item, error in results if error is None]
         if not replies:
-            raise next(error for _, error in answers if error is not None)
+            raise next(error for _, error in results if error is not None)
         return replies
 
     @abstractmethod
     def _answers(self, question: Question) -> list[tuple[Exchange, MtmcError | None]]:
-        """Every answer, or what went wrong with it; all of them are kept.
+        """Record and return every exchange, with its error if it failed.
 
         Raises:
-            ModelNotUsable: no request can succeed until the user changes something.
-            BudgetSpent: the run may ask nothing more.
+            ModelNotUsable: no request can succeed until the user changes the configuration.
+            BudgetSpent: the budget of the run does not allow another request.
         """
 
     def _keep(self, exchanges: Sequence[Exchange]) -> None:

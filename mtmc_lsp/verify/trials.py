@@ -1,7 +1,7 @@
-"""At which sizes a pair can be run: a candidate was made for the parameters that its constructor's arguments give it.
+"""The parameter sizes at which a foreign candidate can run.
 
-On a GPU that is no question. Triton's interpreter cannot run large ones, so the arguments are made smaller where all of them
-that a size of a parameter comes from can be; where that fails, few cases run at the full size.
+On a GPU these are the candidate's. Triton's interpreter cannot run large parameters, so the constructor's arguments are
+reduced if every parameter size comes from one of them. If that fails, a few cases run at the full size.
 """
 
 from __future__ import annotations
@@ -12,69 +12,71 @@ from dataclasses import dataclass, replace
 
 from mtmc_lsp.core.graph import InputKind
 from mtmc_lsp.core.workload import Capture
-from mtmc_lsp.verify.cases import is_interpretable, reduced_sizes
-from mtmc_lsp.verify.pair_cases import least_that_runs
+from mtmc_lsp.verify.cases import is_interpretable, least_size_that_runs, reduced_sizes
 
 LEAST = 16
-"""Down to which size parameters are made smaller."""
+"""Lower limit for reduced parameter sizes."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to run a pair."""
+    """One way to run a reference and a candidate."""
 
     capture: Capture
-    init: str
-    """The constructor's arguments, as text: a list of those by position, and those by name."""
+    init: str = ""
+    """Text of the constructor's arguments, as in :class:`~mtmc_lsp.verify.messages.ConstructorAnswer`; empty for those of the
+    user's file."""
     is_full: bool = True
-    """Whether parameters have their own sizes: what fails only otherwise proves nothing."""
+    """Whether parameters have their full sizes. A failure at reduced sizes proves nothing."""
     few: bool = False
-    """Whether only a few cases are run."""
+    """Whether only a few cases run."""
     note: str = ""
-    """What was done, for people."""
+    """What was reduced, for the user."""
 
 
 def trials(capture: Capture, init: str, *, interpreted: bool) -> list[Trial]:
-    """The ways to run a pair, to be tried until one settles it; none where nothing can be run.
+    """The ways to run a foreign candidate, to be tried in order; empty if the interpreter can run none.
 
     Args:
         capture: of the reference.
-        init: what ``get_init_inputs`` gives, as text.
+        init: text of the result of ``get_init_inputs``.
         interpreted: whether Triton's interpreter runs the kernels.
     """
     fixed = _with_fixed_parameters(capture)
     if not interpreted or is_interpretable(fixed):
         return [Trial(fixed, init)]
-    found = []
+    possible = []
     smaller = _smaller(capture, init)
     if smaller is not None and is_interpretable(smaller.capture):
-        found.append(smaller)
-    if least_that_runs(fixed):
+        possible.append(smaller)
+    if least_size_that_runs(fixed):
         note = "the parameters are large for Triton's interpreter, so only a few small cases were run"
-        found.append(Trial(fixed, init, few=True, note=note))
-    return found
+        possible.append(Trial(fixed, init, few=True, note=note))
+    return possible
 
 
-def _held(capture: Capture) -> set[str]:
-    """Sizes of parameters and buffers."""
+def _parameter_sizes(capture: Capture) -> set[str]:
+    """Names of the sizes of parameters and buffers."""
     inputs = [item for item in capture.graph.inputs if item.kind is not InputKind.ARGUMENT]
     return {name for item in inputs for size in item.type.shape for name in size.symbols()}
 
 
 def _with_fixed_parameters(capture: Capture) -> Capture:
-    held = _held(capture)
-    return replace(capture, variable_sizes=tuple(name for name in capture.variable_sizes if name not in held))
+    fixed = _parameter_sizes(capture)
+    return replace(capture, variable_sizes=tuple(name for name in capture.variable_sizes if name not in fixed))
 
 
 def _smaller(capture: Capture, init: str) -> Trial | None:
-    """The same pair with smaller constructor arguments; ``None`` where no size of a parameter comes from one."""
+    """A trial with smaller constructor arguments; ``None`` if no parameter size comes from one."""
     positional, named = ast.literal_eval(init)
-    given = {spec.name: spec.constant for spec in capture.workload.init_arguments}
-    numbers = set(_numbers([positional, named, list(given.values())]))
+    constants = [spec.constant for spec in capture.workload.init_arguments]
+    numbers = set(_numbers([positional, named, constants]))
     sizes = dict(capture.graph.sizes)
-    # A number that is also written as such in a shape cannot be changed: the argument may mean that one too.
-    written = {size.constant for item in capture.graph.inputs for size in item.type.shape if size.is_constant}
-    chosen = {name for name in _held(capture) & set(capture.variable_sizes) if sizes[name] in numbers - written}
+    # A number that is also a literal in a shape cannot change: the argument may determine that dimension too.
+    literal = {size.constant for item in capture.graph.inputs for size in item.type.shape if size.is_constant}
+    chosen = {
+        name for name in _parameter_sizes(capture) & set(capture.variable_sizes) if sizes[name] in numbers - literal
+    }
     if not chosen:
         return None
     reduced = _reduced(capture, chosen)
@@ -92,16 +94,16 @@ def _smaller(capture: Capture, init: str) -> Trial | None:
 
 
 def _reduced(capture: Capture, chosen: set[str]) -> dict[str, int]:
-    """Parameter sizes that the interpreter can run; those that come from one number stay equal."""
+    """Parameter sizes that the interpreter can run. Sizes with the same number stay equal."""
     sizes = dict(capture.graph.sizes)
-    # Arguments may vary too, and are then made smaller first: they cost nothing of what is held.
+    # Sizes of arguments are reduced first, since the parameters need not change for them.
     wanted = reduced_sizes(capture)
     groups: dict[int, set[str]] = {}
     for name in chosen:
         groups.setdefault(sizes[name], set()).add(name)
     for full, names in groups.items():
         goal = min(wanted[name] for name in names)
-        # SplitOperand of an even number keep what tiles divide; a candidate may rely on that.
+        # Only even numbers are halved: a candidate may rely on sizes that its tiles divide.
         value = full
         while value > goal and value % 2 == 0 and value // 2 >= LEAST:
             value //= 2
@@ -118,7 +120,7 @@ def _numbers(value: object) -> list[int]:
 
 
 def _with(value: object, values: Mapping[int, int]) -> object:
-    """The value with other numbers in place of some."""
+    """The value with some numbers replaced."""
     if isinstance(value, Mapping):
         return {name: _with(item, values) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

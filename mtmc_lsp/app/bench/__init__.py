@@ -1,0 +1,1 @@
+"""``mtmc bench``: a suite of problems, their results and the summary."""

@@ -1,0 +1,313 @@
+"""Optimizes every problem of a suite, each in a separate process.
+
+Problems are captured, compiled and verified in parallel; a process that measures time holds the GPU alone
+(:mod:`mtmc_lsp.process.gpu_lock`). Each result is appended to a JSONL file at once, so an interrupted bench can be continued.
+Which problems a suite contains is in :mod:`mtmc_lsp.app.bench.suite`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtmc_lsp.app.bench.problem import ProblemRequest, failed
+from mtmc_lsp.app.bench.suite import Problem
+from mtmc_lsp.app.interpreter import versions
+from mtmc_lsp.app.provenance import current_build, without_absolute_paths
+from mtmc_lsp.core.errors import EnvironmentNotAble, FailureKind, Location, RequestError
+from mtmc_lsp.core.json_codec import to_json
+from mtmc_lsp.core.run import SCHEMA
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.isolation import isolated_command
+from mtmc_lsp.process.priority import cores_for_job, usable_cores
+from mtmc_lsp.process.project_files import FOLDER
+
+COMMAND = isolated_command("mtmc_lsp.app.bench.problem")
+END_SECONDS = 10.0
+"""How long a problem's process may take to end by itself after its time limit."""
+STOP_SECONDS = 5.0
+"""How long a problem's process may take to close its workers after SIGINT."""
+OUTPUT_LINES = 3
+"""How many of the last lines of a crashed process's output are reported."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How problems are solved. Everything that changes a result is part of its key."""
+
+    settings: Settings
+    python: str
+    seconds: float
+    """The time limit of one problem."""
+    environment: Mapping[str, str]
+    """Versions of the interpreter and its packages, and the GPUs."""
+
+    def key(self, problem: Problem) -> str:
+        """Identifies a result by a hash of what it depends on."""
+        parts = [to_json(self.settings), self.seconds, dict(self.environment), to_json(current_build()), SCHEMA]
+        text = json.dumps([*parts, problem.target], sort_keys=True).encode() + problem.path.read_bytes()
+        return hashlib.sha256(text).hexdigest()[:20]
+
+
+def describe_environment(python: str) -> dict[str, str]:
+    """What a result depends on besides the problem: versions, and the names and the driver of the GPUs."""
+    return {**versions(python), "gpus": ", ".join(_gpus())}
+
+
+def _gpus() -> list[str]:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def visible_devices() -> list[str]:
+    """Values of ``CUDA_VISIBLE_DEVICES`` that select one GPU each; empty without a GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name.strip()]
+    return [str(index) for index in range(len(_gpus()))]
+
+
+# The file of results ----------------------------------------------------------------------------------------------
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """The newest result of each problem in the file. Lines that an interrupted bench did not finish are ignored.
+
+    Raises:
+        RequestError: the file cannot be read, or contains something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"cannot be read: {error}", where=Location(str(path)), remedy="Name another file.") from None
+    newest: dict[str, dict[str, Any]] = {}
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            record = json.loads(line)
+            newest.pop(record["problem"], None)
+            newest[record["problem"]] = record
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines) or not line.endswith("}"):
+                continue
+            remedy = "Name a file that `mtmc bench` wrote."
+            raise RequestError("this line is not a result", where=Location(str(path), number), remedy=remedy) from None
+    return list(newest.values())
+
+
+def append_result(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a line. Several processes may write to one file; an unfinished line of another one is ended first.
+
+    Raises:
+        EnvironmentNotAble: the file cannot be written.
+    """
+    try:
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+            broken = bool(size) and file.read(1) != b"\n"
+            file.write(b"\n" * broken + json.dumps(record).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        where = Location(str(path))
+        raise EnvironmentNotAble(f"cannot be written: {error.strerror}", where=where, remedy="Make room.") from None
+
+
+# Running ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The resources of one of the problems that run in parallel."""
+
+    device: str
+    """The value of ``CUDA_VISIBLE_DEVICES`` for the process; empty without a GPU."""
+    cores: tuple[int, ...]
+
+
+class Bench:
+    """Solves problems, several in parallel."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        *,
+        jobs: int = 1,
+        devices: Sequence[str] = (),
+        command: Sequence[str] = COMMAND,
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            plan: how each problem is solved.
+            out: the file of results.
+            jobs: the number of problems that run in parallel.
+            devices: the GPUs that problems run on; empty without a GPU.
+            command: solves one problem: it reads the request from standard input and writes the answer to the file that is
+                its last argument.
+            fork_server: starts the workers of all problems; the caller closes it.
+        """
+        self._fork_server = fork_server
+        self._plan, self._out, self._jobs, self._command = plan, out, max(1, jobs), command
+        self._store = out.resolve().parent / FOLDER
+        self._has_devices = bool(devices)
+        self._slots: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
+        cores = usable_cores()
+        for job in range(self._jobs):
+            device = devices[job % len(devices)] if devices else ""
+            self._slots.put(_Slot(device, tuple(cores_for_job(job, self._jobs, cores))))
+        self._running: set[subprocess.Popen[bytes]] = set()
+
+    def run(
+        self,
+        problems: Sequence[Problem],
+        *,
+        fresh: bool = False,
+        on_start: Callable[[Problem], None] = lambda problem: None,
+    ) -> Iterator[tuple[Problem, dict[str, Any], bool]]:
+        """Yield each problem, its result as soon as it is known, and whether it was in the file before.
+
+        Args:
+            problems: in the order in which they start.
+            fresh: whether problems with a result in the file are solved again.
+            on_start: called with each problem that starts.
+        """
+        known = {record["key"]: record for record in read_results(self._out)}
+        todo = []
+        for problem in problems:
+            record = known.get(self._plan.key(problem))
+            if record is not None and not fresh:
+                yield problem, record, True
+            else:
+                todo.append(problem)
+        with ThreadPoolExecutor(self._jobs) as pool:
+            try:
+                pending = {pool.submit(self._one, problem, on_start): problem for problem in todo}
+                out_of_memory = []
+                while pending:
+                    for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                        problem = pending.pop(future)
+                        record = future.result()
+                        if self._jobs > 1 and self._has_devices and ran_out_of_memory(record):
+                            out_of_memory.append(problem)
+                            continue
+                        append_result(self._out, record)
+                        yield problem, record, False
+                for problem in out_of_memory:
+                    # Other problems used memory of the GPU at the same time; alone it may fit.
+                    record = self._one(problem, on_start)
+                    append_result(self._out, record)
+                    yield problem, record, False
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(self._running):
+                    _stop(process)
+
+    def _one(self, problem: Problem, on_start: Callable[[Problem], None]) -> dict[str, Any]:
+        on_start(problem)
+        began = time.monotonic()
+        slot = self._slots.get()
+        try:
+            answer = self._answer(problem, slot)
+        finally:
+            self._slots.put(slot)
+        build = to_json(current_build())
+        head = {
+            "schema": SCHEMA,
+            **build,
+            "problem": problem.name,
+            "level": problem.level,
+            "key": self._plan.key(problem),
+        }
+        result = {**head, "wall_seconds": round(time.monotonic() - began, 3), **answer}
+        relative: dict[str, Any] = without_absolute_paths(result, problem.suite)
+        return relative
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+        """Environment variables and file descriptors by which a problem's process uses the fork server."""
+        if self._fork_server is None:
+            yield {}, ()
+            return
+        with self._fork_server.lend() as offer:
+            yield offer
+
+    def _answer(self, problem: Problem, slot: _Slot) -> dict[str, Any]:
+        plan = self._plan
+        request = ProblemRequest(
+            str(problem.path), problem.target, plan.python, plan.settings, plan.seconds, str(self._store), slot.cores
+        )
+        environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": slot.device} if slot.device else {})}
+        with tempfile.TemporaryDirectory(prefix="mtmc-bench-") as folder:
+            answer, output = Path(folder) / "answer.json", Path(folder) / "output"
+            with output.open("wb") as stream, self._lent() as (variables, descriptors):
+                process = subprocess.Popen(
+                    [*self._command, str(answer)],
+                    stdin=subprocess.PIPE,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    env={**environment, **variables},
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                )
+            self._running.add(process)
+            try:
+                process.communicate(json.dumps(to_json(request)).encode(), timeout=plan.seconds + END_SECONDS)
+            except subprocess.TimeoutExpired:
+                _stop(process)
+                return failed("timeout", f"took longer than the time limit of {plan.seconds:.0f} s, and was ended")
+            finally:
+                self._running.discard(process)
+            try:
+                result: dict[str, Any] = json.loads(answer.read_bytes())
+            except (OSError, ValueError):
+                last = " / ".join(output.read_text("utf-8", "replace").strip().splitlines()[-OUTPUT_LINES:])
+                text = f"its process ended with code {process.returncode}: {last or 'it printed nothing'}"
+                return failed("crashed", text)
+            return result
+
+
+def ran_out_of_memory(record: Mapping[str, Any]) -> bool:
+    """Whether a problem or one of its steps ran out of memory."""
+    kinds = [step.get("failure") for step in record.get("steps") or ()]
+    kinds.append((record.get("error") or {}).get("kind"))
+    return any(kind is not None and FailureKind(kind).is_out_of_memory for kind in kinds)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a problem's process: with SIGINT, so that it closes its workers, then with SIGKILL."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            # Its workers end by themselves when their parent is gone.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,103 @@
+"""Stores a run while it happens: how it was started, its steps, and its exchanges with a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mtmc_lsp.app.backends import Backends, LedgerModel
+from mtmc_lsp.core.chat import Exchange
+from mtmc_lsp.core.run import RunResult, Step
+from mtmc_lsp.core.settings import Settings
+from mtmc_lsp.search.components import Events
+from mtmc_lsp.search.store import Store
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A user's decision about one step of a run."""
+
+    kind: str
+    """``undo`` or ``another``."""
+    run: str
+    """The id of the run that the step is in."""
+    step: int
+    """The step's number."""
+    remark: str = ""
+    """What the user wants instead, as free text."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How a run was started; enough to replay it."""
+
+    planner: str
+    coder: str
+    settings: Settings
+    plain_hash: str = ""
+    """SHA-256 of the file without generated code; empty if unknown, then the hash of the whole file is compared."""
+    revision: Revision | None = None
+    """For a run that revises another run."""
+
+    @property
+    def backends(self) -> Backends:
+        """The planner and the coder of the run."""
+        return Backends(self.planner, self.coder)
+
+
+class RunRecorder:
+    """Stores each step, and what a model was asked for it, before the step is reported."""
+
+    def __init__(
+        self, store: Store, run_id: str, config: RunConfig, model: LedgerModel | None, *, first_step: int = 1
+    ) -> None:
+        """Start to record.
+
+        Args:
+            store: where the run is stored.
+            run_id: the run in ``store``.
+            config: how the run was started.
+            model: the language model that the planner or the coder asks; None if neither asks one.
+            first_step: the number of the next step.
+        """
+        self._store = store
+        self._run_id = run_id
+        self._model = model
+        self._step = first_step
+        store.add_config(run_id, config)
+        if model is not None:
+            model.listen(self._add_exchange)
+            model.resume(store.exchanges(run_id))
+
+    def events(self, events: Events, *, store_replayed: bool = False) -> Events:
+        """``events``, with each step stored before it is reported.
+
+        Args:
+            events: the callbacks that report the run.
+            store_replayed: whether replayed steps are stored too; they are new to this run if they come from another one.
+        """
+
+        def recorded(report: Callable[[Step], None]) -> Callable[[Step], None]:
+            def record(step: Step) -> None:
+                self._step = step.index + 1
+                self._store.add_step(self._run_id, step)
+                report(step)
+
+            return record
+
+        return replace(
+            events,
+            on_step=recorded(events.on_step),
+            on_replayed=recorded(events.on_replayed) if store_replayed else events.on_replayed,
+            on_withdrawn=recorded(events.on_withdrawn),
+        )
+
+    def _add_exchange(self, exchange: Exchange) -> None:
+        self._store.add_exchange(self._run_id, self._step, exchange)
+
+    def finish(self, result: RunResult) -> RunResult:
+        """Store the result, with the tokens and the cost of the model."""
+        if self._model is not None:
+            result = replace(result, model_use=self._model.use())
+        self._store.finish(result)
+        return result

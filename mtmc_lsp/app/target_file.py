@@ -1,0 +1,151 @@
+"""From ``FILE::NAME`` to a file that was read and the target in it, and back: writing a run's result into the file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtmc_lsp.app.interpreter import checked_python, find_python
+from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.run import KEPT, RunResult
+from mtmc_lsp.core.settings import Settings, read_settings
+from mtmc_lsp.core.workload import Target
+from mtmc_lsp.process.project_files import FOLDER
+from mtmc_lsp.source.compose import strip_generated, write_if_unchanged
+from mtmc_lsp.source.targets import find_target
+
+
+@dataclass(frozen=True)
+class Request:
+    """A target by name, with the settings and the interpreter for it."""
+
+    path: Path
+    name: str
+    settings: Settings
+    python: str
+    """The interpreter that runs the user's code."""
+
+
+@dataclass(frozen=True)
+class OpenTarget:
+    """A target in the text of its file."""
+
+    request: Request
+    text: bytes
+    """The whole file; an editor's unsaved text where there is one."""
+    definition: Target
+    """The function, method, module or kernel in ``text``."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.request.path
+
+    @property
+    def qualname(self) -> str:
+        """The target's name in the file, such as ``Block.forward``."""
+        return self.definition.qualname
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this request."""
+        return self.request.settings
+
+    @property
+    def python(self) -> str:
+        """The interpreter that runs the user's code."""
+        return self.request.python
+
+    @property
+    def project(self) -> Path:
+        """The project's folder."""
+        return project_root(self.path)
+
+    @property
+    def source_hash(self) -> str:
+        """SHA-256 of ``text``."""
+        return hashlib.sha256(self.text).hexdigest()
+
+    @property
+    def plain(self) -> bytes:
+        """The file without the code that an earlier run generated for this target."""
+        return strip_generated(self.text, self.qualname)
+
+    @property
+    def plain_hash(self) -> str:
+        """SHA-256 of ``plain``."""
+        return hashlib.sha256(self.plain).hexdigest()
+
+
+def parse_request(spec: str, settings: Settings | None = None, python: str = "") -> Request:
+    """Read ``FILE::NAME``.
+
+    Args:
+        spec: the file and the target's name.
+        settings: by default those of the file's project.
+        python: the interpreter that runs the user's code; by default the project's.
+
+    Raises:
+        RequestError: ``spec`` has another form, or the file does not exist.
+        EnvironmentNotAble: the interpreter lacks torch or triton.
+    """
+    file, separator, name = spec.partition("::")
+    if not separator or not name:
+        raise RequestError(f"cannot read {spec!r}", remedy="Write FILE::NAME, as in model.py::Block.forward.")
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise RequestError("no such file", where=Location(file), remedy="Check the path.")
+    settings = settings or read_settings(path.parent)
+    return Request(path, name, settings, checked_python(python or find_python(path, settings)))
+
+
+def open_target(request: Request, text: bytes | None = None) -> OpenTarget:
+    """Find the target in its file, or in ``text`` if an editor holds the file unsaved.
+
+    Raises:
+        RequestError: the file is not UTF-8, or does not contain the target.
+    """
+    text = request.path.read_bytes() if text is None else text
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
+        raise RequestError(
+            "is not UTF-8", where=Location(str(request.path), line), remedy="Save it as UTF-8."
+        ) from None
+    return OpenTarget(request, text, find_target(text, str(request.path), request.name))
+
+
+def check_inside_project(target: OpenTarget, folder: Path) -> None:
+    """Refuse to write a file that a stored run names and the user does not: the store of a cloned project can name any.
+
+    Args:
+        target: the file of the run.
+        folder: where the command runs.
+
+    Raises:
+        RequestError: the file is outside the project that ``folder`` belongs to.
+    """
+    if project_root(folder.resolve() / "any.py") not in target.path.parents:
+        raise RequestError(
+            "the run's file is outside this project, so --apply does not write it",
+            where=Location(str(target.path)),
+            remedy="Name it yourself: mtmc optimize FILE::NAME --apply.",
+        )
+
+
+def apply_result(target: OpenTarget, result: RunResult) -> Path | None:
+    """Write the accepted steps into the file.
+
+    Returns:
+        The backup of the old text; None if the run kept nothing, so nothing is written.
+
+    Raises:
+        FileChanged: the file changed since it was read.
+    """
+    if result.status not in KEPT:
+        return None
+    backups = target.project / FOLDER / "backups"
+    return write_if_unchanged(target.path, target.source_hash, result.final.source.encode(), backups)

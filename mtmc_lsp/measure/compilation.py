@@ -1,0 +1,90 @@
+"""Cross-compiles the kernels of candidates: those of the workload at once, those of other sizes in the background."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
+from dataclasses import replace
+
+from mtmc_lsp.compile.launcher_calls import launcher_calls
+from mtmc_lsp.compile.messages import CompileRequest
+from mtmc_lsp.core.errors import FailureKind, MtmcError, WorkerFailed
+from mtmc_lsp.core.results import CompileReport, KernelReport
+from mtmc_lsp.core.run import Candidate
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.worker_pool import WorkerPool
+from mtmc_lsp.process.worker_process import Worker
+
+COMPILE_SECONDS = 180.0
+
+
+class KernelCompiler:
+    """Compiles candidates of one capture."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        pool: WorkerPool,
+        worker: Worker,
+        background_worker: Worker,
+        background: Executor,
+        *,
+        archs: tuple[str, ...],
+        seconds: float,
+    ) -> None:
+        """Prepare without compiling.
+
+        Args:
+            capture: of the target.
+            pool: runs the calls.
+            worker: compiles what the caller waits for.
+            background_worker: compiles ahead, with low priority.
+            background: runs the calls to ``background_worker``.
+            archs: the architectures, such as ``sm_90``.
+            seconds: time limit for one candidate.
+        """
+        self._capture, self._pool, self._worker, self._background_worker = capture, pool, worker, background_worker
+        self._background, self._archs, self._seconds = background, archs, seconds
+        self._pending: Future[None] | None = None
+
+    def compile(self, candidate: Candidate) -> CompileReport:
+        """Compile every kernel for every architecture."""
+        self.stop_background()
+        calls = None
+        if candidate.code is not None and not candidate.launches:
+            calls = launcher_calls(self._capture.graph, candidate.code, [self._capture.graph.sizes])
+        request = replace(self._request(candidate), launches=candidate.launches, calls=calls)
+        try:
+            return self._pool.call_unlocked(self._worker, request, 2 * self._seconds)
+        except WorkerFailed as error:
+            if error.kind is FailureKind.DEADLINE:
+                raise
+            return CompileReport((KernelReport("", self._archs[0], error=error.message),))
+
+    def compile_in_background(self, candidate: Candidate, sizes: Sequence[Mapping[str, int]]) -> None:
+        """Compile the kernels for other sizes in parallel, since a launch would compile one kernel at a time."""
+        if candidate.code is not None:
+            calls = launcher_calls(self._capture.graph, candidate.code, sizes)
+            request = replace(self._request(candidate), calls=calls)
+            self._pending = self._background.submit(self._compile_ahead, request)
+
+    def stop_background(self) -> None:
+        """End the background compilation for an earlier candidate."""
+        while self._pending is not None and not self._pending.cancel() and not self._pending.done():
+            self._background_worker.kill()
+            wait([self._pending], 0.1)
+
+    def _compile_ahead(self, request: CompileRequest) -> None:
+        with contextlib.suppress(MtmcError):
+            self._pool.call_unlocked(self._background_worker, request, 2 * self._seconds)
+
+    def _request(self, candidate: Candidate) -> CompileRequest:
+        return CompileRequest(
+            path=self._capture.workload.target.path,
+            name=self._capture.module_name,
+            source=candidate.source,
+            launches=(),
+            archs=self._archs,
+            seconds=self._seconds,
+        )

@@ -1,0 +1,114 @@
+"""The worker processes of one task: the deadline of their calls, the GPU lock that calls hold, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from mtmc_lsp.core.errors import FailureKind, WorkerFailed
+from mtmc_lsp.process.gpu_lock import alone, shared
+from mtmc_lsp.process.protocol import Answer, Request
+
+
+class Process(Protocol):
+    """A process that answers requests."""
+
+    def call(self, request: Request[Answer], seconds: float) -> Answer:
+        """The answer to a request, within a time limit."""
+
+    def kill(self) -> None:
+        """End the process now."""
+
+    def close(self) -> None:
+        """End the process and release what it holds."""
+
+
+P = TypeVar("P", bound=Process)
+
+
+class WorkerPool:
+    """Owns worker processes. On a GPU, a call holds the GPU lock: shared, or exclusively while something is timed."""
+
+    def __init__(self, *, has_gpu: bool, deadline: float | None = None) -> None:
+        """Create a pool without processes.
+
+        Args:
+            has_gpu: whether the processes use a GPU.
+            deadline: time of the monotonic clock after which no call continues.
+        """
+        self.has_gpu = has_gpu
+        self._deadline = deadline
+        self._processes: list[Process] = []
+        self._gpu: Future[str] = Future()
+        self._is_exclusive = False
+
+    def add(self, process: P) -> P:
+        """Own a process, which :meth:`close` ends."""
+        self._processes.append(process)
+        return process
+
+    def set_gpu(self, uuid: str) -> None:
+        """Set the UUID of the GPU, known after a process created its context; empty if that failed."""
+        if not self._gpu.done():
+            self._gpu.set_result(uuid)
+
+    @property
+    def gpu(self) -> str:
+        """The UUID of the GPU; waits for :meth:`set_gpu`."""
+        return self._gpu.result() if self.has_gpu else ""
+
+    def call(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
+        """The answer to a request, with the shared GPU lock: no timing runs meanwhile. Waiting for the lock has no limit.
+
+        Raises:
+            MtmcError: the error that the command raised.
+            WorkerFailed: the process did not answer; of kind ``DEADLINE`` if the deadline of the task passed.
+        """
+        if not self.has_gpu or self._is_exclusive:
+            return self.call_unlocked(process, request, seconds)
+        with self.sharing_gpu():
+            return self.call_unlocked(process, request, seconds)
+
+    def call_unlocked(self, process: Process, request: Request[Answer], seconds: float) -> Answer:
+        """As :meth:`call`, for requests that do not use the GPU or whose caller holds its lock."""
+        remaining = seconds if self._deadline is None else self._deadline - time.monotonic()
+        expired = WorkerFailed(
+            f"the time limit of the whole run was reached during {request.command}", kind=FailureKind.DEADLINE
+        )
+        if remaining <= 0:
+            raise expired
+        try:
+            return process.call(request, min(seconds, remaining))
+        except WorkerFailed as error:
+            if error.kind is FailureKind.TIMEOUT and remaining < seconds:
+                raise expired from None
+            raise
+
+    @contextlib.contextmanager
+    def sharing_gpu(self) -> Iterator[None]:
+        """Use the GPU beside others, while nothing is timed on it."""
+        with shared(self.gpu) if self.gpu else contextlib.nullcontext():
+            yield
+
+    @contextlib.contextmanager
+    def exclusive_gpu(self, *, admits_calls: bool = False) -> Iterator[None]:
+        """Hold the GPU exclusively. The caller uses :meth:`call_unlocked`.
+
+        With ``admits_calls``, :meth:`call` of any thread needs no lock meanwhile; otherwise it waits.
+        """
+        with alone(self.gpu):
+            self._is_exclusive = admits_calls
+            try:
+                yield
+            finally:
+                self._is_exclusive = False
+
+    def close(self) -> None:
+        """End all processes."""
+        self.set_gpu("")
+        for process in self._processes:
+            process.kill()
+            process.close()

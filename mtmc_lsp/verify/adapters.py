@@ -1,0 +1,169 @@
+"""The two kinds of candidates: a version of the user's file, and a foreign candidate in its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mtmc_lsp.core.results import Check
+from mtmc_lsp.core.workload import Capture, Target
+from mtmc_lsp.process.sandbox import Isolation
+from mtmc_lsp.verify.cases import Case, foreign_cases, is_interpretable, version_cases
+from mtmc_lsp.verify.messages import CandidateSource, SeparateCandidate
+from mtmc_lsp.verify.outcomes import CaseOutcome
+from mtmc_lsp.verify.source_scan import scan
+from mtmc_lsp.verify.trials import Trial, trials
+
+VERSION_REPEAT_SECONDS = 1.0
+"""Time for the many calls of the smallest case of a version: ``optimize`` verifies many versions."""
+FOREIGN_REPEAT_SECONDS = 3600.0
+"""The same for a foreign candidate: all of them."""
+FULL_SIZE_FACTOR = 4.0
+"""Factor on the time limit of a case with full-size parameters under the interpreter."""
+
+
+class Adapter(Protocol):
+    """What the engine needs to know about a candidate."""
+
+    @property
+    def capture(self) -> Capture:
+        """Of the reference."""
+
+    @property
+    def needs_kernel(self) -> bool:
+        """Whether the first case must launch a Triton kernel."""
+
+    @property
+    def draws_same_numbers(self) -> bool:
+        """Whether its random numbers are those of the reference."""
+
+    @property
+    def takes_constructor_arguments(self) -> bool:
+        """Whether it is constructed with the reference's arguments, which :meth:`trials` then needs."""
+
+    @property
+    def repeat_seconds(self) -> float:
+        """Time for the many calls of the smallest case."""
+
+    def text_checks(self) -> tuple[Check, ...]:
+        """The checks on its text, before anything runs."""
+
+    def trials(self, init: str, *, interpreted: bool) -> list[Trial]:
+        """The ways to run it, to be tried in order; none if it is too large for the interpreter."""
+
+    def cases(self, trial: Trial, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
+        """The cases; the first is the workload."""
+
+    def source(self, trial: Trial) -> CandidateSource:
+        """How the candidate process loads it."""
+
+    def notes(
+        self, trial: Trial, outcomes: Sequence[CaseOutcome], isolation: Isolation, *, interpreted: bool
+    ) -> list[str]:
+        """What the verdict leaves out."""
+
+
+@dataclass(frozen=True)
+class VersionInFile:
+    """A version of the user's file, as ``optimize`` creates it: a guard calls its kernels, or else the user's code."""
+
+    capture: Capture
+    own: str
+    """The user's file."""
+    text: str
+    """The file with the version."""
+
+    needs_kernel = True
+    draws_same_numbers = True
+    takes_constructor_arguments = False
+    repeat_seconds = VERSION_REPEAT_SECONDS
+
+    def text_checks(self) -> tuple[Check, ...]:
+        """The checks on the text that is not the user's."""
+        return scan(self.text, self.capture.workload.target.path, self.own)
+
+    def trials(self, init: str, *, interpreted: bool) -> list[Trial]:
+        """One, with the user's parameters."""
+        return [Trial(self.capture)] if not interpreted or is_interpretable(self.capture) else []
+
+    def cases(self, trial: Trial, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
+        """With calls outside the guard."""
+        return version_cases(trial.capture, interpreted=interpreted, seed=seed)
+
+    def source(self, trial: Trial) -> CandidateSource:
+        """The version stands in for the user's file."""
+        return CandidateSource(self.text)
+
+    def notes(
+        self, trial: Trial, outcomes: Sequence[CaseOutcome], isolation: Isolation, *, interpreted: bool
+    ) -> list[str]:
+        """Isolation, and cases in which the guard chose the user's code."""
+        notes = []
+        if not isolation.is_full:
+            notes.append(f"isolation of the candidate: {isolation.text}")
+        # Guards may refuse unusual layouts.
+        count = _without_kernel([outcome for outcome in outcomes if not outcome.case.layout])
+        if count:
+            notes.append(f"the guard chose the original code in {count} of the cases")
+        return notes
+
+
+@dataclass(frozen=True)
+class ForeignCandidate:
+    """A candidate in its own file, as ``mtmc verify`` judges it."""
+
+    capture: Capture
+    target: Target
+    """The candidate."""
+    text: str
+    """The candidate's file."""
+    needs_kernel: bool = True
+    takes_empty: bool = True
+    """Whether it must accept inputs without elements if the reference does."""
+
+    draws_same_numbers = False
+    takes_constructor_arguments = True
+    repeat_seconds = FOREIGN_REPEAT_SECONDS
+
+    def text_checks(self) -> tuple[Check, ...]:
+        """The checks on the whole file."""
+        return scan(self.text, self.target.path)
+
+    def trials(self, init: str, *, interpreted: bool) -> list[Trial]:
+        """With full-size parameters, or for the interpreter with smaller ones."""
+        return trials(self.capture, init, interpreted=interpreted)
+
+    def cases(self, trial: Trial, *, interpreted: bool, seed: int) -> tuple[Case, ...]:
+        """Without calls that only a guard handles."""
+        return foreign_cases(
+            trial.capture, interpreted=interpreted, seed=seed, few=trial.few, takes_empty=self.takes_empty
+        )
+
+    def source(self, trial: Trial) -> CandidateSource:
+        """The candidate's file, with the reference's constructor arguments."""
+        return CandidateSource(self.text, SeparateCandidate(self.target, trial.init))
+
+    def notes(
+        self, trial: Trial, outcomes: Sequence[CaseOutcome], isolation: Isolation, *, interpreted: bool
+    ) -> list[str]:
+        """What the workload left out, and the isolation."""
+        notes = [trial.note] if trial.note else []
+        if not trial.capture.variable_sizes:
+            notes.append("the workload names no sizes that vary, so only its own shapes were tried")
+        if not any(a.tensor is not None and a.tensor.requires_grad for a in trial.capture.workload.arguments):
+            notes.append("the workload asks for no gradients, so none were compared")
+        if not self.takes_empty:
+            notes.append("inputs without elements were left out, as requested")
+        count = _without_kernel(outcomes)
+        if count and self.needs_kernel:
+            notes.append(f"no kernel was launched in {count} of the cases")
+        notes.append(f"isolation of the candidate: {isolation.text}")
+        if interpreted:
+            notes.append("an interpreter run is no proof for a GPU: bfloat16 ran as float32, and races cannot show")
+        return notes
+
+
+def _without_kernel(outcomes: Sequence[CaseOutcome]) -> int:
+    """The number of cases inside the guard that ran and launched no kernel."""
+    return sum(o.case.expects_kernel and o.ran and not o.launches for o in outcomes)

@@ -1,0 +1,105 @@
+"""Runs one candidate on one case in its process, and lets the reference process judge the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mtmc_lsp.core.errors import FailureKind, HandoverFailed, MtmcError, RequestError, WorkerFailed
+from mtmc_lsp.core.results import VerdictStatus
+from mtmc_lsp.verify.adapters import FULL_SIZE_FACTOR, Adapter
+from mtmc_lsp.verify.candidate_process import CandidateProcess
+from mtmc_lsp.verify.cases import is_exact
+from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest
+from mtmc_lsp.verify.outcomes import LAUNCHED_BEFORE, NOT_LAUNCHED, CaseOutcome, failed_run, judged_outcome, skipped
+from mtmc_lsp.verify.reference import PreparedCase, Reference
+from mtmc_lsp.verify.trials import Trial
+
+MANY_CALLS = 24
+"""Further calls on the smallest case: a candidate may be right only in its first calls."""
+STOPS = (FailureKind.CANCELLED, FailureKind.DEADLINE)
+"""Failures that end the verification, whatever the candidate."""
+
+
+class CaseRunner:
+    """Runs the cases of one candidate at the sizes of one trial."""
+
+    def __init__(self, reference: Reference, process: CandidateProcess, candidate: Adapter, trial: Trial) -> None:
+        """Set what runs where."""
+        self._reference, self._process, self._candidate, self.trial = reference, process, candidate, trial
+        self._expected_by_sizes: dict[tuple[tuple[str, int], ...], str] = {}
+        self.calls = 0
+        """The number of calls of the candidate so far."""
+
+    def outcome(self, prepared: PreparedCase, plan: CallPlan) -> CaseOutcome | None:
+        """The outcome of a case; ``None`` if the reference does not accept it, which it must for the workload itself."""
+        try:
+            prepared.done.result()
+        except MtmcError as error:
+            if prepared.data.is_first or error.kind in STOPS:
+                raise
+            return None
+        try:
+            return self._run(prepared, plan)
+        except HandoverFailed:
+            # The GPU memory of one process cannot be opened in the other, so this and all later cases use files.
+            prepared = self._reference.without_shared_memory(prepared)
+        try:
+            return self._run(prepared, plan)
+        except HandoverFailed as error:
+            # The candidate's results themselves are unreadable.
+            self._reference.share_memory_again()
+            reason = f"its results cannot be read: {error.message}"
+            return CaseOutcome(prepared.case, VerdictStatus.RUNTIME_ERROR, reason=reason)
+
+    def _run(self, prepared: PreparedCase, plan: CallPlan) -> CaseOutcome:
+        """Run the candidate and judge its results.
+
+        Raises:
+            HandoverFailed: the tensors do not get from one process to the other.
+        """
+        case = prepared.case
+        factor = FULL_SIZE_FACTOR if self.trial.few else 1.0
+        results = self._reference.path_for_results()
+        self.calls += 1 + plan.changes_contents + plan.repeats
+        self._reference.share_inputs(prepared)
+        try:
+            request = CandidateRequest(prepared.data, self._candidate.source(self.trial), plan)
+            answer = self._reference.pool.call(self._process, request, factor * self._reference.run_seconds)
+            if answer.status == "ran":
+                self._process.take_results(results)
+        except WorkerFailed as error:
+            if error.kind is FailureKind.CANCELLED:
+                raise
+            is_timeout = error.kind in (FailureKind.TIMEOUT, FailureKind.DEADLINE)
+            status = VerdictStatus.TIMEOUT if is_timeout else VerdictStatus.CRASHED
+            return failed_run(case, status, error.message, error.kind)
+        except RequestError as error:
+            if self.trial.is_full:
+                raise
+            return failed_run(case, VerdictStatus.RUNTIME_ERROR, error.message, error.kind)
+        if answer.status != "ran":
+            if answer.failure.is_gpu_failure:
+                # A failed kernel makes every later GPU call of the process fail.
+                self._process.next()
+            return failed_run(case, VerdictStatus(answer.status), answer.reason, answer.failure)
+        if prepared.data.is_first and self._candidate.needs_kernel and not answer.launches:
+            reason = LAUNCHED_BEFORE if answer.all_launches else NOT_LAUNCHED
+            return CaseOutcome(case, VerdictStatus.RUNTIME_ERROR, reason=reason, lacks_kernel=True)
+        if self.trial.capture.uses_random and case.expects_kernel and not answer.launches:
+            # Torch's random numbers are not those of a kernel.
+            return skipped(case, "values", "no kernel ran, so torch drew other random numbers", ran=True)
+        return self._judged(prepared, answer, results, plan)
+
+    def _judged(self, prepared: PreparedCase, answer: CandidateAnswer, results: Path, plan: CallPlan) -> CaseOutcome:
+        case = prepared.case
+        sizes = tuple(case.sizes.items())
+        other = self._expected_by_sizes.get(sizes, "")
+        judged = self._reference.judge(
+            prepared, results, is_exact=is_exact(self.trial.capture), other=other, differing=answer.differing or ()
+        )
+        outcome = judged_outcome(
+            case, answer, judged, is_many=plan.repeats == MANY_CALLS, disabled_kernels=plan.disables_kernels
+        )
+        if outcome.trivial is not None:
+            self._expected_by_sizes.setdefault(sizes, prepared.expected)
+        return outcome

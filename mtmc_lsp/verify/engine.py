@@ -1,0 +1,367 @@
+"""The verification engine: runs a candidate on every case in its process and lets the reference process judge the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from mtmc_lsp.core.dtypes import itemsize
+from mtmc_lsp.core.errors import FailureKind, MtmcError
+from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.verify.adapters import Adapter
+from mtmc_lsp.verify.candidate_process import CandidateProcess
+from mtmc_lsp.verify.case_runner import MANY_CALLS, CaseRunner
+from mtmc_lsp.verify.cases import Case, argument_elements, smallest_case
+from mtmc_lsp.verify.int32_overflow import FAR_CHECK, FAR_SEED, far_sizes
+from mtmc_lsp.verify.messages import CallPlan, CandidateRequest
+from mtmc_lsp.verify.outcomes import CaseOutcome, Verification, first_failed, skipped, uncertain_because
+from mtmc_lsp.verify.reference import PreparedCase, Reference
+from mtmc_lsp.verify.sanitizer import Sanitizer
+from mtmc_lsp.verify.trials import Trial
+
+TIGHT_SHARE = 0.05
+"""Share of the GPU's free memory from which the inputs leave no room to compute references ahead: the reference process holds
+them in float64 and keeps several cases, and a candidate holds copies (on an H200, 8.7 GB of weights took 77 GB and 53 GB)."""
+SHRINK_TRIES = 8
+"""Limit for the smaller versions of a failing case."""
+SMALL_CASE_ELEMENTS = 512
+"""Cases with at most this many elements of arguments are called several times under the interpreter, too."""
+MANY_CALLS_SEED = 100
+TOO_LARGE = "the workload is too large for Triton's interpreter; verify on a GPU, or name sizes that can vary"
+OTHER_RANDOM = "the reference draws random numbers, and a candidate may draw others in another order"
+
+
+class VerificationEngine:
+    """Verifies candidates against one reference; which kind of candidate it is, only the adapters know."""
+
+    def __init__(self, reference: Reference, process: CandidateProcess) -> None:
+        """Prepare without starting a process.
+
+        Args:
+            reference: computes expected results and judges; its pool runs all calls.
+            process: runs the candidates, each in a new process. The caller closes it.
+        """
+        self._reference, self._process, self._pool = reference, process, reference.pool
+        self.has_gpu = reference.has_gpu
+        self._trial = Trial(reference.capture)
+        self._first: Case | None = None
+
+    @property
+    def trial(self) -> Trial:
+        """The sizes of the last candidate's run."""
+        return self._trial
+
+    def kernel_sizes(self, candidate: Adapter) -> list[dict[str, int]]:
+        """The sizes at which kernels should run, other than the workload's."""
+        trials = candidate.trials("", interpreted=not self.has_gpu)
+        cases = self._cases(candidate, trials[0]) if trials else []
+        sizes: list[dict[str, int]] = []
+        for case in cases:
+            if case.expects_kernel and case.sizes not in sizes and case.sizes != candidate.capture.graph.sizes:
+                sizes.append(dict(case.sizes))
+        return sizes
+
+    def compute_ahead(self, candidate: Adapter) -> list[PreparedCase]:
+        """Start to compute the references of all cases, for a candidate without constructor arguments; returns the cases.
+
+        If memory is tight, only that of the first case.
+        """
+        trials = candidate.trials("", interpreted=not self.has_gpu)
+        if not trials:
+            return []
+        cases = self._cases(candidate, trials[0])
+        ahead = cases[:1] if self._is_tight(candidate.capture) else cases
+        return self._reference.prepare(trials[0], ahead, first=cases[0])
+
+    def verify(
+        self,
+        candidate: Adapter,
+        *,
+        reproduction: Path | None = None,
+        on_case: Callable[[Case], None] = lambda _: None,
+        far: bool = False,
+        sanitizer: Sanitizer | None = None,
+    ) -> Verification:
+        """Run every case up to the first failure.
+
+        Args:
+            candidate: what to verify.
+            reproduction: where to write the smallest failing case as a file; without it, the first failure is reported.
+            on_case: called with each case before it runs.
+            far: whether a correct candidate also runs where element offsets exceed 2^31.
+            sanitizer: runs a correct candidate under ``compute-sanitizer``.
+
+        Raises:
+            MtmcError: the reference fails on the workload.
+            WorkerFailed: of a kind in :data:`~mtmc_lsp.verify.case_runner.STOPS`.
+        """
+        try:
+            return self._verify(candidate, reproduction, on_case, far, sanitizer)
+        finally:
+            # No candidate runs in the process of another, and a kernel may have broken the GPU context.
+            self._process.next()
+
+    def _verify(
+        self,
+        candidate: Adapter,
+        reproduction: Path | None,
+        on_case: Callable[[Case], None],
+        far: bool,
+        sanitizer: Sanitizer | None,
+    ) -> Verification:
+        text_checks = candidate.text_checks()
+        wrong = first_failed(text_checks)
+        if wrong is not None:
+            reason = f"{wrong.name}: {wrong.detail}"
+            return Verification(Verdict(VerdictStatus.INCORRECT, text_checks, self._mode, reason=reason))
+        trials = candidate.trials(self._start(candidate), interpreted=not self.has_gpu)
+        if not trials:
+            return Verification(Verdict(VerdictStatus.UNCERTIFIABLE, text_checks, self._mode, reason=TOO_LARGE))
+        outcomes: list[CaseOutcome] = []
+
+        def verdict(status: VerdictStatus, reason: str) -> Verdict:
+            return self._verdict(candidate, outcomes, text_checks, status, reason)
+
+        reduced_failure = ""
+        for trial in trials:
+            self._trial = trial
+            runner = CaseRunner(self._reference, self._process, candidate, trial)
+            outcomes, failed = self._run_all(candidate, runner, on_case, finds_smallest=reproduction is not None)
+            if failed is None:
+                uncertain = uncertain_because(outcomes)
+                if uncertain:
+                    return Verification(verdict(VerdictStatus.UNCERTIFIABLE, uncertain))
+                outcomes += self._on_request(candidate, outcomes, on_case, far, sanitizer)
+                return Verification(verdict(outcomes[-1].status, outcomes[-1].reason))
+            if trial.is_full:
+                if failed.status is VerdictStatus.INCORRECT and self._draws_otherwise(candidate):
+                    return Verification(verdict(VerdictStatus.UNCERTIFIABLE, OTHER_RANDOM))
+                smallest = failed if reproduction is None else self._shrunk(candidate, runner, failed)
+                reason = f"{smallest.reason} (on {smallest.case.label})"
+                if reproduction is None:
+                    return Verification(verdict(smallest.status, reason))
+                # A failure that the first call does not show may need as many calls as were made.
+                written = self._reference.reproduce(
+                    self._prepared(smallest.case),
+                    candidate.source(trial),
+                    reproduction,
+                    reason=reason,
+                    calls=runner.calls,
+                )
+                return Verification(verdict(smallest.status, reason), written)
+            # It may be right for the full-size parameters that it was written for.
+            reduced_failure = reduced_failure or failed.reason
+            self._process.next()
+        reason = f"{TOO_LARGE}; with smaller parameters, for which it may not be written, it fails: {reduced_failure}"
+        return Verification(verdict(VerdictStatus.UNCERTIFIABLE, reason))
+
+    def verify_int32_offsets(self, candidate: Adapter) -> Check:
+        """Call a correct candidate once at sizes where element offsets exceed 2^31, if the GPU has the memory.
+
+        The check is skipped, with the reason, if that is not possible.
+
+        Raises:
+            WorkerFailed: the run was cancelled.
+        """
+        capture = self._trial.capture
+        sizes, why = far_sizes(capture, self._process.free_bytes) if self.has_gpu else ({}, "there is no GPU")
+        if why:
+            return Check(FAR_CHECK, CheckStatus.SKIPPED, "", why)
+        case = Case(sizes, "normal", self._reference.seed + FAR_SEED)
+        try:
+            runner = CaseRunner(self._reference, self._process, candidate, self._trial)
+            outcome = runner.outcome(self._prepared(case), CallPlan())
+        except MtmcError as error:
+            if error.kind is FailureKind.CANCELLED:
+                raise
+            return Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, error.message)
+        if outcome is None:
+            return Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, "the reference does not accept such sizes here")
+        # A lack of time or memory proves nothing about the code.
+        is_limit = outcome.status is VerdictStatus.TIMEOUT or outcome.is_out_of_memory
+        if not outcome.is_correct:
+            status = CheckStatus.SKIPPED if is_limit else CheckStatus.FAILED
+            return Check(FAR_CHECK, status, case.label, outcome.reason)
+        if candidate.needs_kernel and not outcome.launches:
+            return Check(FAR_CHECK, CheckStatus.SKIPPED, case.label, "no kernel runs at such sizes")
+        return Check(FAR_CHECK, CheckStatus.PASSED, case.label)
+
+    def _start(self, candidate: Adapter) -> str:
+        """Start both processes; returns the constructor arguments if the candidate takes any."""
+        if not candidate.takes_constructor_arguments:
+            return ""
+        with ThreadPoolExecutor(1) as background:
+            starting = background.submit(self._start_process)
+            init = self._reference.constructor()
+            starting.result()
+        return init
+
+    def _start_process(self) -> None:
+        try:
+            self._process.start()
+        finally:
+            self._pool.set_gpu(self._process.gpu)
+
+    def _cases(self, candidate: Adapter, trial: Trial) -> list[Case]:
+        """All cases in order; the last is for many calls."""
+        seed = self._reference.seed
+        cases = candidate.cases(trial, interpreted=not self.has_gpu, seed=seed)
+        smallest = smallest_case(cases, trial.capture)
+        return [*cases, replace(smallest, seed=seed + len(cases) + MANY_CALLS_SEED)]
+
+    def _run_all(
+        self,
+        candidate: Adapter,
+        runner: CaseRunner,
+        on_case: Callable[[Case], None],
+        *,
+        finds_smallest: bool,
+    ) -> tuple[list[CaseOutcome], CaseOutcome | None]:
+        """The outcomes of all cases, and the failing one; the smallest of several if that is requested."""
+        outcomes: list[CaseOutcome] = []
+        failed: CaseOutcome | None = None
+        pending = self._cases(candidate, self._trial)
+        self._first, many = pending[0], pending[-1]
+        is_tight = self._is_tight(self._trial.capture)
+        while pending:
+            case = pending.pop(0)
+            prepared = self._prepared(case)
+            if pending and not is_tight:
+                self._prepared(pending[0])
+            on_case(case)
+            outcome = runner.outcome(prepared, self._plan(candidate, case, is_many=case == many))
+            if outcome is None:
+                outcome = skipped(case, "reference", "the reference does not accept these inputs", ran=False)
+            outcomes.append(outcome)
+            if outcome.is_correct:
+                continue
+            failed = outcome
+            if not failed.may_be_smaller or not finds_smallest:
+                break
+            limit = self._elements(failed.case)
+            pending = [case for case in pending if self._elements(case) < limit]
+        return outcomes, failed
+
+    def _plan(self, candidate: Adapter, case: Case, *, is_many: bool = False) -> CallPlan:
+        """The calls on a case. Under the interpreter, which takes long for large cases, only small ones are repeated."""
+        if is_many:
+            return CallPlan(True, MANY_CALLS, candidate.repeat_seconds)
+        is_first = case == self._first
+        repeats = self.has_gpu or self._elements(case) <= SMALL_CASE_ELEMENTS
+        return CallPlan(is_first or repeats, int(repeats), disables_kernels=is_first)
+
+    def _elements(self, case: Case) -> int:
+        return argument_elements(self._trial.capture, case.sizes)
+
+    def _on_request(
+        self,
+        candidate: Adapter,
+        outcomes: Sequence[CaseOutcome],
+        on_case: Callable[[Case], None],
+        far: bool,
+        sanitizer: Sanitizer | None,
+    ) -> list[CaseOutcome]:
+        """The outcomes of the checks that run only on request, up to the first failure."""
+        more: list[CaseOutcome] = []
+        if far:
+            case = Case(self._trial.capture.graph.sizes, "normal", self._reference.seed + FAR_SEED)
+            on_case(case)
+            more.append(_checked(case, [self.verify_int32_offsets(candidate)]))
+        if sanitizer is not None and all(outcome.is_correct for outcome in more):
+            more.append(self._sanitized(candidate, sanitizer, outcomes))
+        return more
+
+    def _sanitized(self, candidate: Adapter, sanitizer: Sanitizer, outcomes: Sequence[CaseOutcome]) -> CaseOutcome:
+        """Run the smallest case, and one with other values, under ``compute-sanitizer``."""
+        usable = [o.case for o in outcomes if o.case.expects_kernel and not o.case.layout]
+        smallest = min(usable, key=self._elements)
+        uniform = next((case for case in usable if case.distribution == "uniform"), usable[0])
+        requests = []
+        for case in [smallest] if smallest == uniform else [smallest, uniform]:
+            prepared = self._prepared(case)
+            prepared.done.result()
+            source = candidate.source(self._trial)
+            requests.append(CandidateRequest(prepared.data, source, CallPlan(is_sanitized=True)))
+        with self._pool.sharing_gpu():
+            checks = list(sanitizer.checks(requests, uniform.label, self._reference.hidden))
+        return _checked(uniform, checks)
+
+    def _shrunk(self, candidate: Adapter, runner: CaseRunner, failed: CaseOutcome) -> CaseOutcome:
+        """The same failure at smaller sizes: the largest size is halved while the candidate still fails."""
+        variable = [name for name in self._trial.capture.variable_sizes if name in failed.case.sizes]
+        fixed: set[str] = set()
+        for _ in range(SHRINK_TRIES if failed.may_be_smaller else 0):
+            names = [name for name in variable if failed.case.sizes[name] > 1 and name not in fixed]
+            if not names:
+                break
+            sizes = failed.case.sizes
+            largest = max(names, key=lambda name: sizes[name])
+            case = replace(failed.case, sizes={**sizes, largest: sizes[largest] // 2})
+            try:
+                outcome = runner.outcome(self._prepared(case), self._plan(candidate, case))
+            except MtmcError:
+                outcome = None
+            if outcome is None or outcome.status is not failed.status:
+                fixed.add(largest)
+            else:
+                failed = outcome
+        return failed
+
+    def _prepared(self, case: Case) -> PreparedCase:
+        return self._reference.prepare(self._trial, [case], first=self._first)[0]
+
+    def _draws_otherwise(self, candidate: Adapter) -> bool:
+        return self._trial.capture.uses_random and not candidate.draws_same_numbers
+
+    def _is_tight(self, capture: Capture) -> bool:
+        """Whether the inputs take so much GPU memory that a candidate and the next reference do not run side by side."""
+        types = [item.type for item in capture.graph.inputs]
+        size = sum(kind.numel.value(capture.graph.sizes) * itemsize(kind.dtype) for kind in types)
+        return self.has_gpu and size > TIGHT_SHARE * self._process.free_bytes > 0
+
+    @property
+    def _mode(self) -> str:
+        return "gpu" if self.has_gpu else "interpreter"
+
+    def _verdict(
+        self,
+        candidate: Adapter,
+        outcomes: Sequence[CaseOutcome],
+        text_checks: tuple[Check, ...],
+        status: VerdictStatus,
+        reason: str,
+    ) -> Verdict:
+        checks = (*text_checks, *(check for outcome in outcomes for check in outcome.checks))
+        worst = max(outcomes, key=lambda outcome: outcome.error)
+        notes = self._notes(outcomes) + candidate.notes(
+            self._trial, outcomes, self._process.isolation, interpreted=not self.has_gpu
+        )
+        return Verdict(status, checks, self._mode, worst.error, worst.reference_error, reason, tuple(notes))
+
+    def _notes(self, outcomes: Sequence[CaseOutcome]) -> list[str]:
+        """What the run reduced or replaced."""
+        graph, notes = self._trial.capture.graph, []
+        if dict(outcomes[0].case.sizes) != dict(graph.sizes):
+            sizes = ", ".join(f"{name}={value}" for name, value in outcomes[0].case.sizes.items())
+            notes.append(f"sizes reduced to {sizes} for Triton's interpreter")
+        if not self.has_gpu:
+            types = [kind for node in graph.nodes for kind in node.outputs] + [item.type for item in graph.inputs]
+            if any(kind.dtype == "bfloat16" for kind in types):
+                notes.append("bfloat16 replaced by float32: the interpreter computes bfloat16 wrongly")
+        if self._reference.without_oracle:
+            count = self._reference.without_oracle
+            notes.append(
+                f"float64 did not fit into memory in {count} of the cases: compared with the reference's results"
+            )
+        return notes
+
+
+def _checked(case: Case, checks: Sequence[Check]) -> CaseOutcome:
+    """The outcome of checks that need no comparison."""
+    wrong = first_failed(checks)
+    if wrong is None:
+        return CaseOutcome(case, VerdictStatus.CORRECT, tuple(checks), ran=False)
+    return CaseOutcome(case, VerdictStatus.INCORRECT, tuple(checks), f"{wrong.name}: {wrong.detail}", ran=False)

@@ -1,0 +1,230 @@
+"""Requests of the verification: to the reference process, which also judges, and to the candidate process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mtmc_lsp.core.errors import FailureKind
+from mtmc_lsp.core.json_codec import Repeated
+from mtmc_lsp.core.results import Check
+from mtmc_lsp.core.workload import Capture, Target
+from mtmc_lsp.process.protocol import NoAnswer, Request
+from mtmc_lsp.verify.cases import Case
+
+NO_ARGUMENTS = "[[], {}]"
+"""Constructor arguments: none."""
+
+
+@dataclass(frozen=True)
+class SeparateCandidate:
+    """A candidate in its own file instead of the user's."""
+
+    target: Target
+    init: str
+    """The reference's constructor arguments, as text of Python literals: positional ones, and ones by name."""
+
+
+@dataclass(frozen=True)
+class CandidateSource:
+    """How to load a candidate."""
+
+    text: str
+    """The file with the candidate."""
+    separate: SeparateCandidate | None = None
+    """Set if the file is not a version of the user's file."""
+
+
+@dataclass(frozen=True)
+class CaseRequest:
+    """What all requests about one case share."""
+
+    capture: Repeated[Capture]
+    own: str | None
+    """The user's file at the start of the run; ``None`` reads the file."""
+    case: Case
+    inputs: str
+    """The file with the inputs, and the key under which they are shared."""
+    is_first: bool = False
+    """Whether the case is the workload itself."""
+    widened: bool = False
+    """Whether float32 replaces bfloat16, which Triton's interpreter computes wrongly."""
+    init: str = ""
+    """Constructor arguments that replace those of ``get_init_inputs``."""
+    shares_memory: bool = False
+    """Whether large tensors go from process to process in GPU memory instead of files."""
+
+
+@dataclass(frozen=True)
+class ConstructorAnswer:
+    """The reference's constructor arguments."""
+
+    init: str
+    """Text of Python literals: a list of positional ones, and a dictionary of those by name."""
+
+
+@dataclass(frozen=True)
+class ConstructorRequest(Request[ConstructorAnswer]):
+    """Call ``get_init_inputs`` of the user's file."""
+
+    command: ClassVar[str] = "verify.constructor"
+    answer: ClassVar[type] = ConstructorAnswer
+
+    capture: Repeated[Capture]
+    own: str | None
+    widened: bool
+
+
+@dataclass(frozen=True)
+class ReferenceAnswer:
+    """The state of a case after its reference was computed."""
+
+    has_oracle: bool
+    """Whether the float64 oracle fitted into memory; otherwise the reference's results are all there is to compare with."""
+    is_large: bool
+    """Whether the inputs stay in GPU memory until :class:`ShareInputsRequest`."""
+
+
+@dataclass(frozen=True)
+class ReferenceRequest(Request[ReferenceAnswer]):
+    """Create the inputs of a case, and run the user's code and its float64 oracle on them."""
+
+    command: ClassVar[str] = "verify.reference"
+    answer: ClassVar[type] = ReferenceAnswer
+
+    data: CaseRequest
+    expected: str
+    """The file for the results, which the candidate process cannot read."""
+
+
+@dataclass(frozen=True)
+class ShareInputsRequest(Request[NoAnswer]):
+    """Share the large inputs of a case with another process, until the case is judged or :class:`UnshareInputsRequest`."""
+
+    command: ClassVar[str] = "verify.share_inputs"
+    answer: ClassVar[type] = NoAnswer
+
+    data: CaseRequest
+    path: str
+    """The file that tells the other process where the inputs are."""
+
+
+@dataclass(frozen=True)
+class UnshareInputsRequest(Request[NoAnswer]):
+    """Free what :class:`ShareInputsRequest` shared."""
+
+    command: ClassVar[str] = "verify.unshare_inputs"
+    answer: ClassVar[type] = NoAnswer
+
+    path: str
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """The calls of a candidate on one case. All of them use the same module instance, as a user's program does."""
+
+    changes_contents: bool = False
+    """Whether a first call sees the same tensors with other contents: results that are kept by address then show."""
+    repeats: int = 0
+    """Calls on equal inputs after the judged call."""
+    repeat_seconds: float = 3600.0
+    """Time after which no further repeat starts, once :data:`LEAST_REPEATS` are done."""
+    disables_kernels: bool = False
+    """Whether a last call runs with kernel launches that do nothing: its results must differ."""
+    is_sanitized: bool = False
+    """Whether the process runs under ``compute-sanitizer``."""
+
+
+@dataclass(frozen=True)
+class CandidateAnswer:
+    """What the candidate process observed. The results are in its scratch folder."""
+
+    status: str
+    """``ran``, ``compile_error`` or ``runtime_error``."""
+    reason: str = ""
+    failure: FailureKind = FailureKind.EXCEPTION
+    launches: int = 0
+    """Kernel launches of the judged call."""
+    all_launches: int = 0
+    """Kernel launches of all calls."""
+    differing: tuple[int, ...] | None = None
+    """Numbers of the results that differ from call to call; ``None`` without repeats."""
+    uses_kernels: bool = True
+    """Whether the results change if kernel launches do nothing."""
+    threads: int = 0
+    """Threads that the candidate started and that still run."""
+
+
+@dataclass(frozen=True)
+class CandidateRequest(Request[CandidateAnswer]):
+    """Run a candidate on the inputs of a case."""
+
+    command: ClassVar[str] = "verify.candidate"
+    answer: ClassVar[type] = CandidateAnswer
+
+    data: CaseRequest
+    candidate: CandidateSource
+    calls: CallPlan = CallPlan()
+
+
+@dataclass(frozen=True)
+class JudgeAnswer:
+    """The comparison of a candidate's results with the expected ones."""
+
+    checks: tuple[Check, ...]
+    error: float = 0.0
+    """Largest relative L2 error against the oracle."""
+    reference_error: float = 0.0
+    """The reference's error on that result."""
+    compared: tuple[str, ...] = ()
+    """Results whose floating-point values were compared."""
+    undecided: tuple[str, ...] = ()
+    """Those of them for which zeros would pass as well, since the reference's rounding errors are as large as the result."""
+    trivial: tuple[str, ...] = ()
+    """Answers that need no computation and pass as well: ``zeros``, ``a copy of x``."""
+    unexplained: tuple[int, ...] = ()
+    """Numbers of the results that differ between the candidate's calls, but not between the reference's."""
+
+
+@dataclass(frozen=True)
+class JudgeRequest(Request[JudgeAnswer]):
+    """Compare a candidate's results with the expected ones, in the reference process."""
+
+    command: ClassVar[str] = "verify.judge"
+    answer: ClassVar[type] = JudgeAnswer
+
+    data: CaseRequest
+    expected: str
+    results: str
+    """The file with the candidate's results."""
+    precision: str
+    """``budget`` or ``strict``, as in the settings."""
+    is_exact: bool = False
+    """Whether the reference maps whole numbers to whole numbers, so that no rounding excuses a difference."""
+    other_expected: str = ""
+    """The expected results of another case with the same sizes."""
+    differing: tuple[int, ...] = ()
+    """Results that differ between the candidate's calls."""
+
+
+@dataclass(frozen=True)
+class ReproduceAnswer:
+    """The file that reproduces a failure."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class ReproduceRequest(Request[ReproduceAnswer]):
+    """Write a failing case as a file that runs with torch and Triton alone."""
+
+    command: ClassVar[str] = "verify.reproduce"
+    answer: ClassVar[type] = ReproduceAnswer
+
+    data: CaseRequest
+    candidate: CandidateSource
+    path: str
+    reason: str
+    calls: int
+    """The number of calls that the candidate process made."""
+    precision: str

@@ -1,0 +1,150 @@
+"""The outcome of one case, and of a whole verification."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mtmc_lsp.core.errors import FailureKind
+from mtmc_lsp.core.results import Check, CheckStatus, Verdict, VerdictStatus
+from mtmc_lsp.verify.cases import SPECIAL_DISTRIBUTIONS, Case
+from mtmc_lsp.verify.messages import CandidateAnswer, JudgeAnswer
+
+KERNEL_LAUNCHED = "kernel launched"
+NOT_LAUNCHED = "no Triton kernel was launched on the workload's inputs"
+LAUNCHED_BEFORE = (
+    "no Triton kernel was launched, although an earlier call on the same tensors launched one: "
+    "the candidate keeps results between calls"
+)
+
+
+@dataclass(frozen=True)
+class CaseOutcome:
+    """The outcome of one case."""
+
+    case: Case
+    status: VerdictStatus
+    checks: tuple[Check, ...] = ()
+    reason: str = ""
+    error: float = 0.0
+    reference_error: float = 0.0
+    launches: int = 0
+    """Kernel launches of the judged call."""
+    ran: bool = True
+    """Whether the candidate ran on the case."""
+    is_out_of_memory: bool = False
+    lacks_kernel: bool = False
+    """Whether it failed because no kernel was launched."""
+    compared: frozenset[str] = frozenset()
+    undecided: frozenset[str] = frozenset()
+    """Of the compared results, those for which zeros pass as well."""
+    trivial: frozenset[str] | None = None
+    """Answers without any computation that pass as well; ``None`` if the case cannot tell."""
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether no check failed."""
+        return self.status is VerdictStatus.CORRECT
+
+    @property
+    def may_be_smaller(self) -> bool:
+        """Whether other sizes may show the same failure. This excludes failures that end the process."""
+        return self.status in (VerdictStatus.INCORRECT, VerdictStatus.RUNTIME_ERROR) and not self.lacks_kernel
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The outcome of a verification."""
+
+    verdict: Verdict
+    reproduction: str = ""
+    """Path of the file that reproduces a failure."""
+
+
+def skipped(case: Case, name: str, why: str, *, ran: bool) -> CaseOutcome:
+    """The outcome of a case that was not compared, although no check failed."""
+    return CaseOutcome(case, VerdictStatus.CORRECT, (Check(name, CheckStatus.SKIPPED, case.label, why),), ran=ran)
+
+
+def failed_run(case: Case, status: VerdictStatus, reason: str, kind: FailureKind) -> CaseOutcome:
+    """The outcome of a candidate that did not run to its end."""
+    return CaseOutcome(case, status, reason=reason, ran=False, is_out_of_memory=kind.is_out_of_memory)
+
+
+def judged_outcome(
+    case: Case, answer: CandidateAnswer, judged: JudgeAnswer, *, is_many: bool, disabled_kernels: bool
+) -> CaseOutcome:
+    """The outcome of a case whose results were compared."""
+    checks = [Check(check.name, check.status, case.label, check.detail) for check in judged.checks]
+    checks += _observed(case, answer, judged, is_many=is_many, disabled_kernels=disabled_kernels)
+    failed = first_failed(checks)
+    status = VerdictStatus.CORRECT if failed is None else VerdictStatus.INCORRECT
+    reason = f"{failed.name}: {failed.detail}" if failed is not None else ""
+    inside = case.expects_kernel
+    # NaN and infinity tell a constant answer from the right one although nothing is computed.
+    tells = inside and case.distribution not in SPECIAL_DISTRIBUTIONS
+    return CaseOutcome(
+        case,
+        status,
+        tuple(checks),
+        reason,
+        judged.error,
+        judged.reference_error,
+        answer.launches,
+        compared=frozenset(judged.compared) if inside else frozenset(),
+        undecided=frozenset(judged.undecided) if inside else frozenset(),
+        trivial=frozenset(judged.trivial) if tells else None,
+    )
+
+
+def first_failed(checks: Sequence[Check]) -> Check | None:
+    """The first check that failed."""
+    return next((check for check in checks if check.status is CheckStatus.FAILED), None)
+
+
+def uncertain_because(outcomes: Sequence[CaseOutcome]) -> str:
+    """Why passing proves nothing: an answer without any computation would pass as well. Empty if it proves something."""
+    telling = [outcome.trivial for outcome in outcomes if outcome.trivial is not None]
+    trivial = sorted(frozenset.intersection(*telling)) if telling else ["any answer"]
+    if trivial:
+        return f"{' and '.join(trivial)} would pass on this workload too, so passing proves nothing"
+    undecided = frozenset[str]().union(*(outcome.undecided for outcome in outcomes))
+    decided = frozenset[str]().union(*(outcome.compared - outcome.undecided for outcome in outcomes))
+    if undecided - decided:
+        names = ", ".join(sorted(undecided - decided))
+        return f"{names}: on all inputs the reference's rounding errors are as large as the result, so zeros would pass as well"
+    return ""
+
+
+def _observed(
+    case: Case, answer: CandidateAnswer, judged: JudgeAnswer, *, is_many: bool, disabled_kernels: bool
+) -> list[Check]:
+    """The checks on what the candidate process observed besides the results."""
+
+    def check(name: str, wrong: str) -> Check:
+        return Check(name, CheckStatus.FAILED if wrong else CheckStatus.PASSED, case.label, wrong)
+
+    checks = []
+    if answer.differing is not None:
+        checks.append(_repeated("many calls" if is_many else "determinism", case, answer, judged))
+    running = f"{answer.threads} threads of the candidate still run after the call" if answer.threads else ""
+    checks.append(check("no threads left", running))
+    if disabled_kernels:
+        unused = "the results are the same when its kernel launches do nothing, so no kernel computes them"
+        checks.append(check("kernel's result used", "" if answer.uses_kernels else unused))
+    if case.expects_kernel:
+        status = CheckStatus.PASSED if answer.launches else CheckStatus.SKIPPED
+        checks.append(
+            Check(KERNEL_LAUNCHED, status, case.label, "" if answer.launches else "no kernel ran, only torch code")
+        )
+    return checks
+
+
+def _repeated(name: str, case: Case, answer: CandidateAnswer, judged: JudgeAnswer) -> Check:
+    """Whether calls on the same inputs give the same results."""
+    if judged.unexplained:
+        return Check(name, CheckStatus.FAILED, case.label, "calls on the same inputs give different results")
+    if answer.differing:
+        detail = "the reference's results differ from call to call as well"
+        return Check(name, CheckStatus.SKIPPED, case.label, detail)
+    return Check(name, CheckStatus.PASSED, case.label)

@@ -1,0 +1,282 @@
+"""The reference process: it computes what is expected of each case, once for all candidates, and judges their results."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from mtmc_lsp.capture.module_paths import project_root
+from mtmc_lsp.core.errors import MtmcError, WorkerFailed
+from mtmc_lsp.core.workload import Capture, WorkloadSource
+from mtmc_lsp.process.fork_server import ForkServer
+from mtmc_lsp.process.protocol import Answer, Request
+from mtmc_lsp.process.worker_pool import WorkerPool
+from mtmc_lsp.process.worker_process import Worker
+from mtmc_lsp.verify.candidate_process import RUN_SECONDS
+from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.messages import (
+    NO_ARGUMENTS,
+    CandidateSource,
+    CaseRequest,
+    ConstructorRequest,
+    JudgeAnswer,
+    JudgeRequest,
+    ReferenceAnswer,
+    ReferenceRequest,
+    ReproduceRequest,
+    ShareInputsRequest,
+    UnshareInputsRequest,
+)
+from mtmc_lsp.verify.trials import Trial
+
+SHARED_BYTES = 1e9
+"""Workloads that move more bytes take long to create once more, so their inputs are shared with the timer."""
+
+
+@dataclass(frozen=True)
+class PreparedCase:
+    """A case whose expected results are computed, or will be."""
+
+    data: CaseRequest
+    expected: str
+    """The file with the expected results."""
+    done: Future[ReferenceAnswer]
+
+    @property
+    def case(self) -> Case:
+        """The case."""
+        return self.data.case
+
+
+class Reference:
+    """The reference of all candidates of one capture. Several threads may use it."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        own: str | None,
+        python: str,
+        *,
+        pool: WorkerPool | None = None,
+        seed: int | None = None,
+        precision: str = "budget",
+        run_seconds: float = RUN_SECONDS,
+        worker: Worker | None = None,
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        """Prepare the process, which starts with the first call.
+
+        Args:
+            capture: of the reference.
+            own: the user's file; ``None`` reads the file.
+            python: the user's interpreter.
+            pool: the processes of the task; by default one without a deadline.
+            seed: of the inputs; by default one that no candidate can know.
+            precision: ``budget`` or ``strict``, as in the settings.
+            run_seconds: time limit for one case.
+            worker: a process of the caller, who closes it.
+            fork_server: starts the process by a fork.
+        """
+        self.capture, self.own, self.python, self.fork_server = capture, own, python, fork_server
+        self.run_seconds, self.precision = run_seconds, precision
+        self.seed = secrets.randbelow(2**31) if seed is None else seed
+        self.has_gpu = bool(capture.environment.gpu) and capture.workload.device == "cuda"
+        self.pool = pool or WorkerPool(has_gpu=self.has_gpu)
+        # Candidates may read the inputs but not the expected results, and write to neither.
+        self._secret = Path(tempfile.mkdtemp(prefix="mtmc-expected-"))
+        self._inputs = Path(tempfile.mkdtemp(prefix="mtmc-inputs-"))
+        self._owns_worker = worker is None
+        variables = {} if self.has_gpu else {"TRITON_INTERPRET": "1"}
+        root = str(project_root(Path(capture.workload.target.path)))
+        self.worker = worker or Worker(python, cwd=root, env=variables, fork_server=fork_server)
+        self._shares_memory = self.has_gpu
+        # One thread computes ahead; calls that a candidate waits for go first.
+        self._ahead = ThreadPoolExecutor(1)
+        self._lock = threading.Lock()
+        self._prepared: dict[tuple[str, str], PreparedCase] = {}
+        self._judging = 0
+        self._idle = threading.Condition()
+        self._results = 0
+        self._init = ""
+        self.without_oracle = 0
+        """Cases in which the float64 oracle did not fit into memory."""
+
+    def __enter__(self) -> Reference:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def hidden(self) -> str:
+        """The folder of the expected results, which candidates must not read."""
+        return str(self._secret)
+
+    @property
+    def inputs_folder(self) -> str:
+        """The folder of the inputs."""
+        return str(self._inputs)
+
+    def constructor(self) -> str:
+        """The constructor's arguments, as in :class:`~mtmc_lsp.verify.messages.ConstructorAnswer`; starts the process."""
+        with self._lock:
+            if not self._init:
+                self._init = NO_ARGUMENTS
+                if self.capture.workload.source is WorkloadSource.GET_INPUTS:
+                    request = ConstructorRequest(self.capture, own=self.own, widened=not self.has_gpu)
+                    self._init = self.pool.call(self.worker, request, self.run_seconds).init
+        return self._init
+
+    def prepare(self, trial: Trial, cases: Sequence[Case], *, first: Case | None) -> list[PreparedCase]:
+        """Start to compute what is expected of some cases, in this order, unless that was started before.
+
+        Args:
+            trial: the sizes of the parameters.
+            cases: what to compute.
+            first: the case that is the workload itself.
+        """
+        return [self._prepare(trial, case, is_first=case == first) for case in cases]
+
+    def _prepare(self, trial: Trial, case: Case, *, is_first: bool) -> PreparedCase:
+        key = (f"{trial.init} {trial.is_full}", repr(case))
+        with self._lock:
+            if key not in self._prepared or (is_first and _process_failed(self._prepared[key].done)):
+                number = len(self._prepared)
+                data = CaseRequest(
+                    trial.capture,
+                    own=self.own,
+                    case=case,
+                    inputs=str(self._inputs / f"inputs-{number}.pt"),
+                    is_first=is_first,
+                    widened=not self.has_gpu,
+                    init=trial.init,
+                    shares_memory=self._shares_memory,
+                )
+                expected = str(self._secret / f"expected-{number}.pt")
+                done = self._ahead.submit(self._compute, data, expected)
+                self._prepared[key] = PreparedCase(data, expected, done)
+            return self._prepared[key]
+
+    def _compute(self, data: CaseRequest, expected: str) -> ReferenceAnswer:
+        with self._idle:
+            self._idle.wait_for(lambda: not self._judging)
+        try:
+            answer = self.pool.call(self.worker, ReferenceRequest(data, expected), self.run_seconds)
+        except MtmcError as error:
+            if error.kind.is_gpu_failure:
+                # A failed kernel makes every later GPU call of the process fail.
+                self.worker.close()
+            raise
+        self.without_oracle += not answer.has_oracle
+        return answer
+
+    def _call_first(self, request: Request[Answer]) -> Answer:
+        """The answer to a request that a candidate waits for: no further case is computed before it."""
+        with self._idle:
+            self._judging += 1
+        try:
+            return self.pool.call(self.worker, request, self.run_seconds)
+        finally:
+            with self._idle:
+                self._judging -= 1
+                self._idle.notify_all()
+
+    def share_inputs(self, prepared: PreparedCase) -> None:
+        """Make the inputs of a case available to the candidate process until its results are judged."""
+        if prepared.data.shares_memory and prepared.done.result().is_large:
+            self._call_first(ShareInputsRequest(prepared.data, prepared.data.inputs))
+
+    def without_shared_memory(self, prepared: PreparedCase) -> PreparedCase:
+        """The case with its inputs in a file; new cases use files as well."""
+        self._shares_memory = False
+        changed = replace(prepared, data=replace(prepared.data, shares_memory=False))
+        self._call_first(ReferenceRequest(changed.data, prepared.expected))
+        with self._lock:
+            self._prepared = {key: changed if case is prepared else case for key, case in self._prepared.items()}
+        return changed
+
+    def share_memory_again(self) -> None:
+        """Let new cases use GPU memory again, because it was not the reason of a failure."""
+        self._shares_memory = self.has_gpu
+
+    @contextlib.contextmanager
+    def sharing_workload(self, first: PreparedCase) -> Iterator[str]:
+        """The path under which another process finds the workload's inputs meanwhile; empty if creating them is as fast."""
+        first.done.result()
+        if not self._shares_memory or self.capture.bytes < SHARED_BYTES:
+            yield ""
+            return
+        path = str(self._inputs / "workload.pt")
+        self._call_first(ShareInputsRequest(first.data, path))
+        try:
+            yield path
+        finally:
+            self._call_first(UnshareInputsRequest(path))
+
+    def path_for_results(self) -> Path:
+        """A path for a candidate's results, which candidates cannot access."""
+        with self._lock:
+            self._results += 1
+            return self._secret / f"results-{self._results}.pt"
+
+    def judge(
+        self, prepared: PreparedCase, results: Path, *, is_exact: bool, other: str, differing: tuple[int, ...]
+    ) -> JudgeAnswer:
+        """Compare a candidate's results with the expected ones.
+
+        Args:
+            prepared: the case.
+            results: the candidate's results; the file is removed afterwards.
+            is_exact: whether the reference computes whole numbers without rounding.
+            other: the file with the expected results of another case of the same sizes, or empty.
+            differing: numbers of the results that differ between the candidate's calls.
+
+        Raises:
+            HandoverFailed: the results cannot be read.
+        """
+        request = JudgeRequest(
+            prepared.data,
+            expected=prepared.expected,
+            results=str(results),
+            precision=self.precision,
+            is_exact=is_exact,
+            other_expected=other,
+            differing=differing,
+        )
+        try:
+            return self._call_first(request)
+        finally:
+            results.unlink(missing_ok=True)
+
+    def reproduce(
+        self, prepared: PreparedCase, candidate: CandidateSource, path: Path, *, reason: str, calls: int
+    ) -> str:
+        """Write a case as a file that runs with torch and Triton alone; returns its path."""
+        prepared.done.result()
+        return self._call_first(
+            ReproduceRequest(prepared.data, candidate, str(path), reason=reason, calls=calls, precision=self.precision)
+        ).path
+
+    def close(self) -> None:
+        """End the process and remove its files."""
+        self._ahead.shutdown(wait=False, cancel_futures=True)
+        if self._owns_worker:
+            self.worker.kill()
+            self.worker.close()
+        for folder in (self._secret, self._inputs):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _process_failed(done: Future[ReferenceAnswer]) -> bool:
+    """Whether the process failed, not the user's code: nothing can be verified without the first case, so it is tried again."""
+    return done.done() and not done.cancelled() and isinstance(done.exception(), WorkerFailed)

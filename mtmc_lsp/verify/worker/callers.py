@@ -1,0 +1,150 @@
+"""How a candidate is loaded and called: a version of the user's file, or a separate candidate. Runs in workers."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.worker.calls import Call, init_arguments, make_tensor, resolve
+from mtmc_lsp.capture.worker.user_module import load_user_module
+from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.workload import Capture, Target, TargetKind
+from mtmc_lsp.verify.messages import CandidateSource, CaseRequest
+from mtmc_lsp.verify.worker.inputs import dotted, homes_of, place, prepared_call, reusing
+from mtmc_lsp.verify.worker.instances import SharedInstance, instance_of
+from mtmc_lsp.verify.worker.interpreter.source import on_cpu, without_bfloat16
+from mtmc_lsp.verify.worker.run_target import is_interpreted, module_of, target_source
+
+Prepare = Callable[..., tuple[Call, list[Any]]]
+
+_loaded: dict[str, Any] = {}
+"""Modules of separate candidates, by their text."""
+
+
+def load_candidate(source: CandidateSource, data: CaseRequest) -> tuple[Any, Prepare]:
+    """The candidate's module, and the function that prepares its calls. All these calls use one module instance."""
+    capture = data.capture
+    if source.separate is None:
+        module = module_of(capture, target_source(data.own, capture), source.text, data.widened)
+        return module, functools.partial(prepared_call, shared=SharedInstance(reusing(capture)))
+    target, init = source.separate.target, source.separate.init
+    module = module_of_candidate(target, source.text, data.widened)
+    # Parameters and buffers are replaced by shape, so an instance shares none of them with others.
+    shared = SharedInstance(functools.partial(instance_of, replaced=()))
+    return module, functools.partial(prepared_candidate, target=target, init=init, shared=shared)
+
+
+def module_of_candidate(target: Target, source: str, widened: bool) -> Any:
+    """The module of a separate candidate, loaded once."""
+    text = on_cpu(source, "") if is_interpreted() else source
+    text = without_bfloat16(text) if widened else text
+    if text not in _loaded:
+        _loaded[text] = load_user_module(target.path, text, f"candidate{len(_loaded)}")
+    return _loaded[text]
+
+
+def prepared_candidate(
+    module: Any,
+    capture: Capture,
+    inputs: Mapping[str, torch.Tensor],
+    device: str,
+    *,
+    target: Target,
+    init: str,
+    shared: SharedInstance,
+) -> tuple[Call, list[Any]]:
+    """A separate candidate with the case's parameters, and the arguments of its call."""
+    function = resolve(module, target.qualname)
+    instance = None
+    if target.kind in (TargetKind.MODULE, TargetKind.METHOD):
+        instance = _instance(module, target, capture, device, init, shared)
+        method = "forward" if target.kind is TargetKind.MODULE else target.qualname.rpartition(".")[2]
+        function = getattr(instance, method)
+        if shared.needs_parameters():
+            _place_parameters(instance, capture, inputs, target)
+    call = _bound(function, instance, capture, inputs, target)
+    return call, list(call.values)
+
+
+def _instance(
+    module: Any, target: Target, capture: Capture, device: str, init: str, shared: SharedInstance
+) -> torch.nn.Module:
+    """The candidate, constructed as the reference, or by its own ``get_init_inputs`` if it takes other arguments."""
+    kind = resolve(module, target.class_name)
+    workload = capture.workload
+    positional, named = ast.literal_eval(init)
+    for i, spec in enumerate(workload.init_arguments):
+        tensor = spec.tensor
+        named[spec.name] = spec.constant if tensor is None else make_tensor(tensor, workload.sizes, device, 1000 + i)
+    try:
+        inspect.signature(kind).bind(*positional, **named)
+    except TypeError:
+        arguments = init_arguments(module)
+        if arguments is None:
+            raise
+        positional, named = arguments
+    torch.manual_seed(0)
+    instance = shared(kind, positional, named, device)
+    return instance if workload.as_constructed else instance.eval()
+
+
+def _place_parameters(
+    instance: torch.nn.Module, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target
+) -> None:
+    """Put the case's parameters and buffers into the candidate: by name, or else into the next ones of the same shape."""
+    held = {**dict(instance.named_parameters()), **dict(instance.named_buffers())}
+    free, homes = list(held), homes_of(instance)
+    for item in capture.graph.inputs:
+        if item.kind is InputKind.ARGUMENT:
+            continue
+        value = inputs[item.name]
+        wanted = dotted(item.access)
+        fitting = [name for name in free if held[name].shape == value.shape]
+        name = wanted if wanted in fitting else next(iter(fitting), "")
+        if not name:
+            raise RequestError(
+                f"{target.qualname} has no parameter that corresponds to {item.access}, shape {tuple(value.shape)}",
+                where=Location(target.path, target.start_line),
+                remedy="Give the candidate the reference's parameters, best under the same names.",
+            )
+        free.remove(name)
+        place(homes[id(held[name])], value)
+
+
+def _bound(function: Any, instance: Any, capture: Capture, inputs: Mapping[str, torch.Tensor], target: Target) -> Call:
+    """The call, with arguments by name if the candidate has the reference's names, else in the reference's order."""
+    where = Location(target.path, target.start_line)
+    parameters = inspect.signature(function).parameters
+    specified = {spec.name for spec in capture.workload.arguments}
+    values: dict[str, Any] = {}
+    for argument in capture.arguments:
+        if argument.input and argument.input not in inputs:
+            raise RequestError(
+                f"the reference does not use its argument {argument.name}, so no values of it can be tried",
+                where=Location(capture.workload.target.path, capture.workload.target.start_line),
+                remedy="Remove the argument from both.",
+            )
+        if argument.constant == {}:
+            # The reference's ``*args`` or ``**kwargs``, which are empty.
+            continue
+        # Defaults of the reference are passed only to a candidate that has a parameter of that name.
+        if argument.input or argument.name in specified or argument.name in parameters:
+            values[argument.name] = inputs[argument.input] if argument.input else argument.constant
+    by_name = all(name in parameters for name in values)
+    try:
+        bound = inspect.signature(function).bind(**values) if by_name else None
+        bound = bound or inspect.signature(function).bind(*values.values())
+    except TypeError as error:
+        raise RequestError(
+            f"{target.qualname} cannot be called with the reference's arguments: {error}",
+            where=where,
+            remedy="Give it the reference's parameters.",
+        ) from None
+    names = tuple(values)
+    return Call(function, instance, names, tuple(values.values()), frozenset(names) if by_name else frozenset())

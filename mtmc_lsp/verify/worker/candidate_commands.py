@@ -1,0 +1,198 @@
+"""Runs a candidate on the inputs of a case, in the candidate process. Runs in workers."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.errors import MtmcError
+from mtmc_lsp.core.graph import InputKind
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process import sandbox
+from mtmc_lsp.process.worker.failures import classify
+from mtmc_lsp.process.worker.tensor_ipc import export_, import_, withdraw
+from mtmc_lsp.process.worker_process import RESULTS, SCRATCH
+from mtmc_lsp.verify.cases import Case
+from mtmc_lsp.verify.messages import CallPlan, CandidateAnswer, CandidateRequest
+from mtmc_lsp.verify.worker.callers import Prepare, load_candidate
+from mtmc_lsp.verify.worker.determinism import differing
+from mtmc_lsp.verify.worker.inputs import ALIASED, laid_out, other_layout
+from mtmc_lsp.verify.worker.interpreter.patches import patch_interpreter
+from mtmc_lsp.verify.worker.interpreter.speedups import speed_up_interpreter
+from mtmc_lsp.verify.worker.run_target import (
+    LaunchCount,
+    copies,
+    device_for,
+    is_interpreted,
+    outcome,
+    poison_new_memory,
+    release_gpu_memory,
+    run_case,
+    settled,
+    snapshot,
+    use_one_thread,
+)
+
+LEAST_REPEATS = 4
+"""Repeats that are made even after their time is over, if as many are requested."""
+OTHER_SCALE = 0.5
+MAX_ERROR_CHARACTERS = 600
+
+
+def run_candidate(request: CandidateRequest) -> CandidateAnswer:
+    """Run the planned calls; the results of the judged call go to a file in the scratch folder."""
+    data = request.data
+    device = device_for(data.capture, data.case.kind)
+    results = os.path.join(os.environ[SCRATCH], RESULTS)
+    if not request.calls.is_sanitized:
+        # Filled memory counts as initialised, and would hide errors from initcheck.
+        poison_new_memory()
+    if is_interpreted():
+        use_one_thread()
+        patch_interpreter()
+        speed_up_interpreter()
+    try:
+        module, prepare = load_candidate(request.candidate, data)
+    except Exception as error:
+        return failure("compile_error", error)
+    withdraw(results)
+    inputs = import_(data.inputs, device)
+    if not data.case.layout:
+        inputs = {name: _with_graph_layout(data.capture, name, t, data.case) for name, t in inputs.items()}
+    calls = _Calls(module, prepare, data.capture, data.case, device, inputs)
+    # This counts threads that the threading module does not know.
+    threads = _thread._count()
+    try:
+        run, answer = calls.run(request.calls)
+    except MtmcError:
+        raise
+    except Exception as error:
+        return failure("runtime_error", error)
+    del calls, inputs
+    export_(run, results, in_memory=data.shares_memory)
+    del run
+    release_gpu_memory()
+    return CandidateAnswer("ran", threads=_thread._count() - threads, **answer)
+
+
+class _Calls:
+    """The calls of one candidate on one case, all on the same module instance."""
+
+    def __init__(
+        self, module: Any, prepare: Prepare, capture: Capture, case: Case, device: str, inputs: dict[str, torch.Tensor]
+    ) -> None:
+        self._module, self._prepare, self._capture, self._case = module, prepare, capture, case
+        self._device, self._inputs = device, inputs
+        arguments = {item.name for item in capture.graph.inputs if item.kind is InputKind.ARGUMENT}
+        self._arguments = [name for name in inputs if name in arguments]
+        # Parameters and buffers stay the same tensors; only their contents are restored.
+        self._parameters = copies({name: tensor for name, tensor in inputs.items() if name not in arguments})
+
+    def run(self, plan: CallPlan) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The judged call, and what was observed of all calls."""
+        all_launches, launches = LaunchCount(), LaunchCount()
+        tensors = self._fresh()
+        with all_launches.counting():
+            if plan.changes_contents:
+                self._call_on_other_contents(tensors)
+            with launches.counting():
+                run = self._call(tensors)
+            # A later call must not change these results.
+            judged = run if self._device == "cuda" else {**run, "results": [snapshot(r) for r in run["results"]]}
+            del run
+            unlike, repeats = self._repeat(judged, plan)
+        uses_kernels = True
+        if plan.disables_kernels and launches.count:
+            with LaunchCount().counting(executes=False):
+                uses_kernels = not self._gives(judged)
+        observed = {
+            "launches": launches.count,
+            "all_launches": all_launches.count,
+            "differing": tuple(sorted(unlike)) if repeats else None,
+            "uses_kernels": uses_kernels,
+        }
+        return judged, observed
+
+    def _call(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+        case, mode = self._case, contextlib.nullcontext()
+        run = run_case(
+            self._module,
+            self._capture,
+            tensors,
+            self._device,
+            mode,
+            case.seed,
+            case.kind,
+            self._prepare,
+            before=self._inputs,
+        )
+        return settled(run, self._device)
+
+    def _fresh(self) -> dict[str, torch.Tensor]:
+        """The inputs, with the arguments in new tensors."""
+        self._restore(self._parameters, self._parameters)
+        arguments = copies({name: self._inputs[name] for name in self._arguments})
+        if self._case.layout == ALIASED:
+            # Tensors that are the same in the reference process are separate ones in a file.
+            arguments = other_layout(arguments, self._arguments, ALIASED)
+        return {**arguments, **self._parameters}
+
+    def _restore(self, tensors: dict[str, torch.Tensor], names: Iterable[str]) -> None:
+        with torch.no_grad():
+            for name in names:
+                if 0 not in tensors[name].stride():
+                    tensors[name].copy_(self._inputs[name])
+
+    def _call_on_other_contents(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Call the candidate on the same tensors with other floating-point values, then restore the contents.
+
+        Halving and reversing the values keeps them in their range, so the code should accept them.
+        """
+        for name in self._arguments:
+            value = tensors[name]
+            if value.is_floating_point() and value.numel() and 0 not in value.stride():
+                value.copy_(value.flip(tuple(range(value.dim()))) * OTHER_SCALE)
+        # The code may reject such values. The call on the inputs themselves then shows other errors.
+        with contextlib.suppress(Exception):
+            self._call(tensors)
+        self._restore(tensors, tensors)
+
+    def _repeat(self, judged: dict[str, Any], plan: CallPlan) -> tuple[set[int], int]:
+        """Which results differ between calls on equal inputs, and the number of these calls."""
+        unlike = set[int]()
+        end = time.monotonic() + plan.repeat_seconds
+        repeats = 0
+        while repeats < plan.repeats and (repeats < LEAST_REPEATS or time.monotonic() < end):
+            unlike |= differing(outcome(judged), outcome(self._call(self._fresh())))
+            repeats += 1
+        return unlike, repeats
+
+    def _gives(self, judged: dict[str, Any]) -> bool:
+        """Whether one more call gives the same results."""
+        try:
+            return not differing(outcome(judged), outcome(self._call(self._fresh())))
+        except Exception:  # any error that missing results cause
+            return False
+
+
+def failure(status: str, error: Exception) -> CandidateAnswer:
+    """The answer for a candidate that raised an exception."""
+    kind = classify(error)
+    reason = f"{type(error).__name__}: {str(error)[:MAX_ERROR_CHARACTERS]}"
+    if kind.is_out_of_memory:
+        reason = f"it ran out of memory, which is limited: {reason}"
+    elif isinstance(error, PermissionError) and sandbox.active != sandbox.Isolation():
+        reason = f"{reason}; candidates may not write files, open sockets or start processes"
+    return CandidateAnswer(status, reason, kind)
+
+
+def _with_graph_layout(capture: Capture, name: str, tensor: torch.Tensor, case: Case) -> torch.Tensor:
+    kind = next(item.type for item in capture.graph.inputs if item.name == name)
+    strides = [size.value(case.sizes) for size in kind.stride]
+    return tensor if list(tensor.stride()) == strides or not tensor.numel() else laid_out(tensor, strides)

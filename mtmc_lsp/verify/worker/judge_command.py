@@ -1,0 +1,114 @@
+"""Judges a candidate's results in the reference process. Runs in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mtmc_lsp.core.results import Check, CheckStatus
+from mtmc_lsp.process.worker.tensor_ipc import import_, withdraw
+from mtmc_lsp.verify.messages import JudgeAnswer, JudgeRequest
+from mtmc_lsp.verify.worker.comparison.compare import Comparison, compare_case
+from mtmc_lsp.verify.worker.determinism import not_explained
+from mtmc_lsp.verify.worker.inputs import EXACT
+from mtmc_lsp.verify.worker.reference_cache import is_there, kept, own_device
+from mtmc_lsp.verify.worker.reference_commands import expected_results, inputs_of
+from mtmc_lsp.verify.worker.run_target import module_of, outcome, release_gpu_memory, target_source
+
+
+def judge(request: JudgeRequest) -> JudgeAnswer:
+    """Compare a candidate's results with the reference's and the oracle's."""
+    case = request.data.case
+    inputs, expected = _expected(request)
+    # What the CPU computed is compared there.
+    devices = {t.device.type for t in outcome(expected) if isinstance(t, torch.Tensor)}
+    device = devices.pop() if devices else own_device()
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    results = import_(request.results, device)
+    exact = case.distribution in EXACT and request.is_exact
+    found = compare_case(inputs, expected, results, request.precision, exact=exact)
+    checks = [Check(c["name"], CheckStatus(c["status"]), "", c["detail"]) for c in found["checks"]]
+    if case.layout:
+        # The layout of results is only part of the contract for the workload's own layout of inputs.
+        checks = [_without_stride(check) for check in checks]
+    is_known = bool(request.other_expected) and is_there(request.other_expected)
+    other = kept(request.other_expected, own_device())["results"] if is_known else []
+    answer = JudgeAnswer(
+        tuple(checks),
+        found["error"],
+        found["reference_error"],
+        compared=tuple(found["results"]),
+        undecided=tuple(found["silent"]),
+        trivial=tuple(trivial_answers(inputs, expected, request.precision, other)),
+        unexplained=tuple(_unexplained(request, inputs, expected)),
+    )
+    release_gpu_memory()
+    return answer
+
+
+def _expected(request: JudgeRequest) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The inputs of a case and what is expected of them; computed again if this process does not hold them."""
+    data = request.data
+    withdraw(data.inputs)
+    if not is_there(request.expected):
+        module, inputs = inputs_of(data)
+        return inputs, expected_results(data, module, inputs)
+    expected = kept(request.expected, own_device())
+    inputs = kept(data.inputs, own_device()) if is_there(data.inputs) else inputs_of(data)[1]
+    return inputs, expected
+
+
+def _unexplained(request: JudgeRequest, inputs: dict[str, torch.Tensor], expected: dict[str, Any]) -> list[int]:
+    """Results that differ between the candidate's calls, but not between those of the user's code."""
+    if not request.differing:
+        return []
+    data = request.data
+    module = module_of(data.capture, target_source(data.own, data.capture), None, data.widened)
+    return not_explained(request.differing, module, data.capture, inputs, expected, data.case)
+
+
+def _without_stride(check: Check) -> Check:
+    if check.name.endswith(" stride") and check.status is CheckStatus.FAILED:
+        return Check(check.name, CheckStatus.SKIPPED, check.case, check.detail)
+    return check
+
+
+def trivial_answers(
+    inputs: Mapping[str, torch.Tensor], expected: Mapping[str, Any], precision: str, other: Sequence[Any] = ()
+) -> list[str]:
+    """The answers without any computation that pass: zeros, the mean, copies of the inputs, and the answer of another case.
+
+    Empty results and means of single numbers count for nothing.
+    """
+    if expected["after"]:
+        # A reference that changes its inputs asks for more than the returned tensors.
+        return []
+    results = [r for r in expected["results"] if isinstance(r, torch.Tensor)]
+    answers: dict[str, list[torch.Tensor]] = {"zeros": [torch.zeros_like(r) for r in results]}
+    if any(r.numel() > 1 for r in results):
+        answers["the mean"] = [_mean(r) for r in results]
+    for name, value in inputs.items():
+        fits = [value.shape == r.shape and value.dtype == r.dtype for r in results]
+        if fits and all(fits):
+            answers[f"a copy of {name}"] = [value] * len(results)
+    others = [r for r in other if isinstance(r, torch.Tensor)]
+    if others and [r.shape for r in others] == [r.shape for r in results]:
+        answers["the answer for other inputs"] = others
+    return [name for name, answer in answers.items() if _passes(answer, expected, precision)]
+
+
+def _mean(result: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(result, result.double().mean().item()) if result.numel() else result
+
+
+def _passes(answer: list[torch.Tensor], expected: Mapping[str, Any], precision: str) -> bool:
+    comparison = Comparison(precision)
+    answers = iter(answer)
+    for i, result in enumerate(expected["results"]):
+        if isinstance(result, torch.Tensor):
+            like = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+            near, ties, doubt = expected["near"].get(i, 0.0), expected["ties"].get(i), expected["doubts"].get(i)
+            comparison.tensor("", like.copy_(next(answers)), result, expected["oracle"][i], near, ties, doubt)
+    return all(check["status"] != "failed" for check in comparison.found()[0])

@@ -1,0 +1,125 @@
+"""Commands of the reference process: it creates inputs and computes what is expected of them. Runs in workers."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+
+from mtmc_lsp.capture.worker.calls import build_call, init_arguments, user_error
+from mtmc_lsp.core.errors import Location, RequestError
+from mtmc_lsp.core.workload import Capture
+from mtmc_lsp.process.protocol import NoAnswer
+from mtmc_lsp.process.worker.tensor_ipc import export_, is_large, withdraw
+from mtmc_lsp.verify.cases import FLOAT64
+from mtmc_lsp.verify.messages import (
+    CaseRequest,
+    ConstructorAnswer,
+    ConstructorRequest,
+    ReferenceAnswer,
+    ReferenceRequest,
+    ShareInputsRequest,
+    UnshareInputsRequest,
+)
+from mtmc_lsp.verify.worker.expectations import expected_of, in_float64
+from mtmc_lsp.verify.worker.inputs import make_inputs, other_layout, reusing
+from mtmc_lsp.verify.worker.reference_cache import in_memory, keep, kept, own_device
+from mtmc_lsp.verify.worker.run_target import device_for, module_of, release_gpu_memory, target_source, use_one_thread
+
+
+def constructor(request: ConstructorRequest) -> ConstructorAnswer:
+    """The constructor arguments that ``get_init_inputs`` returns."""
+    capture = request.capture
+    module = module_of(capture, target_source(request.own, capture), None, request.widened)
+    text = repr(list(init_arguments(module) or ([], {})))
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise RequestError(
+            "get_init_inputs() returns values that cannot be sent to the candidate's process",
+            where=Location(capture.workload.target.path),
+            remedy="Let it return numbers, strings, and lists of these.",
+        ) from None
+    return ConstructorAnswer(text)
+
+
+def compute_reference(request: ReferenceRequest) -> ReferenceAnswer:
+    """Create the inputs of a case, and run the user's code and its float64 oracle on them.
+
+    The inputs go to a file for the candidate process; large ones stay in GPU memory until they are shared. What does not fit
+    into memory is computed again when it is needed.
+    """
+    use_one_thread()
+    data = request.data
+    module, inputs = inputs_of(data)
+    expected = expected_results(data, module, inputs)
+    large = data.shares_memory and is_large(inputs)
+    if not large:
+        export_(inputs, data.inputs, in_memory=False)
+    keep(data.inputs, inputs, or_file=False)
+    keep(request.expected, expected, or_file=not large)
+    has_oracle = not expected["coarse"]
+    del inputs, expected
+    release_gpu_memory()
+    return ReferenceAnswer(has_oracle, large)
+
+
+def share_inputs(request: ShareInputsRequest) -> NoAnswer:
+    """Share the inputs of a case through GPU memory."""
+    path = request.data.inputs
+    inputs = kept(path, own_device()) if in_memory(path) else inputs_of(request.data)[1]
+    export_(inputs, request.path, in_memory=True)
+    return NoAnswer()
+
+
+def unshare_inputs(request: UnshareInputsRequest) -> NoAnswer:
+    """Free shared inputs."""
+    withdraw(request.path)
+    return NoAnswer()
+
+
+def inputs_of(data: CaseRequest) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The user's module and the inputs of a case."""
+    capture, case = data.capture, data.case
+    device = device_for(capture, case.kind)
+    module = module_of(capture, target_source(data.own, capture), None, data.widened)
+    if data.init:
+        _set_constructor_arguments(module, data.init)
+    start = build_call(
+        module, capture.workload, device, _call_sizes(data), values=_is_given(data), construct=reusing(capture)
+    )
+    inputs = make_inputs(capture, start, case.sizes, case.distribution, case.seed, device, data.widened)
+    if case.kind == FLOAT64:
+        inputs = {name: in_float64(tensor) for name, tensor in inputs.items()}
+    return module, other_layout(inputs, argument_names(capture, inputs), case.layout)
+
+
+def argument_names(capture: Capture, inputs: dict[str, torch.Tensor]) -> list[str]:
+    """The inputs that are arguments of the call."""
+    return [argument.input for argument in capture.arguments if argument.input in inputs]
+
+
+def expected_results(data: CaseRequest, module: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What is expected of a candidate on these inputs."""
+    capture, case = data.capture, data.case
+    try:
+        return expected_of(module, capture, inputs, device_for(capture, case.kind), case, is_first=data.is_first)
+    except Exception as error:
+        raise user_error(error, capture.workload.target, f"on {case.label}") from error
+
+
+def _set_constructor_arguments(module: Any, init: str) -> None:
+    """Let ``get_init_inputs`` of the user's module return other arguments."""
+    arguments = ast.literal_eval(init)
+    module.get_init_inputs = lambda: arguments
+
+
+def _is_given(data: CaseRequest) -> bool:
+    return data.case.distribution == "given"
+
+
+def _call_sizes(data: CaseRequest) -> dict[str, int]:
+    """Sizes of the temporary arguments with which a call is built: small ones, unless their values are used."""
+    sizes = dict(data.capture.workload.sizes)
+    return sizes if _is_given(data) else {name: min(value, 4) for name, value in sizes.items()}
