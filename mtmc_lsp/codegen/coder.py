@@ -60,7 +60,7 @@ DISTRIBUTION = {
     "Each program instance computes all gates of a block of units",
     RegionKind.ATTENTION: "Each program instance holds a block of queries and loops over the keys; scores stay on chip",
 }
-MOST_NAMED = 3
+MAX_NAMED_RESULTS = 3
 """Maximum number of results that appear in the name of a kernel that computes several."""
 IMPORTS = (
     "import torch",
@@ -219,7 +219,7 @@ def _write_side_by_side(
             raise CannotCode(f"{name} needs {len(written)} launches; only kernels with one launch can share a launch")
         members += written
     results = [value_name(ir, unit.region.outputs[-1]) for unit in units if unit.region is not None]
-    named_results = results if len(results) <= MOST_NAMED else [*results[: MOST_NAMED - 1], "others"]
+    named_results = results if len(results) <= MAX_NAMED_RESULTS else [*results[: MAX_NAMED_RESULTS - 1], "others"]
     name = _unused_name(f"{base}_{identifier('_and_'.join(named_results))}_kernel", [*kernels, *members])
     return side_by_side(name, members, f"{', '.join(results[:-1])} and {results[-1]}, in one launch.")
 

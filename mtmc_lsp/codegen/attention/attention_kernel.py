@@ -74,7 +74,7 @@ class _AttentionWriter:
         self.form = form
         self.band = attention_band(ir, region, form)
         self.logits = Logits(ir, region, form, self.band)
-        self.sure: Size | None = None
+        self.visible_before: Size | None = None
         """Offset from a query's position to the first key that the mask may hide; None if unknown."""
         self.scores = ProductAxes(ir, region, form.scores)
         self.result = ProductAxes(ir, region, form.result)
@@ -210,10 +210,10 @@ class _AttentionWriter:
                 lines.append("# The queries of this block see no key from end_key on.")
             lines.append(f"end_key = tl.minimum({self._shifted('first_query + BLOCK_M', self.band.last)}, {n_keys})")
             end = "end_key"
-        if self.sure is None:
+        if self.visible_before is None:
             return [*lines, f"for start in range({first}, {end}, BLOCK_N):", *(f"    {line}" for line in body)]
-        shared = f"tl.minimum({self._shifted('first_query', self.sure)}, {end})"
-        if not (self.sure.is_constant and self.sure.constant >= 0):
+        shared = f"tl.minimum({self._shifted('first_query', self.visible_before)}, {end})"
+        if not (self.visible_before.is_constant and self.visible_before.constant >= 0):
             shared = f"tl.maximum({shared}, 0)"
         return [
             *lines,
@@ -334,7 +334,7 @@ class _AttentionWriter:
             peeled = self.logits.peeled(tile.expressions, self.form.logits, at)
             accesses = tile.expressions.accesses
         self._limit(accesses)
-        self.sure = peeled.sure
+        self.visible_before = peeled.visible_before
         factor = peeled.factor * LOG2E
         # Other operations, such as adding a mask of the lowest finite number, may become infinite in base 2.
         is_fused = is_low_precision(self._dtype(self.scores)) and peeled.text == "scores"
@@ -342,7 +342,7 @@ class _AttentionWriter:
         statements = [] if peeled.text == "scores" else [f"scores = {peeled.text}"]
         if peeled.allowed:
             statements.append(f'scores = tl.where({_all(peeled.allowed)}, scores, -float("inf"))')
-        if self.sure is not None:
+        if self.visible_before is not None:
             statements += ["if at_edge:", f'    scores = tl.where({_all(edge_conditions)}, scores, -float("inf"))']
         elif edge_conditions:
             statements.append(f'scores = tl.where({_all(edge_conditions)}, scores, -float("inf"))')

@@ -33,8 +33,8 @@ class Peeled:
     allowed: tuple[str, ...] = ()
     """Conditions that every block must check."""
     at_edge: tuple[str, ...] = ()
-    """Conditions that provably hold for query ``m`` and keys before ``m + sure``."""
-    sure: Size | None = None
+    """Conditions that provably hold for query ``m`` and keys before ``m + visible_before``."""
+    visible_before: Size | None = None
     is_product: bool = False
     """Whether ``text`` is a product, which a compiler could fuse into a subtraction."""
 
@@ -84,17 +84,19 @@ class Logits:
     def _masked(self, logits: Peeled, condition: Code, name: str, shown: bool) -> Peeled:
         """Add the condition ``name``, which shows the value (or hides it, if ``shown`` is false)."""
         text = condition.text if shown else f"~{condition.at(UNARY)}"
-        sure = None
+        visible_before = None
         if self.band.first is None and self.band.last is not None:
-            sure = sure_before(self.ir, self.region, self.form, name, shown)
-        if sure is not None and logits.sure not in (None, sure):
-            assert logits.sure is not None
+            visible_before = sure_before(self.ir, self.region, self.form, name, shown)
+        if visible_before is not None and logits.visible_before not in (None, visible_before):
+            assert logits.visible_before is not None
             # Both conditions hold before the smaller of the two bounds; symbolic bounds cannot be compared.
-            is_constant_bound = sure.is_constant and logits.sure.is_constant
-            sure = Size.of(min(sure.constant, logits.sure.constant)) if is_constant_bound else None
-        if sure is None:
+            is_constant_bound = visible_before.is_constant and logits.visible_before.is_constant
+            visible_before = (
+                Size.of(min(visible_before.constant, logits.visible_before.constant)) if is_constant_bound else None
+            )
+        if visible_before is None:
             return replace(logits, allowed=(*logits.allowed, text))
-        return replace(logits, at_edge=(*logits.at_edge, text), sure=sure)
+        return replace(logits, at_edge=(*logits.at_edge, text), visible_before=visible_before)
 
 
 def _number(ir: KernelIR, name: str) -> float | None:

@@ -110,8 +110,8 @@ class _SplitWriter:
     def kernel(self, name: str) -> Kernel:
         """The finished kernel."""
         # A short dynamic K uses the loop, because the held version would not support much longer rows.
-        least = 0 if self.operand.k.is_constant else MIN_DYNAMIC_HELD_DEPTH
-        holds_rows = least <= self._k_pad_now <= (WHOLE_LIMIT if self.is_dense() else HELD_DEPTH)
+        min_held_depth = 0 if self.operand.k.is_constant else MIN_DYNAMIC_HELD_DEPTH
+        holds_rows = min_held_depth <= self._k_pad_now <= (WHOLE_LIMIT if self.is_dense() else HELD_DEPTH)
         lines, blocks, warps = self._held_rows() if holds_rows else self._looped_rows()
         rows = blocks["ROWS"]
         grid = [blocks_text(f"rows_{self.row}", rows)]

@@ -258,8 +258,8 @@ def _uses_group_checks(graph: Graph) -> bool:
 
 def _group_inputs(graph: Graph) -> list[GraphInput]:
     """The parameters and buffers with fixed, non-empty shapes."""
-    held = (item for item in graph.inputs if item.kind is not InputKind.ARGUMENT)
-    return [item for item in held if all(size.is_constant and size.constant for size in item.type.shape)]
+    module_tensors = (item for item in graph.inputs if item.kind is not InputKind.ARGUMENT)
+    return [item for item in module_tensors if all(size.is_constant and size.constant for size in item.type.shape)]
 
 
 def _constant_shape(shape: Sequence[Size]) -> str:

@@ -85,13 +85,15 @@ class _PassWriter(TileWriter):
 
     # Kernels -----------------------------------------------------------------------------------------------------
 
-    def partial_kernel(self, wanted: Sequence[Prim], name: str) -> Kernel:
+    def partial_kernel(self, reductions: Sequence[Prim], name: str) -> Kernel:
         """The kernel that writes the partial results of each row."""
         self._declare_part()
-        self._reduce_in_loop(wanted)
-        for prim in wanted:
+        self._reduce_in_loop(reductions)
+        for prim in reductions:
             self._store_partial(prim)
-        functions = " and ".join(dict.fromkeys(prim.fn.replace("sum_exp", "sum of exponentials") for prim in wanted))
+        functions = " and ".join(
+            dict.fromkeys(prim.fn.replace("sum_exp", "sum of exponentials") for prim in reductions)
+        )
         summary = f"The {functions} of each part of each row; rows are too long for one program instance."
         return self._kernel(name, summary, parts=True)
 
