@@ -1,4 +1,4 @@
-"""The built-in coder: applies a macro action to the schedule and renders graph + schedule as a new version of the file."""
+"""The built-in coder: applies a planner action to the schedule and renders graph and schedule as a new version of the file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mtmc_lsp.codegen.attention.attention_kernel import write_attention_kernel
 from mtmc_lsp.codegen.kernel.device_functions import HELPERS, helpers_used
 from mtmc_lsp.codegen.kernel.kernel import Kernel
 from mtmc_lsp.codegen.kernel.snippets import LINE, call_text
-from mtmc_lsp.codegen.matmul.descriptors import MEMORY_SOURCE
-from mtmc_lsp.codegen.matmul.matmul_kernel import whole_product, write_product_kernels
+from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR_SOURCE
+from mtmc_lsp.codegen.matmul.matmul_kernel import write_product_kernels, write_whole_product
 from mtmc_lsp.codegen.matmul.split_k import write_split_product
 from mtmc_lsp.codegen.matmul.split_on_load import write_product_split_on_load
 from mtmc_lsp.codegen.matmul.stream_k import write_stream_product
 from mtmc_lsp.codegen.module.constants import CONSTANT_SOURCE
-from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, REPLAYED
-from mtmc_lsp.codegen.module.guard import bindings, gives_tensors, size_text, write_guard
+from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
+from mtmc_lsp.codegen.module.guard import bindings, returns_tensors, size_text, write_guard
 from mtmc_lsp.codegen.module.guard_helpers import GUARD_HELPERS
 from mtmc_lsp.codegen.module.launcher import Launcher
 from mtmc_lsp.codegen.module.naming import identifier, value_name
@@ -51,17 +51,17 @@ from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.schedule.tile_configs import default_config
 from mtmc_lsp.source.compose import compose, strip_generated
 
-HOW = {
+DISTRIBUTION = {
     RegionKind.MAP: "One pass over memory",
-    RegionKind.REDUCE: "Each row is read, reduced and written by one program",
-    RegionKind.SCAN: "Each row is scanned by one program, a block of columns at a time",
-    RegionKind.MATMUL: "Each program makes one tile of the product; what surrounds the product is done on the tile in registers",
-    RegionKind.RECURRENT: "Steps of layers (or directions) that do not wait for one another are one launch, and these follow one "
-    "another; each program makes all gates of a block of units",
-    RegionKind.ATTENTION: "Each program keeps a block of queries and walks the keys; the scores never go to memory",
+    RegionKind.REDUCE: "One program instance reads, reduces and writes each row",
+    RegionKind.SCAN: "One program instance scans each row, one block of columns at a time",
+    RegionKind.MATMUL: "Each program instance computes one tile of the product and applies the fused operations in registers",
+    RegionKind.RECURRENT: "Each launch runs the independent steps of all layers (or directions); launches run in sequence. "
+    "Each program instance computes all gates of a block of units",
+    RegionKind.ATTENTION: "Each program instance holds a block of queries and loops over the keys; scores stay on chip",
 }
-MOST_NAMED = 3
-"""Results in the name of a kernel that makes several."""
+MAX_NAMED_RESULTS = 3
+"""Maximum number of results that appear in the name of a kernel that computes several."""
 IMPORTS = (
     "import torch",
     "import triton",
@@ -71,18 +71,18 @@ IMPORTS = (
 
 
 class BuiltinCoder:
-    """Writes Triton with no network; the same capture, candidate and action give the same candidate byte for byte."""
+    """Generates Triton without a network. The same capture, candidate and action always give byte-identical output."""
 
     def start(self, capture: Capture, source: str) -> Candidate:
-        """The user's own file, nothing generated."""
+        """The starting point: the user's file without any generated code."""
         plain = strip_generated(source.encode(), capture.workload.target.qualname).decode()
         return Candidate(_content_id(plain), None, None, plain, None, to_json(Schedule()))
 
     def write(self, capture: Capture, candidate: Candidate, action: MacroAction) -> Candidate:
-        """``candidate`` with ``action`` applied.
+        """Apply ``action`` to ``candidate`` and return the new candidate.
 
         Raises:
-            CannotCode: the action is not legal here, or has no Triton form.
+            CannotCode: the action is illegal for this schedule, or the result cannot be written in Triton.
         """
         schedule = from_json(Schedule, candidate.schedule)
         try:
@@ -95,8 +95,8 @@ class BuiltinCoder:
         try:
             code, launches = render(capture, ir, changed, plain.decode())
         except RecursionError:
-            why = "more of its operations wait for one another than one kernel can be written with"
-            raise CannotCode(f"{why}; fuse fewer of them") from None
+            why = "the chain of dependent operations in one kernel is too long for the code generator"
+            raise CannotCode(f"{why}; fuse fewer operations") from None
         text = compose(plain, target, code).decode()
         return Candidate(_content_id(text), candidate.id, action, text, code, to_json(changed), launches)
 
@@ -108,57 +108,59 @@ def _content_id(text: str) -> str:
 def render(
     capture: Capture, ir: KernelIR, schedule: Schedule, source: str
 ) -> tuple[GeneratedCode, tuple[KernelLaunch, ...]]:
-    """Generated code for a schedule, and how its kernels are launched."""
+    """Generate the code for a schedule, and the launch parameters of its kernels."""
     graph = ir.graph
     schedule = _with_random_kernels(ir, schedule)
     base = _base_name(capture.workload.target.qualname, source)
-    again = frozenset(name for kernel in schedule.kernels for name in kernel.recomputed)
-    launcher = Launcher(ir, recomputed=again)
+    recomputed = frozenset(name for kernel in schedule.kernels for name in kernel.recomputed)
+    launcher = Launcher(ir, recomputed=recomputed)
     if not all(part.isidentifier() for part in capture.module_name.split(".")):
-        # KernelBench's files, such as 1_Square_matrix.py, are imported by their path.
+        # The module name is not a valid dotted name (KernelBench imports files such as 1_Square_matrix.py by path).
         launcher.namespace = "mtmc_{''.join(c if c.isalnum() else '_' for c in __name__)}"
     kernels: list[Kernel] = []
     lines = source.splitlines()
-    todo = launches(ir, schedule)
+    units = launches(ir, schedule)
     shared = SharedKernels()
-    several = sum(1 for launch in todo for unit in launch if unit.plan is not None) > 1
-    for unit, *others in todo:
+    has_several_kernels = sum(1 for launch in units for unit in launch if unit.plan is not None) > 1
+    for unit, *grouped in units:
         if unit.plan is None or unit.region is None:
             launcher.torch_call(graph.node(unit.nodes[0]))
             continue
-        if others:
-            kernel = shared.one_for(_write_side_by_side(ir, [unit, *others], launcher, base, kernels, lines))
-            launcher.launch(kernel, [each.region for each in (unit, *others) if each.region is not None])
+        if grouped:
+            kernel = shared.shared(_write_side_by_side(ir, [unit, *grouped], launcher, base, kernels, lines))
+            launcher.launch(kernel, [each.region for each in (unit, *grouped) if each.region is not None])
             kernels.append(kernel)
             continue
-        name = _free(_kernel_name(ir, unit, base, several), kernels)
+        name = _unused_name(_kernel_name(ir, unit, base, has_several_kernels), kernels)
         if isinstance(unit.plan.config, RecurrentConfig):
             docstring = _docstring(ir, unit.region, unit.plan, lines)
             steps = RecurrentSteps(ir, unit.region, unit.plan.config)
-            kernel = shared.one_for(steps.kernel(name, docstring))
+            kernel = shared.shared(steps.kernel(name, docstring))
             steps.launch(launcher, kernel)
             kernels.append(kernel)
             continue
-        for written in _write_kernels(ir, unit.region, unit.plan, launcher, name, lines):
-            kernel = shared.one_for(written)
+        for draft in _write_kernels(ir, unit.region, unit.plan, launcher, name, lines):
+            kernel = shared.shared(draft)
             launcher.launch(kernel, [unit.region])
-            # Another place may have called it already; its limits are its own.
+            # A shared kernel may appear several times here, each time with its own limits.
             kernels.append(kernel)
-    asked = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
-    own_sizes = (in_captured_sizes(limit, schedule.rewrites) for limit in asked)
-    limits = (*guard_conditions(schedule.rewrites), *own_sizes)
+    limit_set = dict.fromkeys(limit for kernel in kernels for limit in kernel.limits)
+    size_limits = (in_captured_sizes(limit, schedule.rewrites) for limit in limit_set)
+    limits = (*guard_conditions(schedule.rewrites), *size_limits)
     for limit in limits:
-        # The limits are the kernels' own: arithmetic over named sizes.
+        # Safe to evaluate: limits are generated arithmetic over named sizes.
         if not eval(limit, {"__builtins__": {}}, dict(capture.graph.sizes)):
-            raise CannotCode(f"the kernels hold for {limit} alone, which these sizes are not")
-    block = _block(capture, limits, base, kernels, launcher, is_replayed=schedule.cuda_graph)
+            raise CannotCode(
+                f"the kernels require {limit}, which does not hold for the captured sizes; choose other settings"
+            )
+    block = _module_block(capture, limits, base, kernels, launcher, uses_cuda_graph=schedule.cuda_graph)
     compiled = tuple(launch for i, launch in enumerate(launcher.launches) if launch not in launcher.launches[:i])
-    dispatch = _dispatch(capture, base, launcher, is_replayed=schedule.cuda_graph)
+    dispatch = _dispatch(capture, base, launcher, uses_cuda_graph=schedule.cuda_graph)
     return GeneratedCode(IMPORTS, block, dispatch), compiled
 
 
 def _with_random_kernels(ir: KernelIR, schedule: Schedule) -> Schedule:
-    """Every random operation runs in a kernel, so that all draw from the launcher's one seed."""
+    """Put every random operation into a kernel, so that all of them use the launcher's single seed."""
     for prim in ir.prims.values():
         if prim.op is PrimOp.RANDOM and schedule.kernels and schedule.kernel_of(prim.origin) is None:
             config = default_config(ir, analyse(ir, (prim.origin,)))
@@ -176,21 +178,21 @@ def _write_kernels(
 ) -> list[Kernel]:
     missing = [prim for prim in region.inputs if prim not in launcher.buffers]
     if missing:
-        raise CannotCode(f"{ir.prims[missing[0]].origin} is not in memory")
+        raise CannotCode(f"the input {ir.prims[missing[0]].origin} of this kernel is not in memory; fuse its producer")
     config = plan.config
     docstring = _docstring(ir, region, plan, lines)
     if isinstance(config, MatmulConfig):
         if config.splits_one_operand_on_load:
             return write_product_split_on_load(ir, region, launcher.buffers, config, name, docstring)
-        finished = whole_product
+        write_product = write_whole_product
         if config.split_k > 1:
-            finished = write_split_product
+            write_product = write_split_product
         elif config.stream_k:
-            finished = write_stream_product
-        kernels = write_product_kernels(ir, region, launcher.buffers, config, name, docstring, finished)
-        if all(launcher.may_be_described(kernel) for kernel in kernels):
+            write_product = write_stream_product
+        kernels = write_product_kernels(ir, region, launcher.buffers, config, name, docstring, write_product)
+        if all(launcher.supports_descriptors(kernel) for kernel in kernels):
             return kernels
-        return write_product_kernels(ir, region, launcher.buffers, by_pointers(config), name, docstring, finished)
+        return write_product_kernels(ir, region, launcher.buffers, by_pointers(config), name, docstring, write_product)
     if isinstance(config, AttentionConfig):
         return [write_attention_kernel(ir, region, launcher.buffers, config, name, docstring)]
     assert isinstance(config, TileConfig)
@@ -201,38 +203,38 @@ def _write_kernels(
 
 def _write_side_by_side(
     ir: KernelIR,
-    together: Sequence[Unit],
+    units: Sequence[Unit],
     launcher: Launcher,
     base: str,
     kernels: Sequence[Kernel],
     lines: list[str],
 ) -> Kernel:
-    """The kernels of several units as one launch."""
-    parts: list[Kernel] = []
-    for unit in together:
+    """Write the kernels of several units as one launch."""
+    members: list[Kernel] = []
+    for unit in units:
         assert unit.plan is not None and unit.region is not None
-        name = _free(_kernel_name(ir, unit, base, several=True), [*kernels, *parts])
+        name = _unused_name(_kernel_name(ir, unit, base, is_one_of_several=True), [*kernels, *members])
         written = _write_kernels(ir, unit.region, unit.plan, launcher, name, lines)
         if len(written) > 1:
-            raise CannotCode(f"{name} is {len(written)} launches")
-        parts += written
-    results = [value_name(ir, unit.region.outputs[-1]) for unit in together if unit.region is not None]
-    own = results if len(results) <= MOST_NAMED else [*results[: MOST_NAMED - 1], "others"]
-    name = _free(f"{base}_{identifier('_and_'.join(own))}_kernel", [*kernels, *parts])
-    return side_by_side(name, parts, f"{', '.join(results[:-1])} and {results[-1]}, side by side in one launch.")
+            raise CannotCode(f"{name} needs {len(written)} launches; only kernels with one launch can share a launch")
+        members += written
+    results = [value_name(ir, unit.region.outputs[-1]) for unit in units if unit.region is not None]
+    named_results = results if len(results) <= MAX_NAMED_RESULTS else [*results[: MAX_NAMED_RESULTS - 1], "others"]
+    name = _unused_name(f"{base}_{identifier('_and_'.join(named_results))}_kernel", [*kernels, *members])
+    return side_by_side(name, members, f"{', '.join(results[:-1])} and {results[-1]}, in one launch.")
 
 
-def _how(region: Region, config: KernelConfig) -> str:
-    """How the work is distributed."""
+def _distribution(region: Region, config: KernelConfig) -> str:
+    """Describe how the work is distributed over program instances."""
     if isinstance(config, TileConfig) and config.is_split:
-        return "Many programs share each row, and combine what the kernels before found for each part of it"
+        return "Several program instances share each row and combine the partial results of the preceding kernels"
     if isinstance(config, MatmulConfig) and config.split_k > 1:
-        return "The sums of all parts of K are added; what surrounds the product is done on the tile in registers"
+        return "Adds the partial sums over K and applies the fused operations to the tile in registers"
     if isinstance(config, MatmulConfig) and config.stream_k:
-        return "The parts of the tiles that programs share are added; what surrounds the product is done on the tile in registers"
-    how = HOW[region.kind]
+        return "Adds the partial sums of shared tiles and applies the fused operations to each tile in registers"
+    how = DISTRIBUTION[region.kind]
     is_persistent = isinstance(config, (TileConfig, MatmulConfig)) and config.persist > 0
-    return f"{how}, one piece of work after another" if is_persistent else how
+    return f"{how}; each program instance loops over several work items" if is_persistent else how
 
 
 def _docstring(
@@ -241,60 +243,64 @@ def _docstring(
     plan: KernelPlan,
     lines: list[str],
 ) -> str:
-    """The user's own lines that the kernel computes, and what is saved."""
-    numbers = sorted({ir.graph.node(name).line for name in (*region.nodes, *plan.recomputed)} - {0})
-    quoted = [lines[n - 1].strip() for n in numbers if 0 < n <= len(lines)]
+    """The kernel's docstring: the source lines that it computes, and which memory traffic it avoids."""
+    line_numbers = sorted({ir.graph.node(name).line for name in (*region.nodes, *plan.recomputed)} - {0})
+    quoted = [lines[n - 1].strip() for n in line_numbers if 0 < n <= len(lines)]
     results = ", ".join(value_name(ir, ref) for ref in region.outputs)
-    inner = len(region.nodes) - len(region.outputs)
-    saved = "; nothing between is written to memory" if inner > 0 else ""
-    passes = _how(region, plan.config)
-    head = f"{results}, in one kernel."
-    body = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
-    prose = textwrap.fill(f"{passes}{saved}.", LINE)
-    return f"{head}\n\n{body}\n{prose}".replace('"""', "'''").replace("\\", "\\\\")
+    n_intermediates = len(region.nodes) - len(region.outputs)
+    memory_note = "; intermediate values are not written to memory" if n_intermediates > 0 else ""
+    distribution = _distribution(region, plan.config)
+    summary = f"{results}, in one kernel."
+    source_lines = "".join(f"    {text}\n" for text in dict.fromkeys(quoted))
+    prose = textwrap.fill(f"{distribution}{memory_note}.", LINE)
+    return f"{summary}\n\n{source_lines}\n{prose}".replace('"""', "'''").replace("\\", "\\\\")
 
 
 def _base_name(qualname: str, source: str) -> str:
-    """Snake-case stem of the generated names, free in the user's file."""
+    """Snake-case prefix of the generated names, chosen so that none of them exists in the user's file."""
     parts = [part for part in qualname.split(".") if part != "forward"]
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
-    base = identifier(words)
+    snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", "_".join(parts)).lower()
+    base = identifier(snake_case)
     while any(
         re.search(rf"\b{base}_{suffix}\b", source)
-        for suffix in ("fits", "launch", "triton", "kernel", "replay", "tensors", "results", "up_to_date")
+        for suffix in ("fits", "launch", "triton", "kernel", "cuda_graph", "tensors", "results", "up_to_date")
     ):
         base += "_mtmc"
     return base
 
 
-def _kernel_name(ir: KernelIR, unit: Unit, base: str, several: bool) -> str:
+def _kernel_name(ir: KernelIR, unit: Unit, base: str, is_one_of_several: bool) -> str:
     assert unit.region is not None
-    return f"{base}_{identifier(value_name(ir, unit.region.outputs[-1]))}_kernel" if several else f"{base}_kernel"
+    return (
+        f"{base}_{identifier(value_name(ir, unit.region.outputs[-1]))}_kernel"
+        if is_one_of_several
+        else f"{base}_kernel"
+    )
 
 
-def _free(name: str, kernels: Sequence[Kernel]) -> str:
-    """``name``, or with a number in front of ``_kernel`` where another kernel has it.
+def _unused_name(name: str, kernels: Sequence[Kernel]) -> str:
+    """Return ``name``, or a numbered variant if another kernel has that name or a name that starts with it.
 
-    So has one that is named after it, such as what finds the parts of its sums: where two such need the same kernel behind them,
-    there is only one of that, of the other's name.
+    Names that extend ``name`` count as taken too, such as ``name_parts`` for partial sums: kernels that are shared keep the
+    name of their first user.
     """
-    taken = [name for kernel in kernels for name in (kernel.name, *kernel.functions)]
+    used_names = [name for kernel in kernels for name in (kernel.name, *kernel.functions)]
 
     def is_taken(choice: str) -> bool:
-        return any(name == choice or name.startswith(f"{choice}_") for name in taken)
+        return any(name == choice or name.startswith(f"{choice}_") for name in used_names)
 
     choices = itertools.chain([name], (f"{name.removesuffix('_kernel')}_{n}_kernel" for n in itertools.count(2)))
     return next(choice for choice in choices if not is_taken(choice))
 
 
-def _block(
+def _module_block(
     capture: Capture,
     limits: tuple[str, ...],
     base: str,
     kernels: list[Kernel],
     launcher: Launcher,
     *,
-    is_replayed: bool,
+    uses_cuda_graph: bool,
 ) -> str:
     graph = capture.graph
     access = {item.name: item.access for item in graph.inputs}
@@ -306,81 +312,94 @@ def _block(
         access,
         limits,
         tuple(launcher.aligned),
-        adds_in_no_order=launcher.adds_in_no_order,
+        uses_atomics=launcher.uses_atomics,
         up_to_date=f"{base}_up_to_date()" if check else "",
     )
-    what = f"``{capture.workload.target.qualname}`` by Triton kernels."
+    summary = f"``{capture.workload.target.qualname}`` with Triton kernels."
     sources = list(dict.fromkeys(text for kernel in kernels for text in (*kernel.functions.values(), kernel.source)))
     helpers = _helpers("\n".join(sources))
     checks = [source for name, source in GUARD_HELPERS.items() if f"{name}(" in guard]
-    launch = launcher.finish(f"{base}_launch", f"{base}_triton", what)
-    memory = [MEMORY_SOURCE] if launcher.makes_descriptors else []
+    launch = launcher.finish(f"{base}_launch", f"{base}_triton", summary)
+    memory = [ALLOCATOR_SOURCE] if launcher.makes_descriptors else []
     memory += [CONSTANT_SOURCE] if launcher.makes_constants else []
-    replay = [GRAPHS, REPLAYED, _replay(capture, base, launcher)] if is_replayed else []
-    own_check = [check] if check else []
-    return "\n\n".join([*helpers, *sources, *checks, *own_check, guard, *memory, launch, *replay])
+    cuda_graph = [GRAPHS, RUN_CUDA_GRAPH, _cuda_graph_function(capture, base, launcher)] if uses_cuda_graph else []
+    version_check = [check] if check else []
+    return "\n\n".join([*helpers, *sources, *checks, *version_check, guard, *memory, launch, *cuda_graph])
 
 
-def _replay(capture: Capture, base: str, launcher: Launcher) -> str:
-    """The function that replays the launcher."""
+def _cuda_graph_function(capture: Capture, base: str, launcher: Launcher) -> str:
+    """Source of the function that runs the launcher as a CUDA graph."""
     kinds = {launcher.input_names[item.name]: item.kind for item in capture.graph.inputs}
-    given = [name for name, kind in kinds.items() if kind is InputKind.ARGUMENT]
-    held = [name for name in kinds if name not in given]
-    if list(kinds) != [*given, *held]:
-        raise CannotCode("the module's tensors come before the arguments")
-    changed = {launcher.input_names[mutation.input] for mutation in capture.graph.mutations}
-    if changed & set(given):
-        raise CannotCode("a graph has copies of the arguments, of which some are changed")
-    parts = [given, held, [str(i) for i, name in enumerate(held) if name in changed]]
-    texts = [f"({', '.join(part)}{',' if len(part) == 1 else ''})" for part in (parts if changed else parts[:2])]
+    arguments = [name for name, kind in kinds.items() if kind is InputKind.ARGUMENT]
+    module_tensors = [name for name in kinds if name not in arguments]
+    if list(kinds) != [*arguments, *module_tensors]:
+        raise CannotCode(
+            "a CUDA graph needs arguments before module tensors in the graph's inputs; capture without CUDA graphs"
+        )
+    updated = {launcher.input_names[mutation.input] for mutation in capture.graph.mutations}
+    if updated & set(arguments):
+        raise CannotCode(
+            "a CUDA graph works on copies of the arguments, so it cannot update arguments in place; leave CUDA graphs off"
+        )
+    groups = [arguments, module_tensors, [str(i) for i, name in enumerate(module_tensors) if name in updated]]
+    tuples = [f"({', '.join(part)}{',' if len(part) == 1 else ''})" for part in (groups if updated else groups[:2])]
     return (
-        f"def {base}_replay({', '.join(kinds)}):\n"
-        f'    """``{base}_launch``, replayed as one CUDA graph."""\n'
-        f"    return {call_text('_replayed', [f'{base}_launch', *texts], '    ')}\n"
+        f"def {base}_cuda_graph({', '.join(kinds)}):\n"
+        f'    """``{base}_launch`` as one CUDA graph."""\n'
+        f"    return {call_text('_run_cuda_graph', [f'{base}_launch', *tuples], '    ')}\n"
     )
 
 
 def _helpers(text: str) -> list[str]:
-    """Sources of the helper functions that are called, including by one another."""
-    found = helpers_used(text)
+    """Sources of all helper functions that ``text`` calls, directly or through other helpers."""
+    needed = helpers_used(text)
     while True:
-        more = [name for name in helpers_used(text + "".join(HELPERS[n] for n in found)) if name not in found]
-        if not more:
-            return [HELPERS[name] for name in HELPERS if name in found]
-        found += more
+        added = [name for name in helpers_used(text + "".join(HELPERS[n] for n in needed)) if name not in needed]
+        if not added:
+            return [HELPERS[name] for name in HELPERS if name in needed]
+        needed += added
 
 
 def _guard_parameters(capture: Capture) -> list[str]:
     target = capture.workload.target
-    own = [] if target.kind is TargetKind.FUNCTION else ["self"]
-    return [*own, *(argument.name for argument in capture.arguments if not argument.is_state)]
+    receiver = [] if target.kind is TargetKind.FUNCTION else ["self"]
+    return [*receiver, *(argument.name for argument in capture.arguments if not argument.is_state)]
 
 
-def _dispatch(capture: Capture, base: str, launcher: Launcher, *, is_replayed: bool) -> str:
+def _dispatch(capture: Capture, base: str, launcher: Launcher, *, uses_cuda_graph: bool) -> str:
     graph = capture.graph
-    run = f"{base}_replay" if is_replayed else f"{base}_launch"
+    run = f"{base}_cuda_graph" if uses_cuda_graph else f"{base}_launch"
     if launcher.is_operator():
         run = f"({base}_triton if torch.compiler.is_compiling() else {run})"
     fits = call_text(f"{base}_fits", _guard_parameters(capture))
-    if gives_tensors(graph):
-        # Under a name of the target's own: the user's code may have a global one of any other.
+    if returns_tensors(graph):
+        # The variable is prefixed with the target's name, so that it cannot shadow a global of the user's code.
         call, fits = f"{run}(*{base}_tensors)", f"({base}_tensors := {fits}) is not None"
     else:
         call = call_text(run, [item.access for item in graph.inputs], "    ")
     if is_nested(graph.returns) or graph.state_attributes:
         results = f"{base}_results"
-        own = len(graph.results)
-        kept = "".join(f"    {access} = {results}[{own + i}]\n" for i, access in enumerate(graph.state_attributes))
-        numbered = ", ".join(f"{RESULTS}[{i}]" for i in range(own))
-        plain = {"tensor": numbered, "tuple": f"({numbered},)", "list": f"[{numbered}]"}
-        texts = {symbol: own.text for symbol, own in bindings(graph, {i.name: i.access for i in graph.inputs}).items()}
-        returned = fill_structure(
-            plain.get(graph.returns, graph.returns),
-            lambda i: f"{results}[{i}]",
-            lambda size: size_text(Size.parse(size), texts),
+        n_results = len(graph.results)
+        kept_assignments = "".join(
+            f"    {access} = {results}[{n_results + i}]\n" for i, access in enumerate(graph.state_attributes)
         )
-        given = f"{results} = {call if len(graph.outputs) > 1 else f'({call},)'}" if graph.outputs else call
-        return f"if {fits}:\n    {given}\n{kept}    return {returned}\n"
+        numbered_results = ", ".join(f"{RESULTS}[{i}]" for i in range(n_results))
+        flat_structures = {
+            "tensor": numbered_results,
+            "tuple": f"({numbered_results},)",
+            "list": f"[{numbered_results}]",
+        }
+        size_texts = {
+            symbol: binding.text
+            for symbol, binding in bindings(graph, {i.name: i.access for i in graph.inputs}).items()
+        }
+        returned = fill_structure(
+            flat_structures.get(graph.returns, graph.returns),
+            lambda i: f"{results}[{i}]",
+            lambda size: size_text(Size.parse(size), size_texts),
+        )
+        assignment = f"{results} = {call if len(graph.outputs) > 1 else f'({call},)'}" if graph.outputs else call
+        return f"if {fits}:\n    {assignment}\n{kept_assignments}    return {returned}\n"
     if graph.returns == "list":
         call = f"list({call})"
     elif graph.returns == "tuple" and len(graph.outputs) == 1:

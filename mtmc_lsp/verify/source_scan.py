@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-from mtmc_lsp.codegen.module.cuda_graph import without_replay
+from mtmc_lsp.codegen.module.cuda_graph import without_cuda_graph
 from mtmc_lsp.core.results import Check, CheckStatus
 from mtmc_lsp.verify.generated_helpers import without_generated_checks
 
@@ -54,7 +54,7 @@ def scan(source: str, path: str, own: str = "") -> tuple[Check, ...]:
         own: the user's file, if the candidate is a version of it. What the user's text does itself is no violation.
     """
     try:
-        tree = ast.parse(without_generated_checks(without_replay(source)))
+        tree = ast.parse(without_generated_checks(without_cuda_graph(source)))
         allowed = {wrong for rule in RULES.values() for _, wrong in rule(ast.parse(own))}
     except SyntaxError:
         return ()

@@ -1,7 +1,8 @@
 """Random chains of tensor operations as a user's source text, drawn by hypothesis or by a random generator.
 
-Each step is tried on real tensors as it is drawn, so that a chain always runs. A value is *exact* while nothing was rounded on
-its way: only of such values are decisions made (comparisons, argmax, casts to integers), which rounding would tip over.
+Each step is evaluated on real tensors when it is drawn, so a chain always runs. A value is *exact* if no operation on the way
+rounded. Only exact values are used in discontinuous operations (comparisons, argmax, casts to integers), where a rounding
+difference would change the result.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ DTYPES = {
     "bool": torch.bool,
 }
 SIZES = (1, 2, 3, 5, 7, 8, 13)
-MOST = 400
-"""Elements of the largest value of a chain."""
-LARGEST = 1e4
-"""Values that grow beyond this are not gone on with: half precision ends soon after."""
+MAX_ELEMENTS = 400
+"""Maximum number of elements of any value in a chain."""
+MAX_MAGNITUDE = 1e4
+"""Chains stop at values beyond this magnitude, which is close to the float16 range."""
 
 UNARY = (
     "torch.sigmoid({x})", "torch.tanh({x})", "torch.sin({x})", "torch.cos({x})", "F.silu({x})", "F.gelu({x})",
@@ -106,7 +107,7 @@ class Value:
 class Chain:
     """A function's source text, with its directive."""
 
-    words: list[str] = field(default_factory=list)
+    input_specs: list[str] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
@@ -121,29 +122,29 @@ class Chain:
         body = "\n    ".join([*self.lines, f"return {returned}"])
         return (
             "import torch\nimport torch.nn.functional as F\n\n"
-            f"# mtmc: {' '.join(self.words)}{sizes}\ndef f({arguments}):\n    {body}\n"
+            f"# mtmc: {' '.join(self.input_specs)}{sizes}\ndef f({arguments}):\n    {body}\n"
         )
 
 
 def draw_chain(pick: Pick, steps: int = 6) -> Chain:
-    """A chain, every choice made by ``pick``."""
+    """Draw a chain; ``pick`` makes every choice."""
     chain = Chain()
     shape = [(size, "") for size in (pick(SIZES) for _ in range(pick((0, 1, 2, 2, 3, 3, 4))))]
-    while _numel(shape) > MOST:
+    while _numel(shape) > MAX_ELEMENTS:
         shape.pop()
-    named = [(size, _size_name(chain, size) if size > 1 and pick((True, False)) else "") for size, _ in shape]
+    named_shape = [(size, _size_name(chain, size) if size > 1 and pick((True, False)) else "") for size, _ in shape]
     for number in range(pick((1, 2, 2, 3))):
-        _draw_input(chain, "xyz"[number], named, number == 0, pick)
+        _draw_input(chain, "xyz"[number], named_shape, number == 0, pick)
     chain.inputs = len(chain.values)
     for _ in range(pick(range(1, steps + 1))):
         _draw_step(chain, pick)
-    made = [value.name for value in chain.values[chain.inputs :]]
-    if not made:
+    computed = [value.name for value in chain.values[chain.inputs :]]
+    if not computed:
         chain.lines.append("a0 = x + x")
-        made = ["a0"]
-    chain.results = [made[-1]]
-    extra = pick(made)
-    if pick((True, False, False)) and extra != made[-1]:
+        computed = ["a0"]
+    chain.results = [computed[-1]]
+    extra = pick(computed)
+    if pick((True, False, False)) and extra != computed[-1]:
         chain.results.append(extra)
     return chain
 
@@ -162,30 +163,30 @@ def _size_name(chain: Chain, size: int) -> str:
 
 
 def _draw_input(chain: Chain, name: str, shape: list[tuple[int, str]], first: bool, pick: Pick) -> None:
-    """An input that broadcasts with the first, in some dtype and layout."""
-    own = list(shape)
+    """Draw an input that broadcasts with the first one, with some dtype and layout."""
+    input_shape = list(shape)
     if not first:
-        own = own[pick(range(len(own) + 1)) :] if pick((False, False, True)) else own
-        own = [(1, "") if pick((False, False, True)) else item for item in own]
+        input_shape = input_shape[pick(range(len(input_shape) + 1)) :] if pick((False, False, True)) else input_shape
+        input_shape = [(1, "") if pick((False, False, True)) else item for item in input_shape]
     dtype = pick(("f32", "f32", "f32", "f16", "f64", "i32", "i64", "bool"))
     layout = pick(("dense", "dense", "permuted", "sliced"))
-    order = list(range(len(own)))
+    order = list(range(len(input_shape)))
     if layout == "permuted":
         order = [order.pop(pick(range(len(order)))) for _ in range(len(order))]
-    strides = ["0"] * len(own)
-    below = "2" if layout == "sliced" else "1"
-    numbers, dense = [0] * len(own), 2 if layout == "sliced" else 1
+    strides = ["0"] * len(input_shape)
+    stride_text = "2" if layout == "sliced" else "1"
+    stride_numbers, stride = [0] * len(input_shape), 2 if layout == "sliced" else 1
     for dim in reversed(order):
-        strides[dim], numbers[dim] = below, dense
-        below = f"{below}*{own[dim][1] or own[dim][0]}"
-        dense *= own[dim][0]
-    text = ",".join(label or str(size) for size, label in own)
-    tail = "{" + ",".join(strides) + "}" if layout != "dense" and own else ""
+        strides[dim], stride_numbers[dim] = stride_text, stride
+        stride_text = f"{stride_text}*{input_shape[dim][1] or input_shape[dim][0]}"
+        stride *= input_shape[dim][0]
+    text = ",".join(label or str(size) for size, label in input_shape)
+    tail = "{" + ",".join(strides) + "}" if layout != "dense" and input_shape else ""
     tail += "@-4..5" if dtype.startswith("i") else ""
-    chain.words.append(f"{name}={dtype}[{text}]{tail}")
+    chain.input_specs.append(f"{name}={dtype}[{text}]{tail}")
     generator = torch.Generator().manual_seed(len(chain.values))
-    value = torch.randint(-4, 6, [size for size, _ in own], generator=generator).to(DTYPES[dtype])
-    strided = torch.empty_strided(value.shape, numbers, dtype=value.dtype)
+    value = torch.randint(-4, 6, [size for size, _ in input_shape], generator=generator).to(DTYPES[dtype])
+    strided = torch.empty_strided(value.shape, stride_numbers, dtype=value.dtype)
     chain.values.append(Value(name, strided.copy_(value), True))
 
 
@@ -211,7 +212,7 @@ def _draw_step(chain: Chain, pick: Pick) -> None:
     )
     exact = value.exact and (family != "binary" or other.exact)
     integer = not value.tensor.is_floating_point() and value.tensor.dtype is not torch.bool
-    keeps, loses = {
+    exact_templates, rounding_templates = {
         "unary": (EXACT_UNARY, INTEGER if integer else UNARY),
         "scalar": ((), SCALAR),
         "binary": (EXACT_BINARY, BINARY),
@@ -221,9 +222,9 @@ def _draw_step(chain: Chain, pick: Pick) -> None:
         "view": (VIEWS, ()),
         "cast": (CASTS, ()),
     }[family]
-    # What compares or rounds may only be done to exact values; views and casts between floats do no harm to others.
-    harmless = family == "view"
-    fork_server = pick([*keeps, *loses] if exact or harmless else (loses or CASTS[:3]))
+    # Discontinuous operations need exact values. Views and casts between floats are always allowed.
+    is_view = family == "view"
+    template = pick([*exact_templates, *rounding_templates] if exact or is_view else (rounding_templates or CASTS[:3]))
     rank = value.tensor.dim()
     dims = list(range(-rank, rank)) or [0]
     d: object = pick(dims)
@@ -231,20 +232,20 @@ def _draw_step(chain: Chain, pick: Pick) -> None:
         first = pick(range(rank))
         d = (first, (first + 1) % rank - (rank if pick((True, False)) else 0))
     keep = pick(("", ", keepdim=True"))
-    text = fork_server.format(x=value.name, y=other.name, d=d, e=pick(dims), k=keep)
+    text = template.format(x=value.name, y=other.name, d=d, e=pick(dims), k=keep)
     scope = {item.name: item.tensor for item in chain.values} | {"torch": torch, "F": torch.nn.functional}
     try:
         result = eval(text, scope)
     except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AttributeError):
         return
-    if not isinstance(result, torch.Tensor) or not 0 < result.numel() <= MOST:
+    if not isinstance(result, torch.Tensor) or not 0 < result.numel() <= MAX_ELEMENTS:
         return
-    if bool((result.double().abs() > LARGEST).any()):
+    if bool((result.double().abs() > MAX_MAGNITUDE).any()):
         return
-    stays = (fork_server in keeps and exact) or not result.is_floating_point()
+    stays_exact = (template in exact_templates and exact) or not result.is_floating_point()
     name = f"a{len(chain.values) - chain.inputs}"
     chain.lines.append(f"{name} = {text}")
-    chain.values.append(Value(name, result, stays))
+    chain.values.append(Value(name, result, stays_exact))
 
 
 @st.composite
@@ -254,5 +255,5 @@ def chains(draw: Any) -> Chain:
 
 
 def random_chain(seed: int) -> Chain:
-    """The chain of a number, for searching without hypothesis."""
+    """A reproducible chain for a seed, for searches without hypothesis."""
     return draw_chain(random.Random(seed).choice)

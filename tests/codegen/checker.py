@@ -1,4 +1,4 @@
-"""Captures, renders and checks many small targets in two long-lived workers: the user's code in one, candidates in another."""
+"""Captures, renders and checks many small targets in long-lived workers: one for the user's code, one for candidates."""
 
 from __future__ import annotations
 
@@ -35,73 +35,75 @@ NOT_LAUNCHED = "no kernel was launched"
 
 
 class Checker:
-    """Runs candidates on single cases, without the cost of a measurer of their own."""
+    """Runs candidates on single cases, without the cost of a full verification."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "pyproject.toml").write_text("[project]\nname = 'user'\n")
         env = {"TRITON_INTERPRET": "1"}
-        self._own, self._runner = (Worker(sys.executable, cwd=str(folder), env=env) for _ in range(2))
-        self._compiler = Worker(sys.executable, cwd=str(folder))
-        self._written = 0
+        self._reference_worker, self._candidate_worker = (
+            Worker(sys.executable, cwd=str(folder), env=env) for _ in range(2)
+        )
+        self._compile_worker = Worker(sys.executable, cwd=str(folder))
+        self._files_written = 0
         self._expected, self._results = str(folder / "expected.pt"), folder / "results.pt"
 
     def close(self) -> None:
-        """End the workers."""
-        self._own.close()
-        self._runner.close()
-        self._compiler.close()
+        """Stop the workers."""
+        self._reference_worker.close()
+        self._candidate_worker.close()
+        self._compile_worker.close()
 
     def capture(self, text: str, name: str = "f") -> Capture:
-        """Capture a target of a file of its own."""
-        self._written += 1
-        path = self.folder / f"target{self._written}.py"
+        """Write ``text`` to a new file and capture its target ``name``."""
+        self._files_written += 1
+        path = self.folder / f"target{self._files_written}.py"
         path.write_text(text)
         source = path.read_bytes()
         target = find_target(source, str(path), name)
-        return run_capture(find_workload(str(path), source, target), source, self._own, SECONDS)
+        return run_capture(find_workload(str(path), source, target), source, self._reference_worker, SECONDS)
 
-    def wrong(self, capture: Capture, candidates: Sequence[Candidate], case: Case) -> list[str]:
-        """For each candidate what is wrong with it on the case; empty texts where nothing is."""
-        data = self._referenced(capture, case)
-        return [self._wrong(data, candidate) for candidate in candidates]
+    def failures(self, capture: Capture, candidates: Sequence[Candidate], case: Case) -> list[str]:
+        """The failure of each candidate on a case; an empty string for a correct one."""
+        data = self._with_reference(capture, case)
+        return [self._failure(data, candidate) for candidate in candidates]
 
-    def first_wrong(self, capture: Capture, candidate: Candidate, cases: Sequence[Case]) -> str:
-        """What is wrong on the first case where something is. The guard must hold on the first of them."""
-        for number, case in enumerate(cases):
+    def first_failure(self, capture: Capture, candidate: Candidate, cases: Sequence[Case]) -> str:
+        """The first failure over all cases; empty if there is none. The guard must accept the first case."""
+        for position, case in enumerate(cases):
             try:
-                data = self._referenced(capture, case)
+                data = self._with_reference(capture, case)
             except TargetRaises:
-                # The user's own code does not take these sizes; it takes those of its workload.
-                assert number
+                # The user's code does not support these sizes. It must support those of its workload.
+                assert position
                 continue
-            wrong = self._wrong(data, candidate)
-            if wrong and not (number and wrong == NOT_LAUNCHED):
-                return f"{wrong} (on {case.label})"
+            failure = self._failure(data, candidate)
+            if failure and not (position and failure == NOT_LAUNCHED):
+                return f"{failure} (on {case.label})"
         return ""
 
     def results(self, capture: Capture, candidate: Candidate, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What a candidate returns for given inputs.
+        """Run a candidate on ``inputs`` and return its results.
 
         Raises:
-            AssertionError: it failed, or launched no kernel.
+            AssertionError: the candidate failed, or launched no kernel.
         """
-        data = self._data(capture, Case(dict(capture.graph.sizes), "given", 0))
+        data = self._case_request(capture, Case(dict(capture.graph.sizes), "given", 0))
         export_(dict(inputs), data.inputs, in_memory=False)
-        answer = self._runner.call(CandidateRequest(data, CandidateSource(candidate.source)), SECONDS)
+        answer = self._candidate_worker.call(CandidateRequest(data, CandidateSource(candidate.source)), SECONDS)
         assert answer.status == "ran", answer.reason
         assert answer.launches, NOT_LAUNCHED
-        self._runner.copy_file(RESULTS, self._results)
+        self._candidate_worker.copy_file(RESULTS, self._results)
         results: list[torch.Tensor] = import_(str(self._results), "cpu")["results"]
         return results
 
-    def _referenced(self, capture: Capture, case: Case) -> CaseRequest:
-        data = self._data(capture, case)
-        self._own.call(ReferenceRequest(data, self._expected), SECONDS)
+    def _with_reference(self, capture: Capture, case: Case) -> CaseRequest:
+        data = self._case_request(capture, case)
+        self._reference_worker.call(ReferenceRequest(data, self._expected), SECONDS)
         return data
 
-    def _data(self, capture: Capture, case: Case) -> CaseRequest:
-        """What all requests about a case share."""
+    def _case_request(self, capture: Capture, case: Case) -> CaseRequest:
+        """Fields that all requests about a case share."""
         return CaseRequest(
             capture,
             own=Path(capture.workload.target.path).read_text(),
@@ -111,12 +113,12 @@ class Checker:
         )
 
     def compile_errors(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[str]:
-        """What the compiler says against the candidate's kernels."""
+        """Compiler errors of the candidate's kernels."""
         reports = self.reports(capture, candidate, archs)
         return [f"{report.kernel} for {report.arch}: {report.error}" for report in reports if report.error]
 
     def reports(self, capture: Capture, candidate: Candidate, archs: Sequence[str] = ("sm_90",)) -> list[KernelReport]:
-        """What the compiler makes of the candidate's kernels."""
+        """Compiler reports of the candidate's kernels."""
         request = CompileRequest(
             path=capture.workload.target.path,
             name=capture.module_name,
@@ -125,24 +127,24 @@ class Checker:
             archs=tuple(archs),
             seconds=SECONDS,
         )
-        kernels = self._compiler.call(request, 2 * SECONDS).kernels
+        kernels = self._compile_worker.call(request, 2 * SECONDS).kernels
         assert len(kernels) == len(candidate.launches) * len(archs)
         return list(kernels)
 
-    def _wrong(self, data: CaseRequest, candidate: Candidate) -> str:
-        answer = self._runner.call(CandidateRequest(data, CandidateSource(candidate.source)), SECONDS)
+    def _failure(self, data: CaseRequest, candidate: Candidate) -> str:
+        answer = self._candidate_worker.call(CandidateRequest(data, CandidateSource(candidate.source)), SECONDS)
         if answer.status != "ran":
             return answer.reason
         if not answer.launches:
             return NOT_LAUNCHED
-        self._runner.copy_file(RESULTS, self._results)
+        self._candidate_worker.copy_file(RESULTS, self._results)
         request = JudgeRequest(data, self._expected, str(self._results), precision="budget")
-        checks = self._own.call(request, SECONDS).checks
+        checks = self._reference_worker.call(request, SECONDS).checks
         return "; ".join(f"{check.name}: {check.detail}" for check in checks if check.status is CheckStatus.FAILED)
 
 
 def start(capture: Capture) -> Candidate:
-    """The user's own file as the candidate that everything begins with."""
+    """The start candidate: the user's file without generated code."""
     return BuiltinCoder().start(capture, Path(capture.workload.target.path).read_text())
 
 
@@ -152,26 +154,27 @@ def with_kernel(
     nodes: Iterable[str],
     config: KernelConfig | Mapping[str, object] | None = None,
 ) -> Candidate:
-    """The candidate with one more kernel.
+    """Fuse ``nodes`` into one more kernel of the candidate.
 
     Raises:
-        CannotCode: these nodes are none.
+        CannotCode: the nodes cannot be one kernel.
     """
     action = MacroAction(ActionKind.FUSE, tuple(nodes), (0, 0), {"config": to_json(config or {})})
     return BuiltinCoder().write(capture, candidate, action)
 
 
 def planned(capture: Capture) -> Candidate:
-    """What the planner fuses, each kernel in its default configuration."""
+    """The planner's best fusions, each kernel with its default configuration."""
     candidate = start(capture)
     ir = lower(capture.graph)
     for fusion in FusionSearch(ir, from_json(Schedule, candidate.schedule), planning_model(("sm_90",))).best():
-        candidate = _tried(capture, candidate, fusion.region.nodes, fusion.config)
+        candidate = _with_kernel_if_legal(capture, candidate, fusion.region.nodes, fusion.config)
     return candidate
 
 
 def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
-    """Everything in as few kernels as legality allows: each node joins the last kernel that takes it, whatever the gain."""
+    """As few kernels as legality allows: each node joins the last kernel that accepts it, whatever the cost model
+    says."""
     ir = lower(capture.graph)
     kernels: list[Region] = []
     for node in capture.graph.nodes:
@@ -188,13 +191,15 @@ def greedy(capture: Capture, config: Mapping[str, object]) -> Candidate:
                 continue
     candidate = start(capture)
     for region in kernels:
-        # Only reductions have parts.
-        own = {name: value for name, value in config.items() if name != "split" or region.kind is RegionKind.REDUCE}
-        candidate = _tried(capture, candidate, region.nodes, own)
+        # Only reductions support ``split``.
+        region_config = {
+            name: value for name, value in config.items() if name != "split" or region.kind is RegionKind.REDUCE
+        }
+        candidate = _with_kernel_if_legal(capture, candidate, region.nodes, region_config)
     return candidate
 
 
-def _tried(
+def _with_kernel_if_legal(
     capture: Capture, candidate: Candidate, nodes: Iterable[str], config: KernelConfig | Mapping[str, object]
 ) -> Candidate:
     try:

@@ -1,4 +1,4 @@
-"""One checker for all tests of the coder."""
+"""A checker that all codegen tests share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.codegen.checker import Checker
 
 @pytest.fixture(scope="session")
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
-    """Checks many small targets in two workers."""
-    made = Checker(tmp_path_factory.mktemp("checker"))
-    yield made
-    made.close()
+    """Checks many small targets in long-lived workers."""
+    shared_checker = Checker(tmp_path_factory.mktemp("checker"))
+    yield shared_checker
+    shared_checker.close()

@@ -1,4 +1,4 @@
-"""Renders a captured graph by a schedule and runs it under Triton's interpreter, in workers that all tests share."""
+"""Renders a captured graph with a schedule and runs it under Triton's interpreter, in worker processes that all tests share."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from mtmc_lsp.verify.cases import AUTOGRAD, FLOAT64, Case, verification_cases
 from tests.codegen.checker import Checker
 
 SIZES = 4
-"""Verification begins with the workload's sizes, odd ones, and two small ones; then come the distributions of values."""
+"""Number of leading verification cases that vary sizes: the workload's, odd ones and two small ones."""
 
 
 @lru_cache
 def _checker() -> Checker:
-    made = Checker(Path(tempfile.mkdtemp(prefix="mtmc-tests-")))
-    atexit.register(made.close)
-    return made
+    checker = Checker(Path(tempfile.mkdtemp(prefix="mtmc-tests-")))
+    atexit.register(checker.close)
+    return checker
 
 
 def fused(
     capture: Capture, source: str, config: KernelConfig | Mapping[str, object] | None = None, nodes=None
 ) -> Candidate:
-    """All nodes (or those named) as one kernel."""
+    """Fuse all nodes (or ``nodes``) into one kernel."""
     coder = BuiltinCoder()
     region = tuple(nodes or (node.name for node in capture.graph.nodes))
     action = MacroAction(ActionKind.FUSE, region, (0, 0), {"config": to_json(config or {})})
@@ -40,18 +40,21 @@ def fused(
 
 
 def some_cases(capture: Capture) -> list[Case]:
-    """The different sizes, and the hardest values; what verification does beside that has tests of its own."""
-    own = verification_cases(capture, interpreted=True, seed=7)
-    inside = [case for case in own if case.kind not in (AUTOGRAD, FLOAT64) and all(case.sizes.values())]
-    return [*inside[:SIZES], *(case for case in inside[SIZES:] if case.distribution in ("mixed", "constant"))]
+    """The size cases and the hardest value distributions. Other checks of verification have their own tests."""
+    cases = verification_cases(capture, interpreted=True, seed=7)
+    forward_cases = [case for case in cases if case.kind not in (AUTOGRAD, FLOAT64) and all(case.sizes.values())]
+    return [
+        *forward_cases[:SIZES],
+        *(case for case in forward_cases[SIZES:] if case.distribution in ("mixed", "constant")),
+    ]
 
 
 def verified(capture: Capture, candidate: Candidate) -> Verdict:
-    """The candidate's verdict by the interpreter."""
-    wrong = _checker().first_wrong(capture, candidate, some_cases(capture))
-    return Verdict(VerdictStatus.INCORRECT if wrong else VerdictStatus.CORRECT, (), "interpreter", reason=wrong)
+    """The candidate's verdict under the interpreter."""
+    failure = _checker().first_failure(capture, candidate, some_cases(capture))
+    return Verdict(VerdictStatus.INCORRECT if failure else VerdictStatus.CORRECT, (), "interpreter", reason=failure)
 
 
 def compile_errors(capture: Capture, candidate: Candidate, archs: Sequence[str]) -> list[str]:
-    """What the compiler says against the candidate's kernels for some architectures."""
+    """Compiler errors of the candidate's kernels for some architectures."""
     return _checker().compile_errors(capture, candidate, archs)

@@ -1,4 +1,4 @@
-"""Activations by cheaper formulas that are the same by algebra, also far out and where they cancel."""
+"""Activations with cheaper, algebraically equal formulas: accurate for large inputs and without cancellation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def kernel(captured, text: str):
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("text", [f"x: {GELU}", "x, y: (torch.tanh(x * 3) + 1) * y", "x: 1 + (x - 2).tanh()"])
 def test_one_plus_tanh_is_a_sigmoid(text: str, dtype: str, captured) -> None:
-    made = kernel(captured, source(text, dtype))
-    assert "tl.sigmoid(2.0 * " in made
-    assert "_tanh(" not in made
+    kernel_source = kernel(captured, source(text, dtype))
+    assert "tl.sigmoid(2.0 * " in kernel_source
+    assert "_tanh(" not in kernel_source
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_one_plus_tanh_is_a_sigmoid(text: str, dtype: str, captured) -> None:
         "x, y: torch.tanh(x) + y",
     ],
 )
-def test_a_tanh_that_others_want_or_another_sum_stays_one(text: str, captured) -> None:
-    made = kernel(captured, source(text, "f32"))
-    assert "_tanh" in made
-    assert "sigmoid" not in made
+def test_a_tanh_with_other_readers_or_in_another_sum_stays_a_tanh(text: str, captured) -> None:
+    kernel_source = kernel(captured, source(text, "f32"))
+    assert "_tanh" in kernel_source
+    assert "sigmoid" not in kernel_source
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
-def test_mish_far_out_on_both_sides(dtype: str, captured) -> None:
-    made = kernel(captured, source("x: torch.nn.functional.mish(x * 40) + torch.nn.functional.mish(x)", dtype))
-    assert "log" not in made.split("@triton.jit")[-1]
+def test_mish_is_accurate_for_large_positive_and_negative_inputs(dtype: str, captured) -> None:
+    kernel_source = kernel(captured, source("x: torch.nn.functional.mish(x * 40) + torch.nn.functional.mish(x)", dtype))
+    assert "log" not in kernel_source.split("@triton.jit")[-1]

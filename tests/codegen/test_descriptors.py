@@ -1,4 +1,4 @@
-"""Products whose operands' tiles are moved by hardware, and what that asks of them."""
+"""Matmuls with tensor descriptors (TMA), and their requirements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mtmc_lsp.codegen.coder import render
-from mtmc_lsp.codegen.matmul.descriptors import MAKE, MEMORY
+from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
 from mtmc_lsp.codegen.module.guard_helpers import ALIGNED, GUARD_HELPERS
 from mtmc_lsp.core.json_codec import from_json
 from mtmc_lsp.core.workload import Capture
@@ -60,16 +60,16 @@ MOVED = {
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_tiles_are_moved_wherever_a_descriptor_can_say_how_they_lie(name: str, captured) -> None:
+def test_descriptors_are_used_for_all_supported_layouts(name: str, captured) -> None:
     text, moved = MOVED[name]
     capture = captured(text, "f")
     candidate = fused(capture, text, TILE)
-    assert candidate.source.count(f"{MAKE}(") == moved
+    assert candidate.source.count(f"{MAKE_DESCRIPTOR}(") == moved
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 
 
-def test_sizes_that_differ_from_call_to_call_are_asked_for_whole_units(captured) -> None:
+def test_the_guard_checks_the_alignment_of_dynamic_strides(captured) -> None:
     text = product("x @ y", x="M,K", y="K,N").replace("y=f16[K,N]", "y=f16[K,N] M=40 K=72 N=56")
     capture = captured(text, "f")
     candidate = fused(capture, text, TILE)
@@ -79,7 +79,7 @@ def test_sizes_that_differ_from_call_to_call_are_asked_for_whole_units(captured)
     assert not compile_errors(capture, candidate, ("sm_80", "sm_90"))
 
 
-def test_a_launcher_whose_kernels_make_descriptors_lends_them_memory(captured) -> None:
+def test_a_launcher_with_descriptors_sets_an_allocator(captured) -> None:
     moved, plain = (product("x @ y", x="40,72", y="72,56"), product("x @ y", x="40,30", y="30,50"))
     for text, lends in ((moved, 1), (plain, 0)):
         candidate = fused(captured(text, "f"), text, TILE)
@@ -87,7 +87,7 @@ def test_a_launcher_whose_kernels_make_descriptors_lends_them_memory(captured) -
         assert candidate.source.count("def _descriptor_memory(") == lends
 
 
-def test_only_tensors_that_begin_at_whole_units_are_moved() -> None:
+def test_only_aligned_tensors_are_accepted() -> None:
     space: dict[str, object] = {"torch": torch}
     exec(GUARD_HELPERS[ALIGNED], space)
     are_aligned = space[ALIGNED]
@@ -116,7 +116,7 @@ def rendered(capture: Capture, text: str, *kernels: KernelPlan) -> str:
     return render(capture, ir_of(capture.graph, schedule), schedule, text)[0].block
 
 
-def test_of_an_input_that_is_written_into_the_guard_asks_where_it_begins(captured) -> None:
+def test_the_guard_checks_the_alignment_of_an_updated_input(captured) -> None:
     capture = captured(CHANGED, "f")
     add, product = (node.name for node in capture.graph.nodes if node.op.split(".")[1] in ("add", "mm", "matmul"))
     kernels = (KernelPlan((add,), TileConfig(1, 64)), KernelPlan((product,), from_json(MatmulConfig, TILE)))
@@ -124,12 +124,12 @@ def test_of_an_input_that_is_written_into_the_guard_asks_where_it_begins(capture
     assert f"{ALIGNED}((h, w))" in code
 
 
-def test_what_torch_returns_may_begin_anywhere(captured) -> None:
+def test_results_of_torch_calls_use_pointers(captured) -> None:
     capture = captured(PART, "f")
     product = next(node.name for node in capture.graph.nodes if "m" in node.op.split(".")[1][:2])
     code = rendered(capture, PART, KernelPlan((product,), from_json(MatmulConfig, TILE)))
     assert "as_strided" in code
-    assert MAKE not in code
+    assert MAKE_DESCRIPTOR not in code
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_what_torch_returns_may_begin_anywhere(captured) -> None:
         (product("torch.sin(x) @ torch.cos(y)", x="1024,512", y="512,1024"), False),
     ],
 )
-def test_the_plan_counts_on_hardware_only_where_the_operands_let_it(text: str, moved: bool, captured) -> None:
+def test_the_plan_uses_descriptors_only_for_supported_operands(text: str, moved: bool, captured) -> None:
     capture = captured(text, "f")
     search = FusionSearch(
         ir_of(capture.graph, Schedule()), Schedule(), SHEET, precision=lambda node: PrecisionMode.NATIVE
@@ -149,7 +149,7 @@ def test_the_plan_counts_on_hardware_only_where_the_operands_let_it(text: str, m
     assert fusion.config.tma is moved
 
 
-def test_arguments_may_be_called_as_the_launcher_calls_its_own_variables(captured) -> None:
+def test_arguments_may_have_the_names_of_launcher_variables(captured) -> None:
     text = """import torch
 # mtmc: k_pad=f32[n_m,64] n_m=40
 def f(k_pad):
@@ -161,12 +161,12 @@ def f(k_pad):
     assert verdict.is_correct, verdict.reason
 
 
-def test_a_model_may_edit_a_launcher_that_lends_memory(captured) -> None:
+def test_a_language_model_may_edit_a_launcher_with_an_allocator(captured) -> None:
     text = product("x @ y", x="40,72", y="72,56")
     sheet = split_code(fused(captured(text, "f"), text, TILE).code)
     check_policy(sheet, sheet.text, moved_calls=0)
     with pytest.raises(InvalidAnswer, match="_other_memory is defined nowhere"):
-        check_policy(sheet, sheet.text.replace(MEMORY, "_other_memory"), moved_calls=0)
+        check_policy(sheet, sheet.text.replace(ALLOCATOR, "_other_memory"), moved_calls=0)
 
 
 def test_a_size_may_occur_twice_in_a_stride(captured) -> None:

@@ -1,4 +1,4 @@
-"""Each family of operations becomes kernels, and they compute what eager computes, on several sizes."""
+"""Every operation family becomes kernels whose results equal eager results on several sizes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.codegen.families import ATTENTION, FAMILIES, LEFT_TO_TORCH, source
 LOOPED: dict[str, object] = {"rows": 2, "block": 4, "loop": True, "warps": 4, "stages": 2}
 WITHOUT_LOOPS = ("products", "attention", "convolutions", "pooling", "resampling")
 BFLOAT16 = (
-    "pointwise: chain", "pointwise: functions", "views: halves put together", "reductions: softmax", "reductions: variance",
-    "norms: layer", "norms: batch, training", "products: linear with work around", "scans: log of sums",
-    "losses: cross entropy, weighted", "look-ups: gather", "attention: causal", "convolutions: many channels",
-    "convolutions: transposed, cut", "convolutions: per channel", "pooling: largest, dilated",
+    "pointwise: chain", "pointwise: functions", "views: rotated halves", "reductions: softmax", "reductions: variance",
+    "norms: layer", "norms: batch, training", "products: linear with prologue and epilogue", "scans: log of sums",
+    "losses: cross entropy, weighted", "indexing: gather", "attention: causal", "convolutions: many channels",
+    "convolutions: transposed, cut", "convolutions: depthwise", "pooling: max, dilated",
 )  # fmt: skip
 
 
 def left_to_torch(capture: Capture, candidate: Candidate) -> set[str]:
-    """Operations that no kernel computes, views left out, and copies that the kernels do without."""
+    """Operations that no kernel computes, except views and elided copies."""
     schedule = from_json(Schedule, candidate.schedule)
     nodes = [node for node in capture.graph.nodes if schedule.kernel_of(node.name) is None]
     nodes = [node for node in nodes if node.op != "aten.clone.default" or ".clone(" in candidate.source]
@@ -35,26 +35,26 @@ def left_to_torch(capture: Capture, candidate: Candidate) -> set[str]:
 
 
 def cases(capture: Capture) -> list[Case]:
-    """The workload's sizes, a single element and a size that no tile divides."""
+    """Cases with the workload's sizes, a single element, and a size that no tile divides."""
     sizes = dict(capture.graph.sizes)
     varied = [{**sizes, **dict.fromkeys(capture.variable_sizes, value)} for value in (1, 19)] if sizes else []
-    return [Case(own, "normal", 3 + i) for i, own in enumerate([sizes, *varied])]
+    return [Case(case_sizes, "normal", 3 + i) for i, case_sizes in enumerate([sizes, *varied])]
 
 
 def check(checker: Checker, capture: Capture, candidates: list[Candidate], on: list[Case]) -> None:
     for number, case in enumerate(on):
         try:
-            found = checker.wrong(capture, candidates, case)
+            failures = checker.failures(capture, candidates, case)
         except TargetRaises:
-            # The user's own code does not take these sizes; it takes those of its workload.
+            # The user's code does not support these sizes. It must support those of its workload.
             assert number
             continue
-        for wrong, candidate in zip(found, candidates, strict=True):
-            assert not wrong, f"{wrong} on {case.label}\n{candidate.source}"
+        for failure, candidate in zip(failures, candidates, strict=True):
+            assert not failure, f"{failure} on {case.label}\n{candidate.source}"
 
 
 HALF = tuple(FAMILIES) if os.environ.get("MTMC_PROPERTY") == "long" else tuple(FAMILIES)[::4]
-"""Families that are also tried in half precision; ``MTMC_PROPERTY=long`` tries all."""
+"""Families that also run in float16 by default; ``MTMC_PROPERTY=long`` runs all."""
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "f32") for name in FAMILIES), *((name, "f16") for name in HALF)])
@@ -83,7 +83,7 @@ def test_what_stays_a_torch_call_runs_between_kernels(checker: Checker, name: st
 
 @pytest.mark.parametrize("name", BFLOAT16)
 def test_bfloat16_kernels_compile(checker: Checker, name: str) -> None:
-    """Triton's interpreter computes bfloat16 wrongly, so these are compiled for a GPU and not run."""
+    """The Triton interpreter is wrong for bfloat16, so these kernels are only compiled for a GPU."""
     capture = checker.capture(source(FAMILIES[name], "bf16"))
     fused = greedy(capture, {})
     assert left_to_torch(capture, fused) == set()

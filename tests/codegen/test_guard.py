@@ -1,4 +1,4 @@
-"""The guard: calls that differ from the captured one in a way that the kernels do not follow go to the user's own code."""
+"""The guard: calls that differ from the captured one in an unsupported way run the original code."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class Block(nn.Module):
 
 @pytest.fixture(scope="module")
 def optimised(checker: Checker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """The file with a Triton version of its block, whose guard asks for the CPU."""
+    """The optimised file, with a guard that accepts CPU tensors."""
     candidate = fused(checker.capture(TEXT, "Block"), TEXT)
     path: Path = tmp_path_factory.mktemp("guard") / "guarded_block.py"
     path.write_text(on_cpu(candidate.source, TEXT))
     spec = importlib.util.spec_from_file_location("guarded_block", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Classes find their own module there, as those of an imported file do.
+    # Classes look up their module here, as in an imported file.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     yield module
@@ -83,13 +83,13 @@ def block(module: ModuleType, **settings: Any) -> Any:
     return module.Block(module.Config(**settings)).eval().requires_grad_(False)
 
 
-def fits(module: ModuleType, item: Any, x: object = None, **given: Any) -> bool:
-    values = {"low": float("-inf"), "k": 2, "dims": (0, -1), **given}
+def fits(module: ModuleType, item: Any, x: object = None, **changes: Any) -> bool:
+    values = {"low": float("-inf"), "k": 2, "dims": (0, -1), **changes}
     return bool(module.block_fits(item, torch.ones(3, 16) if x is None else x, **values))
 
 
 def test_the_captured_call_fits(optimised: ModuleType) -> None:
-    """Else all that follows would hold for nothing."""
+    """Without this, the rejections below would prove nothing."""
     assert fits(optimised, block(optimised))
     assert fits(optimised, block(optimised), dims=[0, -1])
 
@@ -123,18 +123,18 @@ def _patch(item: Any) -> None:
         pytest.param(lambda item: item.scale.register_forward_pre_hook(lambda *_: None), id="a hook before"),
     ],
 )
-def test_a_module_that_is_made_otherwise_keeps_its_own_code(
+def test_a_module_with_another_structure_runs_the_original_code(
     optimised: ModuleType, change: Callable[[Any], object]
 ) -> None:
-    """Adapters, removed heads, hooks: what models get after they are written."""
+    """Adapters, removed heads and hooks are added to models after their definition."""
     item = block(optimised)
     change(item)
     assert not fits(optimised, item)
 
 
 @pytest.mark.parametrize("settings", [{"bias": True}, {"alpha": 2.0}], ids=str)
-def test_a_module_with_other_settings_keeps_its_own_code(optimised: ModuleType, settings: dict[str, Any]) -> None:
-    """A parameter that was None, and a number in a settings object."""
+def test_a_module_with_other_settings_runs_the_original_code(optimised: ModuleType, settings: dict[str, Any]) -> None:
+    """A parameter that was None at capture, and a number in a settings object."""
     assert not fits(optimised, block(optimised, **settings))
 
 
@@ -143,37 +143,37 @@ def test_a_module_with_other_settings_keeps_its_own_code(optimised: ModuleType, 
     [{"k": 2.0}, {"k": torch.tensor(2)}, {"k": torch.ones(16)}, {"dims": None}, {"dims": 0}, {"low": 0.0}],
     ids=str,
 )
-def test_values_of_another_kind_keep_their_own_code(optimised: ModuleType, given: dict[str, Any]) -> None:
-    """Equal numbers of two types promote differently; a guard must not raise on what the target takes."""
+def test_values_of_another_type_run_the_original_code(optimised: ModuleType, given: dict[str, Any]) -> None:
+    """Equal numbers of different types promote differently. The guard must not raise for inputs that the target accepts."""
     assert not fits(optimised, block(optimised), **given)
 
 
-def test_tensors_without_rows_in_memory_keep_their_own_code(optimised: ModuleType) -> None:
-    """Sparse and nested ones raise when they are asked for their layout."""
+def test_sparse_and_nested_tensors_run_the_original_code(optimised: ModuleType) -> None:
+    """Sparse and nested tensors raise when their layout is queried."""
     item = block(optimised)
     assert not fits(optimised, item, torch.ones(3, 16).to_sparse())
     assert not fits(optimised, item, torch.nested.nested_tensor([torch.ones(2, 16), torch.ones(1, 16)]))
 
 
-def test_calls_that_are_traced_or_transformed_keep_their_own_code(optimised: ModuleType) -> None:
-    """A launch is seen by none of these, and its result would be taken for a constant."""
-    item, x, seen = block(optimised), torch.ones(3, 16), []
+def test_traced_and_transformed_calls_run_the_original_code(optimised: ModuleType) -> None:
+    """None of these sees a launch; its result would become a constant."""
+    item, x, accepted = block(optimised), torch.ones(3, 16), []
 
-    def asked(value: torch.Tensor) -> torch.Tensor:
-        seen.append(fits(optimised, item, value))
+    def guarded(value: torch.Tensor) -> torch.Tensor:
+        accepted.append(fits(optimised, item, value))
         return value * 2
 
-    torch.jit.trace(asked, x, check_trace=False)
-    make_fx(asked)(x)
-    torch.vmap(asked)(torch.ones(2, 3, 16))
-    torch.func.jvp(asked, (x,), (x,))
+    torch.jit.trace(guarded, x, check_trace=False)
+    make_fx(guarded)(x)
+    torch.vmap(guarded)(torch.ones(2, 3, 16))
+    torch.func.jvp(guarded, (x,), (x,))
     with forward_ad.dual_level():
-        asked(forward_ad.make_dual(x, torch.ones_like(x)))
-    assert seen == [False] * 5
+        guarded(forward_ad.make_dual(x, torch.ones_like(x)))
+    assert accepted == [False] * 5
 
 
 def test_a_second_target_of_a_file_is_verified_too(checker: Checker) -> None:
-    """Its guard has lines that stand in the first one's, which stays as the user has it."""
+    """Its guard shares lines with the first target's guard, which must stay unchanged."""
     both = f"{TEXT}\n\n# mtmc: x=f32[B,16] B=4\ndef other(x):\n    return x.exp() + 1\n"
     first = fused(checker.capture(both, "other"), both).source
     second = on_cpu(fused(checker.capture(first, "Block"), first).source, first)
@@ -211,7 +211,7 @@ def loaded(path: Path, text: str) -> ModuleType:
     return module
 
 
-def test_a_network_finds_each_part_once_and_its_tensors_go_to_the_launcher(checker: Checker, tmp_path: Path) -> None:
+def test_a_network_guard_looks_up_each_module_once_and_returns_the_tensors(checker: Checker, tmp_path: Path) -> None:
     capture = checker.capture(DEEP, "Model")
     candidate = fused(capture, DEEP, nodes=[node.name for node in capture.graph.nodes][:2])
     guard = candidate.source.split("def model_fits(self, x)")[1].split("\ndef ")[0]
@@ -234,11 +234,11 @@ def test_a_network_finds_each_part_once_and_its_tensors_go_to_the_launcher(check
 
 
 class Marked(torch.nn.Parameter):
-    """Some library's own kind of parameter."""
+    """A parameter class of some library."""
 
 
 def _plain_weight(model: Any) -> None:
-    """As a parameter that was taken out for good: the module finds it, and its dictionary of parameters does not."""
+    """A plain attribute replaces the parameter: attribute lookup works, the parameter dictionary lacks it."""
     norm = model.blocks[2].norm
     weight = norm.weight.detach()
     del norm.weight
@@ -261,7 +261,7 @@ VARIED = DEEP.replace("        self.norm =", "        self.scale = scale\n      
 VARIED = VARIED.replace("torch.relu(self.norm(x))", "torch.relu(self.norm(x)) * self.scale")
 
 
-def test_a_network_without_what_was_asked_of_it_keeps_its_own_code(checker: Checker, tmp_path: Path) -> None:
+def test_a_network_without_the_expected_attributes_runs_the_original_code(checker: Checker, tmp_path: Path) -> None:
     capture = checker.capture(VARIED, "Model")
     candidate = fused(capture, VARIED, nodes=[node.name for node in capture.graph.nodes][:2])
     assert "{'scale': 1.0}, blocks_0" in candidate.source
@@ -297,7 +297,7 @@ def get_init_inputs():
 """
 
 
-def test_parts_may_be_called_as_what_the_guard_speaks_of(checker: Checker) -> None:
+def test_submodules_may_have_the_names_of_builtins_in_the_guard(checker: Checker) -> None:
     capture = checker.capture(HOSTILE, "Model")
     verdict = verified(capture, fused(capture, HOSTILE, nodes=[node.name for node in capture.graph.nodes][:2]))
     assert verdict.is_correct, verdict.reason

@@ -1,4 +1,4 @@
-"""What the target writes into its inputs is written there by the kernel itself, where no one reads the old value any more."""
+"""In-place updates of inputs: the kernel writes directly if no later operation reads the old value."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checked(checker: Checker, body: str, head: str = HEAD) -> str:
     candidate = planned(capture)
     assert candidate.launches
     for n in (37, 1, 64):
-        assert checker.wrong(capture, [candidate], Case({"N": n}, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case({"N": n}, "normal", 5)) == [""]
     return candidate.source.split("def f_launch(")[1].split("return")[0]
 
 
@@ -44,11 +44,11 @@ def test_an_elementwise_update_needs_no_copy(checker: Checker, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", COPIED)
-def test_an_old_value_that_is_still_wanted_is_not_overwritten(checker: Checker, name: str) -> None:
+def test_an_old_value_with_later_readers_is_not_overwritten(checker: Checker, name: str) -> None:
     assert "x.copy_(" in checked(checker, COPIED[name])
 
 
-def test_an_update_of_each_rows_own_number_needs_no_copy(checker: Checker) -> None:
+def test_a_per_row_update_needs_no_copy(checker: Checker) -> None:
     assert "m.copy_(" not in checked(checker, OF_ROWS, ROWS)
     assert "m.copy_(" in checked(checker, OF_ROWS_WANTED, ROWS), (
         "programs that share a row read the old number all along it"
@@ -56,24 +56,26 @@ def test_an_update_of_each_rows_own_number_needs_no_copy(checker: Checker) -> No
 
 
 def test_overlapping_arguments_run_the_original_code(checker: Checker) -> None:
-    """Each operation of the original sees what the ones before it wrote, also through the other argument."""
+    """In the original, each operation sees earlier writes, also through the other argument."""
     text = f"{HEAD}    {DIRECT['an update']}\n"
     capture = checker.capture(text)
     source = fused(capture, text).source
-    helper = "\n\n\n".join(source[source.index("_APART = {}") :].split("\n\n\n")[:2])
+    helper = "\n\n\n".join(source[source.index("_OVERLAP_RESULTS = {}") :].split("\n\n\n")[:2])
     names: dict[str, object] = {}
     exec(helper, names)
     base = torch.zeros(64)
-    apart = names["_lie_apart"]
-    assert callable(apart)
-    assert apart((base[:32], base[32:]), 1)
-    assert not apart((base[:33], base[32:]), 1)
-    assert not apart((base, base), 1)
-    assert apart((base[:8], base[32:], base[32:]), 1), "only what is written into matters"
-    assert not apart((base[::2], base[62:]), 1), "strides count"
-    assert apart((base[:32], base[62:]), 1), "what is found for one is not remembered for another that begins alike"
-    assert not apart((base[:33], base[32:]), 1)
+    do_not_overlap = names["_do_not_overlap"]
+    assert callable(do_not_overlap)
+    assert do_not_overlap((base[:32], base[32:]), 1)
+    assert not do_not_overlap((base[:33], base[32:]), 1)
+    assert not do_not_overlap((base, base), 1)
+    assert do_not_overlap((base[:8], base[32:], base[32:]), 1), "only what is written into matters"
+    assert not do_not_overlap((base[::2], base[62:]), 1), "strides count"
+    assert do_not_overlap((base[:32], base[62:]), 1), (
+        "what is found for one is not remembered for another that begins alike"
+    )
+    assert not do_not_overlap((base[:33], base[32:]), 1)
     for start in range(40):
-        assert apart((base[start : start + 1], base[start + 1 :]), 1)
-    assert len(names["_APART"]) <= 16
-    assert "_lie_apart((x, g), 1)" in source
+        assert do_not_overlap((base[start : start + 1], base[start + 1 :]), 1)
+    assert len(names["_OVERLAP_RESULTS"]) <= 16
+    assert "_do_not_overlap((x, g), 1)" in source

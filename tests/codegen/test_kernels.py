@@ -1,4 +1,4 @@
-"""What the built-in coder writes computes what the user's code computes, under Triton's interpreter."""
+"""Kernels of the built-in coder equal the user's code under Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -135,12 +135,12 @@ def test_a_fused_kernel_equals_the_users_code(name: str, captured) -> None:
     assert verdict.is_correct, verdict.reason
 
 
-def test_the_same_state_and_action_give_the_same_bytes(captured) -> None:
+def test_rendering_is_deterministic(captured) -> None:
     capture = captured(NORM, "f")
     assert fused(capture, NORM).source == fused(capture, NORM).source
 
 
-def test_the_original_body_stays_for_what_the_guard_refuses(captured) -> None:
+def test_the_original_body_stays_for_calls_that_the_guard_rejects(captured) -> None:
     capture = captured(NORM, "f")
     source = fused(capture, NORM).source
     assert NORM.split("\n", 3)[3] in source

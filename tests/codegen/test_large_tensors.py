@@ -1,4 +1,4 @@
-"""Tensors of more than 2**31 elements: offsets are 64-bit, or the guard refuses. Seen in the text, so no memory is needed."""
+"""Tensors with more than 2**31 elements: offsets are 64-bit, or the guard rejects the call (checked on source text)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ LOOPED: dict[str, object] = {"rows": 8, "block": 4, "loop": True}
 
 
 def kernel_of(checker: Checker, text: str, size: int, config: dict[str, object] | None = None) -> Candidate:
-    """The target as one kernel, written for a workload in which every named size is ``size``."""
+    """The target as one kernel, for a workload in which every named size is ``size``."""
     capture = checker.capture(text)
     huge = replace(capture, graph=replace(capture.graph, sizes=dict.fromkeys(capture.graph.sizes, size)))
     return with_kernel(huge, start(huge), [node.name for node in huge.graph.nodes], config)
 
 
-def directive(words: str, expression: str) -> str:
-    """A user's file."""
-    names = ", ".join(word.split("=")[0] for word in words.split() if "[" in word)
+def directive(inputs: str, expression: str) -> str:
+    """Source of the user's file."""
+    names = ", ".join(word.split("=")[0] for word in inputs.split() if "[" in word)
     return (
-        f"import torch\nimport torch.nn.functional as F\n\n# mtmc: {words}\ndef f({names}):\n    return {expression}\n"
+        f"import torch\nimport torch.nn.functional as F\n\n# mtmc: {inputs}\ndef f({names}):\n    return {expression}\n"
     )
 
 
@@ -39,18 +39,18 @@ def directive(words: str, expression: str) -> str:
         ("x=f32[N,M] N=20 M=30", "torch.softmax(x, -1)"),
     ],
 )
-def test_rows_are_numbered_in_64_bits(checker: Checker, words: str, expression: str) -> None:
+def test_row_indices_are_64_bit(checker: Checker, words: str, expression: str) -> None:
     text = kernel_of(checker, directive(words, expression), HUGE).source
     assert re.search(r"(row|rows|cols) = tl.program_id\(0\).to\(tl.int64\)", text)
 
 
-def test_one_long_dimension_is_counted_in_64_bits(checker: Checker) -> None:
+def test_one_long_dimension_uses_64_bit_indices(checker: Checker) -> None:
     candidate = kernel_of(checker, directive("x=f32[N] N=20", "x * 2"), 3_000_000_000)
     assert "cols = tl.program_id(0).to(tl.int64) * BLOCK" in candidate.source
     assert candidate.launches[0].signature["n_cols"] == "i64"
 
 
-def test_a_dimension_of_columns_beyond_32_bits_is_refused_or_widened(checker: Checker) -> None:
+def test_columns_beyond_32_bits_are_rejected_or_widened(checker: Checker) -> None:
     text = directive("x=f32[N,M] w=f32[M] N=20 M=30", "x * w")
     assert "x.shape[1] < 2147483648" in kernel_of(checker, text, 30).source
     long = kernel_of(checker, text, 3_000_000_000).source
@@ -65,11 +65,11 @@ def test_strided_columns_are_64_bits(checker: Checker) -> None:
     assert re.search(r"cols = \(start .*\)\.to\(tl\.int64\)", kernel_of(checker, text, HUGE, LOOPED).source)
 
 
-def test_products_of_sizes_are_made_from_the_64_bit_side(checker: Checker) -> None:
+def test_products_of_sizes_start_with_a_64_bit_factor(checker: Checker) -> None:
     text = kernel_of(checker, directive("x=f32[B,C,S] B=4 C=12 S=10", "x.sum(1)"), HUGE, LOOPED).source
     assert "outer = piece // " in text
     assert "outer * n_rows * n_cols" in text
-    # What is divided by may be a product, too: the launcher works it out.
+    # Divisors may be products too; the launcher computes them.
     four = directive("x=f32[A,B,C,D] y=f32[A,C] A=3 B=4 C=5 D=6", "(x * y[:, None, :, None]).sum(3)")
     kernel = kernel_of(checker, four, HUGE, LOOPED).source.split("def f_fits")[0]
     assert not re.search(r"// \([A-Z] \* [A-Z]\)", kernel)
@@ -81,7 +81,7 @@ def test_indices_are_widened_before_they_become_offsets(checker: Checker) -> Non
     assert ".to(tl.int64)\n" in kernel_of(checker, text, HUGE).source.split("w = tl.load")[0].split("i = tl.load")[1]
 
 
-def test_a_product_of_small_matrices_counts_in_32_bits_and_refuses_others(checker: Checker) -> None:
+def test_a_matmul_of_small_matrices_uses_32_bits_and_rejects_larger_ones(checker: Checker) -> None:
     text = kernel_of(checker, source("a=F[B,9], b=F[9,8]: a @ b", "f16"), 64).source
     assert re.search(r"9 \* a\.shape\[0\] < 2147483648", text)
     assert "int64" not in text.split("def f_fits")[0]
@@ -111,38 +111,38 @@ FAR = {
         "x=F[B,8,H,W] w=F[8,3,3,3] B=2 H=5 W=7", "F.conv_transpose2d(x, w, None, 2, 1) * 2", {"precision": "ieee"},
     ),
 }  # fmt: skip
-"""Inputs, expression and configuration of products whose matrices are large."""
+"""Matmuls with large matrices: inputs, expression and configuration."""
 
 
 @pytest.mark.parametrize("name", FAR)
-def test_a_product_beyond_32_bits_counts_in_64_and_is_right_on_small_sizes(checker: Checker, name: str) -> None:
+def test_a_matmul_beyond_32_bits_uses_64_bits_and_is_correct_on_small_sizes(checker: Checker, name: str) -> None:
     words, expression, config = FAR[name]
     text = directive(words.replace("=F[", "=f32["), expression)
     candidate = kernel_of(checker, text, HUGE, {**TILE, **config})
     kernels = candidate.source.split("def f_fits")[0]
     assert "tl.int64)" in kernels
     if "promoted" in str(config.get("precision")):
-        # The other operand is small, and its halves are made with 32-bit offsets.
+        # The other operand is small; its split uses 32-bit offsets.
         kernels = kernels.split("@triton.jit")[-1]
     assert not re.search(r"(?<![\w.])[mnk](\[[^\]]*\])? \* [A-Z]", kernels), "no 32-bit index is multiplied"
     assert not checker.compile_errors(checker.capture(text), candidate)
     capture = checker.capture(text)
-    assert checker.wrong(capture, [candidate], Case(dict(capture.graph.sizes), "normal", 3)) == [""]
+    assert checker.failures(capture, [candidate], Case(dict(capture.graph.sizes), "normal", 3)) == [""]
 
 
 @pytest.mark.parametrize("layout", ["x=f32[N,M]{1,N}", "x=f32[N,M]{2*M,1}", "x=f32[N,M]{2*M,2}"])
 @pytest.mark.parametrize("expression", ["torch.tanh(x) * 2", "torch.softmax(x, -1)", "x.sum(0)"])
-def test_strided_inputs_are_read_where_they_lie(checker: Checker, layout: str, expression: str) -> None:
+def test_strided_inputs_are_read_without_a_copy(checker: Checker, layout: str, expression: str) -> None:
     capture = checker.capture(directive(f"{layout} N=20 M=30", expression))
     candidate = with_kernel(capture, start(capture), [node.name for node in capture.graph.nodes])
     assert "contiguous()" not in candidate.source.split("def f_triton")[1].split("# mtmc: end")[0]
     assert "clone" not in candidate.source
 
 
-def test_parts_of_columns_that_lie_far_apart_count_in_64_bits(checker: Checker) -> None:
-    """On an H200 a batch norm of 32769 images with channels last read beyond its memory."""
+def test_distant_columns_use_64_bit_offsets(checker: Checker) -> None:
+    """Regression: on an H200, a channels-last batch norm of 32769 images read out of bounds."""
     text = directive("x=f32[N,128] N=20", "x.sum(0)")
     config: dict[str, object] = {"rows": 64, "block": 32, "loop": True, "split": 16}
-    found = kernel_of(checker, text, HUGE, config).source
-    assert "f_kernel_parts" in found
-    assert "cols = (start + tl.arange(0, BLOCK)[None, :]).to(tl.int64)" in found
+    generated = kernel_of(checker, text, HUGE, config).source
+    assert "f_kernel_parts" in generated
+    assert "cols = (start + tl.arange(0, BLOCK)[None, :]).to(tl.int64)" in generated

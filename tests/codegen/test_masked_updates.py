@@ -1,4 +1,4 @@
-"""Updates of the elements that a mask picks: choices between new and old values, which kernels take in."""
+"""Updates of masked elements become a select between new and old values inside a kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_update_under_a_mask_is_part_of_a_kernel(name: str, captured) -> None
     assert verified(capture, candidate).reason == ""
 
 
-def test_an_argument_is_updated_where_it_is(captured) -> None:
+def test_an_argument_is_updated_in_place(captured) -> None:
     text = text_of("y[mask] += x[mask]", "None")
     capture = captured(text, "f")
     assert [mutation.input for mutation in capture.graph.mutations] == ["y"]
@@ -65,7 +65,7 @@ def test_an_argument_is_updated_where_it_is(captured) -> None:
         ("x[mask] = x[mask].cumsum(0)", "x"),
     ],
 )
-def test_what_needs_the_picked_elements_side_by_side_is_refused(update: str, returned: str, captured) -> None:
+def test_updates_that_need_the_selected_elements_compacted_are_refused(update: str, returned: str, captured) -> None:
     text = text_of(update, returned)
     with pytest.raises(TargetUnsupported, match="whose size follows from the values of a tensor") as caught:
         captured(text, "f")

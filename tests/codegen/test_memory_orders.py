@@ -1,4 +1,4 @@
-"""Kernels that read or write along an axis that is not their columns: tiles of both axes, whatever their sizes."""
+"""Kernels that read or write along an axis other than their columns use tiles of both axes, for all sizes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CONFIGS = (
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("source", [BACK, POOLED, BESIDE], ids=["back", "pooled", "beside"])
-def test_one_order_becomes_another(source: str, config: dict[str, int], captured) -> None:
+def test_memory_orders_are_converted(source: str, config: dict[str, int], captured) -> None:
     capture = captured(source, "f")
     ir, region = region_and_program(capture)
     assert across(ir, region) is not None
@@ -66,7 +66,7 @@ def test_one_order_becomes_another(source: str, config: dict[str, int], captured
 
 @pytest.mark.parametrize("changes", [{}, {"rows": 16, "warps": 2}, {"persist": 3}], ids=str)
 @pytest.mark.parametrize("source", [NORM, SOFTMAX, SCAN], ids=["norm", "softmax", "scan"])
-def test_what_is_reduced_steps_over_memory(source: str, changes: dict[str, int], captured) -> None:
+def test_reductions_over_a_strided_axis_are_correct(source: str, changes: dict[str, int], captured) -> None:
     capture = captured(source, "f")
     ir, region = region_and_program(capture)
     candidate = fused(capture, source, {**to_json(default_config(ir, region)), **changes})
@@ -75,7 +75,7 @@ def test_what_is_reduced_steps_over_memory(source: str, changes: dict[str, int],
     assert verdict.is_correct, verdict.reason
 
 
-def test_few_columns_are_held_and_many_are_walked(captured) -> None:
+def test_few_columns_are_held_at_once_and_many_use_a_loop(captured) -> None:
     few, many = (region_and_program(captured(source, "f")) for source in (NORM, SOFTMAX))
     assert not default_config(*few).loop
     assert default_config(*many).loop
@@ -83,7 +83,7 @@ def test_few_columns_are_held_and_many_are_walked(captured) -> None:
     assert {choice.loop for choice in choices} == {True, False}
 
 
-def test_tiles_are_no_larger_than_the_axes(captured) -> None:
+def test_tiles_are_at_most_as_large_as_the_axes(captured) -> None:
     ir, region = region_and_program(captured(BACK, "f"))
     for config in (default_config(ir, region), *variants(ir, region, default_config(ir, region))):
         assert config.rows <= 32

@@ -1,4 +1,4 @@
-"""A mean and the squared deviations from it are found in one walk over a row, and nothing cancels."""
+"""Mean and squared deviations are computed in one pass over a row, without cancellation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BODIES = {
 @pytest.mark.parametrize("far", ["-1..1", "9999..10001"])
 @pytest.mark.parametrize("config", [{"rows": 2}, {"rows": 1}, {"rows": 1, "split": 4}], ids=["rows", "row", "parts"])
 @pytest.mark.parametrize("name", BODIES)
-def test_one_walk_finds_both(checker: Checker, name: str, config: dict[str, int], far: str) -> None:
+def test_one_pass_computes_both(checker: Checker, name: str, config: dict[str, int], far: str) -> None:
     text = TEXT.format(range=far, body=BODIES[name])
     capture = checker.capture(text)
     candidate = fused(capture, text, {**config, "block": 16, "loop": True, "warps": 1})
@@ -33,13 +33,13 @@ def test_one_walk_finds_both(checker: Checker, name: str, config: dict[str, int]
     assert walks == 1 + (name == "normalised" and "split" in config), candidate.source
     for columns in (200, 64, 17, 2):
         case = Case({"N": 5, "D": columns}, "normal", 3)
-        assert checker.wrong(capture, [candidate], case) == [""], columns
+        assert checker.failures(capture, [candidate], case) == [""], columns
 
 
 @settings(max_examples=15, deadline=None)
 @given(columns=st.integers(1, 150), parts=st.sampled_from([1, 2, 8]), block=st.sampled_from([8, 32]))
-def test_whatever_the_blocks_and_parts(checker: Checker, columns: int, parts: int, block: int) -> None:
+def test_all_block_sizes_and_splits_are_correct(checker: Checker, columns: int, parts: int, block: int) -> None:
     text = TEXT.format(range="100..101", body="torch.var_mean(x, -1, unbiased=False)")
     capture = checker.capture(text)
     candidate = fused(capture, text, {"rows": 1, "block": block, "loop": True, "warps": 1, "split": parts})
-    assert checker.wrong(capture, [candidate], Case({"N": 3, "D": columns}, "normal", 3)) == [""]
+    assert checker.failures(capture, [candidate], Case({"N": 3, "D": columns}, "normal", 3)) == [""]

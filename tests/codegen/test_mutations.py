@@ -1,4 +1,4 @@
-"""Wrong kernels of every family are not verified: each mutation is one that a careless writer of kernels makes."""
+"""Verification rejects wrong kernels of every family; each mutation is a typical kernel bug."""
 
 from __future__ import annotations
 
@@ -20,30 +20,35 @@ MUTATIONS: tuple[tuple[str, dict[str, object], str, str], ...] = (
     ("pointwise: chain", {}, "tl.exp(-", "tl.exp(1e-3 - "),
     ("pointwise: dropout by seed", {}, ">= 0.3", ">= 0.31"),
     ("pointwise: dropout by seed", {}, "seed_ptr)", "seed_ptr) + 1"),
-    ("views: halves put together", {}, "< 4", "< 3"),
+    ("views: rotated halves", {}, "< 4", "< 3"),
     ("reductions: sum", LOOPED, "range(0, n_cols, BLOCK)", "range(0, n_cols - BLOCK, BLOCK)"),
     ("reductions: log of sums", {}, "tl.exp(", "tl.exp2("),
     ("reductions: softmax", LOOPED, '-float("inf")', "0.0"),
-    ("reductions: index of the extreme", {}, "tl.maximum(a", "tl.minimum(a"),
+    ("reductions: argmax", {}, "tl.maximum(a", "tl.minimum(a"),
     ("reductions: variance", {}, "tl.sum(", "0.999 * tl.sum("),
     ("norms: layer", {}, "1e-05", "1e-02"),
     ("norms: root mean square", {}, "tl.rsqrt", "tl.sqrt"),
     ("norms: batch, evaluation", {}, "+ 1e-05", "- 1e-05"),
     ("products: matrices", {}, "acc = tl.dot(", "acc = 0.99 * tl.dot("),
-    ("products: linear with work around", {}, "start + tl.arange(0, BLOCK_K)", "start + 1 + tl.arange(0, BLOCK_K)"),
+    (
+        "products: linear with prologue and epilogue",
+        {},
+        "start + tl.arange(0, BLOCK_K)",
+        "start + 1 + tl.arange(0, BLOCK_K)",
+    ),
     ("products: batched", {}, "acc * 2.0", "acc * 2.0 + 1e-3"),
     ("scans: sums", LOOPED, "carry = tl.sum(", "carry = 0.0 * tl.sum("),
-    ("scans: sums from the end", {}, ", reverse=True", ""),
+    ("scans: reverse sums", {}, ", reverse=True", ""),
     ("convolutions: many channels", {}, "kernel_position // 3", "kernel_position % 3"),
-    ("convolutions: per channel", {}, "tl.static_range(9)", "tl.static_range(8)"),
+    ("convolutions: depthwise", {}, "tl.static_range(9)", "tl.static_range(8)"),
     ("convolutions: transposed, cut", {}, "tl.dot(", "0.99 * tl.dot("),
-    ("pooling: largest", {}, '-float("inf")', "0.0"),
-    ("pooling: means beyond the end", {}, "tl.minimum(", "tl.maximum("),
+    ("pooling: max", {}, '-float("inf")', "0.0"),
+    ("pooling: average with ceil_mode", {}, "tl.minimum(", "tl.maximum("),
     ("losses: cross entropy, smoothed", {}, "* 0.1", "* 0.11"),
     ("losses: cross entropy, ignoring", {}, "!= 3", "!= 4"),
     ("losses: divergence", {}, "tl.log(", "tl.log2("),
-    ("look-ups: gather", {}, "* 2.0", "* 2.0 + 1.0"),
-    ("look-ups: rows", {}, "+ 11", "+ 10"),
+    ("indexing: gather", {}, "* 2.0", "* 2.0 + 1.0"),
+    ("indexing: rows", {}, "+ 11", "+ 10"),
     ("attention: causal", {}, "<=", "<"),
     ("attention: causal", {}, "first_query + BLOCK_M,", "first_query,"),
     ("attention: plain", {}, " * 0.51", " * 0.53"),
@@ -51,15 +56,15 @@ MUTATIONS: tuple[tuple[str, dict[str, object], str, str], ...] = (
 
 
 def rejection(checker: Checker, capture: Capture, candidate: Candidate) -> str:
-    """What is first seen to be wrong on the cases on which verification runs kernels."""
+    """The first failure on the cases that verification runs."""
     for case in verification_cases(capture, interpreted=True, seed=5):
         if not case.expects_kernel:
             continue
         try:
-            if wrong := checker.wrong(capture, [candidate], case)[0]:
+            if wrong := checker.failures(capture, [candidate], case)[0]:
                 return wrong
         except TargetRaises:
-            # Sizes that the user's own code does not take.
+            # The user's code does not support these sizes.
             continue
     return ""
 

@@ -1,4 +1,4 @@
-"""Quantisers: the last bit of a quotient decides for whole numbers, so divisions are rounded as PyTorch's own are."""
+"""Quantisers: the last bit of a quotient can change an integer, so divisions are rounded like PyTorch's."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DIVISIONS = {
 
 
 @pytest.mark.parametrize("name", DIVISIONS)
-def test_divisions_that_decide_a_whole_number_are_rounded_as_torchs_are(name: str, captured) -> None:
+def test_divisions_before_rounding_to_integers_match_pytorch(name: str, captured) -> None:
     capture = captured(TEXT, name)
     used = {str(prim.attrs.get("fn")) for prim in lower(capture.graph).prims.values()}
     assert {fn for fn in used if "div" in fn or "reciprocal" in fn} == DIVISIONS[name]
@@ -60,7 +60,7 @@ def test_divisions_that_decide_a_whole_number_are_rounded_as_torchs_are(name: st
 
 
 def test_a_reciprocal_is_rounded_once(captured) -> None:
-    """1 / 0.03 in float32 is another number: two thirds of the edges would be on the other side."""
+    """1 / 0.03 differs in float32: two thirds of the edge values would change."""
     (factor,) = {
         prim.attrs["reciprocal"]
         for prim in lower(captured(TEXT, "by_a_part").graph).prims.values()
@@ -70,8 +70,8 @@ def test_a_reciprocal_is_rounded_once(captured) -> None:
 
 
 @pytest.mark.gpu
-def test_a_quotient_of_a_tensor_and_a_number_is_torchs_to_the_bit() -> None:
-    """What PyTorch does is no promise of its documentation: this tells when it becomes another."""
+def test_a_quotient_of_a_tensor_and_a_number_is_bitwise_equal_to_pytorch() -> None:
+    """PyTorch does not document this behaviour; the test detects a change."""
     x = torch.randn(1 << 20, device="cuda")
     for number in (15.0, 0.03, 0.7):
         assert torch.equal(x / number, x * torch.tensor(1 / number, device="cuda"))

@@ -1,6 +1,6 @@
-"""Property: whatever chain of operations a user writes, the generated code computes what eager computes.
+"""Property: generated code equals eager for random chains of operations.
 
-``MTMC_PROPERTY=long`` searches for an hour instead of a minute.
+``MTMC_PROPERTY=long`` runs for an hour instead of a minute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIGS: tuple[dict[str, object], ...] = (
     {"rows": 2, "block": 4, "loop": True, "warps": 4, "stages": 2},
     {"rows": 1, "block": 64, "loop": False, "warps": 4, "stages": 2},
 )
-"""The default, and tiles that do not fit the sizes: rows at once and in blocks, one program for one row and for several."""
+"""Configurations: the default, and tiles that do not divide the sizes, with and without loops and splits."""
 
 
 @pytest.mark.timeout(7200 if LONG else 600)
@@ -57,6 +57,6 @@ def test_generated_code_equals_eager(
     if not candidates:
         return
     case = Case(dict(capture.graph.sizes), distribution, seed)
-    found = checker.wrong(capture, candidates, case)
+    found = checker.failures(capture, candidates, case)
     for wrong, candidate in zip(found, candidates, strict=True):
         assert not wrong, f"{wrong}\n{candidate.source}"

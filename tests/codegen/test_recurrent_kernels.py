@@ -1,4 +1,4 @@
-"""Recurrent layers by launches of steps that do not wait for one another: every form that PyTorch's layers have."""
+"""Recurrent layers in launches of independent steps, for all variants of PyTorch's layers."""
 
 from __future__ import annotations
 
@@ -67,30 +67,30 @@ def text_of(layer: str, body: str, inputs: str, hidden: int) -> str:
 
 
 def with_layers(capture: Capture, config: dict[str, object]) -> Candidate:
-    """The layers, and nothing else, as a kernel."""
+    """Fuse only the recurrent layers into a kernel."""
     names = [node.name for node in capture.graph.nodes if len(node.outputs) > 1]
     return with_kernel(capture, start(capture), names, config)
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_layers_compute_what_pytorchs_own_do(checker: Checker, name: str) -> None:
-    """Over several diagonals, fewer steps than layers, one step, a batch of one, and blocks that units do not fill."""
+def test_layers_equal_those_of_pytorch(checker: Checker, name: str) -> None:
+    """Several diagonals, fewer steps than layers, one step, a batch of one, and partially filled blocks of units."""
     capture = checker.capture(text_of(*FORMS[name]), "Net")
     candidate = with_layers(capture, CONFIG)
     assert len(candidate.launches) == 1
     for label, changed in SIZES.items():
         sizes = {**capture.graph.sizes, **{n: v for n, v in changed.items() if n in capture.graph.sizes}}
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 3)) == [""], label
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 3)) == [""], label
 
 
 @pytest.mark.parametrize("name", ["three layers", "gated both ways", "plain"])
-def test_values_of_unusual_size_and_other_tiles(checker: Checker, name: str) -> None:
-    """Large values saturate every gate; the tiles do not change what is computed."""
+def test_extreme_values_and_other_tiles_are_correct(checker: Checker, name: str) -> None:
+    """Large values saturate every gate; tile sizes must not change results."""
     capture = checker.capture(text_of(*FORMS[name]), "Net")
     tiles = [{**CONFIG, "block_m": 32, "block_n": 64, "block_k": 64}, {**CONFIG, "block_k": 32, "precision": "ieee"}]
     for distribution in ("large", "mixed"):
         case = Case(capture.graph.sizes, distribution, 5)
-        assert checker.wrong(capture, [with_layers(capture, config) for config in tiles], case) == ["", ""]
+        assert checker.failures(capture, [with_layers(capture, config) for config in tiles], case) == ["", ""]
 
 
 @pytest.mark.parametrize("name", ["three layers", "both ways", "gated", "half precision"])
@@ -102,7 +102,7 @@ def test_kernels_compile_for_gpus(checker: Checker, name: str) -> None:
 
 
 def test_a_launch_holds_all_layers_of_a_diagonal(checker: Checker) -> None:
-    """The loop runs over steps and layers together, with every layer in the grid, and is compiled once for all of them."""
+    """One loop covers steps and layers, all layers are in the grid, and all launches share one compilation."""
     capture = checker.capture(text_of(*FORMS["three layers"]), "Net")
     source = with_layers(capture, CONFIG).source
     assert 'do_not_specialize=["diagonal"]' in source

@@ -1,4 +1,4 @@
-"""Targets that return dictionaries, named tuples and dataclasses, plain values beside tensors, or nothing."""
+"""Targets that return dictionaries, named tuples, dataclasses, plain values next to tensors, or nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def f(x, w):
 
 
 @pytest.mark.parametrize("name", RETURNED)
-def test_results_come_back_as_they_are_returned(name: str, captured) -> None:
+def test_results_keep_their_structure(name: str, captured) -> None:
     returned, expected = RETURNED[name]
     text = text_of(returned)
     capture = captured(text, "f")
@@ -68,7 +68,7 @@ def test_results_come_back_as_they_are_returned(name: str, captured) -> None:
         ("numbers of elements", "3 * x.shape[0]", "18"),
     ],
 )
-def test_another_form_is_not_correct(returned: str, wrong: str, right: str, captured) -> None:
+def test_another_structure_is_incorrect(returned: str, wrong: str, right: str, captured) -> None:
     text = text_of(RETURNED[returned][0])
     capture = captured(text, "f")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
@@ -85,7 +85,7 @@ def test_another_form_is_not_correct(returned: str, wrong: str, right: str, capt
         ("namedtuple('Here', 'y')(y)", "f returns a Here, which its file does not name, which cannot be verified"),
     ],
 )
-def test_what_cannot_be_put_together_again_is_named(returned: str, message: str, captured) -> None:
+def test_refusals_name_structures_that_cannot_be_rebuilt(returned: str, message: str, captured) -> None:
     with pytest.raises(TargetUnsupported, match=message):
         captured(text_of(returned), "f")
 
@@ -98,7 +98,7 @@ def step(p, g, m) -> None:
 """
 
 
-def test_a_function_that_only_changes_what_it_is_given_is_verified_by_that(captured) -> None:
+def test_a_function_that_only_updates_its_arguments_is_verified_on_them(captured) -> None:
     capture = captured(IN_PLACE, "step")
     assert (capture.graph.outputs, capture.graph.returns) == ((), "None")
     candidate = fused_as_far_as_it_goes(capture, start(capture, IN_PLACE))
@@ -110,12 +110,12 @@ def test_a_function_that_only_changes_what_it_is_given_is_verified_by_that(captu
     assert "input m afterwards" in verified(capture, replace(candidate, source=wrong)).reason
 
 
-def test_a_function_that_neither_returns_nor_changes_a_tensor_does_nothing(captured) -> None:
+def test_a_function_without_results_and_updates_is_refused(captured) -> None:
     with pytest.raises(TargetUnsupported, match="step has no tensor operations"):
         captured(IN_PLACE.replace("mul_", "mul").replace("p.add_", "p.add"), "step")
 
 
-def test_a_result_for_none_is_not_correct(captured) -> None:
+def test_a_result_instead_of_none_is_incorrect(captured) -> None:
     text = text_of(RETURNED["no state"][0])
     capture = captured(text, "f")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
@@ -125,7 +125,7 @@ def test_a_result_for_none_is_not_correct(captured) -> None:
         assert verified(capture, replace(candidate, source=source)).reason != ""
 
 
-def test_keys_of_classes_of_their_own_are_refused(captured) -> None:
+def test_dictionary_keys_of_custom_classes_are_refused(captured) -> None:
     text = text_of("{Name.LOSS: y}").replace(
         "# mtmc", 'import enum\nclass Name(str, enum.Enum):\n    LOSS = "loss"\n# mtmc'
     )

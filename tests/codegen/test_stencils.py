@@ -1,4 +1,4 @@
-"""Neighbours of each element: rolled along sizes that are free, and put back row by row."""
+"""Stencils: neighbours of each element through rolls along dynamic sizes, written back row by row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def past_the_end(u):
 
 
 @pytest.mark.parametrize(("name", "conditions"), [("wave", {"W > 1", "H > 2", "B > 1"}), ("flat", {"B * H > 5"})])
-def test_what_is_rolled_along_a_free_size_is_one_kernel(name: str, conditions: set[str], captured) -> None:
+def test_rolls_along_a_dynamic_size_are_one_kernel(name: str, conditions: set[str], captured) -> None:
     capture = captured(TEXT, name)
     assert conditions <= set(capture.graph.conditions)
     assert not lower(capture.graph).opaque
@@ -38,7 +38,7 @@ def test_what_is_rolled_along_a_free_size_is_one_kernel(name: str, conditions: s
     assert verdict.is_correct, verdict.reason
 
 
-def test_what_is_rolled_past_its_end_stays_the_users(captured) -> None:
+def test_rolls_beyond_the_size_run_the_original_code(captured) -> None:
     capture = captured(TEXT, "past_the_end")
     assert lower(capture.graph).opaque == {"roll"}
     assert not any(">" in text for text in capture.graph.conditions)

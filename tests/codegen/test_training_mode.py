@@ -1,5 +1,4 @@
-"""Modules in training mode, as a file that makes its own inputs leaves them: batch norm takes the batch's statistics, and its
-running ones follow where they lie."""
+"""Modules in training mode: batch norm uses the batch's statistics and updates the running ones in place."""
 
 from __future__ import annotations
 
@@ -96,7 +95,7 @@ def first_of(capture: Capture, word: str) -> str:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_statistics_and_their_running_ones_are_the_users(captured, name: str) -> None:
+def test_batch_and_running_statistics_equal_the_users(captured, name: str) -> None:
     text = module(*BODIES[name])
     capture = captured(text, "Net")
     assert capture.graph.constants["self.norm.training"] is True
@@ -106,7 +105,7 @@ def test_statistics_and_their_running_ones_are_the_users(captured, name: str) ->
     assert verdict.status is VerdictStatus.CORRECT, verdict.reason
 
 
-def test_running_statistics_are_written_where_they_lie(captured) -> None:
+def test_running_statistics_are_updated_in_place(captured) -> None:
     capture = captured(IMAGES, "Net")
     nodes = [first_of(capture, "batch_norm"), first_of(capture, "relu")]
     for config in ({}, SPLIT):
@@ -131,7 +130,7 @@ def test_running_statistics_are_written_where_they_lie(captured) -> None:
         ),
     ],
 )
-def test_running_statistics_that_are_wrong_are_seen(captured, old: str, new: str) -> None:
+def test_wrong_running_statistics_are_detected(captured, old: str, new: str) -> None:
     capture = captured(IMAGES, "Net")
     nodes = [first_of(capture, "batch_norm"), first_of(capture, "relu")]
     candidate = fused(capture, IMAGES, SPLIT, nodes)
@@ -140,8 +139,8 @@ def test_running_statistics_that_are_wrong_are_seen(captured, old: str, new: str
     assert "afterwards" in verified(capture, wrong).reason
 
 
-def test_what_stays_with_torch_changes_its_statistics_in_place(captured) -> None:
-    """A functional batch norm would allocate the new statistics, which would then be copied."""
+def test_torch_calls_update_their_statistics_in_place(captured) -> None:
+    """A functional batch norm would allocate the new statistics and copy them."""
     capture = captured(IMAGES, "Net")
     candidate = fused(capture, IMAGES, {}, [first_of(capture, "relu")])
     launcher = candidate.source.split("def net_launch(")[1].split("return")[0]
@@ -150,7 +149,7 @@ def test_what_stays_with_torch_changes_its_statistics_in_place(captured) -> None
     assert verdict.is_correct, verdict.reason
 
 
-def test_calls_are_counted_in_one_launch_for_each_amount(captured) -> None:
+def test_call_counters_use_one_launch_per_increment(captured) -> None:
     capture = captured(TWICE, "Net")
     candidate = planned(capture)
     launcher = candidate.source.split("def net_launch(")[1].split("return")[0]
@@ -170,7 +169,7 @@ def test_calls_are_counted_in_one_launch_for_each_amount(captured) -> None:
         ("Steps()", "torch.randn(9, 6)", "x.shape[0] - 1 > 1"),
     ],
 )
-def test_a_statistic_of_one_value_is_left_to_your_own_code_which_refuses_it(captured, norm, x, condition) -> None:
+def test_statistics_of_one_value_run_the_original_code_which_raises(captured, norm, x, condition) -> None:
     text = module("nn.Identity()", norm, x).replace("class Net", f"{STEPS}class Net")
     candidate = planned(captured(text, "Net"))
     assert f"and {condition}\n" in candidate.source.split("def net_fits(")[1].split("def ")[0]
@@ -183,7 +182,7 @@ def test_a_module_that_is_constructed_in_evaluation_mode_stays_in_it(captured) -
     assert not capture.graph.mutations
 
 
-def test_a_workload_of_another_kind_is_evaluated(captured) -> None:
+def test_other_workloads_run_in_evaluation_mode(captured) -> None:
     text = IMAGES.partition("def get_inputs")[0].replace("class Net", "# mtmc: x=f32[3,3,7,7]\nclass Net")
     assert captured(text, "Net").graph.constants["self.norm.training"] is False
 
@@ -200,12 +199,12 @@ def test_a_cuda_graph_may_change_buffers_and_says_which(captured) -> None:
     replayed = act(capture, candidate, ActionKind.CUDA_GRAPH, launches=1)
     assert schedule_of(replayed).cuda_graph
     held = "first_weight, first_bias, norm_weight, norm_bias, norm_running_mean, norm_running_var, norm_num_batches_tracked"
-    call = " ".join(replayed.source.split("return _replayed(")[1].split(")\n\n")[0].split())
+    call = " ".join(replayed.source.split("return _run_cuda_graph(")[1].split(")\n\n")[0].split())
     assert f"({held})" in call and "(4, 5, 6)" in call
 
 
-def test_few_channels_take_the_library_long(captured) -> None:
-    """One block of threads finds the statistics of a channel: the same elements in fewer channels take longer."""
+def test_batch_norm_with_few_channels_is_slow_in_the_library(captured) -> None:
+    """One thread block computes a channel's statistics, so fewer channels with the same elements take longer."""
 
     def microseconds(shape: str, channels: int) -> float:
         text = module("nn.Identity()", f"nn.BatchNorm2d({channels})", f"torch.empty({shape})")

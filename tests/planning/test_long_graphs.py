@@ -141,7 +141,7 @@ def test_what_is_chosen_of_a_stack_is_computed_alone(captured) -> None:
 def test_a_chain_that_is_too_long_for_one_kernel_is_planned_as_several_and_refused_as_one(captured) -> None:
     capture = captured(DEEP, "f")
     names = [node.name for node in capture.graph.nodes]
-    with pytest.raises(CannotCode, match="fuse fewer of them"):
+    with pytest.raises(CannotCode, match="fuse fewer operations"):
         act(capture, start(capture, DEEP), ActionKind.FUSE, *names)
     action = RooflinePlanner().ranked(State(capture, start(capture, DEEP), (), SHEET, False))[0]
     candidate = act(capture, start(capture, DEEP), action.kind, *action.region, **action.params)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, MOST_GRAPHS, REPLAYED
+from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, MAX_GRAPHS, RUN_CUDA_GRAPH
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.protocols import CannotCode, State
 from mtmc_lsp.core.results import CheckStatus
@@ -51,9 +51,9 @@ def test_the_launcher_is_replayed_and_the_compiler_sees_through_it_still(capture
     replayed = act(capture, kernels(capture, TEXT), ActionKind.CUDA_GRAPH, launches=1)
     assert schedule_of(replayed).cuda_graph
     text = replayed.source
-    assert REPLAYED in text and GRAPHS in text
-    assert "return _replayed(model_launch, (x,), (weight,))" in text
-    assert "(model_triton if torch.compiler.is_compiling() else model_replay)(x, self.weight)" in text
+    assert RUN_CUDA_GRAPH in text and GRAPHS in text
+    assert "return _run_cuda_graph(model_launch, (x,), (weight,))" in text
+    assert "(model_triton if torch.compiler.is_compiling() else model_cuda_graph)(x, self.weight)" in text
     compile(text, "model.py", "exec")
     with pytest.raises(CannotCode, match="replayed already"):
         act(capture, replayed, ActionKind.CUDA_GRAPH)
@@ -94,9 +94,9 @@ def test_only_the_text_that_is_known_passes_the_scan() -> None:
     def refused(text: str) -> list[str]:
         return [check.detail for check in scan(f"import torch\n\n{text}", "c.py") if check.status is CheckStatus.FAILED]
 
-    assert not refused(f"{GRAPHS}\n\n{REPLAYED}")
-    without_copies = REPLAYED.replace("        own.copy_(theirs)\n", "        pass\n")
-    assert without_copies != REPLAYED
+    assert not refused(f"{GRAPHS}\n\n{RUN_CUDA_GRAPH}")
+    without_copies = RUN_CUDA_GRAPH.replace("        static.copy_(argument)\n", "        pass\n")
+    assert without_copies != RUN_CUDA_GRAPH
     assert refused(f"{GRAPHS}\n\n{without_copies}")
 
 
@@ -143,8 +143,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def replayed() -> tuple[Callable[..., Any], dict[Any, Any]]:
     namespace: dict[str, Any] = {"torch": torch}
-    exec(GRAPHS + REPLAYED, namespace)
-    return namespace["_replayed"], namespace["_GRAPHS"]
+    exec(GRAPHS + RUN_CUDA_GRAPH, namespace)
+    return namespace["_run_cuda_graph"], namespace["_GRAPHS"]
 
 
 def launcher(cuda: FakeCuda) -> Callable[..., torch.Tensor]:
@@ -181,7 +181,7 @@ def test_other_shapes_layouts_and_parameters_have_graphs_of_their_own(cuda: Fake
     x = torch.randn(4, 2)
     assert torch.equal(function(launch, (x,), (other,)), x * other)
     assert cuda.captures == 5
-    assert len(graphs) == MOST_GRAPHS, "the oldest was dropped"
+    assert len(graphs) == MAX_GRAPHS, "the oldest was dropped"
 
 
 def test_another_stream_or_gpu_has_a_graph_of_its_own(cuda: FakeCuda) -> None:

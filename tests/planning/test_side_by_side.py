@@ -251,7 +251,7 @@ def test_a_part_that_asks_for_the_whole_grid_is_refused() -> None:
     other = replace(
         part("q", "n_rows"), source=part("q", "n_rows").source.replace("row, N)", "row, tl.num_programs(0))")
     )
-    with pytest.raises(CannotCode, match="q needs the whole grid for itself"):
+    with pytest.raises(CannotCode, match="q cannot share a launch"):
         side_by_side("all", [part("p", "n_rows"), other], "Both.")
 
 

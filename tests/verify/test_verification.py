@@ -187,6 +187,6 @@ def test_an_argument_that_the_graph_does_not_use_is_as_the_workload_makes_it(tmp
     try:
         capture = checker.capture(UNREAD)
         candidate = fused(capture, UNREAD, {"rows": 8, "block": 8, "warps": 1, "stages": 1})
-        assert checker.wrong(capture, [candidate], Case({"N": 64, "M": 8}, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case({"N": 64, "M": 8}, "normal", 5)) == [""]
     finally:
         checker.close()

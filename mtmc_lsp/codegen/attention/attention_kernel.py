@@ -1,7 +1,7 @@
-"""Attention in one pass: a block of queries stays in registers while keys and values go by.
+"""Attention in one pass: a block of queries stays in registers while a loop streams keys and values.
 
-The running maximum and sum follow the online softmax (Milakov & Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135).
-Whatever is done elementwise to the scores before the softmax (scale, mask, bias, causality) is done on the tile.
+Running maximum and sum: online softmax (Milakov & Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135). Elementwise
+operations on the scores before the softmax (scale, mask, bias, causality) are applied to the tile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mtmc_lsp.schedule.configs import AttentionConfig
 
 LOG2E = 1.4426950408889634
 LARGEST_HEAD = 256
-"""Head sizes above this do not fit in registers."""
+"""Largest supported head size; larger ones do not fit in registers."""
 Side = tuple[tuple[Axis, ...], str]
 
 
@@ -48,14 +48,14 @@ def write_attention_kernel(
     name: str,
     docstring: str,
 ) -> Kernel:
-    """Render an attention region.
+    """Write the kernel of an attention region.
 
     Raises:
-        CannotCode: something in it has no Triton form.
+        CannotCode: the region contains an unsupported operation or size.
     """
     form = attention_form([ir.prims[prim] for prim in region.prims])
     if form is None:
-        raise CannotCode("this is no attention")
+        raise CannotCode("the region is not an attention pattern (product, softmax, product); use matmul kernels")
     return _AttentionWriter(ir, region, buffers, config, form).kernel(name, docstring)
 
 
@@ -74,12 +74,14 @@ class _AttentionWriter:
         self.form = form
         self.band = attention_band(ir, region, form)
         self.logits = Logits(ir, region, form, self.band)
-        self.sure: Size | None = None
-        """Keys this far ahead of a query's own position are the first that the mask may hide from it."""
+        self.visible_before: Size | None = None
+        """Offset from a query's position to the first key that the mask may hide; None if unknown."""
         self.scores = ProductAxes(ir, region, form.scores)
         self.result = ProductAxes(ir, region, form.result)
         if self.scores.n != self.result.k or self.scores.m != self.result.m:
-            raise CannotCode("the second product does not follow the first")
+            raise CannotCode(
+                "the axes of the second attention product do not match those of the first; use matmul kernels"
+            )
         self.batch = tuple(dict.fromkeys((*self.result.batch, *self.scores.batch)))
         self.parameters = Parameters(ir, buffers, ATTENTION_NAMES)
         self.lines: list[str] = []
@@ -89,11 +91,13 @@ class _AttentionWriter:
         self.parameters.name_size(product([a.size for a in self.scores.n]), "n_keys")
 
     def _constant(self, axes: tuple[Axis, ...]) -> int:
-        """A head size as a number; where it is a named size, the kernel is for the workload's value alone."""
+        """A head size as an integer. A named size is fixed to the workload's value by a limit."""
         size = product([axis.size for axis in axes])
         number = size.value(self.ir.graph.sizes)
         if number > LARGEST_HEAD:
-            raise CannotCode(f"a head size of {number}")
+            raise CannotCode(
+                f"an attention head size of {number} is above the supported {LARGEST_HEAD}; use matmul kernels"
+            )
         if not size.is_constant:
             self.limits.append(f"{size} == {number}")
         return number
@@ -183,36 +187,37 @@ class _AttentionWriter:
     def _block_of_queries(self) -> list[str]:
         if not self.band.limits:
             return ["m = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]"]
-        # The last blocks of a causal mask have the most keys, so they begin first and none is left over at the end.
+        # With a causal mask the last blocks have the most keys. They start first, so that no long block runs alone at
+        # the end.
         longest_first = self.band.first is None
         block = "tl.num_programs(0) - 1 - tl.program_id(0)" if longest_first else "tl.program_id(0)"
         start = f"({block}) * BLOCK_M" if longest_first else f"{block} * BLOCK_M"
         return [f"first_query = {start}", "m = (first_query + tl.arange(0, BLOCK_M))[:, None]"]
 
     def _loops(self, n_keys: str, body: list[str]) -> list[str]:
-        """The walk over the keys that some query of the block may see, the first a multiple of the block."""
+        """The loop over the keys that any query of the block may see; it starts at a multiple of the block size."""
         if self.band.first is None and self.band.last is None:
             return [f"for start in range(0, {n_keys}, BLOCK_N):", *(f"    {line}" for line in body)]
         first, end, lines = "0", n_keys, []
         if self.band.first is not None:
             lines += [
-                "# No query of this block sees a key before or behind these.",
+                "# The queries of this block see only keys in this range.",
                 f"first_key = tl.maximum({self._shifted('first_query', self.band.first)}, 0) // BLOCK_N * BLOCK_N",
             ]
             first = "first_key"
         if self.band.last is not None:
             if self.band.first is None:
-                lines.append("# No query of this block sees a key behind these.")
+                lines.append("# The queries of this block see no key from end_key on.")
             lines.append(f"end_key = tl.minimum({self._shifted('first_query + BLOCK_M', self.band.last)}, {n_keys})")
             end = "end_key"
-        if self.sure is None:
+        if self.visible_before is None:
             return [*lines, f"for start in range({first}, {end}, BLOCK_N):", *(f"    {line}" for line in body)]
-        shared = f"tl.minimum({self._shifted('first_query', self.sure)}, {end})"
-        if not (self.sure.is_constant and self.sure.constant >= 0):
+        shared = f"tl.minimum({self._shifted('first_query', self.visible_before)}, {end})"
+        if not (self.visible_before.is_constant and self.visible_before.constant >= 0):
             shared = f"tl.maximum({shared}, 0)"
         return [
             *lines,
-            "# All of them see the keys before this one, whose scores need no mask.",
+            "# All queries of this block see the keys before edge_key, so these need no mask.",
             f"edge_key = {shared} // BLOCK_N * BLOCK_N",
             "for at_edge in tl.static_range(2):",
             f"    for start in range(edge_key if at_edge else {first}, {end} if at_edge else edge_key, BLOCK_N):",
@@ -247,13 +252,13 @@ class _AttentionWriter:
         shape: str,
         inside: str,
     ) -> str:
-        """A tile of an operand, in the dtype of the product, 0 where the condition on what is summed does not hold."""
-        plain = axes.is_plain(side)
+        """A tile of an operand in the product's dtype; 0 where ``inside`` (the bound of the contracted axis) is false."""
+        is_plain = axes.is_plain(side)
         name = axes.prim.inputs[side]
-        code = self._tile(rows, cols, masks, lines, {}, name, widen=not plain)
+        code = self._tile(rows, cols, masks, lines, {}, name, widen=not is_plain)
         code = axes.over_tile(side, code, shape, axes.k, inside)
         dtype = self.ir.prims[name].dtype
-        if plain or not is_low_precision(dtype):
+        if is_plain or not is_low_precision(dtype):
             return code.text
         variable = self.parameters.names.unique("operand")
         lines.append(f"{variable} = {code.at(100)}.to({TRITON_DTYPES[dtype]})")
@@ -265,15 +270,17 @@ class _AttentionWriter:
         cols: Side,
         masks: list[Mask],
         lines: list[str],
-        known: Mapping[str, Code],
+        values: Mapping[str, Code],
         prim: str,
         *,
         widen: bool = True,
     ) -> Code:
-        """Evaluate a primitive over a tile, first with all axes apart to see which run as one."""
+        """Evaluate a primitive over a tile: a first pass with separate axes finds the axes that can be fused."""
         accesses: list[Index] = []
-        for final in (False, True):
-            tile = self._make_tile(rows, cols, masks, lines if final else [], known, accesses, final, widen=widen)
+        for is_final in (False, True):
+            tile = self._make_tile(
+                rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=widen
+            )
             code = tile.value(prim)
             accesses = tile.expressions.accesses
         self._limit(accesses)
@@ -285,13 +292,13 @@ class _AttentionWriter:
         cols: Side,
         masks: list[Mask],
         lines: list[str],
-        known: Mapping[str, Code],
+        values: Mapping[str, Code],
         accesses: list[Index],
-        final: bool,
+        is_final: bool,
         *,
         widen: bool,
     ) -> Tile:
-        parameters = self.parameters if final else Parameters(self.ir, self.buffers, ATTENTION_NAMES)
+        parameters = self.parameters if is_final else Parameters(self.ir, self.buffers, ATTENTION_NAMES)
         return Tile(
             self.result,
             parameters,
@@ -299,54 +306,53 @@ class _AttentionWriter:
             cols,
             masks,
             lines,
-            known=known,
-            apart=not final,
+            known=values,
+            separate_axes=not is_final,
             accesses=accesses,
             widen=widen,
         )
 
     def _softmax(self, masks: list[Mask], lines: list[str], n_row: str) -> list[str]:
-        """Statements of one step of the online softmax; what the scores go through before is added to ``lines``.
+        """Statements of one online-softmax step. Operations on the scores before the softmax are appended to ``lines``.
 
-        Exponentials are in powers of two, which the hardware computes directly, and a constant factor of all logits goes
-        into the same multiplication: ``2 ** (c * x - c * max)``, c above 0. In one fused operation an error of c * max, of
-        half a unit in its last place, is the same for a whole row and falls out of the quotient; beyond 2^31 it would
-        overflow, as in PyTorch's own attentions of half precision. In full precision, and where more than a mask and a
-        factor is done to the scores, the difference is taken first.
+        The exponentials use base 2, for which the hardware has an instruction. The conversion factor and a constant factor of all
+        logits form one constant c > 0: ``2 ** (c * x - c * max)``. As a fused multiply-add, the rounding error of c * max (half
+        an ulp) is the same for a whole row and cancels in the quotient. Beyond 2^31 it would overflow, as in PyTorch's 16-bit
+        attention. For float32, and for logits with operations other than a mask and a factor, the difference is computed first.
 
         Args:
-            masks: of the tile.
-            lines: the loop's body so far.
-            n_row: the condition that keys are there, if there is any.
+            masks: masks of the tile.
+            lines: the loop body so far.
+            n_row: the bounds check of the keys; empty if not needed.
         """
-        known = {self.form.scores.name: Code("scores", "float32", True, True)}
+        values = {self.form.scores.name: Code("scores", "float32", True, True)}
         rows, cols = (self.scores.m, "m"), (self.scores.n, "n[None, :]")
         accesses: list[Index] = []
-        for final in (False, True):
-            tile = self._make_tile(rows, cols, masks, lines if final else [], known, accesses, final, widen=True)
-            at = tile.expressions.own_index(self.form.logits)
+        for is_final in (False, True):
+            tile = self._make_tile(rows, cols, masks, lines if is_final else [], values, accesses, is_final, widen=True)
+            at = tile.expressions.tile_index(self.form.logits)
             peeled = self.logits.peeled(tile.expressions, self.form.logits, at)
             accesses = tile.expressions.accesses
         self._limit(accesses)
-        self.sure = peeled.sure
+        self.visible_before = peeled.visible_before
         factor = peeled.factor * LOG2E
-        # What else enters, a mask of the least number say, may be infinite in powers of two.
-        fused = is_low_precision(self._dtype(self.scores)) and peeled.text == "scores"
-        edge = [*peeled.at_edge, *([n_row] if n_row else [])]
+        # Other operations, such as adding a mask of the lowest finite number, may become infinite in base 2.
+        is_fused = is_low_precision(self._dtype(self.scores)) and peeled.text == "scores"
+        edge_conditions = [*peeled.at_edge, *([n_row] if n_row else [])]
         statements = [] if peeled.text == "scores" else [f"scores = {peeled.text}"]
         if peeled.allowed:
             statements.append(f'scores = tl.where({_all(peeled.allowed)}, scores, -float("inf"))')
-        if self.sure is not None:
-            statements += ["if at_edge:", f'    scores = tl.where({_all(edge)}, scores, -float("inf"))']
-        elif edge:
-            statements.append(f'scores = tl.where({_all(edge)}, scores, -float("inf"))')
-        if peeled.is_product and not fused:
+        if self.visible_before is not None:
+            statements += ["if at_edge:", f'    scores = tl.where({_all(edge_conditions)}, scores, -float("inf"))']
+        elif edge_conditions:
+            statements.append(f'scores = tl.where({_all(edge_conditions)}, scores, -float("inf"))')
+        if peeled.is_product and not is_fused:
             statements += [
-                "# Rounded as it is for the maximum: a compiler would make the product a part of the subtraction.",
+                "# Prevents fusion of the product into the subtraction: it must be rounded as in the maximum.",
                 'scores = tl.where(scores == scores, scores, float("nan"))',
             ]
-        statements.append("# In powers of two, which the hardware computes directly.")
-        if fused:
+        statements.append("# exp2 is a hardware instruction.")
+        if is_fused:
             statements += [
                 f"new_max = tl.maximum(row_max, tl.max(scores, axis=1) * {factor!r})",
                 f"weights = tl.exp2(scores * {factor!r} - new_max[:, None])",
@@ -361,7 +367,7 @@ class _AttentionWriter:
         return statements
 
     def _limit(self, accesses: list[Index]) -> None:
-        """Offsets inside a tile are 32-bit; those from batch to batch are not."""
+        """Add limits for 32-bit offsets inside a tile; batch offsets are 64-bit."""
         for access in accesses:
             extent = product([])
             for variable, step in access.terms:
@@ -372,16 +378,16 @@ class _AttentionWriter:
 
     def _store(self, m_masks: list[Mask], width_block: int) -> None:
         masks = [*m_masks, *self._masks(self._edge("width", self.width, width_block), rows=False)]
-        known = {self.form.result.name: Code("acc", "float32", True, True)}
+        values = {self.form.result.name: Code("acc", "float32", True, True)}
         rows, cols = (self.result.m, "m"), (self.result.n, "width")
         accesses: list[Index] = []
-        for final in (False, True):
-            lines: list[str] = self.lines if final else []
-            tile = self._make_tile(rows, cols, masks, lines, known, accesses, final, widen=True)
+        for is_final in (False, True):
+            lines: list[str] = self.lines if is_final else []
+            tile = self._make_tile(rows, cols, masks, lines, values, accesses, is_final, widen=True)
             for ref in self.result.region.outputs:
                 prim = self.ir.of(ref)
                 value = tile.value(prim.name)
-                offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.own_index(prim.name))
+                offset = tile.expressions.offset(self.ir.graph.type_of(ref), tile.expressions.tile_index(prim.name))
                 pointer = tile.expressions.parameters.output(ref)
                 mask = tile.expressions.mask_argument(offset, None)
                 lines.append(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})")

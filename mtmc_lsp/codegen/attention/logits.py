@@ -1,6 +1,6 @@
-"""An attention's logits, taken apart: which scores a mask shows, what constant they are all multiplied by, and the rest.
+"""Decompose attention logits into a mask, a constant factor, and the remaining expression.
 
-The constant goes into the exponent's own multiplication, and a mask that all keys of a block pass need not be asked.
+The factor is merged into the exponent's multiplication. Blocks whose keys are all visible skip the mask.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from mtmc_lsp.ir.primitives import KernelIR, PrimOp
 from mtmc_lsp.ir.regions import Region
 
 LARGEST_FACTOR = 2.0**100
-"""A constant factor of logits above this, or below its inverse, stays where it is: float32 might not hold it with others."""
+"""Largest constant factor that is merged (smallest: its inverse). Beyond it, products of factors might overflow float32."""
 
 
 PLAIN = ("float16", "bfloat16", "float32")
-"""Dtypes that scores may go through without a change of what they are worth; computed in float32."""
+"""Dtypes to which scores may be cast without a change, since they are computed in float32."""
 
 
 @dataclass(frozen=True)
 class Peeled:
-    """Logits: ``factor`` times ``text`` where all conditions hold, minus infinity elsewhere."""
+    """Logits in the form: ``factor`` times ``text`` where all conditions hold, and minus infinity elsewhere."""
 
     text: str
     factor: float = 1.0
     allowed: tuple[str, ...] = ()
-    """Conditions to ask of each key."""
+    """Conditions that every block must check."""
     at_edge: tuple[str, ...] = ()
-    """Conditions that surely hold for query ``m`` and keys before ``m + sure``."""
-    sure: Size | None = None
+    """Conditions that provably hold for query ``m`` and keys before ``m + visible_before``."""
+    visible_before: Size | None = None
     is_product: bool = False
-    """Whether the text is one, which could become a part of a subtraction."""
+    """Whether ``text`` is a product, which a compiler could fuse into a subtraction."""
 
 
 @dataclass(frozen=True)
 class Logits:
-    """Those of one attention."""
+    """Analyses the logits of one attention region."""
 
     ir: KernelIR
     region: Region
     form: AttentionForm
     band: Band
-    """The keys that a query may see."""
+    """The range of keys that are visible to a query."""
 
     def peeled(self, expressions: Expressions, name: str, at: tuple[Index, ...]) -> Peeled:
-        """A value as a mask around a positive constant times something.
+        """Decompose a value into a mask, a positive constant factor and a remaining expression.
 
         Args:
-            expressions: what gives the text of a value in the kernel.
-            name: of the value.
-            at: the place in it.
+            expressions: evaluates values in the kernel.
+            name: the primitive.
+            at: index into the primitive.
         """
         prim = self.ir.prims[name]
-        is_own = prim.op is PrimOp.POINTWISE and name not in expressions.region.inputs
-        if is_own and prim.dtype in PLAIN:
+        is_computed_here = prim.op is PrimOp.POINTWISE and name not in expressions.region.inputs
+        if is_computed_here and prim.dtype in PLAIN:
             inner = [(source, expressions.aligned(source, at)) for source in prim.inputs]
             if prim.fn == "rounded" or (prim.fn == "cast" and self.ir.prims[prim.inputs[0]].dtype in PLAIN):
                 return self.peeled(expressions, *inner[0])
@@ -67,37 +67,40 @@ class Logits:
             if prim.fn in ("mul", "div"):
                 which = 0 if prim.fn == "mul" and constants[0] is not None else 1
                 if (factor := constants[which]) is not None and factor > 0.0:
-                    found = self.peeled(expressions, *inner[1 - which])
-                    factor = found.factor * factor if prim.fn == "mul" else found.factor / factor
+                    inner_logits = self.peeled(expressions, *inner[1 - which])
+                    factor = inner_logits.factor * factor if prim.fn == "mul" else inner_logits.factor / factor
                     if 1 / LARGEST_FACTOR < factor < LARGEST_FACTOR:
-                        return replace(found, factor=factor)
+                        return replace(inner_logits, factor=factor)
             if prim.fn == "where" and constants[1:].count(-float("inf")) == 1:
                 shown = constants[2] == -float("inf")
                 condition = expressions.value(*inner[0])
-                # What is the same for all may be a number, which is inverted otherwise.
+                # A condition without rows and columns may be a Python literal, for which ``~`` is not a logical
+                # negation.
                 if condition.rows or condition.cols:
-                    found = self.peeled(expressions, *inner[1 if shown else 2])
-                    return self._masked(found, condition, prim.inputs[0], shown)
+                    inner_logits = self.peeled(expressions, *inner[1 if shown else 2])
+                    return self._masked(inner_logits, condition, prim.inputs[0], shown)
         return Peeled(expressions.value(name, at).at(0), is_product=prim.fn == "mul")
 
-    def _masked(self, found: Peeled, condition: Code, name: str, shown: bool) -> Peeled:
-        """A value that a condition, ``name``, shows (or, not ``shown``, hides)."""
+    def _masked(self, logits: Peeled, condition: Code, name: str, shown: bool) -> Peeled:
+        """Add the condition ``name``, which shows the value (or hides it, if ``shown`` is false)."""
         text = condition.text if shown else f"~{condition.at(UNARY)}"
-        sure = None
+        visible_before = None
         if self.band.first is None and self.band.last is not None:
-            sure = sure_before(self.ir, self.region, self.form, name, shown)
-        if sure is not None and found.sure not in (None, sure):
-            assert found.sure is not None
-            # Before the nearer of two edges both conditions hold; which that is, sizes may not tell.
-            known = sure.is_constant and found.sure.is_constant
-            sure = Size.of(min(sure.constant, found.sure.constant)) if known else None
-        if sure is None:
-            return replace(found, allowed=(*found.allowed, text))
-        return replace(found, at_edge=(*found.at_edge, text), sure=sure)
+            visible_before = sure_before(self.ir, self.region, self.form, name, shown)
+        if visible_before is not None and logits.visible_before not in (None, visible_before):
+            assert logits.visible_before is not None
+            # Both conditions hold before the smaller of the two bounds; symbolic bounds cannot be compared.
+            is_constant_bound = visible_before.is_constant and logits.visible_before.is_constant
+            visible_before = (
+                Size.of(min(visible_before.constant, logits.visible_before.constant)) if is_constant_bound else None
+            )
+        if visible_before is None:
+            return replace(logits, allowed=(*logits.allowed, text))
+        return replace(logits, at_edge=(*logits.at_edge, text), visible_before=visible_before)
 
 
 def _number(ir: KernelIR, name: str) -> float | None:
-    """A constant's value; ``None`` for all else."""
+    """The value of a constant primitive; ``None`` for others."""
     prim = ir.prims[name]
     value = prim.attrs.get("value") if prim.op is PrimOp.CONSTANT else None
     return float(value) if isinstance(value, (int, float)) else None

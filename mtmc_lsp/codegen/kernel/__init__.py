@@ -1,1 +1,1 @@
-"""Parts that every kernel writer shares: expressions, index arithmetic, parameters, device functions."""
+"""Building blocks of all kernel writers: expressions, index arithmetic, parameters, device functions."""

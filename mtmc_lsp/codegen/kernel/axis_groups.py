@@ -1,4 +1,4 @@
-"""Loop variables of a tile: atomic axes that run as one, and the masks that bound them."""
+"""Loop variables of a tile: fused atomic axes, and the masks that bound them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mtmc_lsp.ir.primitives import ONE
 
 @dataclass(frozen=True)
 class Group:
-    """Atomic axes that run as one loop variable, and the vector or scalar that holds it."""
+    """Atomic axes that share one loop variable, and the vector or scalar that holds it."""
 
     axes: tuple[Axis, ...]
     """Outermost first."""
     name: str
     rows: bool = False
     cols: bool = False
-    taken_from: str = ""
-    """The flat variable it is taken out of, where it must be set before it is first used."""
+    derived_from: str = ""
+    """The flat variable from which this one is computed by division and modulo; empty if it is not derived."""
     below: Size = ONE
-    """Product of the sizes of the groups inside this one."""
+    """Product of the sizes of the groups inside (faster than) this one."""
     outermost: bool = True
 
 
@@ -36,22 +36,22 @@ class Mask:
     cols: bool
 
 
-def taken_apart(whole: Group, groups: Sequence[Sequence[Axis]], names: Names, first: int) -> list[Group]:
-    """One variable per group of axes out of a flat one; the flat one itself where there is only one group."""
+def split_variable(flat: Group, groups: Sequence[Sequence[Axis]], names: Names, first: int) -> list[Group]:
+    """Split a flat variable into one variable per group of axes. With a single group, the flat variable is used directly."""
     if len(groups) == 1:
-        return [whole]
+        return [flat]
     result: list[Group] = []
     below = ONE
     for number, axes in reversed(list(enumerate(groups))):
         size = product([axis.size for axis in axes])
         name = names.unique(f"{str(size).lower()}_index" if size.is_symbol else f"i{first + number}")
-        result.append(Group(tuple(axes), name, whole.rows, whole.cols, whole.name, below, number == 0))
+        result.append(Group(tuple(axes), name, flat.rows, flat.cols, flat.name, below, number == 0))
         below = below * size
     return list(reversed(result))
 
 
 def walks_as_one(group: Group, coefficients: Mapping[Axis, Size]) -> bool:
-    """Whether an access steps over the group's axes as over one dense axis."""
+    """Whether an access walks the group's axes like a single dense axis."""
     expected = coefficients.get(group.axes[-1])
     if expected is None:
         return False

@@ -1,11 +1,11 @@
-"""Small functions that generated kernels call, each as its source; the coder adds those that are used."""
+"""Sources of small device functions for generated kernels; the coder adds those that a kernel calls."""
 
 from __future__ import annotations
 
 HELPERS: dict[str, str] = {
     "_tanh": '''@triton.jit
 def _tanh(x):
-    """tanh to a few ulp: an odd polynomial near zero, where the exponential form cancels."""
+    """tanh to a few ulp: an odd polynomial near zero, where the exponential form loses precision by cancellation."""
     e = tl.exp(-2.0 * tl.abs(x))
     large = (1.0 - e) / (1.0 + e)
     s = x * x
@@ -14,7 +14,7 @@ def _tanh(x):
 ''',
     "_log1p": '''@triton.jit
 def _log1p(x):
-    """log(1 + x) without losing small x (W. Kahan's correction of the rounding of 1 + x)."""
+    """log(1 + x), accurate for small x (W. Kahan's correction of the rounding error of 1 + x)."""
     u = 1.0 + x
     safe = tl.where(u == 1.0, 2.0, u)
     corrected = tl.log(safe) * (x / (safe - 1.0))
@@ -22,13 +22,13 @@ def _log1p(x):
 ''',
     "_expm1": '''@triton.jit
 def _expm1(x):
-    """exp(x) - 1 without losing small x: a Taylor polynomial near zero, where the difference cancels."""
+    """exp(x) - 1, accurate for small x: a Taylor polynomial near zero avoids cancellation."""
     small = x * (1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666667 + x * (0.0083333333 + x * 0.0013888889)))))
     return tl.where(tl.abs(x) < 0.3, small, tl.exp(x) - 1.0)
 ''',
     "_tf32": '''@triton.jit
 def _tf32(x):
-    """x rounded to the ten bits of TF32, as libraries do: tensor cores by themselves cut the others off, at twice the error."""
+    """x rounded to the 10-bit TF32 significand, as libraries do. Tensor cores alone truncate, with twice the error."""
     rounded = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
     return tl.where(x == x, rounded, x)
 ''',
@@ -41,15 +41,15 @@ def _mish(x):
 ''',
     "_tanh64": '''@triton.jit
 def _tanh64(x):
-    """tanh in double precision, by exp(x) - 1 that does not cancel."""
+    """tanh in double precision, from an exp(x) - 1 without cancellation."""
     e = _expm1_64(-2.0 * tl.abs(x))
     return tl.where(x < 0.0, e, -e) / (2.0 + e)
 ''',
     "_expm1_64": '''@triton.jit
 def _expm1_64(x):
-    """exp(x) - 1 in double precision without losing small x (W. Kahan's correction by the logarithm of the rounded power)."""
+    """exp(x) - 1 in double precision, accurate for small x (W. Kahan's correction with the log of the rounded exponential)."""
     u = tl.exp(x)
-    # So small a power is nothing beside 1, and once it is subnormal its logarithm is no longer x.
+    # Below 1e-20 the exponential is negligible against 1, and the logarithm of a subnormal is no longer x.
     plain = (u == 1.0) | (u < 1e-20) | (u == float("inf"))
     safe = tl.where(plain, 2.0, u)
     corrected = (safe - 1.0) * (x / tl.log(safe))
@@ -57,7 +57,7 @@ def _expm1_64(x):
 ''',
     "_atan": '''@triton.jit
 def _atan(x):
-    """atan to a few ulp: folded to below tan(pi / 8), then an odd polynomial (S. Moshier, Cephes)."""
+    """atan to a few ulp: range reduction to below tan(pi / 8), then an odd polynomial (S. Moshier, Cephes)."""
     a = tl.abs(x)
     steep, middle = a > 2.414213562, a > 0.4142135624
     t = tl.where(steep, -1.0 / a, tl.where(middle, (a - 1.0) / (a + 1.0), a))
@@ -68,7 +68,7 @@ def _atan(x):
 ''',
     "_atan2": '''@triton.jit
 def _atan2(y, x):
-    """The angle of (x, y): atan of the smaller over the larger, mirrored into its octant; signs of zeros count."""
+    """The angle of (x, y): atan(smaller / larger), mirrored into its octant; respects signed zeros."""
     a, b = tl.abs(x), tl.abs(y)
     small, large = tl.minimum(a, b), tl.maximum(a, b)
     ratio = tl.where(small == large, tl.where(large == 0.0, 0.0, 1.0), small / large)
@@ -80,18 +80,18 @@ def _atan2(y, x):
 ''',
     "_round_half_even": '''@triton.jit
 def _round_half_even(x):
-    """Round to the nearest integer, halves to even, as torch.round does."""
+    """Round to the nearest integer, ties to even, as torch.round does."""
     down = tl.floor(x)
-    rest = x - down
+    remainder = x - down
     odd = down - 2.0 * tl.floor(down * 0.5)
-    up = (rest > 0.5) | ((rest == 0.5) & (odd == 1.0))
+    up = (remainder > 0.5) | ((remainder == 0.5) & (odd == 1.0))
     whole = tl.where(up, down + 1.0, down)
-    # What is rounded up to zero is -0.
+    # Negative values that round to zero give -0.
     return tl.where(x < 0.0, -tl.abs(whole), whole)
 ''',
     "_pow": '''@triton.jit
 def _pow(x, y):
-    """x ** y for real y, as C has it: the sign of a negative base follows the parity of an integral exponent."""
+    """x ** y for real y with the semantics of C: for a negative base, the parity of an integral exponent gives the sign."""
     whole = tl.floor(y) == y
     odd = whole & (y - 2.0 * tl.floor(y * 0.5) == 1.0)
     base = tl.abs(x)
@@ -103,7 +103,7 @@ def _pow(x, y):
 ''',
     "_hypot": '''@triton.jit
 def _hypot(x, y):
-    """The length of (x, y): the larger is taken out, as squares may overflow; infinite beside whatever, as C has it."""
+    """sqrt(x * x + y * y), scaled by the larger value to avoid overflow; infinite if either is infinite, as in C."""
     a, b = tl.abs(x), tl.abs(y)
     large = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     ratio = tl.where(large == 0.0, 0.0, tl.minimum(a, b) / large)
@@ -112,7 +112,7 @@ def _hypot(x, y):
 ''',
     "_asinh": '''@triton.jit
 def _asinh(x):
-    """asinh without losing small x, and of those whose squares overflow."""
+    """asinh, accurate for small x and for x whose square overflows."""
     a = tl.abs(x)
     near = tl.where(a > 1e9, 1.0, a)
     size = tl.where(a > 1e9, tl.log(a) + 0.6931471805599453, _log1p(near + near * near / (1.0 + tl.sqrt(near * near + 1.0))))
@@ -120,13 +120,13 @@ def _asinh(x):
 ''',
     "_acosh": '''@triton.jit
 def _acosh(x):
-    """acosh without losing x near 1, and of those whose squares overflow; NaN below 1."""
+    """acosh, accurate near 1 and for x whose square overflows; NaN below 1."""
     t = x - 1.0
     return tl.where(x > 1e9, tl.log(x) + 0.6931471805599453, _log1p(t + tl.sqrt(t) * tl.sqrt(t + 2.0)))
 ''',
     "_erfc": '''@triton.jit
 def _erfc(x):
-    """1 - erf(x) to a few ulp, also where the difference cancels (W. Press et al., Numerical Recipes in C, 6.2)."""
+    """1 - erf(x) to a few ulp, without cancellation (W. Press et al., Numerical Recipes in C, 6.2)."""
     a = tl.abs(x)
     t = 1.0 / (1.0 + 0.5 * a)
     p = 1.48851587 + t * (-0.82215223 + t * 0.17087277)
@@ -137,43 +137,43 @@ def _erfc(x):
 ''',
     "_fmod": '''@triton.jit
 def _fmod(x, y):
-    """What is left of x / y, with the sign of x; a quotient's rounding to or from a whole number is made good."""
+    """Remainder of x / y with the sign of x; corrects quotients that were rounded across an integer."""
     a, b = tl.abs(x), tl.abs(y)
-    rest = tl.fma(-b, tl.floor(a / b), a)
-    rest = tl.where(rest < 0.0, rest + b, tl.where(rest >= b, rest - b, rest))
-    rest = tl.where((b == float("inf")) & (a < b), a, rest)
-    return tl.where(x < 0.0, -rest, rest)
+    remainder = tl.fma(-b, tl.floor(a / b), a)
+    remainder = tl.where(remainder < 0.0, remainder + b, tl.where(remainder >= b, remainder - b, remainder))
+    remainder = tl.where((b == float("inf")) & (a < b), a, remainder)
+    return tl.where(x < 0.0, -remainder, remainder)
 ''',
     "_remainder": '''@triton.jit
 def _remainder(x, y):
-    """What is left of x / y, with the sign of y."""
-    rest = _fmod(x, y)
-    return tl.where((rest != 0.0) & ((rest < 0.0) != (y < 0.0)), rest + y, rest)
+    """Remainder of x / y with the sign of y."""
+    remainder = _fmod(x, y)
+    return tl.where((remainder != 0.0) & ((remainder < 0.0) != (y < 0.0)), remainder + y, remainder)
 ''',
     "_floor_div": '''@triton.jit
 def _floor_div(x, y):
-    """floor(x / y) of the exact quotient, as Python has it: what is left tells where a rounded one would be off."""
-    rest = _fmod(x, y)
-    whole = (x - rest) / y
-    whole = _round_half_even(tl.where((rest != 0.0) & ((rest < 0.0) != (y < 0.0)), whole - 1.0, whole))
+    """floor of the exact quotient x / y, as in Python; the remainder shows where the rounded quotient is off by one."""
+    remainder = _fmod(x, y)
+    whole = (x - remainder) / y
+    whole = _round_half_even(tl.where((remainder != 0.0) & ((remainder < 0.0) != (y < 0.0)), whole - 1.0, whole))
     return tl.where(y == 0.0, x / y, whole)
 ''',
     "_uniform": '''@triton.jit
 def _uniform(seed, start, BLOCK: tl.constexpr):
-    """Uniform in [0, 1) for the BLOCK elements from ``start``, a multiple of 4, on: four from each Philox counter."""
+    """Uniform numbers in [0, 1) for BLOCK elements from ``start``, a multiple of 4: each Philox counter gives four."""
     a, b, c, d = tl.rand4x(seed, (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.int32))
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BLOCK])
 ''',
     "_uniform_at": '''@triton.jit
 def _uniform_at(seed, at):
-    """Uniform in [0, 1) for the elements ``at``: the same numbers as in a run of them."""
+    """Uniform numbers in [0, 1) for the elements ``at``; the same numbers as from ``_uniform``."""
     a, b, c, d = tl.rand4x(seed, (at // 4).to(tl.int32))
     lane = at % 4
     return tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
 ''',
     "_unit_scale": '''@triton.jit
 def _unit_scale(largest):
-    """The power of two that brings ``largest`` into [64, 128), and its inverse: exact, also for 0 and subnormals."""
+    """The power of two that scales ``largest`` to [64, 128), and its inverse. Exact, also for 0 and subnormals."""
     exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
     up = tl.minimum(260 - exponent, 252)
     return (up << 23).to(tl.float32, bitcast=True), ((254 - up) << 23).to(tl.float32, bitcast=True)
@@ -188,7 +188,7 @@ def _min_nan(a, b):
 """,
     "_log_add_exp": '''@triton.jit
 def _log_add_exp(a, b):
-    """log(exp(a) + exp(b)), the larger of the two taken out; equal infinities stay as they are."""
+    """log(exp(a) + exp(b)), shifted by the larger value to avoid overflow; keeps equal infinities."""
     top = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     distance = tl.where(a == b, 0.0, -tl.abs(a - b))
     return top + tl.log(1.0 + tl.exp(distance))
@@ -197,29 +197,29 @@ def _log_add_exp(a, b):
 def _multiply(a, b):
     return a * b
 """,
-    "_with_apart": '''@triton.jit
-def _with_apart(acc, apart):
-    """Sums whose leading bits were set apart, as a whole."""
+    "_join_leading_bits": '''@triton.jit
+def _join_leading_bits(acc, leading):
+    """Restore sums: add the separately stored leading bits to the remainders."""
     even, odd = tl.split(tl.reshape(acc, [acc.shape[0], acc.shape[1] // 2, 2]))
-    even += (apart << 16).to(tl.float32, bitcast=True)
-    odd += (apart & -65536).to(tl.float32, bitcast=True)
+    even += (leading << 16).to(tl.float32, bitcast=True)
+    odd += (leading & -65536).to(tl.float32, bitcast=True)
     return tl.reshape(tl.join(even, odd), acc.shape)
 ''',
-    "_set_apart": '''@triton.jit
-def _set_apart(acc, apart):
-    """Sums as the rest of each, and the 16 leading bits of each two neighbours in a word; ``apart`` has those of before."""
-    acc = _with_apart(acc, apart)
+    "_split_leading_bits": '''@triton.jit
+def _split_leading_bits(acc, leading):
+    """Split sums into a remainder and 16 leading bits; one 32-bit word holds the leading bits of two neighbours."""
+    acc = _join_leading_bits(acc, leading)
     even, odd = tl.split(tl.reshape(acc, [acc.shape[0], acc.shape[1] // 2, 2]))
     leading_even = even.to(tl.int32, bitcast=True) & -65536
     leading_odd = odd.to(tl.int32, bitcast=True) & -65536
-    # Exact: both have the same exponent, or the rest is zero.
+    # Exact: both operands have the same exponent, or the difference is zero.
     even -= leading_even.to(tl.float32, bitcast=True)
     odd -= leading_odd.to(tl.float32, bitcast=True)
     return tl.reshape(tl.join(even, odd), acc.shape), ((leading_even >> 16) & 65535) | leading_odd
 ''',
     "_significand": '''@triton.jit
 def _significand(x):
-    """x as a float64 number of a size in [0.75, 1.5) and an exponent of two; zero, infinities and NaN as they are."""
+    """x as a float64 significand in [0.75, 1.5) and a binary exponent; zero, infinities and NaN are unchanged."""
     x = x.to(tl.float64)
     bits = x.to(tl.int64, bitcast=True)
     stored = ((bits >> 52) & 2047).to(tl.int32)
@@ -231,7 +231,7 @@ def _significand(x):
 ''',
     "_scaled": '''@triton.jit
 def _scaled(size, exponent):
-    """size * 2**exponent, in two steps, neither of which overflows where the result does not."""
+    """size * 2**exponent in two steps, so that no intermediate overflows unless the result does."""
     exponent = tl.minimum(tl.maximum(exponent, -1800), 1800)
     half = exponent >> 1
     first = ((half + 1023).to(tl.int64) << 52).to(tl.float64, bitcast=True)
@@ -242,5 +242,5 @@ def _scaled(size, exponent):
 
 
 def helpers_used(text: str) -> list[str]:
-    """Names of the helper functions that ``text`` calls, callees first."""
+    """Names of the helper functions that ``text`` uses, in the order of ``HELPERS``."""
     return [name for name in HELPERS if f"{name}(" in text or f", {name}" in text]

@@ -1,14 +1,14 @@
-"""Primitives as Triton expressions over one tile: loads, index arithmetic and pointwise work.
+"""Primitives as Triton expressions over one tile: loads, index arithmetic and pointwise operations.
 
-Values are pulled: asking for a value at an index asks for its operands at the indices that follow, so views cost nothing
-and any load that is asked for twice is made once.
+Evaluation is lazy: the value of a primitive at an index requests its operands at the corresponding indices. Views are therefore
+free, and repeated loads are emitted once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mtmc_lsp.codegen.kernel import indexing as moves
+from mtmc_lsp.codegen.kernel import indexing
 from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, walks_as_one
 from mtmc_lsp.codegen.kernel.formulas import REPEATS_OPERAND, render
 from mtmc_lsp.codegen.kernel.index import Index, Variable
@@ -23,10 +23,10 @@ from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import ONE, KernelIR, Prim, PrimOp
 from mtmc_lsp.ir.regions import Region
 
-OWN_CASTS = frozenset({"to_copy", "to", "half", "bfloat16", "type_as", "copy"})
-"""Operations by which people round to half precision or eight bits."""
-EXACT_IN_HALF = ("bool", "int8", "uint8")
-"""Dtypes whose every number a half precision has."""
+EXPLICIT_CASTS = frozenset({"to_copy", "to", "half", "bfloat16", "type_as", "copy"})
+"""ATen operations with which users explicitly round to 16-bit or 8-bit dtypes."""
+EXACT_IN_16_BITS = ("bool", "int8", "uint8")
+"""Dtypes whose values are all exactly representable in a 16-bit float."""
 
 
 class Expressions:
@@ -48,30 +48,30 @@ class Expressions:
         """Prepare one tile.
 
         Args:
-            groups: the loop variables; every axis of the region that is used must be in one of them.
-            flat: variables that run over several groups at once, used where an access walks all of them as one.
-            masks: conditions that loads along rows or columns need.
-            emit: takes a statement and whether it varies along columns.
-            provide: gives the value of reductions, scans and products, which depend on the kernel's structure.
-            widen: whether half-precision values become float32 as they are loaded.
+            groups: the loop variables; every axis that is used must belong to one of them.
+            flat: variables that span several groups; used if an access walks all of them as one dense axis.
+            masks: conditions for loads along rows or columns.
+            emit: receives each statement, and whether it varies along columns.
+            provide: returns the value of reductions, scans and products, which depend on the kernel's structure.
+            widen: whether 16-bit floats are converted to float32 on load.
         """
         self.ir = ir
         self.region = region
         self.parameters = parameters
         self.wide = parameters.wide
-        """Whether rows and columns, which are 32-bit, become 64-bit before they are a part of an offset."""
+        """Whether 32-bit row and column indices are converted to 64 bits before they enter an offset."""
         self.groups = tuple(groups)
         self.flat = tuple(flat)
         self.declared: set[str] = set()
         self._widen = widen
-        self.outside = ""
-        """What the loads of one value give where a mask forbids them; empty for zero."""
+        self.masked_value = ""
+        """Value of masked-out elements in loads (``other``); empty for zero."""
         self.eviction = ""
-        """The cache policy of loads, while a row is walked more than once."""
+        """Eviction policy of loads while a row is read more than once; empty for the default."""
         self.first_column: str | None = None
-        """Of a tile of one row, where its columns are consecutive: the first, as an expression; a multiple of 4."""
+        """First column (text, a multiple of 4) of a one-row tile with consecutive columns; None for other tiles."""
         self.row_length = ONE
-        """Columns of a row; its multiples are multiples of 4 where ``QUADS`` holds."""
+        """Columns per row. Its multiples are multiples of 4 if the constexpr ``QUADS`` is true."""
         self.needs_quads = False
         self.masks = list(masks)
         self.emit = emit
@@ -82,13 +82,13 @@ class Expressions:
 
     # Indices -----------------------------------------------------------------------------------------------------
 
-    def own_index(self, name: str) -> tuple[Index, ...]:
-        """The indices at which a primitive's element for this place of the tile lies."""
+    def tile_index(self, name: str) -> tuple[Index, ...]:
+        """Indices of the primitive's element at the current tile position."""
         shape = self.ir.prims[name].shape
         return tuple(self._dim_index(self.region.table.axes(name, dim)) for dim in range(len(shape)))
 
-    def has_own_index(self, prim: Prim) -> bool:
-        """Whether the kernel walks the primitive's axes; an operand is read at another's where two of its are one."""
+    def covers_axes(self, prim: Prim) -> bool:
+        """Whether the kernel loops over all axes of the primitive. Operands of a reshape that merges axes may use other axes."""
         known = {axis for group in self.groups for axis in group.axes}
         return known.issuperset(self.region.table.all_axes(prim.name))
 
@@ -102,76 +102,82 @@ class Expressions:
         for group in self.groups:
             if axis in group.axes:
                 return Variable(axis.id, axis.size, rows=group.rows, cols=group.cols)
-        raise CannotCode("a value runs over an axis that the kernel does not have")
+        raise CannotCode("a value varies along an axis that the kernel does not loop over; fuse fewer operations")
 
     def index(self, index: Index) -> Code:
-        """Integer arithmetic for ``index``, each group of axes as one variable where the coefficients allow."""
+        """Expression for ``index``. A group of axes becomes a single variable if the coefficients allow it."""
         self.accesses.append(index)
-        parts: list[Code] = []
-        rest = dict(index.terms)
+        summands: list[Code] = []
+        remaining = dict(index.terms)
         for group in self.flat:
-            own = {axis: c for axis in group.axes for v, c in rest.items() if v.id == axis.id and not v.code}
-            if own and walks_as_one(group, own):
-                rest = {v: c for v, c in rest.items() if v.code or all(v.id != axis.id for axis in group.axes)}
-                whole = Code(self._far(group, group.name), "int64", group.rows, group.cols)
-                parts.append(self._product(whole, own[group.axes[-1]]))
+            coefficients = {
+                axis: c for axis in group.axes for v, c in remaining.items() if v.id == axis.id and not v.code
+            }
+            if coefficients and walks_as_one(group, coefficients):
+                remaining = {
+                    v: c for v, c in remaining.items() if v.code or all(v.id != axis.id for axis in group.axes)
+                }
+                flat_variable = Code(self._wide_index(group, group.name), "int64", group.rows, group.cols)
+                summands.append(self._product(flat_variable, coefficients[group.axes[-1]]))
         for group in self.groups:
-            own = {axis: rest.pop(v) for axis in group.axes for v in list(rest) if v.id == axis.id and not v.code}
-            if own:
-                parts.append(self._group_term(group, own))
-        for variable, coefficient in rest.items():
-            parts.append(self._product(Code(variable.code, "int64", variable.rows, variable.cols), coefficient))
-        if index.constant.terms or not parts:
-            parts.append(self.parameters.size(index.constant))
-        rows, cols = any(p.rows for p in parts), any(p.cols for p in parts)
-        # What is the same for the whole tile comes first: it is added to the pointer once, as a scalar.
-        parts.sort(key=lambda part: part.rows or part.cols)
-        if len(parts) == 1:
-            return parts[0]
-        return Code(" + ".join(p.at(SUM) for p in parts).replace("+ -", "- "), "int64", rows, cols, SUM)
+            coefficients = {
+                axis: remaining.pop(v) for axis in group.axes for v in list(remaining) if v.id == axis.id and not v.code
+            }
+            if coefficients:
+                summands.append(self._group_term(group, coefficients))
+        for variable, coefficient in remaining.items():
+            summands.append(self._product(Code(variable.code, "int64", variable.rows, variable.cols), coefficient))
+        if index.constant.terms or not summands:
+            summands.append(self.parameters.size(index.constant))
+        rows, cols = any(p.rows for p in summands), any(p.cols for p in summands)
+        # Tile-invariant terms come first: they are added to the pointer once, as scalars.
+        summands.sort(key=lambda part: part.rows or part.cols)
+        if len(summands) == 1:
+            return summands[0]
+        return Code(" + ".join(p.at(SUM) for p in summands).replace("+ -", "- "), "int64", rows, cols, SUM)
 
     def _group_term(self, group: Group, coefficients: dict[Axis, Size]) -> Code:
-        if group.taken_from and group.name not in self.declared:
+        if group.derived_from and group.name not in self.declared:
             self.declared.add(group.name)
-            self.emit(f"{group.name} = {self._taken_out(group)}", group.cols)
+            self.emit(f"{group.name} = {self._derived_value(group)}", group.cols)
         if walks_as_one(group, coefficients):
-            name = group.name if group.taken_from else self._far(group, group.name)
+            name = group.name if group.derived_from else self._wide_index(group, group.name)
             return self._product(Code(name, "int64", group.rows, group.cols), coefficients[group.axes[-1]])
-        # Coefficients that do not follow one another: take the variable apart.
-        parts, below = [], Size.of(1)
+        # The coefficients do not describe a dense axis: split the variable by division and modulo.
+        parts, inner_size = [], Size.of(1)
         for axis in reversed(group.axes):
             coefficient = coefficients.get(axis, Size.of(0))
             if coefficient.terms:
-                text = group.name if below == ONE else f"{group.name} // {self.parameters.divisor(below)}"
+                text = group.name if inner_size == ONE else f"{group.name} // {self.parameters.divisor(inner_size)}"
                 if axis is not group.axes[0]:
                     text = (
                         f"({text}) % {self.parameters.divisor(axis.size)}"
-                        if below != ONE
+                        if inner_size != ONE
                         else (f"{text} % {self.parameters.divisor(axis.size)}")
                     )
-                text = f"({text})" if group.taken_from else self._far(group, f"({text})")
+                text = f"({text})" if group.derived_from else self._wide_index(group, f"({text})")
                 parts.append(self._product(Code(text, "int64", group.rows, group.cols), coefficient))
-            below = below * axis.size
+            inner_size = inner_size * axis.size
         return Code(" + ".join(p.at(SUM) for p in parts), "int64", group.rows, group.cols, SUM)
 
-    def _taken_out(self, group: Group) -> str:
-        text = group.taken_from
+    def _derived_value(self, group: Group) -> str:
+        text = group.derived_from
         if group.below != ONE:
             text += f" // {self.parameters.divisor(group.below)}"
         if not group.outermost:
             size = product([axis.size for axis in group.axes])
             text += f" % {self.parameters.divisor(size)}"
-        return self._far(group, f"({text})") if self.wide else text
+        return self._wide_index(group, f"({text})") if self.wide else text
 
-    def _far(self, group: Group, text: str) -> str:
-        """A number of rows or columns in 64 bits, where offsets need them: what it was divided by was divided in 32."""
+    def _wide_index(self, group: Group, text: str) -> str:
+        """A row or column index, in 64 bits if offsets need them. Divisions before this use 32 bits."""
         return f"{text}.to(tl.int64)" if self.wide and (group.rows or group.cols) else text
 
     def _product(self, factor: Code, coefficient: Size) -> Code:
         if coefficient == ONE:
             return factor
         size = self.parameters.size(coefficient)
-        # From the left, so that 64-bit indices make each product 64-bit.
+        # The 64-bit index comes first, so that every multiplication is 64-bit.
         return Code(f"{factor.at(PRODUCT)} * {size.at(PRODUCT)}", "int64", factor.rows, factor.cols, PRODUCT)
 
     # Values ------------------------------------------------------------------------------------------------------
@@ -193,14 +199,14 @@ class Expressions:
         if prim.op is PrimOp.CONSTANT:
             value = prim.attrs["value"]
             if isinstance(value, Size):
-                # Arithmetic with floats makes a float of it.
+                # Integers are converted implicitly in arithmetic with floats.
                 return Code(self.parameters.divisor(value), compute_dtype(prim.dtype))
             typed = float(value) if is_float(prim.dtype) and isinstance(value, (int, float)) else value
             return Code(literal(typed), compute_dtype(prim.dtype), precedence=ATOM if not _negative(typed) else UNARY)
         if prim.op is PrimOp.IOTA:
-            return moves.iota(self, prim, at)
+            return indexing.iota(self, prim, at)
         if prim.op is PrimOp.RANDOM:
-            return moves.random(self, prim, at)
+            return indexing.random(self, prim, at)
         if prim.op is PrimOp.ALIAS:
             return self.value(source, at)
         if prim.op is PrimOp.EXPAND:
@@ -213,7 +219,7 @@ class Expressions:
                 inner[d] = at[i]
             return self.value(source, tuple(inner))
         if prim.op is PrimOp.RESHAPE:
-            return self.value(source, moves.reshaped(self, prim, source, at))
+            return self.value(source, indexing.reshaped(self, prim, source, at))
         if prim.op is PrimOp.SLICE:
             dim, start, step = prim.attrs["dim"], prim.attrs["start"], prim.attrs["step"]
             assert isinstance(dim, int) and isinstance(start, Size) and isinstance(step, int)
@@ -225,15 +231,15 @@ class Expressions:
             flipped = tuple((index * -1).plus(prim.shape[i] - 1) if i in dims else index for i, index in enumerate(at))
             return self.value(source, flipped)
         if prim.op is PrimOp.WINDOW:
-            return self.value(source, moves.windowed(prim, at))
+            return self.value(source, indexing.windowed(prim, at))
         if prim.op is PrimOp.CROP:
             return self.value(source, at)
         if prim.op is PrimOp.CAT:
-            return moves.cat(self, prim, at)
+            return indexing.cat(self, prim, at)
         if prim.op is PrimOp.PAD:
-            return moves.pad(self, prim, at)
+            return indexing.pad(self, prim, at)
         if prim.op is PrimOp.GATHER:
-            return moves.gather(self, prim, at)
+            return indexing.gather(self, prim, at)
         return self.provide(prim, at)
 
     def aligned(self, source: str, at: tuple[Index, ...]) -> tuple[Index, ...]:
@@ -242,25 +248,25 @@ class Expressions:
         return tuple(Index() if size == ONE else at[offset + i] for i, size in enumerate(shape))
 
     def _is_rounded(self, prim: Prim) -> bool:
-        """Whether what reads a cast here must see it rounded: the user's own, to half precision or eight bits.
+        """Whether readers of a cast must see the rounded value: true for the user's explicit casts to 16 or 8 bits.
 
-        What is left of a number behind its rounding, and what is infinite in half precision, is what such code is about. Results
-        of operations in half precision are not rounded between them, and products and stores round by themselves.
+        Code with such casts often computes the rounding error, or depends on overflow to infinity. Results of 16-bit operations
+        are not rounded between operations, and matrix products and stores round anyway.
         """
         source, node = self.ir.prims[prim.inputs[0]].dtype, self.ir.graph.named.get(prim.origin)
-        if not is_low_precision(prim.dtype) or source in (prim.dtype, *EXACT_IN_HALF) or node is None:
+        if not is_low_precision(prim.dtype) or source in (prim.dtype, *EXACT_IN_16_BITS) or node is None:
             return False
-        readers = [own for name in self.region.prims if prim.name in (own := self.ir.prims[name]).inputs]
-        return node.word in OWN_CASTS and any(own.op is not PrimOp.MATMUL for own in readers)
+        readers = [reader for name in self.region.prims if prim.name in (reader := self.ir.prims[name]).inputs]
+        return node.word in EXPLICIT_CASTS and any(reader.op is not PrimOp.MATMUL for reader in readers)
 
     def _rounded(self, value: Code, dtype: str) -> Code:
-        """A float32 value with as many bits as ``dtype`` has."""
+        """``value`` rounded to ``dtype`` and converted back to float32."""
         if _number(value.text) is not None:
             value = _with_dtype(value)
         return Code(f"{value.at(ATOM)}.to({TRITON_DTYPES[dtype]}).to(tl.float32)", value.dtype, value.rows, value.cols)
 
     def _one_plus_tanh(self, prim: Prim) -> Prim | None:
-        """The tanh, where ``prim`` adds 1 to one that is computed here for it alone, as the tanh form of GELU does."""
+        """The tanh primitive, if ``prim`` is its only reader and adds 1 to it, as in the tanh form of GELU."""
         prims = [self.ir.prims[name] for name in prim.inputs]
         if prim.fn != "add" or len(prims) != 2 or compute_dtype(prim.dtype) != "float32":
             return None
@@ -278,7 +284,7 @@ class Expressions:
     def _pointwise(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         tanh = self._one_plus_tanh(prim)
         if tanh is not None:
-            # The same by algebra, for a third of the work, and nothing cancels where tanh is near -1.
+            # 1 + tanh(x) = 2 * sigmoid(2x): a third of the work, and no cancellation near tanh = -1.
             inner = self.cast(self.value(tanh.inputs[0], self.aligned(tanh.inputs[0], at)), "float32")
             text = f"2.0 * tl.sigmoid(2.0 * {inner.at(PRODUCT + 1)})"
             return Code(text, "float32", inner.rows, inner.cols, PRODUCT)
@@ -293,25 +299,25 @@ class Expressions:
             assert isinstance(size, Size)
             text = f"{operands[0].at(PRODUCT)} / {self.parameters.divisor(size)}"
             return Code(text, target, rows, cols, PRODUCT)
-        wanted = prim.attrs.get("operand_dtype")
-        operand_dtype = str(wanted) if wanted else ("" if prim.dtype == "bool" else target)
+        dtype_override = prim.attrs.get("operand_dtype")
+        operand_dtype = str(dtype_override) if dtype_override else ("" if prim.dtype == "bool" else target)
         if operand_dtype:
             operands = [
                 o if prim.fn == "where" and i == 0 else self.cast(o, operand_dtype) for i, o in enumerate(operands)
             ]
         if all(_number(o.text) is not None for o in operands):
-            # Arithmetic on numbers alone would be Python's, whose results have no dtype.
+            # Triton evaluates arithmetic on literals in Python, whose results have no dtype.
             operands = [_with_dtype(operands[0]), *operands[1:]]
         if prim.fn in REPEATS_OPERAND:
             operands = [self._variable_for(o, prim.inputs[i]) for i, o in enumerate(operands)]
         try:
             text, precedence = render(prim.fn, operands, prim.attrs, target)
         except KeyError as missing:
-            raise CannotCode(f"no Triton form of {missing}") from None
+            raise CannotCode(f"{prim.origin}: {missing} cannot be written in Triton; leave it to PyTorch") from None
         return Code(text, target, rows, cols, precedence)
 
     def cast(self, code: Code, dtype: str) -> Code:
-        """``code`` in ``dtype``; half precisions stay in float32, the precision they are computed in."""
+        """Convert ``code`` to ``dtype``. 16-bit floats are computed in float32."""
         dtype = compute_dtype(dtype)
         if code.dtype == dtype:
             return code
@@ -324,20 +330,24 @@ class Expressions:
         return Code(f"{code.at(ATOM)}.to({TRITON_DTYPES[dtype]})", dtype, code.rows, code.cols)
 
     def _named(self, prim: Prim, code: Code) -> Code:
-        """Make a variable of a value that is used more than once, that the user has a name for, or that is long."""
+        """Assign a value to a variable if it is used several times, has a name in the user's code, or is long."""
         if prim.op is PrimOp.CONSTANT or code.text.isidentifier() or not (code.rows or code.cols):
             return code
-        several = self._uses.get(prim.name, 0) > 1
-        wanted = self._user_name(prim)
-        return self.assign(code, wanted or prim.fn or "value") if several or wanted or len(code.text) > 80 else code
+        is_reused = self._uses.get(prim.name, 0) > 1
+        user_name = self._user_name(prim)
+        return (
+            self.assign(code, user_name or prim.fn or "value")
+            if is_reused or user_name or len(code.text) > 80
+            else code
+        )
 
     def _variable_for(self, code: Code, name: str) -> Code:
         if code.text.isidentifier() or _number(code.text) is not None:
             return code
         return self.assign(code, self._user_name(self.ir.prims[name]) or "value")
 
-    def assign(self, code: Code, wanted: str) -> Code:
-        name = self.parameters.names.unique(wanted)
+    def assign(self, code: Code, preferred_name: str) -> Code:
+        name = self.parameters.names.unique(preferred_name)
         self.emit(f"{name} = {code.text}", code.cols)
         return Code(name, code.dtype, code.rows, code.cols)
 
@@ -353,22 +363,22 @@ class Expressions:
     def _load(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         pointer = self.parameters.tensor(prim.name)
         offset = self.offset(self.parameters.buffers[prim.name], at)
-        # A policy is for what is walked along the columns of every row, not for what all rows share.
-        walked = (
+        # Set the policy only for data that each row streams, not for data that all rows share.
+        is_streamed = (
             bool(self.eviction)
             and offset.cols
             and set(self.region.table.all_axes(prim.name)) > set(self.region.reduced)
         )
-        policy = f', eviction_policy="{self.eviction}"' if walked else ""
+        policy = f', eviction_policy="{self.eviction}"' if is_streamed else ""
         text = f"tl.load({self.address(pointer, offset)}{self.mask_argument(offset, prim.dtype)}{policy})"
         if is_low_precision(prim.dtype) and self._widen:
             text += ".to(tl.float32)"
         code = Code(text, compute_dtype(prim.dtype) if self._widen else prim.dtype, offset.rows, offset.cols)
-        wanted = pointer.removesuffix("_ptr")
-        return self.assign(code, wanted)
+        name = pointer.removesuffix("_ptr")
+        return self.assign(code, name)
 
     def offset(self, kind: TensorType, at: tuple[Index, ...]) -> Code:
-        """Element offset of an index in a buffer of that type."""
+        """Element offset of an index in a buffer with the strides of ``kind``."""
         total = Index()
         for index, stride in zip(at, kind.stride, strict=True):
             total = total + index * stride
@@ -380,14 +390,14 @@ class Expressions:
         return pointer if offset.text == "0" else f"{pointer} + {offset.at(SUM)}"
 
     def mask_argument(self, offset: Code, dtype: str | None) -> str:
-        """``, mask=..., other=...`` for a load (``dtype`` given) or a store; empty where nothing can be out of range."""
+        """``, mask=..., other=...`` for a load, or ``, mask=...`` for a store (``dtype`` None); empty if no mask is needed."""
         needed = [
             m for m in self.masks if (m.rows and offset.rows) or (m.cols and offset.cols) or not (m.rows or m.cols)
         ]
         if not needed:
             return ""
         mask = " & ".join(m.text for m in needed)
-        zero = "" if dtype is None else f", other={self.outside or ('0.0' if is_float(dtype) else '0')}"
+        zero = "" if dtype is None else f", other={self.masked_value or ('0.0' if is_float(dtype) else '0')}"
         return f", mask={mask}{zero}"
 
 
@@ -396,12 +406,12 @@ def _negative(value: object) -> bool:
 
 
 def _with_dtype(number: Code) -> Code:
-    """A literal as a scalar that has its dtype."""
+    """A literal as a typed scalar."""
     return Code(f"tl.full([], {number.text}, {TRITON_DTYPES[number.dtype]})", number.dtype)
 
 
 def _number(text: str) -> float | int | bool | None:
-    """The number that a snippet is, if it is just a literal."""
+    """The value of a snippet that is a literal; None for other snippets."""
     if text in ("True", "False"):
         return text == "True"
     if text in ('float("inf")', '-float("inf")', 'float("nan")'):
@@ -422,6 +432,6 @@ def _use_counts(ir: KernelIR, region: Region) -> dict[str, int]:
         prim = ir.prims[name]
         for source in prim.inputs:
             counts[source] = counts.get(source, 0) + 1
-    for own in region.roots(ir):
-        counts[own] = counts.get(own, 0) + 1
+    for root in region.roots(ir):
+        counts[root] = counts.get(root, 0) + 1
     return counts

@@ -1,7 +1,7 @@
-"""Pointwise functions as Triton expressions, with PyTorch's results for NaN, infinities and integers.
+"""Pointwise functions as Triton expressions, with PyTorch's semantics for NaN, infinities and integers.
 
-``tl.math`` functions that the interpreter lacks (libdevice) are spelled out, as small functions where a formula would not be
-readable (:mod:`mtmc_lsp.codegen.kernel.device_functions`).
+The Triton interpreter lacks libdevice functions. They are written out as formulas, or as small functions if a formula would be
+unreadable (:mod:`mtmc_lsp.codegen.kernel.device_functions`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ def _call(name: str) -> Formula:
 
 
 def _infix(symbol: str, precedence: int, right: int | None = None) -> Formula:
-    """A left-associative operator; the right operand must bind more tightly."""
+    """A left-associative operator; the right operand needs a higher precedence."""
     tight = precedence + 1 if right is None else right
     return lambda x, attrs, dtype: (f"{x[0].at(precedence)} {symbol} {x[1].at(tight)}", precedence)
 
 
-def _text(fork_server: str, precedence: int = ATOM) -> Formula:
-    """A template over ``{0}``, ``{1}`` (bracketed operands) and the attributes by name."""
+def _text(template: str, precedence: int = ATOM) -> Formula:
+    """A template with ``{0}``, ``{1}`` (operands, in brackets if needed) and attributes by name."""
 
     def render(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
         names = {key: literal(value) for key, value in attrs.items() if key not in ("fn", "size")}
-        return fork_server.format(*(operand.at(UNARY) for operand in x), **names), precedence
+        return template.format(*(operand.at(UNARY) for operand in x), **names), precedence
 
     return render
 
@@ -89,7 +89,7 @@ def _remainder(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
 
 
 def _logical(symbol: str) -> Formula:
-    """Truth values as they are, all else compared with zero."""
+    """Booleans are used directly; other values are compared with zero."""
 
     def render(x: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
         parts = [o.at(BITS + 1) if o.dtype == "bool" else f"({o.at(BITS)} != 0)" for o in x]
@@ -142,7 +142,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "pow": _power,
     "square": _square,
-    # A select between a product and a difference keeps the compiler from fusing them.
+    # The select between a product and a subtraction keeps the compiler from forming a fused multiply-add.
     "rounded": _text('tl.where({0} == {0}, {0}, float("nan"))'),
     "maximum": _extremum("maximum"),
     "minimum": _extremum("minimum"),
@@ -235,36 +235,36 @@ FORMULAS: dict[str, Formula] = {
         "tl.where(tl.abs({0}) < {beta}, 0.5 * {0} * {0} / {beta}, tl.abs({0}) - 0.5 * {beta})",
     ),
     "huber_loss": _text("tl.where(tl.abs({0}) <= {beta}, 0.5 * {0} * {0}, {beta} * (tl.abs({0}) - 0.5 * {beta}))"),
-    # xlogy(y, y) - y * x, which is NaN for what is no probability and where 0 meets an infinite x.
+    # xlogy(y, y) - y * x, which is NaN for negative y and for y = 0 with infinite x.
     "kl_div": _text("tl.where({1} == 0, 0.0, {1} * tl.log({1})) - {1} * {0}", SUM),
     "kl_div_log": _text("tl.exp({1}) * ({1} - {0})", PRODUCT),
 }
-"""Function name to the expression it becomes; the operands already have the dtype the function computes in."""
+"""Formula of each function. Operands already have the dtype in which the function computes."""
 
 REPEATS_OPERAND = frozenset(
     "square rounded silu gelu gelu_tanh hardswish relu relu6 leaky_relu elu softplus isnan sign trunc log_sigmoid softsign "
     "tan sinh cosh hardshrink softshrink smooth_l1_loss huber_loss kl_div kl_div_log remainder floor_div fmod pow "
     "trunc_div atanh asin acos copysign".split()
 )
-"""Functions whose formula names an operand more than once, so it should be a variable."""
+"""Functions whose formula uses an operand several times, so that it should be a variable."""
 
 
-IN_DOUBLE = {"_tanh(": "_tanh64(", "_expm1(": "_expm1_64("}
-"""Helpers whose polynomials are for float32, and what stands for them in float64."""
-ONLY_IN_FLOAT32 = ("_atan", "_atan2", "_erfc")
-"""Those for which nothing does."""
+FLOAT64_HELPERS = {"_tanh(": "_tanh64(", "_expm1(": "_expm1_64("}
+"""Helpers with float32 polynomials, and their float64 replacements."""
+FLOAT32_ONLY_HELPERS = ("_atan", "_atan2", "_erfc")
+"""Helpers without a float64 replacement."""
 
 
 def render(fn: str, operands: Operands, attrs: Attrs, dtype: str) -> tuple[str, int]:
     """The expression of a function, and its precedence.
 
     Raises:
-        KeyError: it has none in this dtype.
+        KeyError: the function has no formula for this dtype.
     """
     text, precedence = FORMULAS[fn](operands, attrs, dtype)
     if dtype == "float64":
-        for narrow, wide in IN_DOUBLE.items():
+        for narrow, wide in FLOAT64_HELPERS.items():
             text = text.replace(narrow, wide)
-        if any(f"{helper}(" in text for helper in ONLY_IN_FLOAT32):
+        if any(f"{helper}(" in text for helper in FLOAT32_ONLY_HELPERS):
             raise KeyError(f"{fn} in float64")
     return text, precedence

@@ -1,6 +1,6 @@
-"""Primitives that look elsewhere: reshapes, concatenation, padding, look-ups, positions and random numbers.
+"""Primitives that change indices: reshape, concatenation, padding, gather, iota and random numbers.
 
-Each is a function of the tile, the primitive and the index at which its value is wanted.
+Each function takes the tile, the primitive and the index at which its value is needed.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ if TYPE_CHECKING:
 
 
 def reshaped(tile: Expressions, prim: Prim, source: str, at: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Indices into the source of a reshape: linear in the result's shape, taken apart in the source's."""
+    """Indices into the source of a reshape: linearised in the result's shape, then split by the source's shape."""
     table = tile.region.table
-    if tile.has_own_index(prim) and at == tile.own_index(prim.name) and _tied(table, prim.name, source):
-        return tile.own_index(source)
+    if tile.covers_axes(prim) and at == tile.tile_index(prim.name) and _has_same_axes(table, prim.name, source):
+        return tile.tile_index(source)
     result: list[Index] = []
-    own = tile.ir.prims[source].shape
-    for mine, theirs in _segments(prim.shape, own):
-        result += _taken_apart(tile, prim.shape[mine], at[mine], own[theirs])
+    source_shape = tile.ir.prims[source].shape
+    for result_part, source_part in _segments(prim.shape, source_shape):
+        result += _split_linear_index(tile, prim.shape[result_part], at[result_part], source_shape[source_part])
     return tuple(result)
 
 
 def _segments(first: tuple[Size, ...], second: tuple[Size, ...]) -> list[tuple[slice, slice]]:
-    """The shapes cut into as many pieces as hold the same number of elements each."""
-    found: list[tuple[slice, slice]] = []
+    """Split both shapes into the largest number of matching segments with equal element counts."""
+    segments: list[tuple[slice, slice]] = []
     start, other = 0, 0
     ends = {product(second[:end]): end for end in range(1, len(second))}
     for end in range(1, len(first)):
         match = ends.get(product(first[:end]))
         if match is not None and match > other:
-            found.append((slice(start, end), slice(other, match)))
+            segments.append((slice(start, end), slice(other, match)))
             start, other = end, match
-    return [*found, (slice(start, len(first)), slice(other, len(second)))]
+    return [*segments, (slice(start, len(first)), slice(other, len(second)))]
 
 
-def _taken_apart(
-    tile: Expressions, shape: tuple[Size, ...], at: tuple[Index, ...], wanted: tuple[Size, ...]
+def _split_linear_index(
+    tile: Expressions, shape: tuple[Size, ...], at: tuple[Index, ...], target_shape: tuple[Size, ...]
 ) -> list[Index]:
-    """The indices in the shape ``wanted`` of the element at ``at`` in ``shape``."""
+    """Indices in ``target_shape`` of the element at ``at`` in ``shape``."""
     linear = Index()
     for index, stride in zip(at, contiguous_stride(shape), strict=True):
         linear = linear + index * stride
     result: list[Index] = []
-    large = [position for position, size in enumerate(wanted) if size != ONE]
-    for position, size in reversed(list(enumerate(wanted))):
+    non_unit = [position for position, size in enumerate(target_shape) if size != ONE]
+    for position, size in reversed(list(enumerate(target_shape))):
         if size == ONE:
             result.append(Index())
-        elif position == large[0]:
+        elif position == non_unit[0]:
             result.append(linear)
         else:
             parts = linear.divmod(size)
@@ -78,16 +78,16 @@ def _computed_divmod(tile: Expressions, linear: Index, size: Size) -> tuple[Inde
 
 
 def cat(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
-    """The input that the place along the joined dimension falls into."""
+    """The value of a concatenation: selects the input that contains the index along the concatenated dimension."""
     dim = prim.attrs["dim"]
     assert isinstance(dim, int)
-    known = _piece_at(tile, prim, dim, at[dim])
-    if known is not None:
-        source, inside_it = known
-        return tile.cast(tile.value(source, (*at[:dim], inside_it, *at[dim + 1 :])), prim.dtype)
+    constant_input = _input_at(tile, prim, dim, at[dim])
+    if constant_input is not None:
+        source, inner_index = constant_input
+        return tile.cast(tile.value(source, (*at[:dim], inner_index, *at[dim + 1 :])), prim.dtype)
     position = tile.index(at[dim])
     start = Size.of(0)
-    pieces: list[tuple[str, Code]] = []
+    inputs: list[tuple[str, Code]] = []
     for number, source in enumerate(prim.inputs):
         length = tile.ir.prims[source].shape[dim]
         end = tile.parameters.size(start + length).at(SUM)
@@ -95,37 +95,37 @@ def cat(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
         first, last = number == 0, number == len(prim.inputs) - 1
         inside = high if first else (low if last else f"({low} & {high})")
         shifted = at[dim].plus(start * -1)
-        with_guard = Mask(inside, position.rows, position.cols)
-        tile.masks.append(with_guard)
+        mask = Mask(inside, position.rows, position.cols)
+        tile.masks.append(mask)
         value = tile.value(source, (*at[:dim], shifted, *at[dim + 1 :]))
         tile.masks.pop()
-        pieces.append((f"{position.text} < {end}", tile.cast(value, prim.dtype)))
+        inputs.append((f"{position.text} < {end}", tile.cast(value, prim.dtype)))
         start = start + length
-    text = pieces[-1][1].text
-    for condition, value in reversed(pieces[:-1]):
+    text = inputs[-1][1].text
+    for condition, value in reversed(inputs[:-1]):
         text = f"tl.where({condition}, {value.text}, {text})"
-    rows = position.rows or any(v.rows for _, v in pieces)
-    cols = position.cols or any(v.cols for _, v in pieces)
+    rows = position.rows or any(v.rows for _, v in inputs)
+    cols = position.cols or any(v.cols for _, v in inputs)
     return Code(text, compute_dtype(prim.dtype), rows, cols)
 
 
-def _piece_at(tile: Expressions, prim: Prim, dim: int, place: Index) -> tuple[str, Index] | None:
-    """The one input that a constant place falls into, and the place in it; None where neither is known before it runs."""
-    if place.terms or not place.constant.is_constant:
+def _input_at(tile: Expressions, prim: Prim, dim: int, index: Index) -> tuple[str, Index] | None:
+    """The input that contains a constant index, and the index in it; None if the index or a length is not constant."""
+    if index.terms or not index.constant.is_constant:
         return None
     start = 0
     for source in prim.inputs:
         length = tile.ir.prims[source].shape[dim]
         if not length.is_constant:
             return None
-        if start <= place.constant.constant < start + length.constant:
-            return source, place.plus(-start)
+        if start <= index.constant.constant < start + length.constant:
+            return source, index.plus(-start)
         start += length.constant
     return None
 
 
 def pad(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
-    """The input where the index is within it, else the fill value."""
+    """The input value inside its bounds, and the fill value outside."""
     before = prim.attrs["before"]
     assert isinstance(before, tuple)
     source = prim.inputs[0]
@@ -135,7 +135,7 @@ def pad(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
         inner.append(index.plus(-amount))
         if length != prim.shape[dim]:
             position = tile.index(index.plus(-amount))
-            # With nothing in front, or nothing behind, there is one end to look at.
+            # Without padding on one side, one bound is enough.
             if amount:
                 conditions.append(f"({position.text} >= 0)")
             if length + amount != prim.shape[dim]:
@@ -147,13 +147,13 @@ def pad(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
     fill = prim.attrs["value"]
     assert isinstance(fill, (bool, int, float))
     tile.masks.append(Mask(inside.text, rows, cols))
-    tile.outside = literal(fill) if _is_loaded(tile, source, or_padded=False) else ""
+    tile.masked_value = literal(fill) if _is_loaded(tile, source, or_padded=False) else ""
     value = tile.value(source, tuple(inner))
-    loaded = bool(tile.outside) or (is_zero_padding(prim) and _is_loaded(tile, source))
-    tile.outside = ""
+    is_loaded = bool(tile.masked_value) or (is_zero_padding(prim) and _is_loaded(tile, source))
+    tile.masked_value = ""
     tile.masks.pop()
-    if loaded and value.rows >= rows and value.cols >= cols:
-        # The load itself gives the fill value outside.
+    if is_loaded and value.rows >= rows and value.cols >= cols:
+        # The masked load already returns the fill value.
         return value
     if value.dtype != prim.dtype:
         value = tile.cast(value, prim.dtype)
@@ -162,7 +162,7 @@ def pad(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
 
 
 def _is_loaded(tile: Expressions, name: str, *, or_padded: bool = True) -> bool:
-    """Whether a value is read as it lies in memory, with zeros around it perhaps where ``or_padded``."""
+    """Whether a value is loaded without computation; with ``or_padded``, zero padding is allowed as well."""
     while name not in tile.region.inputs:
         prim = tile.ir.prims[name]
         if prim.op not in VIEW_OPS and not (or_padded and is_zero_padding(prim)):
@@ -172,7 +172,7 @@ def _is_loaded(tile: Expressions, name: str, *, or_padded: bool = True) -> bool:
 
 
 def windowed(prim: Prim, at: tuple[Index, ...]) -> tuple[Index, ...]:
-    """The place in the source of a place in a window."""
+    """Source index of a window element."""
     dim, step, dilation = prim.attrs["dim"], prim.attrs["step"], prim.attrs["dilation"]
     assert isinstance(dim, int) and isinstance(step, int) and isinstance(dilation, int)
     *outer, kernel_position = at
@@ -181,26 +181,26 @@ def windowed(prim: Prim, at: tuple[Index, ...]) -> tuple[Index, ...]:
 
 
 def gather(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
-    """The input at the index that is looked up."""
+    """The input value at the gathered index."""
     dim = prim.attrs["dim"]
     assert isinstance(dim, int)
     source, index = prim.inputs
-    place = looked_up(tile, index, at, tile.ir.prims[source].shape[dim])
-    inner = [Index.of(place) if d == dim else own for d, own in enumerate(at)]
+    row = gathered_index(tile, index, at, tile.ir.prims[source].shape[dim])
+    inner = [Index.of(row) if d == dim else outer_index for d, outer_index in enumerate(at)]
     return tile.value(source, tuple(inner))
 
 
-def looked_up(tile: Expressions, index: str, at: tuple[Index, ...], size: Size) -> Variable:
-    """The place below ``size`` that a primitive of indices says."""
-    # Offsets into a large table pass 32 bits.
-    found = tile.cast(tile.value(index, tile.aligned(index, at)), "int64")
-    if not found.text.isidentifier():
-        found = tile.assign(found, "index")
-    return Variable(-1, size, found.text, found.rows, found.cols)
+def gathered_index(tile: Expressions, index: str, at: tuple[Index, ...], size: Size) -> Variable:
+    """The value of an index tensor, as an index below ``size``."""
+    # Offsets into a large table may exceed 32 bits.
+    value = tile.cast(tile.value(index, tile.aligned(index, at)), "int64")
+    if not value.text.isidentifier():
+        value = tile.assign(value, "index")
+    return Variable(-1, size, value.text, value.rows, value.cols)
 
 
 def iota(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
-    """The place itself, times a step plus a start."""
+    """The position along the dimension, times a step plus a start."""
     dim, start, step = prim.attrs["dim"], prim.attrs["start"], prim.attrs["step"]
     assert isinstance(dim, int)
     if isinstance(start, float) or isinstance(step, float):
@@ -213,7 +213,7 @@ def iota(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
 
 
 def random(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
-    """Element i of the tensor gets word i % 4 of Philox's counter i // 4, whatever the shape of the tile."""
+    """Random numbers: element i uses word i % 4 of Philox counter i // 4, independent of the tile shape."""
     tile.parameters.tensors.setdefault("seed", "seed_ptr")
     stream = prim.attrs["stream"]
     seed = "tl.load(seed_ptr)" if stream == 0 else f"tl.load(seed_ptr + {stream})"
@@ -221,38 +221,38 @@ def random(tile: Expressions, prim: Prim, at: tuple[Index, ...]) -> Code:
     for index, stride in zip(at, contiguous_stride(prim.shape), strict=True):
         linear = linear + index * stride
     code = tile.index(linear)
-    apart = Code(f"_uniform_at({seed}, {code.text})", "float32", code.rows, code.cols)
+    per_element = Code(f"_uniform_at({seed}, {code.text})", "float32", code.rows, code.cols)
     start = _start_of_run(tile, linear)
     if start is None:
-        return apart
-    together = f"_uniform({seed}, {start}, BLOCK)"
+        return per_element
+    per_run = f"_uniform({seed}, {start}, BLOCK)"
     if not tile.needs_quads:
-        return Code(together, "float32", False, True)
-    return Code(f"{together} if QUADS else {apart.text}", "float32", False, True, 0)
+        return Code(per_run, "float32", False, True)
+    return Code(f"{per_run} if QUADS else {per_element.text}", "float32", False, True, 0)
 
 
 def _start_of_run(tile: Expressions, linear: Index) -> str | None:
-    """Where a tile of consecutive elements begins, where that is a multiple of 4; None for other tiles.
+    """First element of a tile of consecutive elements, if it is a multiple of 4; None for other tiles.
 
-    Sets ``needs_quads`` where it is one only if rows are.
+    Sets ``needs_quads`` if this additionally requires a row length that is a multiple of 4.
     """
     columns = next((group for group in tile.flat if group.cols), None)
     if columns is None or tile.first_column is None:
         return None
-    own = {axis: c for axis in columns.axes for v, c in linear.terms if v.id == axis.id and not v.code}
-    if not walks_as_one(columns, own) or own.get(columns.axes[-1]) != ONE:
+    coefficients = {axis: c for axis in columns.axes for v, c in linear.terms if v.id == axis.id and not v.code}
+    if not walks_as_one(columns, coefficients) or coefficients.get(columns.axes[-1]) != ONE:
         return None
-    rest = tuple((v, c) for v, c in linear.terms if all(v.id != axis.id for axis in columns.axes))
-    if linear.constant.terms or any(v.rows or v.cols for v, _ in rest):
+    other_terms = tuple((v, c) for v, c in linear.terms if all(v.id != axis.id for axis in columns.axes))
+    if linear.constant.terms or any(v.rows or v.cols for v, _ in other_terms):
         return None
-    if any(c.divide_exactly(Size.of(4)) is None for _, c in rest):
-        if any(c.divide_exactly(tile.row_length) is None for _, c in rest):
+    if any(c.divide_exactly(Size.of(4)) is None for _, c in other_terms):
+        if any(c.divide_exactly(tile.row_length) is None for _, c in other_terms):
             return None
         tile.needs_quads = True
-    base = tile.index(Index(rest)).text if rest else ""
+    base = tile.index(Index(other_terms)).text if other_terms else ""
     return " + ".join(text for text in (base, tile.first_column) if text) or "0"
 
 
-def _tied(table: AxisTable, name: str, source: str) -> bool:
-    """Whether a reshape's two sides run over the same axes in the same order."""
+def _has_same_axes(table: AxisTable, name: str, source: str) -> bool:
+    """Whether both sides of a reshape have the same axes in the same order."""
     return table.all_axes(name) == table.all_axes(source)

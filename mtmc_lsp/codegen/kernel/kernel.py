@@ -12,7 +12,7 @@ from mtmc_lsp.core.sizes import Size
 
 @dataclass(frozen=True)
 class Scratch:
-    """A buffer that one kernel of a region writes for the next."""
+    """A temporary buffer that one kernel of a region writes and a later one reads."""
 
     name: str
     shape: tuple[Size, ...]
@@ -25,34 +25,34 @@ class Kernel:
 
     name: str
     source: str
-    """From the decorator to the last line, newline at the end."""
+    """The source from the decorator to the last line, with a newline at the end."""
     tensors: tuple[tuple[str, str], ...]
     """``(parameter, primitive)`` for each pointer that is read; the primitive is ``seed`` for the random seed."""
     outputs: tuple[tuple[str, Ref], ...]
     """``(parameter, graph value)`` for each pointer that is written."""
     sizes: tuple[tuple[str, Size], ...]
-    """``(parameter, size)``; constant ones are ``tl.constexpr``, and so are ``static`` ones."""
+    """``(parameter, size)``. Constant and ``static`` sizes are ``tl.constexpr``."""
     constexprs: Mapping[str, int | bool | str]
     grid: tuple[str, ...]
-    """Python over the launcher's names, one entry per grid dimension."""
+    """One Python expression over the launcher's names per grid dimension."""
     grid_sizes: Mapping[str, Size]
-    """Names that the grid speaks of, such as ``n_rows``, and the sizes they stand for."""
+    """Names that grid expressions use, such as ``n_rows``, and their sizes."""
     num_warps: int
     num_stages: int
     dynamic: Mapping[str, str] = field(default_factory=dict)
     """Constexpr parameters that the launcher computes: name to Python, such as ``triton.next_power_of_2(n_cols)``."""
     limits: tuple[str, ...] = ()
-    """Conditions over named sizes that the guard must check for this kernel."""
+    """Conditions on named sizes that the guard must check for this kernel."""
     scratch_written: tuple[tuple[str, Scratch], ...] = ()
     scratch_read: tuple[tuple[str, Scratch], ...] = ()
     described: tuple[str, ...] = ()
-    """Primitives in memory that tensor descriptors are made of, so that the guard must ask where they begin."""
+    """Primitives with tensor descriptors; the guard must check the alignment of their buffers."""
     static: frozenset[str] = frozenset()
-    """Parameters whose sizes the compiler is told."""
+    """Size parameters that are compile-time constants although the sizes may differ between calls."""
     numbers: Mapping[str, str] = field(default_factory=dict)
-    """Parameters behind the sizes whose values the launcher works out: name to Python over ``grid_sizes`` and earlier ones."""
+    """Further integer parameters that the launcher computes: name to Python over ``grid_sizes`` and earlier entries."""
     functions: Mapping[str, str] = field(default_factory=dict)
-    """Functions of its own that it calls: name to source."""
+    """Device functions that only this kernel calls: name to source."""
 
     def passed_as_constant(self, parameter: str, size: Size) -> bool:
         """Whether a size is a ``tl.constexpr``."""
@@ -76,7 +76,7 @@ def assemble(
     scratch_read: tuple[tuple[str, Scratch], ...] = (),
     described: tuple[str, ...] = (),
 ) -> Kernel:
-    """Put header, docstring and body together; parameters come in the order pointers, outputs, sizes, constexprs."""
+    """Assemble a kernel from its parts. Parameters are ordered: pointers, outputs, sizes, constexprs."""
     tensors = tuple((pointer, prim) for prim, pointer in parameters.tensors.items())
     outputs = tuple((pointer, ref) for ref, pointer in parameters.outputs.items())
     sizes = tuple(parameters.used_sizes.items())
@@ -106,7 +106,7 @@ def assemble(
 
 
 def kernel_source(name: str, header: list[str], docstring: str, body: list[str], varying: Sequence[str] = ()) -> str:
-    """The text of a kernel; it is compiled once for all values of the ``varying`` parameters."""
+    """The source of a kernel. ``varying`` parameters are not specialised, so all their values share one compilation."""
     decorator = f"@triton.jit(do_not_specialize={list(varying)})".replace("'", '"') if varying else "@triton.jit"
     lines = [decorator, *_signature(name, header), *_docstring(docstring)]
     lines += [f"    {line}" if line else "" for line in body]

@@ -1,4 +1,4 @@
-"""A kernel's parameters: pointers, and sizes by names of their own."""
+"""A kernel's parameters: pointers and named sizes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Parameters:
         """Start with no parameters.
 
         Args:
-            program: what the kernel is a part of.
-            buffers: the type of every primitive that lies in memory.
+            ir: the IR that the kernel belongs to.
+            buffers: type of every primitive that is stored in memory.
             reserved: names that the kernel uses for itself.
         """
         self.ir = ir
@@ -31,18 +31,18 @@ class Parameters:
         """Primitive (or ``seed``) to the pointer's name."""
         self.outputs: dict[Ref, str] = {}
         self.sizes: dict[Size, str] = {}
-        """Sizes with a name of their own, such as ``n_cols``."""
+        """Sizes that have their own parameter, such as ``n_cols``."""
         self._symbols: dict[str, str] = {}
-        """Named size of the user's to the parameter that carries it."""
+        """Named size of the workload to the parameter that carries it."""
         self.used_sizes: dict[str, Size] = {}
         """Parameter name to the size it carries."""
         self.static_symbols: frozenset[str] = frozenset()
-        """Symbols whose sizes the compiler is told: a kernel for each value."""
+        """Symbols that are compile-time constants: one compiled kernel per value."""
         self.wide = False
-        """Whether offsets, and so sums of sizes, may pass 32 bits: the launcher works such sums out."""
+        """Whether offsets may exceed 32 bits. Then the launcher computes sums of sizes and passes them as parameters."""
 
     def is_static(self, size: Size) -> bool:
-        """Whether the compiler knows a size: a number, or one of symbols whose values it is told."""
+        """Whether a size is a compile-time constant."""
         return self.static_symbols.issuperset(size.symbols())
 
     def tensor(self, name: str) -> str:
@@ -59,11 +59,13 @@ class Parameters:
         return self.outputs[ref]
 
     def ref(self, prim: Prim) -> Ref:
-        """The graph value that a primitive is."""
-        for (name, index), own in self.ir.values.items():
-            if own == prim.name:
+        """The graph value that a primitive represents."""
+        for (name, index), prim_name in self.ir.values.items():
+            if prim_name == prim.name:
                 return Ref(name, index)
-        raise CannotCode(f"{prim.origin} is computed in part only")
+        raise CannotCode(
+            f"{prim.origin} has no buffer, because only a part of the operation is a graph value; fuse it with its readers"
+        )
 
     def name_size(self, size: Size, name: str) -> str:
         """Give a size its own parameter name."""
@@ -81,18 +83,20 @@ class Parameters:
         factors, rest = self._named_factors(size)
         if factors and rest.is_constant:
             for name in factors:
-                self.used_sizes[name] = next(known for known, own in self.sizes.items() if own == name)
+                self.used_sizes[name] = next(
+                    named_size for named_size, parameter in self.sizes.items() if parameter == name
+                )
             head = [] if rest == ONE else [str(rest.constant)]
             return Code(" * ".join([*head, *factors]), "int64", precedence=PRODUCT)
-        several = len(size.terms) > 1
-        if several and self.wide:
+        is_sum = len(size.terms) > 1
+        if is_sum and self.wide:
             self.name_size(size, "reach")
             return self.size(size)
         text = size_text(size, {symbol: self._symbol(symbol) for symbol in size.symbols()})
-        return Code(text, "int64", precedence=SUM if several else (PRODUCT if "*" in text else ATOM))
+        return Code(text, "int64", precedence=SUM if is_sum else (PRODUCT if "*" in text else ATOM))
 
     def _symbol(self, symbol: str) -> str:
-        """The parameter of a named size of the user's, which may be called as the kernel calls another: ``N``, or ``rows``."""
+        """The parameter of a named size; renamed if the kernel uses the name for something else, such as ``rows``."""
         size = Size.symbol(symbol)
         if size not in self.sizes and symbol not in self._symbols:
             self._symbols[symbol] = self.names.unique(symbol)
@@ -101,19 +105,19 @@ class Parameters:
         return name
 
     def divisor(self, size: Size) -> str:
-        """A size to divide by: a product of sizes, which may pass 32 bits, is worked out by the launcher."""
+        """A size as a divisor. The launcher computes products of sizes, which may exceed 32 bits."""
         if not size.is_constant and not size.is_symbol and size not in self.sizes:
-            several = [
+            products = [
                 [*factors, *([str(coefficient)] if coefficient != 1 else [])] for factors, coefficient in size.terms
             ]
-            self.name_size(size, identifier("_".join(several[0])) if len(several) == 1 else "count")
+            self.name_size(size, identifier("_".join(products[0])) if len(products) == 1 else "count")
         return self.size(size).at(UNARY)
 
     def _named_factors(self, size: Size) -> tuple[list[str], Size]:
-        """The named sizes whose product ``size`` is, and what is left."""
-        found: list[str] = []
-        for known, name in sorted(self.sizes.items(), key=lambda item: -len(str(item[0]))):
-            while not known.is_constant and (rest := size.divide_exactly(known)) is not None:
-                found.append(name)
+        """Factor ``size`` into named sizes; returns the names and the remaining factor."""
+        factors: list[str] = []
+        for named_size, name in sorted(self.sizes.items(), key=lambda item: -len(str(item[0]))):
+            while not named_size.is_constant and (rest := size.divide_exactly(named_size)) is not None:
+                factors.append(name)
                 size = rest
-        return found, size
+        return factors, size

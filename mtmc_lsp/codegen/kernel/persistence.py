@@ -1,6 +1,6 @@
-"""Persistent programs: a fixed number of them, each doing one piece of work after another.
+"""Persistent kernels: a fixed number of program instances, each of which loops over work items.
 
-What does not depend on the piece (weights shared by all rows, column indices) is read once per program instead of once per piece.
+Loop-invariant data (weights shared by all rows, column indices) is read once per program instance instead of once per work item.
 """
 
 from __future__ import annotations
@@ -10,49 +10,49 @@ from collections.abc import Sequence
 
 from mtmc_lsp.core.protocols import CannotCode
 
-PROGRAMS = ("pid = tl.program_id(0)", "pid = tl.cast(tl.program_id(0), tl.int64)")
-PIECE = "tl.program_id(0).to(tl.int64)"
+TILE_PROGRAM_IDS = ("pid = tl.program_id(0)", "pid = tl.cast(tl.program_id(0), tl.int64)")
+ROW_PROGRAM_ID = "tl.program_id(0).to(tl.int64)"
 
 
-def one_tile_after_another(lines: Sequence[str]) -> list[str]:
-    """The body of a product kernel, looped over tiles."""
-    ir = next((line.removeprefix("pid = ") for line in lines if line in PROGRAMS), None)
-    if ir is None:
-        raise CannotCode("this product has an order of programs of its own")
+def loop_over_tiles(lines: Sequence[str]) -> list[str]:
+    """The body of a matmul kernel, wrapped in a loop over tiles."""
+    program_id = next((line.removeprefix("pid = ") for line in lines if line in TILE_PROGRAM_IDS), None)
+    if program_id is None:
+        raise CannotCode("stream-K kernels are persistent already; set persist to 0")
     shared: list[str] = []
     rest: list[str] = []
-    said: list[str] = []
+    comments: list[str] = []
     for line in lines:
-        if line in PROGRAMS:
-            shared += said
+        if line in TILE_PROGRAM_IDS:
+            shared += comments
         elif line.startswith("#"):
-            said.append(line)
+            comments.append(line)
             continue
         else:
             is_shared = re.match(r"(blocks_[mn]|batch) = |\w+ = tl\.make_tensor_descriptor", line) is not None
-            (shared if is_shared else rest).extend([*said, line])
-        said = []
-    loop = f"for pid in range({ir}, blocks_m * blocks_n, tl.num_programs(0)):"
+            (shared if is_shared else rest).extend([*comments, line])
+        comments = []
+    loop = f"for pid in range({program_id}, blocks_m * blocks_n, tl.num_programs(0)):"
     return [*shared, loop, *(f"    {line}" for line in rest)]
 
 
-def one_group_after_another(lines: Sequence[str], pieces: str) -> list[str]:
-    """The body of a tile kernel, whose first line sets the row, rows or columns, looped over ``pieces`` of work.
+def loop_over_work_items(lines: Sequence[str], pieces: str) -> list[str]:
+    """The body of a tile kernel, wrapped in a loop over ``pieces`` work items; its first line sets the row or column index.
 
-    Statements that no piece takes part in come before the loop; a kernel never writes what it reads, so that is the same.
+    Loop-invariant statements move in front of the loop. This is safe because a kernel never writes a buffer that it reads.
     """
     first, *rest = lines
     name, _, index = first.partition(" = ")
     head: list[str] = []
-    if index != PIECE:
-        head = [first.replace(PIECE, "group")]
-    loop = f"for {'group' if head else name} in range({PIECE}, {pieces}, tl.num_programs(0)):"
-    before, inside = parted(rest, {name, "group"})
+    if index != ROW_PROGRAM_ID:
+        head = [first.replace(ROW_PROGRAM_ID, "group")]
+    loop = f"for {'group' if head else name} in range({ROW_PROGRAM_ID}, {pieces}, tl.num_programs(0)):"
+    before, inside = hoist_invariants(rest, {name, "group"})
     return [*before, loop, *(f"    {line}" for line in [*head, *inside])]
 
 
-def parted(lines: Sequence[str], varying: set[str]) -> tuple[list[str], list[str]]:
-    """Statements that do not depend on ``varying`` names, and the others; a loop stays whole."""
+def hoist_invariants(lines: Sequence[str], varying: set[str]) -> tuple[list[str], list[str]]:
+    """Split statements into those that do not depend on ``varying`` names, and the rest; loops stay together."""
     counts: dict[str, int] = {}
     for line in lines:
         assigned = re.match(r"\s*(\w+)(?:, \w+)* [-+*]?= ", line)
@@ -62,8 +62,8 @@ def parted(lines: Sequence[str], varying: set[str]) -> tuple[list[str], list[str
     inside: list[str] = []
     for line in lines:
         assigned = re.match(r"(\w+) = ", line)
-        fixed = assigned is not None and counts[assigned.group(1)] == 1
-        if fixed and not varying & set(re.findall(r"[A-Za-z_]\w*", line)):
+        is_single_assignment = assigned is not None and counts[assigned.group(1)] == 1
+        if is_single_assignment and not varying & set(re.findall(r"[A-Za-z_]\w*", line)):
             before.append(line)
             continue
         inside.append(line)

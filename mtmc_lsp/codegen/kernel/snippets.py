@@ -1,4 +1,4 @@
-"""Snippets of Triton with what must be known of them: precedence, dtype, and which tile axes they vary along."""
+"""Triton code snippets with their precedence, dtype and the tile axes along which they vary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LINE = 105
-"""Characters up to which a call or a signature stays on one line."""
+"""Maximum line length of generated calls and signatures, in characters."""
 
 ATOM, UNARY, PRODUCT, SUM, BITS, COMPARE = 100, 80, 70, 60, 50, 40
 """Precedences, as in Python; only their order matters."""
@@ -18,7 +18,7 @@ class Code:
 
     text: str
     dtype: str
-    """Torch's name of the dtype that the expression has inside the kernel (halves are computed in float32)."""
+    """PyTorch name of the expression's dtype inside the kernel (16-bit floats are computed in float32)."""
     rows: bool = False
     """Whether it varies along the tile's rows."""
     cols: bool = False
@@ -26,7 +26,7 @@ class Code:
     precedence: int = ATOM
 
     def at(self, precedence: int) -> str:
-        """The text, in brackets where it binds less tightly than ``precedence``."""
+        """The text, in brackets if its precedence is lower than ``precedence``."""
         return self.text if self.precedence >= precedence else f"({self.text})"
 
 
@@ -43,7 +43,7 @@ def literal(value: object) -> str:
 
 
 def filled(items: Sequence[str], indent: str) -> list[str]:
-    """Arguments on as few lines as they fit on, with a comma behind each."""
+    """Format arguments on as few lines as possible, each with a trailing comma."""
     lines: list[str] = []
     for item in items:
         if lines and len(lines[-1]) + len(item) + 2 <= LINE:
@@ -54,7 +54,7 @@ def filled(items: Sequence[str], indent: str) -> list[str]:
 
 
 def call_text(function: str, arguments: Sequence[str], indent: str = "") -> str:
-    """A call, over several lines where one would be too long; ``indent`` is that of its statement."""
+    """Format a call, on several lines if it is too long; ``indent`` is the indent of its statement."""
     one_line = f"{function}({', '.join(arguments)})"
     if len(indent) + len(one_line) <= LINE:
         return one_line
@@ -62,12 +62,12 @@ def call_text(function: str, arguments: Sequence[str], indent: str = "") -> str:
 
 
 def blocks_text(size: str, block: int) -> str:
-    """How many blocks a size has, as the launcher's Python; ``triton.cdiv`` takes the host microseconds.
+    """Number of blocks as Python for the launcher; avoids ``triton.cdiv``, which takes microseconds on the host.
 
-    It ends with a division: what it is multiplied by stands behind it.
+    The text ends with a division: write further factors after it, not before.
     """
-    whole = size if size.isidentifier() else f"({size})"
-    return whole if block == 1 else f"({whole} + {block - 1}) // {block}"
+    count = size if size.isidentifier() else f"({size})"
+    return count if block == 1 else f"({count} + {block - 1}) // {block}"
 
 
 TRITON_DTYPES = {
@@ -84,4 +84,4 @@ TRITON_DTYPES = {
     "uint8": "tl.uint8",
     "bool": "tl.int1",
 }
-"""Torch dtype to its name in a kernel."""
+"""PyTorch dtype to Triton dtype."""

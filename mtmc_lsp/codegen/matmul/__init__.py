@@ -1,1 +1,1 @@
-"""Matrix-product kernels, convolutions as implicit GEMM included."""
+"""Matmul kernels, including convolutions as implicit GEMM."""

@@ -1,11 +1,11 @@
-"""Tensor descriptors: tiles of a product's operands that the Tensor Memory Accelerator (TMA) of Hopper and later moves.
+"""Tensor descriptors: operand tiles that the Tensor Memory Accelerator (TMA, Hopper and later) loads.
 
-A descriptor says once how a tensor lies in memory; a tile of it is then one instruction, without addresses and masks for each of
-its elements, and holds zeros beyond the tensor's ends (CUDA C++ Programming Guide, "Tensor Memory Access"). On an H200 a product
-of 4096 x 4096 bfloat16 matrices took 180 us so, 202 us by pointers without any mask, and 264 us with the masks that sizes take
-which are known at the call alone (cuBLAS: 177 us).
+A descriptor describes a tensor's memory layout once. A tile load is then one instruction, without addresses and masks per
+element, and elements outside the tensor are zero (CUDA C++ Programming Guide, "Tensor Memory Access"). Measured on an H200 for a
+matmul of 4096 x 4096 bfloat16 matrices: 180 us with descriptors, 202 us with pointers and without masks, 264 us with pointers and
+masks for dynamic sizes (cuBLAS: 177 us).
 
-The hardware asks for a dense last dimension, and for the address and all other strides to be multiples of 16 bytes.
+The hardware requires a dense last dimension, and multiples of 16 bytes for the address and all other strides.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from mtmc_lsp.ir.axes import Axis
 from mtmc_lsp.ir.primitives import IN_PLACE
 from mtmc_lsp.schedule.split_on_load import UNIT_BYTES
 
-MAKE = "tl.make_tensor_descriptor"
+MAKE_DESCRIPTOR = "tl.make_tensor_descriptor"
 
-MEMORY = "_descriptor_memory"
-MEMORY_SOURCE = f'''def {MEMORY}(size, alignment, stream):
-    """The memory in which kernels write down how tensors lie, as Triton asks for it; another allocator would do as well."""
+ALLOCATOR = "_descriptor_memory"
+ALLOCATOR_SOURCE = f'''def {ALLOCATOR}(size, alignment, stream):
+    """Allocate memory for tensor descriptors that kernels create; Triton calls this."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 '''
-"""What Triton calls for the descriptors that a kernel makes: it has no memory of its own."""
+"""The allocator that generated code registers with Triton, which has no default allocator for descriptors."""
 
 
 @dataclass(frozen=True)
-class Described:
-    """How an operand lies in memory."""
+class OperandLayout:
+    """Memory layout of an operand that a tensor descriptor supports."""
 
     prim: str
-    """The primitive that is read."""
+    """The primitive that is loaded."""
     is_k_dense: bool
-    """Whether neighbours along K are neighbours in memory, rather than those along rows (or columns)."""
+    """Whether K is the dense axis in memory; otherwise the rows (or columns) are."""
     stride: Size
-    """Elements from one place to the next along the other axis."""
+    """Stride of the other axis, in elements."""
     batch_stride: Size
     conditions: tuple[str, ...]
-    """What a guard must ask of sizes that differ from call to call."""
+    """Guard conditions on dynamic sizes (alignment of strides)."""
 
 
-def described(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> Described | None:
-    """How an operand lies, where a descriptor can say so: read as it is, dense along one of its two axes."""
-    prim = _stored(axes, side)
+def operand_layout(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -> OperandLayout | None:
+    """The layout of an operand, or ``None`` if a descriptor cannot express it: it must be unmodified and dense along one axis."""
+    prim = _source_buffer(axes, side)
     if prim is None or not axes.is_plain(side) or axes.kernel_positions:
         return None
     try:
@@ -61,22 +61,22 @@ def described(axes: ProductAxes, buffers: Mapping[str, TensorType], side: int) -
         return None
     if len(accesses) != 1 or accesses[0].constant.terms:
         return None
-    none, one = Size.of(0), Size.of(1)
+    zero, unit_stride = Size.of(0), Size.of(1)
     row, k = (_step(group, accesses) for group in ((axes.m, axes.n)[side], axes.k))
-    batch = _step(axes.batch, accesses) if axes.batch else none
-    if row is None or k is None or batch is None or none in (row, k) or one not in (row, k):
+    batch = _step(axes.batch, accesses) if axes.batch else zero
+    if row is None or k is None or batch is None or zero in (row, k) or unit_stride not in (row, k):
         return None
-    stride = row if k == one else k
+    stride = row if k == unit_stride else k
     unit = UNIT_BYTES // ITEMSIZE[axes.ir.prims[prim].dtype]
     if any(step.value(axes.ir.graph.sizes) % unit for step in (stride, batch)):
         return None
-    asked = [step for step in (stride, batch) if any(coefficient % unit for _, coefficient in step.terms)]
-    conditions = tuple(f"{step.as_factor()} % {unit} == 0" for step in asked)
-    return Described(prim, k == one, stride, batch, conditions)
+    dynamic_strides = [step for step in (stride, batch) if any(coefficient % unit for _, coefficient in step.terms)]
+    conditions = tuple(f"{step.as_factor()} % {unit} == 0" for step in dynamic_strides)
+    return OperandLayout(prim, k == unit_stride, stride, batch, conditions)
 
 
-def _stored(axes: ProductAxes, side: int) -> str | None:
-    """The tensor that an operand is, seen otherwise perhaps; ``None`` where anything is computed or left out."""
+def _source_buffer(axes: ProductAxes, side: int) -> str | None:
+    """The buffer that an operand reads through views; ``None`` if any element is computed or omitted."""
     name = axes.prim.inputs[side]
     while name not in axes.region.inputs:
         inner = axes.ir.prims[name]
@@ -87,23 +87,25 @@ def _stored(axes: ProductAxes, side: int) -> str | None:
 
 
 def _step(axes: Sequence[Axis], accesses: Sequence[Index]) -> Size | None:
-    """Elements from one place to the next along axes that are walked as one; ``None`` where they are not."""
+    """Stride of fused axes, in elements; ``None`` if they cannot be fused."""
     if not axes or len(merge_axes(axes, accesses)) > 1:
         return None
     steps = {variable.id: coefficient for variable, coefficient in accesses[0].terms if not variable.code}
     return steps.get(axes[-1].id, Size.of(0))
 
 
-def made(parameters: Parameters, pointer: str, operand: Described, rows: Size, k: Size, block: str) -> str:
-    """The expression of an operand's descriptor.
+def descriptor_text(
+    parameters: Parameters, pointer: str, operand: OperandLayout, rows: Size, k: Size, block: str
+) -> str:
+    """The expression that creates an operand's descriptor.
 
     Args:
-        parameters: of the kernel.
-        pointer: to the first element, of this program's matrix where there are several.
-        operand: how it lies.
-        rows: of the operand's other axis than K, its length.
+        parameters: parameters of the kernel.
+        pointer: pointer to the first element of the matrix (of this program's batch entry).
+        operand: memory layout of the operand.
+        rows: length of the axis other than K.
         k: length of K.
-        block: name of the tile's extent along the other axis.
+        block: name of the tile size along the other axis.
     """
     lengths, blocks = (rows, k), (block, "BLOCK_K")
     if not operand.is_k_dense:
@@ -113,17 +115,17 @@ def made(parameters: Parameters, pointer: str, operand: Described, rows: Size, k
 
 
 def descriptor_of_rows(pointer: str, shape: tuple[str, str], stride: str, block: tuple[str, str]) -> str:
-    """The expression of a matrix's descriptor, by the texts of its shape, of the step from row to row, and of a tile's shape."""
-    return f"{MAKE}({pointer}, [{', '.join(shape)}], [{stride}, 1], [{', '.join(block)}])"
+    """The expression that creates a row-major matrix's descriptor, from the texts of its shape, row stride and tile shape."""
+    return f"{MAKE_DESCRIPTOR}({pointer}, [{', '.join(shape)}], [{stride}, 1], [{', '.join(block)}])"
 
 
-def loaded(descriptor: str, operand: Described, start: str, side: int) -> str:
-    """The expression of the operand's tile: rows by K of the left one, K by columns of the right one.
+def tile_load(descriptor: str, operand: OperandLayout, start: str, side: int) -> str:
+    """The expression that loads a tile: rows by K for the left operand, K by columns for the right one.
 
     Args:
-        descriptor: its name.
-        operand: how it lies.
-        start: where the tile begins along the other axis than K; along K it begins at ``start``.
+        descriptor: name of the descriptor.
+        operand: memory layout of the operand.
+        start: first index of the tile along the axis other than K; along K it is the variable ``start``.
         side: 0 for the left operand, 1 for the right one.
     """
     text = f"{descriptor}.load([{start}, start])" if operand.is_k_dense else f"{descriptor}.load([start, {start}])"

@@ -1,52 +1,52 @@
-"""Which blocks of K a program of a product takes: all of them, every so many, or a run of neighbours."""
+"""Loops over K: all blocks, every n-th block, or a range of consecutive blocks."""
 
 from __future__ import annotations
 
 
-class Walk:
-    """All blocks, one after another."""
+class BlockLoop:
+    """A loop over all blocks of K."""
 
     number = "start // BLOCK_K"
-    """How many blocks the program took before the one at ``start``, counted from the first that any program takes."""
+    """Number of blocks processed before the one at ``start``, relative to the first block of program instance 0."""
 
-    def places(self, length: str) -> str:
-        """The ``range`` of places along K at which blocks begin."""
+    def starts(self, length: str) -> str:
+        """The ``range`` of start positions along K."""
         return f"range(0, {length}, BLOCK_K)"
 
     def steps(self, count: str) -> str:
-        """The ``range`` of numbers of blocks."""
+        """The ``range`` of block numbers."""
         return f"range(0, {count})"
 
     def both_halves(self, pad: str) -> list[str]:
-        """The head of the loop over both halves of split operands, ``pad`` apart, and what it begins with."""
-        return [f"for start in {self.places(f'2 * {pad}')}:"]
+        """Head of the loop over both halves (``pad`` elements apart), and its first statements."""
+        return [f"for start in {self.starts(f'2 * {pad}')}:"]
 
 
-class WalkOfPart(Walk):
-    """Every ``PARTS``-th block, from the ``piece``-th on."""
+class StridedBlockLoop(BlockLoop):
+    """A loop over every ``PARTS``-th block, starting with block ``piece``."""
 
     number = "start // (PARTS * BLOCK_K)"
 
-    def places(self, length: str) -> str:
-        """From the part's first block on."""
+    def starts(self, length: str) -> str:
+        """See :class:`BlockLoop`; starts at the part's first block."""
         return f"range(piece * BLOCK_K, {length}, PARTS * BLOCK_K)"
 
     def steps(self, count: str) -> str:
-        """From the part's first block on."""
+        """See :class:`BlockLoop`; starts at the part's first block."""
         return f"range(piece, {count}, PARTS)"
 
 
-class WalkOfRun(Walk):
-    """The blocks from ``begin`` to ``end``."""
+class BlockRangeLoop(BlockLoop):
+    """A loop over the blocks from ``begin`` to ``end``."""
 
-    def places(self, length: str) -> str:
-        """The run's: it ends no later than K does."""
+    def starts(self, length: str) -> str:
+        """See :class:`BlockLoop`; the range is within K."""
         return "range(begin * BLOCK_K, end * BLOCK_K, BLOCK_K)"
 
     def steps(self, count: str) -> str:
-        """The run's: it ends no later than K does."""
+        """See :class:`BlockLoop`; the range is within K."""
         return "range(begin, end)"
 
     def both_halves(self, pad: str) -> list[str]:
-        """One half's block, then the other's."""
+        """The block of one half, then the same block of the other half."""
         return ["for step in range(2 * begin, 2 * end):", f"    start = step // 2 * BLOCK_K + step % 2 * {pad}"]

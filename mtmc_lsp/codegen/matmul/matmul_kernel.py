@@ -1,6 +1,6 @@
-"""Matrix-product kernels: elementwise work on the operands as they are read and on the result before it is written.
+"""Matmul kernels, with elementwise operations fused into the loads of the operands and the store of the result.
 
-Precision modes of a float32 product (``config.precision``): ``ieee``, ``tf32``, and those of
+Precision modes of float32 products (``config.precision``): ``ieee``, ``tf32``, and those of
 :mod:`mtmc_lsp.codegen.matmul.split_precision`.
 """
 
@@ -13,10 +13,10 @@ from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch, assemble
 from mtmc_lsp.codegen.kernel.parameters import Parameters
-from mtmc_lsp.codegen.kernel.persistence import one_tile_after_another, parted
+from mtmc_lsp.codegen.kernel.persistence import hoist_invariants, loop_over_tiles
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, SUM, TRITON_DTYPES, Code, blocks_text
-from mtmc_lsp.codegen.matmul.descriptors import Described, described, loaded, made
-from mtmc_lsp.codegen.matmul.k_loops import Walk
+from mtmc_lsp.codegen.matmul.descriptors import OperandLayout, descriptor_text, operand_layout, tile_load
+from mtmc_lsp.codegen.matmul.k_loops import BlockLoop
 from mtmc_lsp.codegen.matmul.operands import (
     ProductAxes,
     Tile,
@@ -28,11 +28,11 @@ from mtmc_lsp.codegen.matmul.operands import (
 )
 from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, write_both_splits
 from mtmc_lsp.codegen.matmul.split_precision import (
+    launch_constexprs,
     loops_over_halves,
     piece_blocks,
     promoted_sum,
-    split_as_read,
-    told_by_call,
+    split_on_load_sum,
 )
 from mtmc_lsp.codegen.module.naming import PRODUCT_NAMES
 from mtmc_lsp.core.dtypes import compute_dtype, is_low_precision
@@ -49,7 +49,7 @@ Finish = Callable[
     [ProductAxes, Mapping[str, TensorType], MatmulConfig, "list[SplitOperand] | None", str, str],
     list[Kernel],
 ]
-"""Renders a product whose operands are prepared."""
+"""Writes the kernels of a product whose operands are prepared."""
 
 
 def write_product_kernels(
@@ -59,33 +59,33 @@ def write_product_kernels(
     config: MatmulConfig,
     name: str,
     docstring: str,
-    finished: Finish,
+    write_product: Finish,
 ) -> list[Kernel]:
-    """Render a matmul region: the product's kernel, after those that split its operands where the precision asks for it.
+    """Write the kernels of a matmul region: first those that split the operands, if the precision mode requires it.
 
     Args:
-        finished: renders the product itself, once its operands are prepared: :func:`whole_product`, or in parts along K.
+        finished: writes the product from the prepared operands: :func:`write_whole_product`, or a version that splits K.
 
     Raises:
-        CannotCode: something in it has no Triton form.
+        CannotCode: the region or the configuration is not supported.
     """
     axes = ProductAxes(ir, region)
-    promoted = config.precision is PrecisionMode.FP16X3_PROMOTED
-    if promoted and config.split_on_load is None and not has_split_operands(axes.prim):
+    is_promoted = config.precision is PrecisionMode.FP16X3_PROMOTED
+    if is_promoted and config.split_on_load is None and not has_split_operands(axes.prim):
         raise CannotCode(
-            f"{config.precision.value} is for operands that are split on load, or are float16 pairs already"
+            f"precision {config.precision.value} needs operands that are split on load or float16 pairs; choose another mode"
         )
     if config.precision not in PRE_SPLIT_MODES:
-        return finished(axes, buffers, config, None, name, docstring)
+        return write_product(axes, buffers, config, None, name, docstring)
     names = [operand_name(ir, region, axes.prim.inputs[i]) or "ab"[i] for i in (0, 1)]
     if names[0] == names[1]:
         names = [f"{names[0]}_left", f"{names[0]}_right"]
     split_operands = [SplitOperand.of(axes, side, names[side], config.block_k) for side in (0, 1)]
-    split = write_both_splits(axes, buffers, split_operands, f"{name}_split")
-    return split + finished(axes, buffers, config, split_operands, name, docstring)
+    split_kernels = write_both_splits(axes, buffers, split_operands, f"{name}_split")
+    return split_kernels + write_product(axes, buffers, config, split_operands, name, docstring)
 
 
-def whole_product(
+def write_whole_product(
     axes: ProductAxes,
     buffers: Mapping[str, TensorType],
     config: MatmulConfig,
@@ -93,12 +93,12 @@ def whole_product(
     name: str,
     docstring: str,
 ) -> list[Kernel]:
-    """One program per tile of the product (or one tile after another, where it is persistent)."""
+    """One program instance per tile of the product, or a loop over tiles if it is persistent."""
     return [ProductWriter(axes, buffers, config, split_operands).kernel(name, docstring)]
 
 
 def operand_name(ir: KernelIR, region: Region, prim: str) -> str:
-    """The user's name of an operand that is read as it lies in memory."""
+    """The user's name of an operand that is read unmodified from an input; empty for others."""
     while prim not in region.inputs:
         inner = ir.prims[prim]
         if inner.op not in VIEW_OPS:
@@ -111,7 +111,7 @@ def operand_name(ir: KernelIR, region: Region, prim: str) -> str:
 
 
 class ProductWriter:
-    """Writes the kernel of the product itself."""
+    """Writes the matmul kernel."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class ProductWriter:
         self.buffers = buffers
         self.config = config
         self.split_operands = split_operands
-        self.wide = axes.are_wide(self._offsets())
-        """Whether offsets inside one matrix take 64 bits."""
-        self.many = axes.are_wide(self._numbers())
-        """Whether the numbers of rows or columns do."""
+        self.wide = axes.are_wide(self._offset_bounds())
+        """Whether offsets within a matrix need 64 bits."""
+        self.wide_indices = axes.are_wide(self._index_bounds())
+        """Whether row or column indices need 64 bits."""
         self.parameters = Parameters(axes.ir, buffers, self._reserved)
         self.parameters.wide = self.wide
         if axes.kernel_positions:
-            # Only of channels whose number it knows can the compiler see that neighbours along K are neighbours in memory.
+            # The compiler detects contiguous loads along K only if the number of channels is a compile-time constant.
             self.parameters.static_symbols = frozenset(axes.sizes["K"].symbols())
         self.lines: list[str] = []
         for name, size in axes.sizes.items():
@@ -139,17 +139,17 @@ class ProductWriter:
         self.scratch = [self.parameters.names.unique(f"{half.values.name}_ptr") for half in split_operands or []]
 
         self.tiles = self._tiles()
-        """Sides whose operands' tiles the hardware moves."""
+        """The operands that are loaded by tensor descriptors, by side."""
         self.scales = [self.parameters.names.unique(f"{half.scale.name}_ptr") for half in split_operands or []]
 
-    def _tiles(self) -> dict[int, Described]:
-        if not self.config.tma or self.split_operands is not None or self.many or self.axes.kernel_positions:
+    def _tiles(self) -> dict[int, OperandLayout]:
+        if not self.config.tma or self.split_operands is not None or self.wide_indices or self.axes.kernel_positions:
             return {}
-        found = {side: described(self.axes, self.buffers, side) for side in range(len(self.axes.prim.inputs))}
-        return {side: operand for side, operand in found.items() if operand is not None}
+        layouts = {side: operand_layout(self.axes, self.buffers, side) for side in range(len(self.axes.prim.inputs))}
+        return {side: operand for side, operand in layouts.items() if operand is not None}
 
     _sum_shape = "[BLOCK_M, BLOCK_N]"
-    _walk = Walk()
+    _walk = BlockLoop()
     _reserved = PRODUCT_NAMES
 
     @property
@@ -168,7 +168,7 @@ class ProductWriter:
         if self.split_operands:
             sizes["k_pad"] = self.split_operands[0].k_pad
             if self.config.precision in PRE_SPLIT_MODES:
-                dynamic = told_by_call(self.axes, self.split_operands[0], self.config)
+                dynamic = launch_constexprs(self.axes, self.split_operands[0], self.config)
         if self.axes.batch:
             sizes["n_batch"] = self.axes.n_batch
         return assemble(
@@ -189,14 +189,14 @@ class ProductWriter:
         )
 
     def _body(self) -> None:
-        """Write all statements."""
+        """Write the body."""
         self._program_order()
         self._product()
         if self.config.persist:
-            self.lines = one_tile_after_another(self.lines)
+            self.lines = loop_over_tiles(self.lines)
 
     def _product(self) -> None:
-        """What is done with the tile at ``m`` and ``n``."""
+        """Write the computation of the tile at ``m`` and ``n``."""
         self.lines.append(f"acc = tl.zeros({self._sum_shape}, {TRITON_DTYPES[self._sum_dtype]})")
         if self.split_operands is not None:
             self._loop_over_split_operands()
@@ -205,7 +205,7 @@ class ProductWriter:
         self._finish()
 
     def _grid(self, blocks: Mapping[str, int]) -> tuple[str, ...]:
-        """Tiles and batch, and what a subclass has behind them."""
+        """Grid dimensions: tiles, batch, and those that a subclass adds."""
         tiles = f"{blocks_text('n_m', blocks['BLOCK_M'])} * ({blocks_text('n_n', blocks['BLOCK_N'])})"
         if self.config.persist:
             tiles = f"min({self.config.persist}, {tiles})"
@@ -221,14 +221,14 @@ class ProductWriter:
         return {**blocks, **piece_blocks(self.split_operands[0], config)}
 
     def _more_grid(self) -> tuple[str, ...]:
-        """Grid dimensions behind those of tiles and batch."""
+        """Additional grid dimensions after tiles and batch."""
         return ()
 
     def _scratch_written(self) -> tuple[tuple[str, Scratch], ...]:
         return ()
 
     def _finish(self) -> None:
-        """What is done with the sums in ``acc``."""
+        """Write the processing of the sums in ``acc``."""
         self._unscale()
         self._epilogue()
 
@@ -248,27 +248,28 @@ class ProductWriter:
         return values + tuple((pointer, half.scale) for pointer, half in zip(self.scales, split_operands, strict=True))
 
     def _limits(self) -> tuple[str, ...]:
-        """What must hold for other sizes: offsets that are 32-bit fit into them."""
+        """Conditions on dynamic sizes, above all that 32-bit offsets suffice."""
         m = self.axes.sizes["M"]
-        narrow = () if self.many else (self._numbers() if self.wide else self._offsets())
-        limits = [int32_limit(size) for size in narrow if not size.is_constant]
+        narrow_bounds = () if self.wide_indices else (self._index_bounds() if self.wide else self._offset_bounds())
+        limits = [int32_limit(size) for size in narrow_bounds if not size.is_constant]
         limits += [condition for operand in self.tiles.values() for condition in operand.conditions]
         if self.split_operands is not None:
-            # Splitting pays where each half is used many times; with few rows the library's product is also more exact.
+            # Splitting pays off only if each half is used many times. With few rows the library's product is also more
+            # accurate.
             limits += [f"{m} >= {LEAST_SPLIT_ROWS}"] if not m.is_constant else []
         return tuple(limits)
 
-    def _numbers(self) -> tuple[Size, ...]:
-        """What the numbers of rows and columns stay below, those in the last block included that are not there."""
+    def _index_bounds(self) -> tuple[Size, ...]:
+        """Upper bounds of row and column indices, including masked ones in the last block."""
         return (self.axes.sizes["M"] * 2, self.axes.sizes["N"] * 2)
 
-    def _offsets(self) -> tuple[Size, ...]:
-        """What offsets inside one matrix, or into any tensor that windows read or write, stay below."""
+    def _offset_bounds(self) -> tuple[Size, ...]:
+        """Upper bounds of offsets within a matrix, or within any tensor that a convolution reads or writes."""
         m, n, k = (self.axes.sizes[name] for name in "MNK")
-        return self._accessed() if self.axes.kernel_positions else (m * k, n * k, m * n)
+        return self._tensor_elements() if self.axes.kernel_positions else (m * k, n * k, m * n)
 
-    def _accessed(self) -> tuple[Size, ...]:
-        """Elements of every tensor that is read or written: of a window more is computed than lies in memory."""
+    def _tensor_elements(self) -> tuple[Size, ...]:
+        """Element counts of all tensors that are read or written; an im2col view has more elements than its tensor."""
         graph, region = self.axes.ir.graph, self.axes.region
         types = [*(self.buffers[name] for name in region.inputs), *(graph.type_of(ref) for ref in region.outputs)]
         return tuple(dict.fromkeys(kind.numel for kind in types))
@@ -276,8 +277,8 @@ class ProductWriter:
     def _program_order(self) -> None:
         m, n = self._size("M"), self._size("N")
         self.lines += [
-            "# Programs that share operands run near each other, so the operands stay in the L2 cache.",
-            f"pid = {widened('tl.program_id(0)', wide=self.many)}",
+            "# Grouped order: programs that share operands run close together, so operands stay in the L2 cache.",
+            f"pid = {widened('tl.program_id(0)', wide=self.wide_indices)}",
             f"blocks_m = tl.cdiv({m}, BLOCK_M)",
             f"blocks_n = tl.cdiv({n}, BLOCK_N)",
             *tile_of_program("BLOCK_M", "BLOCK_N"),
@@ -289,41 +290,41 @@ class ProductWriter:
         self._masks()
 
     def _masks(self) -> None:
-        """Name the conditions under which rows and columns are there."""
+        """Define the masks of rows and columns."""
         for name in "mn":
-            if self._sticks_out(name):
+            if self._needs_mask(name):
                 self.lines.append(f"{name}_mask = {name} < {self._size(name.upper())}")
 
-    def _sticks_out(self, name: str) -> bool:
-        """Whether rows (or columns) of some tile are not there."""
+    def _needs_mask(self, name: str) -> bool:
+        """Whether some tile extends beyond the last row (or column)."""
         tall, wide = self._tile
         return mask_needed(self.axes.sizes[name.upper()], tall if name == "m" else wide)
 
     @property
     def _tile(self) -> tuple[int, int]:
-        """Rows and columns of the tiles that the result consists of."""
+        """Rows and columns of the tiles that partition the result."""
         return self.config.block_m, self.config.block_n
 
     def _mask(self, name: str, *, rows: bool) -> list[Mask]:
-        return [Mask(f"{name}_mask", rows, not rows)] if self._sticks_out(name) else []
+        return [Mask(f"{name}_mask", rows, not rows)] if self._needs_mask(name) else []
 
     def _loop(self) -> None:
-        """One block of K after the other, operands read (and computed) in place."""
+        """Write the loop over K; operands are loaded (and computed) inside it."""
         operand = self.axes.ir.prims[self.axes.prim.inputs[0]]
         kernel_positions = self.axes.kernel_positions if self.config.kernel_positions else ()
         axes = self.axes.k[len(kernel_positions) :]
         depth = product([axis.size for axis in axes])
         k_size = self.parameters.size(depth).text
         body: list[str] = []
-        masked = mask_needed(depth, self.config.block_k)
+        needs_mask = mask_needed(depth, self.config.block_k)
         k_row, k_column = "k[None, :]", "k[:, None]"
-        inside_a, inside_b = (f"({at} < {k_size})" if masked else "" for at in (k_row, k_column))
+        inside_a, inside_b = (f"({at} < {k_size})" if needs_mask else "" for at in (k_row, k_column))
         masks_a, masks_b = self._mask("m", rows=True), self._mask("n", rows=False)
-        if masked:
+        if needs_mask:
             masks_a = [*masks_a, Mask(inside_a, False, True)]
             masks_b = [Mask(inside_b, True, False), *masks_b]
         operands = [
-            self._described(side, self.tiles[side], body)
+            self._descriptor_load(side, self.tiles[side], body)
             if side in self.tiles
             else self._operand(side, (axes, k_column), (self.axes.n, "n"), masks_b, body, kernel_positions, inside_b)
             if side % 2
@@ -334,7 +335,7 @@ class ProductWriter:
         if has_split_operands(self.axes.prim):
             dots = promoted_sum((operands[2], a), (operands[3], b))
         elif self.config.split_on_load is SplitOnLoad.BOTH:
-            dots = split_as_read(self.parameters.names, a, b)
+            dots = split_on_load_sum(self.parameters.names, a, b)
         elif is_low_precision(operand.dtype) or operand.dtype == "float64":
             dots = [f"acc = tl.dot({a}, {b}, acc)"]
         elif self.config.precision is PrecisionMode.TF32:
@@ -344,31 +345,31 @@ class ProductWriter:
         if kernel_positions:
             n_positions = self.parameters.size(product([axis.size for axis in kernel_positions])).text
             self.lines += [
-                "# A block of K is a block of channels at one place of the window.",
+                "# A block of K is a block of channels at one kernel position.",
                 f"blocks_k = tl.cdiv({k_size}, BLOCK_K)",
             ]
             head = f"for step in {self._walk.steps(f'{n_positions} * blocks_k')}:"
-            first = [
+            loop_start = [
                 f"kernel_position = {widened('step // blocks_k', wide=self.wide)}",
                 "k = step % blocks_k * BLOCK_K + tl.arange(0, BLOCK_K)",
             ]
         else:
-            head = f"for start in {self._walk.places(k_size)}:"
-            first = ["k = start + tl.arange(0, BLOCK_K)"] if len(self.tiles) < len(operands) else []
-        before, inside = parted([*body, *dots], {"kernel_position", "k", "start"})
-        self.lines += [*before, head, *(f"    {line}" for line in [*first, *inside])]
+            head = f"for start in {self._walk.starts(k_size)}:"
+            loop_start = ["k = start + tl.arange(0, BLOCK_K)"] if len(self.tiles) < len(operands) else []
+        before, inside = hoist_invariants([*body, *dots], {"kernel_position", "k", "start"})
+        self.lines += [*before, head, *(f"    {line}" for line in [*loop_start, *inside])]
 
-    def _described(self, side: int, operand: Described, body: list[str]) -> str:
-        """Write the load of an operand's tile by its descriptor, which is made before the loop; the name that holds it."""
+    def _descriptor_load(self, side: int, operand: OperandLayout, body: list[str]) -> str:
+        """Write the load of a tile by a descriptor that is created before the loop; returns the tile's variable."""
         rows, size = "mn"[side], "MN"[side]
         pointer = self.parameters.tensor(operand.prim)
         if self.axes.batch:
             pointer += f" + batch * {self.parameters.size(operand.batch_stride).at(PRODUCT)}"
         name = pointer.partition("_ptr")[0]
         tiles, tile = self.parameters.names.unique(f"{name}_tiles"), self.parameters.names.unique(name)
-        made_of = (self.axes.sizes[size], self.axes.sizes["K"])
-        self.lines.append(f"{tiles} = {made(self.parameters, pointer, operand, *made_of, f'BLOCK_{size}')}")
-        body.append(f"{tile} = {loaded(tiles, operand, f'{rows}_start', side)}")
+        lengths = (self.axes.sizes[size], self.axes.sizes["K"])
+        self.lines.append(f"{tiles} = {descriptor_text(self.parameters, pointer, operand, *lengths, f'BLOCK_{size}')}")
+        body.append(f"{tile} = {tile_load(tiles, operand, f'{rows}_start', side)}")
         return tile
 
     def _operand(
@@ -381,7 +382,7 @@ class ProductWriter:
         kernel_positions: tuple[Axis, ...],
         inside: str,
     ) -> str:
-        plain = self.axes.is_plain(side)
+        is_plain = self.axes.is_plain(side)
         tile = Tile(
             self.axes,
             self.parameters,
@@ -390,14 +391,14 @@ class ProductWriter:
             masks,
             body,
             scalar=(kernel_positions, "kernel_position"),
-            widen=not plain,
+            widen=not is_plain,
             accesses=operand_accesses(self.axes, self.buffers, side, kernel_positions),
         )
         name = self.axes.prim.inputs[side]
-        shape, summed = ("[BLOCK_K, BLOCK_N]", rows[0]) if side % 2 else ("[BLOCK_M, BLOCK_K]", cols[0])
-        value = self.axes.over_tile(side, tile.value(name), shape, summed, inside)
+        shape, contracted = ("[BLOCK_K, BLOCK_N]", rows[0]) if side % 2 else ("[BLOCK_M, BLOCK_K]", cols[0])
+        value = self.axes.over_tile(side, tile.value(name), shape, contracted, inside)
         dtype = self.axes.ir.prims[name].dtype
-        return value.text if plain or not is_low_precision(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
+        return value.text if is_plain or not is_low_precision(dtype) else f"{value.at(100)}.to({TRITON_DTYPES[dtype]})"
 
     def _loop_over_split_operands(self) -> None:
         assert self.split_operands is not None
@@ -408,12 +409,12 @@ class ProductWriter:
 
     def _epilogue(self) -> None:
         masks = self._mask("m", rows=True) + self._mask("n", rows=False)
-        masks += self._cropped()
-        known = {self.axes.prim.name: Code("acc", self._sum_dtype, True, True)}
+        masks += self._crop_masks()
+        values = {self.axes.prim.name: Code("acc", self._sum_dtype, True, True)}
         accesses: list[Index] = []
-        for final in (False, True):
-            lines: list[str] = self.lines if final else []
-            parameters = self.parameters if final else Parameters(self.axes.ir, self.buffers, PRODUCT_NAMES)
+        for is_final in (False, True):
+            lines: list[str] = self.lines if is_final else []
+            parameters = self.parameters if is_final else Parameters(self.axes.ir, self.buffers, PRODUCT_NAMES)
             tile = Tile(
                 self.axes,
                 parameters,
@@ -421,38 +422,41 @@ class ProductWriter:
                 (self.axes.n, "n"),
                 masks,
                 lines,
-                known=known,
-                apart=not final,
+                known=values,
+                separate_axes=not is_final,
                 accesses=accesses,
             )
             for ref in self.axes.region.outputs:
                 self._store(tile, parameters, ref, lines)
             accesses = tile.expressions.accesses
 
-    def _cropped(self) -> list[Mask]:
-        """Conditions that leave out what a part of the product does not have."""
-        own = [self.axes.ir.prims[name] for name in self.axes.region.prims]
-        crops = [prim for prim in own if prim.op is PrimOp.CROP]
+    def _crop_masks(self) -> list[Mask]:
+        """Masks of crops: conditions that exclude elements outside a cropped result."""
+        prims = [self.axes.ir.prims[name] for name in self.axes.region.prims]
+        crops = [prim for prim in prims if prim.op is PrimOp.CROP]
         if not crops:
             return []
-        tile = Tile(self.axes, self.parameters, (self.axes.m, "m"), (self.axes.n, "n"), [], self.lines, apart=True)
+        tile = Tile(
+            self.axes, self.parameters, (self.axes.m, "m"), (self.axes.n, "n"), [], self.lines, separate_axes=True
+        )
         conditions: list[str] = []
         for prim in crops:
             source = self.axes.ir.prims[prim.inputs[0]]
-            for index, whole, size in zip(
-                tile.expressions.own_index(source.name), source.shape, prim.shape, strict=True
+            for index, full_size, size in zip(
+                tile.expressions.tile_index(source.name), source.shape, prim.shape, strict=True
             ):
-                if whole != size:
+                if full_size != size:
                     conditions.append(f"({tile.expressions.index(index).text} < {self.parameters.size(size).text})")
-        self.lines.append(f"kept = {' & '.join(dict.fromkeys(conditions))}")
-        return [Mask("kept", True, True)]
+        self.lines.append(f"in_crop = {' & '.join(dict.fromkeys(conditions))}")
+        return [Mask("in_crop", True, True)]
 
     def _store(self, tile: Tile, parameters: Parameters, ref: Ref, lines: list[str]) -> None:
         prim = self.axes.ir.of(ref)
         value = tile.value(prim.name)
-        at = tile.expressions.own_index(prim.name)
+        at = tile.expressions.tile_index(prim.name)
         offset = tile.expressions.offset(self.axes.ir.graph.type_of(ref), at)
-        # Of a single row or column offsets do not speak; the tile has more, of which that one is stored.
+        # The offset of a single row or column has no term for that axis. The tile has more rows or columns; the mask
+        # keeps one.
         if value.rows and not self.axes.m:
             offset = Code(f"{offset.at(SUM)} + m", offset.dtype, True, offset.cols, SUM)
         if value.cols and not self.axes.n:

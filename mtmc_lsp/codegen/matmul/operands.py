@@ -1,10 +1,10 @@
-"""What the kernels of a matrix product share: its axes, and tiles of its operands and result."""
+"""Shared parts of matmul kernels: axes, and tiles of operands and result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, taken_apart
+from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, split_variable
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.parameters import Parameters
@@ -20,32 +20,32 @@ from mtmc_lsp.ir.primitives import VIEW_OPS, KernelIR, Prim, PrimOp, ProductDims
 from mtmc_lsp.ir.regions import Region, product_in
 
 ZERO_OF_ZEROS = frozenset("cast square abs neg relu relu6 leaky_relu silu gelu gelu_tanh tanh sqrt mul add sub".split())
-"""Pointwise functions that give 0 where each of their operands is."""
+"""Pointwise functions that map zeros to zero."""
 
 
 class ProductAxes:
-    """The axes of the product: batch, rows (m), columns (n) and the contracted ones (k)."""
+    """The axes of a matrix product: batch, rows (m), columns (n) and contracted axes (k)."""
 
     def __init__(self, ir: KernelIR, region: Region, product_prim: Prim | None = None) -> None:
         self.ir = ir
         self.region = region
         self.prim: Prim = product_prim or product_in(ir, region)
-        dims, name, left = ProductDims.of(self.prim), self.prim.name, self.prim.inputs[0]
+        dims, name, left_operand = ProductDims.of(self.prim), self.prim.name, self.prim.inputs[0]
         rows, end = dims.batch + dims.rows, len(self.prim.shape)
         self.batch = self._of(name, 0, dims.batch)
         self.m, self.n = self._of(name, dims.batch, rows), self._of(name, rows, end)
-        self.k = self._of(left, rows, rows + dims.summed)
-        self.kernel_positions = self._of(left, rows, rows + dims.kernel_positions)
-        """Axes of ``k`` that are the places of a window."""
+        self.k = self._of(left_operand, rows, rows + dims.summed)
+        self.kernel_positions = self._of(left_operand, rows, rows + dims.kernel_positions)
+        """Axes of ``k`` that are kernel positions of a convolution."""
         if set(self.m) & set(self.n) or set(self.batch) & (set(self.m) | set(self.n)):
-            raise CannotCode("a product of a tensor with itself along one axis")
+            raise CannotCode(f"{self.prim.origin}: both operands of the product share an axis; leave it to PyTorch")
 
     def _of(self, name: str, first: int, end: int) -> tuple[Axis, ...]:
         return tuple(axis for dim in range(first, end) for axis in self.region.table.axes(name, dim))
 
     @property
     def channels(self) -> tuple[Axis, ...]:
-        """Axes of ``k`` that are no place of a window."""
+        """Axes of ``k`` that are not kernel positions."""
         return self.k[len(self.kernel_positions) :]
 
     @property
@@ -57,7 +57,7 @@ class ProductAxes:
         }
 
     def are_wide(self, offsets: Iterable[Size]) -> bool:
-        """Whether offsets up to any of these pass 32 bits at the workload's sizes."""
+        """Whether any of these offset bounds exceeds 32 bits at the workload's sizes."""
         sizes = self.ir.graph.sizes
         return any(size.value(sizes) >= 2**31 for size in offsets)
 
@@ -66,11 +66,11 @@ class ProductAxes:
         return product([axis.size for axis in self.batch])
 
     def is_plain(self, side: int) -> bool:
-        """Whether the operand is read just as it lies in memory, in a half precision that tensor cores take."""
+        """Whether the operand is loaded unmodified in a 16-bit dtype that tensor cores support."""
         return is_low_precision(self.ir.prims[self.prim.inputs[side]].dtype) and self.is_read(side)
 
     def is_read(self, side: int) -> bool:
-        """Whether the operand lies in memory, with zeros around it perhaps."""
+        """Whether the operand is loaded without computation, except for zero padding."""
         name = self.prim.inputs[side]
         while name not in self.region.inputs:
             inner = self.ir.prims[name]
@@ -80,7 +80,7 @@ class ProductAxes:
         return True
 
     def is_zero_outside(self, name: str, axes: Iterable[Axis]) -> bool:
-        """Whether a value is certainly 0 beyond the last of these axes: what is loaded there is."""
+        """Whether a value is provably 0 beyond the ends of these axes, where masked loads return 0."""
         prim = self.ir.prims[name]
         if name in self.region.inputs:
             return bool(set(self.region.table.all_axes(name)) & set(axes))
@@ -89,32 +89,32 @@ class ProductAxes:
         if prim.op is not PrimOp.POINTWISE or prim.fn not in ZERO_OF_ZEROS:
             return False
         sources = [self.ir.prims[source] for source in prim.inputs]
-        # A multiple of 0 is 0.
-        counted = [each.name for each in sources if prim.fn != "mul" or each.op is not PrimOp.CONSTANT]
-        return bool(counted) and all(self.is_zero_outside(source, axes) for source in counted)
+        # In products, constant factors do not matter.
+        factors = [factor.name for factor in sources if prim.fn != "mul" or factor.op is not PrimOp.CONSTANT]
+        return bool(factors) and all(self.is_zero_outside(source, axes) for source in factors)
 
-    def over_tile(self, side: int, value: Code, shape: str, summed: Iterable[Axis], inside: str) -> Code:
-        """An operand's value over a whole tile, and 0 beyond the last of what is summed, which must add nothing.
+    def over_tile(self, side: int, value: Code, shape: str, contracted: Iterable[Axis], inside: str) -> Code:
+        """Broadcast an operand's value to its tile, with 0 beyond the end of the contracted axes.
 
         Args:
-            side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves where they are split.
-            value: of the operand at the tile's places; it may be the same for all rows, or for all columns.
-            shape: the tile's, as text.
-            summed: the axes of K that the tile walks.
-            inside: the condition on K; empty where no block of it sticks out.
+            side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves if they are split.
+            value: the operand's value; it may be constant along rows or columns.
+            shape: shape of the tile, as text.
+            contracted: the axes of K that the tile covers.
+            inside: the bounds check of K; empty if not needed.
         """
         text = value.text
         if not value.rows and not value.cols:
             text = f"tl.full({shape}, {text}, {TRITON_DTYPES[value.dtype]})"
         elif not (value.rows and value.cols):
             text = f"tl.broadcast_to({text}, {shape})"
-        if inside and not self.is_zero_outside(self.prim.inputs[side], summed):
+        if inside and not self.is_zero_outside(self.prim.inputs[side], contracted):
             text = f"tl.where({inside}, {text}, 0.0)"
         return value if text == value.text else Code(text, value.dtype, True, True)
 
 
 class Tile:
-    """One operand's (or the result's) tile: its expressions, written into a list of lines."""
+    """A tile of an operand or the result: evaluates expressions and appends statements to a list."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Tile:
         scalar: tuple[tuple[Axis, ...], str] = ((), ""),
         known: Mapping[str, Code] | None = None,
         widen: bool = True,
-        apart: bool = False,
+        separate_axes: bool = False,
         accesses: Sequence[Index] = (),
     ) -> None:
         self.lines = lines
@@ -136,20 +136,20 @@ class Tile:
         self.known = known or {}
         groups: list[Group] = []
         flat: list[Group] = []
-        for (own, name), is_rows in ((rows, True), (cols, False)):
-            if not own:
+        for (axis_list, name), is_rows in ((rows, True), (cols, False)):
+            if not axis_list:
                 continue
-            whole = Group(own, name, rows=is_rows, cols=not is_rows)
-            pieces = [[axis] for axis in own] if apart else merge_axes(own, accesses)
-            groups += taken_apart(whole, pieces, parameters.names, 0)
-            flat.append(whole)
-        for (own, name), first in (((axes.batch, "batch"), 10), (scalar, 20)):
-            if not own:
+            flat_group = Group(axis_list, name, rows=is_rows, cols=not is_rows)
+            axis_groups = [[axis] for axis in axis_list] if separate_axes else merge_axes(axis_list, accesses)
+            groups += split_variable(flat_group, axis_groups, parameters.names, 0)
+            flat.append(flat_group)
+        for (axis_list, name), first in (((axes.batch, "batch"), 10), (scalar, 20)):
+            if not axis_list:
                 continue
-            whole = Group(own, name)
-            pieces = [[axis] for axis in own] if apart else merge_axes(own, accesses)
-            groups += taken_apart(whole, pieces, parameters.names, first)
-            flat.append(whole)
+            flat_group = Group(axis_list, name)
+            axis_groups = [[axis] for axis in axis_list] if separate_axes else merge_axes(axis_list, accesses)
+            groups += split_variable(flat_group, axis_groups, parameters.names, first)
+            flat.append(flat_group)
         self.expressions = Expressions(
             axes.ir,
             axes.region,
@@ -165,32 +165,41 @@ class Tile:
     def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         if prim.name in self.known:
             return self.known[prim.name]
-        raise CannotCode(f"{prim.op.value} beside a matrix product")
+        raise CannotCode(
+            f"{prim.origin}: {prim.op.value} cannot be fused into a matmul kernel; put it into a separate kernel"
+        )
 
     def value(self, prim: str) -> Code:
-        return self.expressions.value(prim, self.expressions.own_index(prim))
+        return self.expressions.value(prim, self.expressions.tile_index(prim))
 
 
 def operand_accesses(
     axes: ProductAxes, buffers: Mapping[str, TensorType], side: int, kernel_positions: tuple[Axis, ...] = ()
 ) -> list[Index]:
-    """How an operand is read, with every axis apart: shows which axes run as one.
+    """The accesses of an operand with separate axes, which show the axes that can be fused.
 
     Args:
-        side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves where they are split.
-        kernel_positions: those of the contracted axes that one index at a time is walked along.
+        side: 0 for the left operand, 1 for the right one; 2 and 3 for their low halves if they are split.
+        kernel_positions: contracted axes that are scalar in a tile.
     """
     rows, columns = (axes.m, axes.n)[side % 2], axes.k[len(kernel_positions) :]
     parameters = Parameters(axes.ir, buffers, PRODUCT_NAMES)
     probe = Tile(
-        axes, parameters, (rows, "r"), (columns, "k"), [], [], scalar=(kernel_positions, "kernel_position"), apart=True
+        axes,
+        parameters,
+        (rows, "r"),
+        (columns, "k"),
+        [],
+        [],
+        scalar=(kernel_positions, "kernel_position"),
+        separate_axes=True,
     )
     probe.value(axes.prim.inputs[side])
     return probe.expressions.accesses
 
 
 def tile_of_program(tall: str, wide: str) -> list[str]:
-    """Statements that say which tile the ``pid``-th program has, by the names of the tile's extents."""
+    """Statements that compute the tile of program ``pid``; ``tall`` and ``wide`` are the names of its tile sizes."""
     return [
         "first_m = pid // (GROUP_M * blocks_n) * GROUP_M",
         "group_m = min(blocks_m - first_m, GROUP_M)",
@@ -200,15 +209,15 @@ def tile_of_program(tall: str, wide: str) -> list[str]:
 
 
 def int32_limit(size: Size) -> str:
-    """The guard's condition under which offsets below ``size`` fit in 32 bits."""
+    """The guard condition that offsets below ``size`` fit in 32 bits."""
     return f"{size} < 2147483648"
 
 
 def widened(index: str, *, wide: bool) -> str:
-    """The expression of an index, in 64 bits where offsets need them."""
+    """The expression of an index, converted to 64 bits if ``wide``."""
     return f"tl.cast({index}, tl.int64)" if wide else index
 
 
 def mask_needed(size: Size, block: int) -> bool:
-    """Whether the last block may reach beyond ``size``."""
+    """Whether the last block may extend beyond ``size``."""
     return any(coefficient % block for _, coefficient in size.terms)

@@ -1,4 +1,4 @@
-"""Products whose sums are taken apart: what the kernel that writes the parts shares with the one that adds them."""
+"""Matmuls with partial sums: code shared by the kernel that writes the partial sums and the one that adds them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.schedule.configs import MatmulConfig
 
 COMBINED_M, COMBINED_N = 32, 64
-"""Largest tile of the second kernel: small, so that few results still make many programs."""
+"""Largest tile of the second kernel. It is small, so that small results still occupy many program instances."""
 
 
-def combining(config: MatmulConfig) -> MatmulConfig:
-    """The configuration of the kernel that adds the parts of a product that has this one."""
+def combine_config(config: MatmulConfig) -> MatmulConfig:
+    """Derive the configuration of the kernel that adds the partial sums."""
     block_m, block_n = min(COMBINED_M, config.block_m), min(COMBINED_N, config.block_n)
     return replace(config, block_m=block_m, block_n=block_n, warps=4, stages=2)
 
 
 class PartsWriter(ProductWriter):
-    """Writes one of the two kernels."""
+    """Base class of both kernel writers."""
 
     def __init__(
         self,
@@ -33,28 +33,28 @@ class PartsWriter(ProductWriter):
         split_operands: list[SplitOperand] | None,
         parts: Scratch,
     ) -> None:
-        """Take the configuration of the product; the kernel that adds the parts has smaller tiles (:func:`combining`)."""
+        """Accept the product's configuration; the second kernel derives smaller tiles from it (:func:`combine_config`)."""
         self.product_config = config
-        super().__init__(axes, buffers, self._own_config(config), split_operands)
+        super().__init__(axes, buffers, self._kernel_config(config), split_operands)
         self.parts = parts
         self.pointer = self.parameters.names.unique("product_parts_ptr")
 
-    def _own_config(self, config: MatmulConfig) -> MatmulConfig:
+    def _kernel_config(self, config: MatmulConfig) -> MatmulConfig:
         return config
 
 
 class WritesParts(PartsWriter):
-    """The first kernel."""
+    """The first kernel, which writes the partial sums."""
 
     def _scratch_written(self) -> tuple[tuple[str, Scratch], ...]:
         return ((self.pointer, self.parts),)
 
 
 class AddsParts(PartsWriter):
-    """The second kernel, which reads no operands: of those that were split before, their scales alone."""
+    """The second kernel, which adds the partial sums. Of pre-split operands it reads only the scales."""
 
-    def _own_config(self, config: MatmulConfig) -> MatmulConfig:
-        return combining(config)
+    def _kernel_config(self, config: MatmulConfig) -> MatmulConfig:
+        return combine_config(config)
 
     def _loop_over_split_operands(self) -> None:
         self._loop()

@@ -1,6 +1,6 @@
-"""Products split along K: many programs share each tile's sum, and a second kernel adds the parts and does the epilogue.
+"""Split-K matmul: several program instances share each tile's sum; a second kernel adds the partial sums and runs the epilogue.
 
-For few tiles with a long K, where one program per tile would leave most of the device idle.
+Useful for few tiles with a long K, where one program instance per tile would leave most of the device idle.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import UNARY
-from mtmc_lsp.codegen.matmul.k_loops import WalkOfPart
+from mtmc_lsp.codegen.matmul.k_loops import StridedBlockLoop
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, int32_limit, widened
 from mtmc_lsp.codegen.matmul.partial_sums import AddsParts, PartsWriter, WritesParts
 from mtmc_lsp.codegen.matmul.split_operands import SplitOperand
@@ -27,21 +27,21 @@ def write_split_product(
     name: str,
     docstring: str,
 ) -> list[Kernel]:
-    """The kernels of a product with ``config.split_k`` parts.
+    """Write the kernels of a matmul with ``config.split_k`` parts along K.
 
     Raises:
-        CannotCode: something in it has no Triton form.
+        CannotCode: the region is not supported.
     """
     size = axes.n_batch * axes.sizes["M"] * axes.sizes["N"]
-    sums = Scratch("product_parts", (Size.of(config.split_k), size), compute_dtype(axes.prim.dtype))
-    what = "Each part of each tile of the product; K is too long for one program per tile."
-    first = _PartWriter(axes, buffers, config, split_operands, sums)
-    last = _CombineWriter(axes, buffers, config, split_operands, sums)
-    return [first.kernel(f"{name}_parts", what), last.kernel(name, docstring)]
+    parts = Scratch("product_parts", (Size.of(config.split_k), size), compute_dtype(axes.prim.dtype))
+    summary = "Partial sums along K for each tile of the product."
+    first = _PartWriter(axes, buffers, config, split_operands, parts)
+    last = _CombineWriter(axes, buffers, config, split_operands, parts)
+    return [first.kernel(f"{name}_parts", summary), last.kernel(name, docstring)]
 
 
 class _SplitWriter(PartsWriter):
-    """What both kernels share: where the partial sums of a tile are."""
+    """Address computation of the partial sums, shared by both kernels."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class _SplitWriter(PartsWriter):
         super().__init__(axes, buffers, config, split_operands, parts)
         self.all_sums = product(parts.shape)
         self.wide_sums = axes.are_wide([self.all_sums])
-        """Whether offsets into the sums take 64 bits."""
+        """Whether offsets into the partial sums need 64 bits."""
 
-    def _place(self, piece: str) -> str:
+    def _address(self, piece: str) -> str:
         rows, n = self._size("M"), self._size("N")
         batch = f"batch * {rows} * {n} + " if self.axes.batch else ""
         total = self.parameters.size(self.parts.shape[1]).at(UNARY)
@@ -68,8 +68,8 @@ class _SplitWriter(PartsWriter):
         return f", mask={' & '.join(mask.text for mask in masks)}" if masks else ""
 
     def _limits(self) -> tuple[str, ...]:
-        narrow = not self.wide_sums and not self.all_sums.is_constant
-        return (*super()._limits(), *([int32_limit(self.all_sums)] if narrow else []))
+        needs_limit = not self.wide_sums and not self.all_sums.is_constant
+        return (*super()._limits(), *([int32_limit(self.all_sums)] if needs_limit else []))
 
     def _blocks(self) -> dict[str, int]:
         return {**super()._blocks(), "PARTS": self.config.split_k}
@@ -78,14 +78,14 @@ class _SplitWriter(PartsWriter):
 class _PartWriter(WritesParts, _SplitWriter):
     """Sums every ``PARTS``-th block of K."""
 
-    _walk = WalkOfPart()
+    _walk = StridedBlockLoop()
 
     def _program_order(self) -> None:
         super()._program_order()
         self.lines.append(f"piece = tl.program_id({2 if self.axes.batch else 1})")
 
     def _finish(self) -> None:
-        self.lines.append(f"tl.store({self._place('piece')}, acc{self._mask_text()})")
+        self.lines.append(f"tl.store({self._address('piece')}, acc{self._mask_text()})")
 
     def _more_grid(self) -> tuple[str, ...]:
         return (str(self.config.split_k),)
@@ -95,13 +95,13 @@ class _PartWriter(WritesParts, _SplitWriter):
 
 
 class _CombineWriter(AddsParts, _SplitWriter):
-    """Adds the parts of each tile, always in the same order, and does the epilogue."""
+    """Adds the partial sums of each tile in a fixed order, and runs the epilogue."""
 
     def _loop(self) -> None:
         mask = self._mask_text()
         self.lines += [
             "for piece in range(0, PARTS):",
-            f"    acc += tl.load({self._place('piece')}{mask}{', other=0.0' if mask else ''})",
+            f"    acc += tl.load({self._address('piece')}{mask}{', other=0.0' if mask else ''})",
         ]
 
     def _blocks(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""Products with few rows or columns: the halves of the few are made before, the other operand is split as it is read.
+"""Matmuls with few rows or columns: the small operand is split in advance, the large one as it is loaded.
 
-The other operand is the left one of the tensor cores' products, which they take from registers, where it is split. So where it
-is the product's right operand, the sum is kept transposed until the end. See :mod:`mtmc_lsp.schedule.split_on_load`.
+Tensor cores take their left operand from registers, where the large operand is split. If the large operand is the right one, the
+kernel computes the transposed product. See :mod:`mtmc_lsp.schedule.split_on_load`.
 """
 
 from __future__ import annotations
@@ -27,61 +27,63 @@ def write_product_split_on_load(
     name: str,
     docstring: str,
 ) -> list[Kernel]:
-    """The kernel that splits the few rows, and the product's.
+    """Write the kernel that splits the small operand, and the matmul kernel.
 
     Args:
-        ir: what the region is a part of.
-        region: one with a product.
-        buffers: what lies in memory.
-        config: with the one side that is split on load.
-        name: of the product's kernel.
-        docstring: of the product's kernel.
+        ir: the IR that contains the region.
+        region: a region with one product.
+        buffers: types of the primitives in memory.
+        config: a configuration that splits one side on load.
+        name: name of the matmul kernel.
+        docstring: docstring of the matmul kernel.
 
     Raises:
-        CannotCode: something in it has no Triton form.
+        CannotCode: the region is not supported.
     """
     axes = ProductAxes(ir, region)
     side = 1 if config.split_on_load is SplitOnLoad.LEFT else 0
-    few = SplitOperand.of(axes, side, operand_name(ir, region, axes.prim.inputs[side]) or "ab"[side], config.block_k)
-    split = write_split(axes, buffers, few, f"{name}_split_{few.name}")
-    return [split, _OnceWriter(axes, buffers, config, few).kernel(name, docstring)]
+    small = SplitOperand.of(axes, side, operand_name(ir, region, axes.prim.inputs[side]) or "ab"[side], config.block_k)
+    split = write_split(axes, buffers, small, f"{name}_split_{small.name}")
+    return [split, _SplitOnLoadWriter(axes, buffers, config, small).kernel(name, docstring)]
 
 
-class _OnceWriter(ProductWriter):
+class _SplitOnLoadWriter(ProductWriter):
     def __init__(
-        self, axes: ProductAxes, buffers: Mapping[str, TensorType], config: MatmulConfig, few: SplitOperand
+        self, axes: ProductAxes, buffers: Mapping[str, TensorType], config: MatmulConfig, small: SplitOperand
     ) -> None:
-        super().__init__(axes, buffers, config, [few])
-        self.few = few
-        self.is_turned = few.side == 0
-        """Whether the sum is kept transposed."""
-        if self.is_turned:
+        super().__init__(axes, buffers, config, [small])
+        self.small = small
+        self.is_transposed = small.side == 0
+        """Whether the kernel computes the transposed product."""
+        if self.is_transposed:
             self._sum_shape = "[BLOCK_N, BLOCK_M]"
 
     def _loop_over_split_operands(self) -> None:
-        few, axes = self.few, self.axes
-        name_sizes(self.parameters, "MN"[few.side], few)
-        k, pad = (self.parameters.size(size).text for size in (few.k, few.k_pad))
+        small, axes = self.small, self.axes
+        name_sizes(self.parameters, "MN"[small.side], small)
+        k, pad = (self.parameters.size(size).text for size in (small.k, small.k_pad))
         depth = self.config.block_k
         unique = self.parameters.names.unique
-        row, low, high = unique(f"{few.name}_row"), unique(f"{few.name}_low"), unique(f"{few.name}_high")
-        batch = f"batch * {self.parameters.size(few.rows).text} * 2 * {pad} + " if axes.batch else ""
-        many, few_index = ("n", "tl.trans(m)") if self.is_turned else ("m", "n")
-        if self.is_turned:
-            self.lines.append("# Transposed: tensor cores take their left operand from registers, where it is split.")
-            many = unique("n_row")
-            self.lines.append(f"{many} = tl.trans(n)")
-        few_rows = f"({few_index} % {self.parameters.size(few.rows).text})"
+        row, low, high = unique(f"{small.name}_row"), unique(f"{small.name}_low"), unique(f"{small.name}_high")
+        batch = f"batch * {self.parameters.size(small.rows).text} * 2 * {pad} + " if axes.batch else ""
+        large_index, small_index = ("n", "tl.trans(m)") if self.is_transposed else ("m", "n")
+        if self.is_transposed:
+            self.lines.append(
+                "# Transposed product: tensor cores take their left operand from registers, where it is split."
+            )
+            large_index = unique("n_row")
+            self.lines.append(f"{large_index} = tl.trans(n)")
+        small_rows = f"({small_index} % {self.parameters.size(small.rows).text})"
         self.lines += [
-            "# Rows beyond the last wrap around; what they give is not stored.",
-            f"{row} = {self.scratch[0]} + {batch}{few_rows}{'.to(tl.int64)' * few.wide} * (2 * {pad})"
+            "# Rows beyond the last wrap around; their results are not stored.",
+            f"{row} = {self.scratch[0]} + {batch}{small_rows}{'.to(tl.int64)' * small.wide} * (2 * {pad})"
             " + tl.arange(0, BLOCK_K)[:, None]",
             f"for start in range(0, {k}, BLOCK_K):",
         ]
-        masked = mask_needed(few.k, depth)
+        needs_mask = mask_needed(small.k, depth)
         body = ["k = start + tl.arange(0, BLOCK_K)"]
-        value = self._many(many, k, masked, body)
-        low_at, high_at = ("", f" + {pad}") if few.side == 0 else (f" + {pad}", "")
+        value = self._large_operand(large_index, k, needs_mask, body)
+        low_at, high_at = ("", f" + {pad}") if small.side == 0 else (f" + {pad}", "")
         body += [
             f"factor, inverse = _unit_scale(tl.max(tl.abs({value}), axis=1, keep_dims=True))",
             f"scaled = {value} * factor",
@@ -92,21 +94,21 @@ class _OnceWriter(ProductWriter):
             f"part = tl.dot(low, {high})",
             f"part = tl.dot(high, {low}, part)",
             f"part = tl.dot(high, {high}, part)",
-            "# Each block of K has its own scale; fp32 units also round to nearest, and tensor cores towards zero.",
+            "# Each block of K has its own scale. FP32 units round to nearest, tensor cores towards zero.",
             "acc += part * inverse",
         ]
         self.lines += [f"    {line}" for line in body]
-        if self.is_turned:
+        if self.is_transposed:
             self.lines.append("acc = tl.trans(acc)")
 
-    def _many(self, index: str, k: str, masked: bool, body: list[str]) -> str:
-        """Write what reads a tile of the operand that is read once, its rows by K; the name that holds it."""
-        side = 1 - self.few.side
+    def _large_operand(self, index: str, k: str, needs_mask: bool, body: list[str]) -> str:
+        """Write the load of a tile of the large operand (its rows by K); returns its variable."""
+        side = 1 - self.small.side
         rows, size = (self.axes.n, self._size("N")) if side else (self.axes.m, self._size("M"))
         masks = []
-        if self._sticks_out("mn"[side]):
+        if self._needs_mask("mn"[side]):
             masks.append(Mask(f"({index} < {size})", True, False))
-        inside = f"(k[None, :] < {k})" if masked else ""
+        inside = f"(k[None, :] < {k})" if needs_mask else ""
         if inside:
             masks.append(Mask(inside, False, True))
         tile = Tile(
@@ -117,6 +119,6 @@ class _OnceWriter(ProductWriter):
         value = self.axes.over_tile(side, tile.value(self.axes.prim.inputs[side]), shape, self.axes.k, inside).text
         if value.isidentifier():
             return value
-        named = self.parameters.names.unique("value")
-        body.append(f"{named} = {value}")
-        return named
+        variable = self.parameters.names.unique("value")
+        body.append(f"{variable} = {value}")
+        return variable

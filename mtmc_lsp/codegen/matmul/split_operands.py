@@ -1,12 +1,12 @@
-"""Operands of a float32 product as sums of two float16 halves, and the walk over them on tensor cores.
+"""Kernels that split float32 operands into sums of two float16 values (halves) for tensor cores.
 
-Each row is scaled by a power of two and split, x = high + low, which keeps 22 of the 24 bits. The product is then
-low*high + high*low + high*high, summed in float32 (after Ootomo & Yokota, arXiv 2203.03341). The halves of a row are stored
-side by side with K dense: [low | high] for the left operand, [high | low] for the right one.
-:mod:`mtmc_lsp.codegen.matmul.split_precision` sums them.
+Each row is scaled by a power of two and split into x = high + low, which keeps 22 of the 24 significand bits. The product is
+low*high + high*low + high*high with float32 accumulation (Ootomo & Yokota, arXiv 2203.03341). The halves of a row are stored next
+to each other with K dense: [low | high] for the left operand, [high | low] for the right one.
+:mod:`mtmc_lsp.codegen.matmul.split_precision` multiplies them.
 
-A row with an infinity gives NaN throughout, since infinity has no low half, and results within a few powers of two of float32's
-largest become infinite before they are scaled back.
+Limitations: an infinity makes its whole row NaN, because it has no low half. Results within a few powers of two of the float32
+maximum overflow before they are scaled back.
 """
 
 from __future__ import annotations
@@ -26,41 +26,42 @@ from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 from mtmc_lsp.schedule.split_on_load import HELD_TOGETHER, WHOLE_LIMIT, rows_held, strided_rows
 
-MOST_TOGETHER = 2**24
-"""Elements of both operands up to which one launch splits both. Beyond, the launch is nothing beside the pass, and each operand
-is better split by as many warps as suit it: a product of 4096 cubed took an H200 730 us so, and 720 with two (2048: 111, 134)."""
+MAX_ELEMENTS_IN_ONE_LAUNCH = 2**24
+"""Maximum number of elements of both operands for which one launch splits both. For larger operands the launch overhead is
+negligible, and each split uses its best number of warps. H200, 4096 cubed: 730 us with
+one launch, 720 us with two (2048: 111, 134)."""
 STRIDED_DEPTH = 256
-"""Depth of the tile of a program that splits an operand whose K is not dense, or too large to be held."""
+"""Tile depth for operands whose K is not dense or too long to be held at once."""
 HELD_DEPTH, HELD_ELEMENTS = 2048, 16384
-"""Depth up to which rows are held at once whose K is not dense, and elements of such a tile: 128 to a thread of four warps."""
-LEAST_HELD = 512
-"""Depth from which on rows are held at once whose K differs from call to call."""
-MOST_OF_A_THREAD = 128
-"""Most elements that a thread holds."""
+"""Maximum row length that is held at once if K is not dense, and elements of such a tile: 128 per thread of four warps."""
+MIN_DYNAMIC_HELD_DEPTH = 512
+"""Minimum length of rows with dynamic K that are held at once."""
+MAX_ELEMENTS_PER_THREAD = 128
+"""Maximum number of elements per thread."""
 
 
 @dataclass(frozen=True)
 class SplitOperand:
-    """The buffers of a split operand."""
+    """Sizes and buffers of a split operand."""
 
     name: str
-    """Of the operand."""
+    """Name of the operand."""
     side: int
     """0 for the left operand, 1 for the right one."""
     rows: Size
     """M or N, without the batch."""
     k: Size
     k_pad: Size
-    """Elements from a row's first half to its second."""
+    """Distance between the two halves of a row, in elements: K padded to whole blocks."""
     values: Scratch
     wide: bool
-    """Whether offsets into the values take 64 bits at the workload's sizes."""
+    """Whether offsets into the values need 64 bits at the workload's sizes."""
     scale: Scratch
-    """What each row of halves must be multiplied by to give the operand."""
+    """Inverse scale of each row: the factor that restores the operand."""
 
     @staticmethod
     def of(axes: ProductAxes, side: int, name: str, block_k: int) -> SplitOperand:
-        """The buffers for one operand of a product, whose K is filled up with zeros so that no block of it is cut."""
+        """Describe one operand of a product. K is padded with zeros to a multiple of ``block_k``."""
         rows, k = axes.sizes["MN"[side]], axes.sizes["K"]
         k_pad = (k + (block_k - 1)) // block_k * block_k
         total = axes.n_batch * rows
@@ -70,23 +71,23 @@ class SplitOperand:
 
 
 def write_split(axes: ProductAxes, buffers: Mapping[str, TensorType], operand: SplitOperand, name: str) -> Kernel:
-    """The kernel that writes an operand's scaled halves and each row's scale."""
+    """The kernel that writes an operand's scaled halves and the inverse scale of each row."""
     return _SplitWriter(axes, buffers, operand).kernel(name)
 
 
 def write_both_splits(
     axes: ProductAxes, buffers: Mapping[str, TensorType], operands: Sequence[SplitOperand], name: str
 ) -> list[Kernel]:
-    """The kernel that does so for both operands in one launch, or the two that do."""
+    """One kernel that splits both operands in one launch, or two kernels if the operands are large."""
     sizes = axes.ir.graph.sizes
     elements = sum((axes.n_batch * half.rows * half.k).value(sizes) for half in operands)
-    if elements > MOST_TOGETHER:
+    if elements > MAX_ELEMENTS_IN_ONE_LAUNCH:
         return [write_split(axes, buffers, half, f"{name}_{half.name}") for half in operands]
-    # What takes longest comes first: rows whose elements lie apart.
+    # The slowest part starts first: strided rows.
     writers = sorted((_SplitWriter(axes, buffers, half) for half in operands), key=_SplitWriter.is_dense)
     parts = [writer.kernel(f"{name}_{writer.operand.name}") for writer in writers]
-    what = f"Each row of {operands[0].name} and of {operands[1].name}, scaled, as the sum of two float16 numbers."
-    return [side_by_side(name, parts, what)]
+    summary = f"Split each row of {operands[0].name} and {operands[1].name} into scaled float16 halves."
+    return [side_by_side(name, parts, summary)]
 
 
 class _SplitWriter:
@@ -108,10 +109,10 @@ class _SplitWriter:
 
     def kernel(self, name: str) -> Kernel:
         """The finished kernel."""
-        # Of any length, a short K is walked: a row that is held as it is now could not be much longer.
-        least = 0 if self.operand.k.is_constant else LEAST_HELD
-        whole = least <= self._k_pad_now <= (WHOLE_LIMIT if self.is_dense() else HELD_DEPTH)
-        lines, blocks, warps = self._whole() if whole else self._looped()
+        # A short dynamic K uses the loop, because the held version would not support much longer rows.
+        min_held_depth = 0 if self.operand.k.is_constant else MIN_DYNAMIC_HELD_DEPTH
+        holds_rows = min_held_depth <= self._k_pad_now <= (WHOLE_LIMIT if self.is_dense() else HELD_DEPTH)
+        lines, blocks, warps = self._held_rows() if holds_rows else self._looped_rows()
         rows = blocks["ROWS"]
         grid = [blocks_text(f"rows_{self.row}", rows)]
         sizes = {f"rows_{self.row}": self.operand.rows, "k_pad": self.operand.k_pad}
@@ -119,25 +120,25 @@ class _SplitWriter:
         if not self.operand.wide:
             limits.append(int32_limit(self.axes.n_batch * self.operand.rows * Size.of(2) * self.operand.k_pad))
         dynamic = {}
-        if whole and not self.operand.k.is_constant:
+        if holds_rows and not self.operand.k.is_constant:
             dynamic["DEPTH"] = "triton.next_power_of_2(k_pad)"
-            limits.append(f"{self.operand.k_pad} <= {MOST_OF_A_THREAD * 32 * warps // rows}")
-        start = [f"{self.row} = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]"]
+            limits.append(f"{self.operand.k_pad} <= {MAX_ELEMENTS_PER_THREAD * 32 * warps // rows}")
+        head = [f"{self.row} = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]"]
         if self.axes.batch:
-            start.append("batch = tl.program_id(1).to(tl.int64)")
+            head.append("batch = tl.program_id(1).to(tl.int64)")
             grid.append("n_batch")
             sizes["n_batch"] = self.axes.n_batch
         order = "low and high" if self.operand.side == 0 else "high and low"
-        what = (
-            f"Each row of {self.operand.name}, scaled, as the sum of two float16 numbers: {order} half side by side.\n\n"
+        docstring = (
+            f"Split each row of {self.operand.name} into scaled float16 halves: {order} half side by side.\n\n"
             "high holds the leading 11 bits of each significand, low the next 11."
         )
         return assemble(
             name,
             self.parameters,
             blocks,
-            what,
-            [*start, *lines],
+            docstring,
+            [*head, *lines],
             grid=tuple(grid),
             grid_sizes=sizes,
             num_warps=warps,
@@ -160,7 +161,7 @@ class _SplitWriter:
         return strided_rows(self._rows_now)
 
     def is_dense(self) -> bool:
-        """Whether neighbours along K are neighbours in every tensor that the operand is read from."""
+        """Whether K is dense in every tensor that the operand reads."""
         for access in self.accesses:
             for variable, step in access.terms:
                 if variable.cols and step != Size.of(1) and variable.size != Size.of(1):
@@ -168,7 +169,7 @@ class _SplitWriter:
         return True
 
     def _tile(self, lines: list[str]) -> str:
-        """Write what reads (and computes) a tile of the operand; the name or expression that holds it."""
+        """Write the load (and computation) of a tile of the operand; returns its variable or expression."""
         side = self.operand.side
         rows = (self.axes.m, self.axes.n)[side]
         mask = [Mask("inside", True, True)]
@@ -180,19 +181,19 @@ class _SplitWriter:
         if value.text.isidentifier() and self.axes.is_zero_outside(operand, self.axes.k):
             return value.text
         name = self.parameters.names.unique("value")
-        # What lies outside is no part of the row: its size must not count.
+        # Elements outside the row must not affect its maximum.
         lines.append(f"{name} = tl.where(inside, {value.text}, 0.0)")
         return name
 
     def _inside(self) -> str:
         return f"inside = ({self.row} < {self.n_rows}) & (k < {self.k})"
 
-    def _whole(self) -> tuple[list[str], dict[str, int], int]:
-        """Rows held at once, read once: one or few where K is dense, else enough for what lies together to be read together."""
+    def _held_rows(self) -> tuple[list[str], dict[str, int], int]:
+        """Statements that hold whole rows: one or few if K is dense, else enough rows for coalesced loads."""
         depth = next_power_of_two(self._k_pad_now)
         rows, warps = rows_held(self._rows_now, depth), 4
         if rows * depth < HELD_TOGETHER or rows == 1:
-            # Few programs, which more threads make faster.
+            # Few program instances: more threads each make them faster.
             warps = max(4, min(16, depth // 1024))
         if not self.is_dense():
             rows, warps = min(self._strided_rows, HELD_ELEMENTS // depth), 4
@@ -208,8 +209,8 @@ class _SplitWriter:
             blocks["DEPTH"] = depth
         return lines, blocks, warps
 
-    def _looped(self) -> tuple[list[str], dict[str, int], int]:
-        """A few rows at a time, walked twice: for their largest element, then to be split."""
+    def _looped_rows(self) -> tuple[list[str], dict[str, int], int]:
+        """Statements that loop over a few rows twice: for their maximum, then to split them."""
         body = ["k = (start + tl.arange(0, DEPTH))[None, :]", self._inside()]
         value = self._tile(body)
         lines = ["largest = tl.zeros([ROWS, DEPTH], tl.float32)", f"for start in range(0, {self.k}, DEPTH):"]
@@ -230,15 +231,15 @@ class _SplitWriter:
             f"scaled = {value} * factor",
             "high = scaled.to(tl.float16)",
             "low = (scaled - high.to(tl.float32)).to(tl.float16)",
-            f"place = {self.values} + {batch}{self.row}{'.to(tl.int64)' * self.operand.wide} * (2 * {self.k_pad}) + k",
+            f"address = {self.values} + {batch}{self.row}{'.to(tl.int64)' * self.operand.wide} * (2 * {self.k_pad}) + k",
             f"stored = ({self.row} < {self.n_rows}) & (k < {self.k_pad})",
-            f"tl.store(place, {first}, mask=stored)",
-            f"tl.store(place + {self.k_pad}, {second}, mask=stored)",
+            f"tl.store(address, {first}, mask=stored)",
+            f"tl.store(address + {self.k_pad}, {second}, mask=stored)",
         ]
 
 
 def name_sizes(parameters: Parameters, rows: str, operand: SplitOperand) -> None:
-    """Give the sizes of an operand their names in a kernel: ``M`` or ``N``, ``K``, and K with the zeros behind it."""
+    """Name the sizes of an operand in a kernel: ``M`` or ``N``, ``K``, and ``K_PAD``."""
     for size, name in ((operand.rows, rows), (operand.k, "K"), (operand.k_pad, "K_PAD")):
         if not size.is_constant:
             parameters.name_size(size, name)

@@ -1,14 +1,14 @@
-"""Products by stream-K: a fixed number of programs, and the last tiles' blocks of K shared out evenly among them.
+"""Stream-K matmul: a fixed number of program instances; the blocks of K of the last tiles are distributed evenly over them.
 
-Where tiles do not make whole waves of programs, part of the device would idle in the last wave. So every program computes a tile
-of each whole wave by itself; the blocks of K of the tiles that are left, one tile's after the other's, are cut into as many equal
-runs as there are programs (Osama et al., "Stream-K", arXiv 2301.03598). A run has no more blocks than a tile, so it lies in
-two tiles at most, and what a program has summed of each it writes to memory. A second kernel adds the parts of each of these
-tiles, always in the order of K, and does the epilogue: no program waits for another.
+If the number of tiles is not a multiple of the number of programs, part of the device is idle in the last wave. Therefore every
+program computes one tile of each full wave alone. The blocks of K of the remaining tiles, in order, are split into equal runs,
+one per program (Osama et al., "Stream-K", arXiv 2301.03598). A run is at most as long as a tile, so it overlaps at most two
+tiles. A program writes its partial sum of each to memory. A second kernel adds the partial sums of each of these tiles in the
+order of K, and runs the epilogue: no program waits for another.
 
-The ``p``-th program's part of the ``t``-th of the shared tiles is in place ``p + t`` of the parts: from one part to the next
-``p`` or ``t`` grows, so no two parts have the same place. There are fewer shared tiles than programs, or as many where
-tiles make whole waves; so at least one tile is shared, and places are fewer than twice the programs.
+Program ``p`` stores its partial sum of shared tile ``t`` at index ``p + t``. From one partial sum to the next, ``p`` or ``t``
+grows, so indices are unique. There are at most as many shared tiles as programs (at least one tile is always shared), so there
+are fewer than twice as many partial sums as programs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import PRODUCT, blocks_text
-from mtmc_lsp.codegen.matmul.descriptors import MAKE
-from mtmc_lsp.codegen.matmul.k_loops import WalkOfRun
+from mtmc_lsp.codegen.matmul.descriptors import MAKE_DESCRIPTOR
+from mtmc_lsp.codegen.matmul.k_loops import BlockRangeLoop
 from mtmc_lsp.codegen.matmul.operands import ProductAxes, tile_of_program, widened
 from mtmc_lsp.codegen.matmul.partial_sums import AddsParts, PartsWriter, WritesParts
 from mtmc_lsp.codegen.matmul.split_operands import SplitOperand, name_sizes
@@ -33,7 +33,7 @@ from mtmc_lsp.schedule.configs import MatmulConfig
 STREAM_NAMES = PRODUCT_NAMES | frozenset(
     "program tile tiles whole waves turn shared run first last begin end is_whole TILE_M TILE_N PROGRAMS".split()
 )
-"""Names that these kernels use for themselves."""
+"""Names that stream-K kernels use for their own variables."""
 
 
 def write_stream_product(
@@ -44,34 +44,34 @@ def write_stream_product(
     name: str,
     docstring: str,
 ) -> list[Kernel]:
-    """The kernels of a product by ``config.stream_k`` programs.
+    """Write the kernels of a matmul with ``config.stream_k`` program instances.
 
-    Descriptors of a batch's matrices would be made anew for every tile, so there tiles are read by pointers.
+    Batched products use pointers, because every tile would need a new descriptor.
 
     Raises:
-        CannotCode: something in it has no Triton form.
+        CannotCode: the region is not supported.
     """
     config = replace(config, tma=config.tma and not axes.batch)
     shape = (Size.of(2 * config.stream_k), Size.of(config.elements))
     parts = Scratch("product_parts", shape, compute_dtype(axes.prim.dtype))
-    what = "The tiles of whole waves; of each tile that is left, the parts that programs with equal shares of K have."
+    summary = "The tiles of full waves, and partial sums of the remaining tiles, whose blocks of K are shared evenly."
     first = _RunWriter(axes, buffers, config, split_operands, parts)
     last = _FinishWriter(axes, buffers, config, split_operands, parts)
-    return [first.kernel(f"{name}_runs", what), last.kernel(name, docstring)]
+    return [first.kernel(f"{name}_runs", summary), last.kernel(name, docstring)]
 
 
 class _StreamWriter(PartsWriter):
-    """What both kernels share: how tiles are dealt out."""
+    """The distribution of tiles over programs, shared by both kernels."""
 
     _reserved = STREAM_NAMES
 
     @property
     def _tile(self) -> tuple[int, int]:
-        """Rows and columns of the tiles that are dealt out."""
+        """Rows and columns of the distributed tiles."""
         return self.product_config.block_m, self.product_config.block_n
 
-    def _dealt_out(self, tall: str, wide: str) -> list[str]:
-        """Statements that count tiles and blocks of K."""
+    def _tile_distribution(self, tall: str, wide: str) -> list[str]:
+        """Statements that compute the number of tiles, steps per tile and steps per run."""
         for size_name, half in zip("MN", self.split_operands or [], strict=False):
             name_sizes(self.parameters, size_name, half)
         batch = f" * {self.parameters.size(self.axes.n_batch).at(PRODUCT)}" if self.axes.batch else ""
@@ -79,14 +79,14 @@ class _StreamWriter(PartsWriter):
             f"blocks_m = tl.cdiv({self._size('M')}, {tall})",
             f"blocks_n = tl.cdiv({self._size('N')}, {wide})",
             f"tiles = blocks_m * blocks_n{batch}",
-            "# Each program has a tile of every wave but the last, which may not be full, and of its tiles a run of blocks of K.",
+            "# Each program has one tile of every wave but the last, and a run of blocks of K from the tiles of the last wave.",
             "whole = (tiles - 1) // PROGRAMS * PROGRAMS",
             f"steps = {self._blocks_of_tile()}",
             "run = tl.cdiv((tiles - whole) * steps, PROGRAMS)",
         ]
 
     def _blocks_of_tile(self) -> str:
-        """The number of blocks of K of each tile."""
+        """The number of blocks of K per tile, as text."""
         if self.split_operands is not None:
             return f"{self.parameters.size(self.split_operands[0].k_pad).text} // BLOCK_K"
         kernel_positions = self.axes.kernel_positions if self.config.kernel_positions else ()
@@ -97,8 +97,8 @@ class _StreamWriter(PartsWriter):
         blocks = f"tl.cdiv({depth.text}, BLOCK_K)"
         return f"{count.at(PRODUCT)} * {blocks}" if kernel_positions else blocks
 
-    def _place_of_tile(self, tall: str, wide: str) -> list[str]:
-        """Statements that say where the ``tile``-th tile is."""
+    def _tile_position(self, tall: str, wide: str) -> list[str]:
+        """Statements that compute the position of tile number ``tile``."""
         if not self.axes.batch:
             return ["pid = tile", *tile_of_program(tall, wide)]
         return [
@@ -112,24 +112,24 @@ class _StreamWriter(PartsWriter):
 
 
 class _RunWriter(WritesParts, _StreamWriter):
-    """Whole tiles, and parts of those that programs share."""
+    """Computes whole tiles, and partial sums of shared tiles."""
 
-    _walk = WalkOfRun()
+    _walk = BlockRangeLoop()
 
     def _body(self) -> None:
         head = [
-            f"program = {widened('tl.program_id(0)', wide=self.many)}",
-            *self._dealt_out("BLOCK_M", "BLOCK_N"),
+            f"program = {widened('tl.program_id(0)', wide=self.wide_indices)}",
+            *self._tile_distribution("BLOCK_M", "BLOCK_N"),
             "first = min(program * run, (tiles - whole) * steps)",
             "last = min(first + run, (tiles - whole) * steps)",
             "waves = whole // PROGRAMS",
         ]
         self._program_order()
         self._product()
-        made = [line for line in self.lines if re.match(rf"\w+ = {re.escape(MAKE)}\(", line)]
-        each = [line for line in self.lines if line not in made]
+        descriptors = [line for line in self.lines if re.match(rf"\w+ = {re.escape(MAKE_DESCRIPTOR)}\(", line)]
+        statements = [line for line in self.lines if line not in descriptors]
         turns = "for turn in range(0, waves + tl.cdiv(last, steps) - first // steps):"
-        self.lines = [*head, *made, turns, *(f"    {line}" for line in each)]
+        self.lines = [*head, *descriptors, turns, *(f"    {line}" for line in statements)]
 
     def _program_order(self) -> None:
         self.lines += [
@@ -138,8 +138,8 @@ class _RunWriter(WritesParts, _StreamWriter):
             "shared = tile - whole",
             "begin = tl.where(is_whole, 0, max(first - shared * steps, 0))",
             "end = tl.where(is_whole, steps, min(last - shared * steps, steps))",
-            "# Programs that share operands run near each other, so the operands stay in the L2 cache.",
-            *self._place_of_tile("BLOCK_M", "BLOCK_N"),
+            "# Grouped order: programs that share operands run close together, so operands stay in the L2 cache.",
+            *self._tile_position("BLOCK_M", "BLOCK_N"),
             "m = (m_start + tl.arange(0, BLOCK_M))[:, None]",
             "n = (n_start + tl.arange(0, BLOCK_N))[None, :]",
         ]
@@ -153,8 +153,8 @@ class _RunWriter(WritesParts, _StreamWriter):
             "if is_whole:",
             *(f"    {line}" for line in self.lines[start:]),
             "else:",
-            f"    place = {self.pointer} + (program + shared) * (BLOCK_M * BLOCK_N)",
-            f"    tl.store(place + {inside}, acc)",
+            f"    address = {self.pointer} + (program + shared) * (BLOCK_M * BLOCK_N)",
+            f"    tl.store(address + {inside}, acc)",
         ]
 
     def _grid(self, blocks: Mapping[str, int]) -> tuple[str, ...]:
@@ -162,14 +162,14 @@ class _RunWriter(WritesParts, _StreamWriter):
 
 
 class _FinishWriter(AddsParts, _StreamWriter):
-    """Adds the parts of each shared tile, and does the epilogue, a piece of the tile to each program."""
+    """Adds the partial sums of each shared tile and runs the epilogue; each program instance processes a part of a tile."""
 
     def _program_order(self) -> None:
         self.lines += [
-            f"shared = {widened('tl.program_id(0)', wide=self.many)}",
-            *self._dealt_out("TILE_M", "TILE_N"),
+            f"shared = {widened('tl.program_id(0)', wide=self.wide_indices)}",
+            *self._tile_distribution("TILE_M", "TILE_N"),
             "tile = whole + shared",
-            *self._place_of_tile("TILE_M", "TILE_N"),
+            *self._tile_position("TILE_M", "TILE_N"),
             "rows = tl.program_id(1) // (TILE_N // BLOCK_N) * BLOCK_M + tl.arange(0, BLOCK_M)",
             "cols = tl.program_id(1) % (TILE_N // BLOCK_N) * BLOCK_N + tl.arange(0, BLOCK_N)",
             "m = (m_start + rows)[:, None]",
@@ -179,10 +179,10 @@ class _FinishWriter(AddsParts, _StreamWriter):
 
     def _loop(self) -> None:
         self.lines += [
-            "# Programs took the blocks of K in order, so the parts lie side by side.",
-            f"place = {self.pointer} + shared * (TILE_M * TILE_N) + rows[:, None] * TILE_N + cols[None, :]",
+            "# Programs process the blocks of K in order, so the partial sums of a tile are consecutive.",
+            f"address = {self.pointer} + shared * (TILE_M * TILE_N) + rows[:, None] * TILE_N + cols[None, :]",
             "for program in range(shared * steps // run, tl.cdiv((shared + 1) * steps, run)):",
-            "    acc += tl.load(place + program * (TILE_M * TILE_N))",
+            "    acc += tl.load(address + program * (TILE_M * TILE_N))",
         ]
 
     def _grid(self, blocks: Mapping[str, int]) -> tuple[str, ...]:

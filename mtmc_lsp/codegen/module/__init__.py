@@ -1,1 +1,1 @@
-"""Everything around the kernels: launcher, guard, constants, torch calls, names."""
+"""Module code around the kernels: launcher, guard, constants, torch calls and names."""

@@ -1,4 +1,4 @@
-"""Tensors of numbers that the user's code writes down, as ``torch.tensor([1.0, 2.0, 1.0])``: a launcher makes each once."""
+"""Literal tensors in the user's code, such as ``torch.tensor([1.0, 2.0, 1.0])``. The launcher creates each of them once."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ CONSTANT_SOURCE = f'''_CONSTANTS = {{}}
 
 
 def {CONSTANT}(numbers, dtype, device):
-    """A tensor of these numbers, copied to each device once: copying them at every call would wait for the device."""
+    """A tensor of these numbers, cached per device: a copy in every call would synchronise with the device."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return torch.tensor(numbers, dtype=dtype, device=device)
-    found = _CONSTANTS.get((numbers, dtype, device))
-    if found is None:
+    tensor = _CONSTANTS.get((numbers, dtype, device))
+    if tensor is None:
         with torch.inference_mode(False):
-            found = _CONSTANTS[numbers, dtype, device] = torch.tensor(numbers, dtype=dtype, device=device)
-    return found
+            tensor = _CONSTANTS[numbers, dtype, device] = torch.tensor(numbers, dtype=dtype, device=device)
+    return tensor
 '''
 
 
-def is_written(node: Node) -> bool:
-    """Whether it holds written numbers, each of which equals itself alone; the others stay a call of torch's."""
+def is_literal_tensor(node: Node) -> bool:
+    """Whether a node is a literal tensor whose values are usable as cache keys; others remain a torch call."""
     return node.op == "aten.tensor.default" and not any(map(_is_special, _numbers(node.args[0])))
 
 
@@ -38,12 +38,12 @@ def _numbers(value: Argument) -> Iterator[Argument]:
 
 
 def _is_special(value: Argument) -> bool:
-    """NaN equals nothing, and the two zeros are equal."""
+    """Values that do not work as cache keys: NaN differs from itself, and -0.0 equals 0.0."""
     return isinstance(value, float) and (math.isnan(value) or (value == 0.0 and math.copysign(1.0, value) < 0.0))
 
 
 def constant_text(node: Node, first: str) -> str:
-    """Python for a tensor of written numbers, made on the device of the tensor in the variable ``first``."""
+    """Python for a literal tensor on the device of the tensor in the variable ``first``."""
     return call_text(CONSTANT, [_text(node.args[0]), f"torch.{node.type.dtype}", f"{first}.device"], "    ")
 
 

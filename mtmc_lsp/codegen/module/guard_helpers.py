@@ -1,21 +1,21 @@
-"""Functions that guards call, as they are written into the user's file."""
+"""Helper functions of guards, as they are written into the user's file."""
 
 from __future__ import annotations
 
 PLAIN_CALL = "_is_plain_call"
-OWN_MODULE = "_is_unchanged"
-APART = "_lie_apart"
-LIE_HERE = "_lie_here"
-ALL_ARE = "_all_are"
-ALL_HAVE = "_all_have"
+IS_UNCHANGED_MODULE = "_is_unchanged_module"
+NO_OVERLAP = "_do_not_overlap"
+ARE_ON_CURRENT_DEVICE = "_are_on_current_device"
+HAVE_TYPE_AND_SHAPE = "_have_type_and_shape"
+HAVE_VALUES = "_have_values"
 ALIGNED = "_are_aligned"
 GUARD_HELPERS = {
     ALIGNED: '''def _are_aligned(tensors) -> bool:
-    """Whether tensors begin at multiples of 16 bytes, as hardware that moves whole tiles of them asks; a compiler cannot tell."""
+    """Whether all tensors start at multiples of 16 bytes, which TMA requires; False under torch.compile, which cannot tell."""
     return not torch.compiler.is_compiling() and all(t.data_ptr() % 16 == 0 for t in tensors)
 ''',
     PLAIN_CALL: '''def _is_plain_call(tensors) -> bool:
-    """Whether these are tensors with memory of their own, and no tracing, vmap or forward gradient follows the call."""
+    """Whether all are ordinary strided tensors, and neither tracing, vmap nor forward-mode AD is active."""
     kinds, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     for t in tensors:
         if type(t) not in kinds or t.layout is not strided or t.is_nested or t.is_neg():
@@ -27,68 +27,68 @@ GUARD_HELPERS = {
         and not torch._C._len_torch_dispatch_stack()
     )
 ''',
-    APART: '''_APART = {}
+    NO_OVERLAP: '''_OVERLAP_RESULTS = {}
 
 
-def _lie_apart(tensors, changed) -> bool:
-    """Whether no tensor's memory overlaps that of one of the first ``changed``, which are written into.
+def _do_not_overlap(tensors, updated) -> bool:
+    """Whether none of the first ``updated`` tensors, which are written, shares memory with another tensor.
 
-    Of a network's tensors it is the same at nearly every call, so what was found last is remembered.
+    A module passes the same tensors in nearly every call, so recent results are cached.
     """
-    key = (changed, *[(t.data_ptr(), t.nbytes if t.is_contiguous() else (t.shape, t.stride(), t.dtype)) for t in tensors])
-    found = _APART.get(key)
-    if found is None:
-        found = True
-        reached = written = 0  # the ends of all before, and of those among them that are written into
+    key = (updated, *[(t.data_ptr(), t.nbytes if t.is_contiguous() else (t.shape, t.stride(), t.dtype)) for t in tensors])
+    result = _OVERLAP_RESULTS.get(key)
+    if result is None:
+        result = True
+        end_of_all = end_of_updated = 0  # end addresses of all previous tensors, and of the updated ones
         for start, i in sorted([(t.data_ptr(), i) for i, t in enumerate(tensors)]):
             t = tensors[i]
             elements = t.numel() if t.is_contiguous() else 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
-            if start < (reached if i < changed else written):
-                found = False
+            if start < (end_of_all if i < updated else end_of_updated):
+                result = False
                 break
             end = start + elements * t.itemsize
-            reached = max(reached, end)
-            if i < changed:
-                written = max(written, end)
-        if len(_APART) >= 16:
-            _APART.clear()
-        _APART[key] = found
-    return found
+            end_of_all = max(end_of_all, end)
+            if i < updated:
+                end_of_updated = max(end_of_updated, end)
+        if len(_OVERLAP_RESULTS) >= 16:
+            _OVERLAP_RESULTS.clear()
+        _OVERLAP_RESULTS[key] = result
+    return result
 ''',
-    OWN_MODULE: '''def _is_unchanged(module, kind, length=None) -> bool:
-    """Whether calling the module runs its class's own forward alone: no other class, hook or patched method."""
+    IS_UNCHANGED_MODULE: '''def _is_unchanged_module(module, kind, length=None) -> bool:
+    """Whether a call of the module runs only the forward method of its class: same class, no hooks, no patched forward."""
     return (
         (type(module) is kind or f"{type(module).__module__}.{type(module).__qualname__}" == kind)
         and not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
         and (length is None or len(module) == length)
     )
 ''',
-    LIE_HERE: '''def _lie_here(tensors) -> bool:
-    """Whether all are tensors that lie dense on the present GPU, where Triton launches."""
+    ARE_ON_CURRENT_DEVICE: '''def _are_on_current_device(tensors) -> bool:
+    """Whether all are contiguous tensors on the current GPU, where Triton launches."""
     for t in tensors:
         if not (isinstance(t, torch.Tensor) and t.is_cuda and t.is_contiguous()):
             return False
-    here = torch.cuda.current_device()
-    return all([t.get_device() == here for t in tensors])
+    current = torch.cuda.current_device()
+    return all([t.get_device() == current for t in tensors])
 ''',
-    ALL_ARE: '''def _all_are(dtype, shape, *tensors) -> bool:
-    """Whether each tensor has this dtype and shape."""
+    HAVE_TYPE_AND_SHAPE: '''def _have_type_and_shape(dtype, shape, *tensors) -> bool:
+    """Whether all tensors have this dtype and shape."""
     for t in tensors:
         if t.dtype != dtype or t.shape != shape:
             return False
     return True
 ''',
-    ALL_HAVE: '''def _all_have(values, *modules) -> bool:
-    """Whether attributes of each module have these values, of the same type; a tuple may stand for a list."""
+    HAVE_VALUES: '''def _have_values(values, *modules) -> bool:
+    """Whether the attributes of all modules have these values and types; a tuple may replace a list."""
     for module in modules:
         for name, value in values.items():
-            own = getattr(module, name, module)  # which is no such value, where there is none
+            actual = getattr(module, name, module)  # a missing attribute gives the module, which never matches
             if isinstance(value, list):
-                if not isinstance(own, (list, tuple)) or [*own] != value:
+                if not isinstance(actual, (list, tuple)) or [*actual] != value:
                     return False
-            elif type(own) is not type(value) or own != value:
+            elif type(actual) is not type(value) or actual != value:
                 return False
     return True
 ''',
 }
-"""Functions that guards call, by name."""
+"""Source of each guard helper, by name."""

@@ -1,4 +1,4 @@
-"""The launcher: the Python function that allocates, launches the kernels and makes the torch calls that remain."""
+"""The launcher: the Python function that allocates outputs, launches the kernels and makes the remaining torch calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from mtmc_lsp.codegen.kernel.kernel import Kernel, Scratch
 from mtmc_lsp.codegen.kernel.snippets import LINE, call_text, filled
-from mtmc_lsp.codegen.matmul.descriptors import MAKE, MEMORY
-from mtmc_lsp.codegen.module.constants import constant_text, is_written
+from mtmc_lsp.codegen.matmul.descriptors import ALLOCATOR, MAKE_DESCRIPTOR
+from mtmc_lsp.codegen.module.constants import constant_text, is_literal_tensor
 from mtmc_lsp.codegen.module.guard import bindings, size_text
 from mtmc_lsp.codegen.module.naming import Names, value_name
 from mtmc_lsp.codegen.module.side_by_side import NUMBERS
@@ -27,16 +27,16 @@ from mtmc_lsp.ir.regions import VIEWS, Region
 from mtmc_lsp.rewrites.convolution_layout import FORMATS, channels_last
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
 
-LOCALS = frozenset(
+RESERVED_LOCALS = frozenset(
     [
         *"torch triton tl seed n_rows n_cols n_outer n_batch n_m n_n n_q n_k rows_m rows_n k_pad".split(),
-        MEMORY,
+        ALLOCATOR,
         *NUMBERS,
     ]
 )
-"""Names that a launcher uses for itself."""
-MOST_ARGUMENTS = 64
-"""Of an operator, in PyTorch."""
+"""Names that every launcher may use for its own variables."""
+MAX_ARGUMENTS = 64
+"""Maximum number of arguments of a PyTorch operator."""
 
 
 @dataclass
@@ -45,30 +45,30 @@ class Launcher:
 
     ir: KernelIR
     namespace: str = "{__name__.replace('.', '_')}"
-    """Of the operators, inside an f-string: the user's module, wherever it is imported."""
-    names: Names = field(default_factory=lambda: Names(LOCALS))
+    """Namespace of the operators, as the content of an f-string: the name under which the user's module is imported."""
+    names: Names = field(default_factory=lambda: Names(RESERVED_LOCALS))
     lines: list[str] = field(default_factory=list)
     variables: dict[Ref, str] = field(default_factory=dict)
-    """The variable that holds each value that lies in memory."""
+    """The variable of each graph value that is in memory."""
     buffers: dict[str, TensorType] = field(default_factory=dict)
-    """The type of each primitive that lies in memory."""
+    """The type of each primitive that is in memory."""
     holders: dict[str, str] = field(default_factory=dict)
-    """The variable that holds each primitive that lies in memory."""
+    """The variable of each primitive that is in memory."""
     launches: list[KernelLaunch] = field(default_factory=list)
     uses_seed: bool = False
     makes_descriptors: bool = False
     """Whether a kernel makes tensor descriptors."""
-    adds_in_no_order: bool = False
-    """Whether a kernel adds to memory by atomics, whose order, and so the last bits, are another in each call."""
+    uses_atomics: bool = False
+    """Whether a kernel uses atomic additions, so that results are non-deterministic in the last bits."""
     makes_constants: bool = False
-    """Whether it has tensors of written numbers."""
+    """Whether the launcher creates literal tensors."""
     recomputed: frozenset[str] = frozenset()
-    """Nodes that kernels compute for themselves beside the kernel that is theirs."""
+    """Nodes that some kernels recompute in addition to the kernel that stores them."""
 
     def __post_init__(self) -> None:
         for item in self.ir.graph.inputs:
             variable = self.names.unique(item.name)
-            self._place(Ref(item.name), variable, item.type)
+            self._register(Ref(item.name), variable, item.type)
         graph = self.ir.graph
         self.input_names = {item.name: self.variables[Ref(item.name)] for item in graph.inputs}
         self._sizes = {symbol: binding.text for symbol, binding in bindings(graph, self.input_names).items()}
@@ -77,22 +77,22 @@ class Launcher:
         self._locals: dict[str, str] = {}
         self._counts = counts(graph)
         self._allocated: set[str] = set()
-        """Variables of tensors with memory of their own."""
+        """Variables of tensors that the launcher allocated."""
         self.aligned: dict[str, None] = {}
-        """Inputs of which descriptors are made: where these begin, the guard must ask."""
+        """Inputs with tensor descriptors; the guard checks their alignment."""
         self._written: dict[Ref, str] = {}
-        """The variable of each value that a kernel writes."""
+        """The variable of each value that a kernel has written so far."""
         self._storage: dict[str, str] = {}
-        """The variable whose memory each view shows."""
+        """The variable of the tensor on which each view is based."""
 
-    def _place(self, ref: Ref, variable: str, kind: TensorType) -> None:
+    def _register(self, ref: Ref, variable: str, kind: TensorType) -> None:
         self.variables[ref] = variable
         prim = self.ir.of(ref).name
         self.holders.setdefault(prim, variable)
         self.buffers.setdefault(prim, kind)
 
     def size(self, size: Size) -> str:
-        """A size as Python; every named size in it becomes a local variable."""
+        """A size as Python; each named size in it becomes a local variable."""
         for symbol in size.symbols():
             if symbol not in self._size_names:
                 self._size_names[symbol] = self.names.unique(symbol)
@@ -101,13 +101,13 @@ class Launcher:
     def torch_call(self, node: Node) -> None:
         """Emit an ATen node as a torch call."""
         if node.name in self._counts:
-            self._place(Ref(node.name), self.input_names[self._counts[node.name].input], node.type)
+            self._register(Ref(node.name), self.input_names[self._counts[node.name].input], node.type)
             return
         if not node.op.startswith("aten."):
-            raise CannotCode(f"{node.op.split('.')[1]} is no operation of PyTorch's; it must be part of a kernel")
+            raise CannotCode(f"{node.op.split('.')[1]} is not a PyTorch operation, so it must be part of a kernel")
         for ref in node.inputs():
             if ref not in self.variables:
-                raise CannotCode(f"{node.op} reads a value that no kernel writes")
+                raise CannotCode(f"{node.op} reads a value that no kernel writes; fuse it with its producer")
         for argument in (*node.args, *node.kwargs.values()):
             for size in _sizes_in(argument):
                 self.size(size)
@@ -115,47 +115,47 @@ class Launcher:
             self._batch_norm_in_place(node, running)
             return
         first = self.input_names[self.ir.graph.inputs[0].name]
-        if is_written(node):
+        if is_literal_tensor(node):
             text, self.makes_constants = constant_text(node, first), True
         else:
             text = torch_call(node, self.variables, self._size_names, first)
-        wanted = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
-        dense = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
-        if len(wanted) == 1:
-            # Kernels read the result as dense rows; where torch chose another layout this makes it so.
-            order = ".contiguous()" if dense and _may_be_strided(node) else _channels_last(node)
-            self.lines.append(f"{wanted[0]} = {text}{order}")
+        result_names = [self.names.unique(value_name(self.ir, Ref(node.name, i))) for i in range(len(node.outputs))]
+        is_contiguous = all(kind.is_contiguous for kind in node.outputs) and not _is_view(node)
+        if len(result_names) == 1:
+            # Kernels expect contiguous tensors; torch may return another layout.
+            order = ".contiguous()" if is_contiguous and _may_be_strided(node) else _channels_last(node)
+            self.lines.append(f"{result_names[0]} = {text}{order}")
         else:
-            self.lines.append(f"{', '.join(wanted)} = {text}")
+            self.lines.append(f"{', '.join(result_names)} = {text}")
             if _channels_last(node):
-                self.lines.append(f"{wanted[0]} = {wanted[0]}{_channels_last(node)}")
-        for i, (name, kind) in enumerate(zip(wanted, node.outputs, strict=True)):
-            self._place(Ref(node.name, i), name, kind)
+                self.lines.append(f"{result_names[0]} = {result_names[0]}{_channels_last(node)}")
+        for i, (name, kind) in enumerate(zip(result_names, node.outputs, strict=True)):
+            self._register(Ref(node.name, i), name, kind)
             if _is_view(node):
                 source = self.variables[next(node.inputs())]
                 self._storage[name] = self._storage.get(source, source)
 
     def _batch_norm_in_place(self, node: Node, running: Mapping[Ref, str]) -> None:
-        """Emit a batch norm in training mode as the user's module calls it: the running statistics change where they are."""
+        """Emit a training-mode batch norm like the user's module: it updates the running statistics in place."""
         x, weight, bias, mean, var, training, momentum, eps = (
             argument_text(item, self.variables, self._size_names) for item in node.args
         )
         call = f"torch.nn.functional.batch_norm({', '.join([x, mean, var, weight, bias, training, momentum, eps])})"
         self.define(Ref(node.name), f"{call}{_channels_last(node)}")
         for ref, name in running.items():
-            self._place(ref, self.input_names[name], self.ir.graph.type_of(ref))
+            self._register(ref, self.input_names[name], self.ir.graph.type_of(ref))
 
     def define(self, ref: Ref, text: str) -> None:
-        """Give a value its variable, which holds what ``text`` is."""
+        """Assign the expression ``text`` to a new variable for a value."""
         name = self.names.unique(value_name(self.ir, ref))
         self.lines.append(f"{name} = {text}")
-        self._place(ref, name, self.ir.graph.type_of(ref))
+        self._register(ref, name, self.ir.graph.type_of(ref))
 
     def allocate(self, ref: Ref) -> str:
-        """A new buffer for a value; returns its variable."""
+        """Allocate a buffer for a value; returns its variable."""
         kind = self.ir.graph.type_of(ref)
         name = self.names.unique(value_name(self.ir, ref))
-        twin = next(
+        template = next(
             (
                 item
                 for item in self.ir.graph.inputs
@@ -163,9 +163,9 @@ class Launcher:
             ),
             None,
         )
-        if twin is not None:
-            dtype = "" if twin.type.dtype == kind.dtype else f", dtype=torch.{kind.dtype}"
-            self.lines.append(f"{name} = torch.empty_like({self.input_names[twin.name]}{dtype})")
+        if template is not None:
+            dtype = "" if template.type.dtype == kind.dtype else f", dtype=torch.{kind.dtype}"
+            self.lines.append(f"{name} = torch.empty_like({self.input_names[template.name]}{dtype})")
         else:
             text = (
                 self._memory("empty", kind.dtype, kind.shape)
@@ -174,62 +174,64 @@ class Launcher:
             )
             self.lines.append(f"{name} = {text}")
         self._allocated.add(name)
-        self._place(ref, name, kind)
+        self._register(ref, name, kind)
         return name
 
     def _memory(self, function: str, dtype: str, *sizes: Sequence[Size]) -> str:
-        """A call of torch's that makes a tensor of this shape, and strides where it takes them, on the inputs' device."""
-        given = ", ".join(_tuple([self.size(size) for size in each]) for each in sizes)
+        """A torch call that creates a tensor with this shape (and strides, if given) on the inputs' device."""
+        size_arguments = ", ".join(_tuple([self.size(size) for size in group]) for group in sizes)
         first = self.input_names[self.ir.graph.inputs[0].name]
-        return f"torch.{function}({given}, dtype=torch.{dtype}, device={first}.device)"
+        return f"torch.{function}({size_arguments}, dtype=torch.{dtype}, device={first}.device)"
 
-    def may_be_described(self, kernel: Kernel) -> bool:
-        """Whether all tensors that a kernel makes descriptors of begin at memory of their own, or the guard can ask where.
+    def supports_descriptors(self, kernel: Kernel) -> bool:
+        """Whether all tensors with descriptors in this kernel are aligned, or are inputs that the guard can check.
 
-        Of what torch returns neither is known: it may be any view.
+        Results of torch calls may be arbitrary views, so their alignment is unknown.
         """
         holders = (self.holders[prim] for prim in kernel.described)
         return all(holder in self._allocated or holder in self.input_names.values() for holder in holders)
 
     def _output(self, ref: Ref, regions: Sequence[Region]) -> str:
-        """The variable of the tensor that a kernel writes: several kernels may each write a part of it."""
+        """The variable of the tensor that a kernel writes. Several kernels may each write a part of it."""
         if ref not in self._written:
-            self._written[ref] = self._begun(ref, regions) or self._in_place(ref, regions) or self.allocate(ref)
+            self._written[ref] = (
+                self._initialised(ref, regions) or self._overwritten_input(ref, regions) or self.allocate(ref)
+            )
         return self._written[ref]
 
-    def _begun(self, ref: Ref, regions: Sequence[Region]) -> str:
-        """A tensor that holds what a kernel adds rows to; empty where a kernel writes the value whole."""
+    def _initialised(self, ref: Ref, regions: Sequence[Region]) -> str:
+        """The initialised tensor to which a kernel adds rows; empty if a kernel writes the whole value."""
         if not any(part.index for region in regions for part in region.parts.get(ref, ())):
             return ""
-        self.adds_in_no_order = True
+        self.uses_atomics = True
         graph = self.ir.graph
         kind, node = graph.type_of(ref), graph.node(ref.name)
         base = node.args[0]
         assert isinstance(base, Ref)
         is_alone = graph.readers(base.name) == (node,) and base not in graph.escaping
         if is_alone and graph.written_inputs.get(ref) == base.name and graph.type_of(base) == kind:
-            self._place(ref, self.input_names[base.name], kind)
+            self._register(ref, self.input_names[base.name], kind)
         elif not begins_empty(self.ir, ref):
             self.define(ref, f"{self.variables[base]}.clone(memory_format=torch.contiguous_format)")
         elif is_alone and base in self.variables and self._is_zeros(base, kind):
-            self._place(ref, self.variables[base], kind)
+            self._register(ref, self.variables[base], kind)
         else:
             self.define(ref, self._memory("zeros", kind.dtype, kind.shape))
         return self.variables[ref]
 
     def _is_zeros(self, base: Ref, kind: TensorType) -> bool:
-        """Whether this is a tensor of zeros with memory of its own."""
-        made = self.ir.graph.named.get(base.name)
-        return made is not None and "zeros" in made.word and made.type == kind
+        """Whether the value is a zero tensor that no other value shares."""
+        node = self.ir.graph.named.get(base.name)
+        return node is not None and "zeros" in node.word and node.type == kind
 
-    def _in_place(self, ref: Ref, regions: Sequence[Region]) -> str:
-        """The input that a value may be written into at once; empty where it needs memory of its own."""
+    def _overwritten_input(self, ref: Ref, regions: Sequence[Region]) -> str:
+        """The input that a value may overwrite directly; empty if it needs its own memory."""
         graph = self.ir.graph
         replaced = graph.written_inputs.get(ref)
         region = next(region for region in regions if ref in region.outputs)
         if replaced is None or not may_overwrite(self.ir, region, Mutation(replaced, ref), self.recomputed):
             return ""
-        self._place(ref, self.input_names[replaced], graph.type_of(ref))
+        self._register(ref, self.input_names[replaced], graph.type_of(ref))
         return self.input_names[replaced]
 
     def _allocate_scratch(self, scratch: Scratch) -> str:
@@ -239,29 +241,29 @@ class Launcher:
         return name
 
     def launch(self, kernel: Kernel, regions: Sequence[Region]) -> None:
-        """Emit allocation of the outputs and the launch of a kernel that computes these regions."""
+        """Emit the allocation of the outputs and the launch of the kernel of these regions."""
         if any(prim == "seed" for _, prim in kernel.tensors):
             self.uses_seed = True
         arguments = [("seed" if prim == "seed" else self.holders[prim]) for _, prim in kernel.tensors]
         arguments += [self._scratch[scratch] for _, scratch in kernel.scratch_read]
         arguments += [self._output(ref, regions) for _, ref in kernel.outputs]
         arguments += [self._allocate_scratch(scratch) for _, scratch in kernel.scratch_written]
-        local = {}
-        used = f"{kernel.grid} {kernel.dynamic} {kernel.numbers}"
+        size_variables = {}
+        expressions = f"{kernel.grid} {kernel.dynamic} {kernel.numbers}"
         for name, size in kernel.grid_sizes.items():
             text = self.size(size)
-            passed = any(
-                param == name or (own == size and not size.is_symbol and not size.is_constant)
-                for param, own in kernel.sizes
+            is_parameter = any(
+                param == name or (other_size == size and not size.is_symbol and not size.is_constant)
+                for param, other_size in kernel.sizes
             )
-            if re.search(rf"\b{name}\b", used) or passed:
+            if re.search(rf"\b{name}\b", expressions) or is_parameter:
                 if self._locals.get(name) != text:
                     self.lines.append(f"{name} = {text}")
                     self._locals[name] = text
-                local[size] = name
+                size_variables[size] = name
         keywords = []
         for param, size in kernel.sizes:
-            text = local.get(size) or self.size(size)
+            text = size_variables.get(size) or self.size(size)
             if kernel.passed_as_constant(param, size):
                 keywords.append(f"{param}={text}")
             else:
@@ -279,9 +281,11 @@ class Launcher:
             self.lines.append(one_line)
         else:
             self.lines += [head, *filled(arguments, "    "), *filled(keywords, "    "), ")"]
-        self.makes_descriptors |= f"{MAKE}(" in kernel.source
+        self.makes_descriptors |= f"{MAKE_DESCRIPTOR}(" in kernel.source
         for holder in (self.holders[prim] for prim in kernel.described):
-            self.aligned.update(dict.fromkeys(name for name, own in self.input_names.items() if own == holder))
+            self.aligned.update(
+                dict.fromkeys(name for name, variable in self.input_names.items() if variable == holder)
+            )
         self.launches.append(self._signature(kernel))
 
     def _signature(self, kernel: Kernel) -> KernelLaunch:
@@ -302,7 +306,7 @@ class Launcher:
         for param, size in kernel.sizes:
             number = size.value(sizes)
             if kernel.passed_as_constant(param, size) or number == 1:
-                # Triton makes constants of sizes that are 1.
+                # Triton specialises sizes that equal 1.
                 constexprs[param] = number
             else:
                 signature[param] = "i32" if number < 2**31 else "i64"
@@ -320,32 +324,32 @@ class Launcher:
             tuple(divisible),
         )
 
-    def finish(self, name: str, operator: str, what: str) -> str:
-        """The source of the launcher and, where there can be one, of the operator around it.
+    def finish(self, name: str, operator: str, summary: str) -> str:
+        """The source of the launcher, and of the operator around it if one is possible.
 
         Args:
-            name: of the launcher. Eager code calls it: the dispatch of an operator would take longer than a launch.
-            operator: name of the operator, which ``torch.compile`` and ``torch.export`` see through.
-            what: one line that says what is computed.
+            name: name of the launcher. Eager code calls it directly, because operator dispatch takes longer than a launch.
+            operator: name of the operator, which ``torch.compile`` and ``torch.export`` can trace.
+            summary: docstring of the launcher, one line.
         """
         graph = self.ir.graph
         returned = [self.variables[ref] for ref in graph.outputs]
         for mutation in graph.mutations:
-            own, value = self.input_names[mutation.input], self.variables[mutation.value]
-            if own != value:
-                self.lines.append(f"{own}.copy_({value})")
+            input_name, value = self.input_names[mutation.input], self.variables[mutation.value]
+            if input_name != value:
+                self.lines.append(f"{input_name}.copy_({value})")
         self._count()
         prelude = [f"{local} = {self._sizes[symbol]}" for symbol, local in self._size_names.items()]
         if self.makes_descriptors:
-            # Of the present thread and context, which is why each call sets it.
-            prelude.append(f"triton.set_allocator({MEMORY})")
+            # The allocator is specific to thread and context, so each call sets it.
+            prelude.append(f"triton.set_allocator({ALLOCATOR})")
         if self.uses_seed:
             count = sum(1 for prim in self.ir.prims.values() if prim.op.value == "random")
             first = self.input_names[graph.inputs[0].name]
             prelude.append(f"seed = torch.randint(2**31 - 1, ({count},), device={first}.device)")
         kernels = list(dict.fromkeys(launch.kernel for launch in self.launches))
         parameters = [*self.input_names.values(), *(f"{kernel}={kernel}" for kernel in kernels)]
-        lines = [*_head(name, parameters), f'    """{what}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
+        lines = [*_head(name, parameters), f'    """{summary}"""', *(f"    {line}" for line in [*prelude, *self.lines])]
         if returned:
             lines.append(f"    return {', '.join(returned)}")
         if self.is_operator():
@@ -353,18 +357,18 @@ class Launcher:
         return "\n".join(lines) + "\n"
 
     def _count(self) -> None:
-        """Add to the numbers that count calls, all of one amount in one launch."""
+        """Increment call counters such as ``num_batches_tracked``; counters with the same increment share one launch."""
         amounts: dict[int, list[str]] = {}
         for count in self._counts.values():
             amounts.setdefault(count.amount, []).append(self.input_names[count.input])
-        for amount, names in amounts.items():
-            if len(names) == 1:
-                self.lines.append(f"{names[0]}.add_({amount})")
+        for amount, counters in amounts.items():
+            if len(counters) == 1:
+                self.lines.append(f"{counters[0]}.add_({amount})")
             else:
                 self.lines += [
                     "torch._foreach_add_(",
                     "    [",
-                    *filled(names, "        "),
+                    *filled(counters, "        "),
                     "    ],",
                     f"    {amount},",
                     ")",
@@ -374,43 +378,43 @@ class Launcher:
         inputs = list(self.input_names.values())
         mutated = [self.input_names[mutation.input] for mutation in self.ir.graph.mutations]
         mutates = "{" + ", ".join(repr(m) for m in mutated) + "}" if mutated else "()"
-        result = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
-        result, give = (result, "return ") if results else ("None", "")
+        result_type = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
+        result_type, return_keyword = (result_type, "return ") if results else ("None", "")
         qualified = f'f"{self.namespace}::{name}"'
         wrapped = [f"wrap_triton({kernel})" for kernel in kernels]
-        what = (
-            f'    """``{launcher}`` as an operator, which torch.compile, torch.export and CUDA graphs see through."""'
-        )
-        if len(inputs) <= MOST_ARGUMENTS:
-            call = f"    {give}{call_text(launcher, [*inputs, *wrapped], '    ')}"
-            head = _head(name, [f"{n}: torch.Tensor" for n in inputs], result)
-            return [f"@triton_op({qualified}, mutates_args={mutates})", *head, what, call]
-        # So many arguments no operator takes: tensors come as lists, what is changed as one of its own.
-        lists = {self.names.unique("changed"): mutated} if mutated else {}
+        docstring = f'    """``{launcher}`` as an operator for torch.compile, torch.export and CUDA graphs."""'
+        if len(inputs) <= MAX_ARGUMENTS:
+            call = f"    {return_keyword}{call_text(launcher, [*inputs, *wrapped], '    ')}"
+            head = _head(name, [f"{n}: torch.Tensor" for n in inputs], result_type)
+            return [f"@triton_op({qualified}, mutates_args={mutates})", *head, docstring, call]
+        # Too many arguments for an operator: pass the tensors as lists, with updated tensors in a separate list.
+        lists = {self.names.unique("updated"): mutated} if mutated else {}
         lists[self.names.unique("tensors")] = [n for n in inputs if n not in mutated]
-        places = {n: f"{own}[{i}]" for own, items in lists.items() for i, n in enumerate(items)}
-        call = f"    {give}{call_text(launcher, [*(places[n] for n in inputs), *wrapped], '    ')}"
+        element_of = {n: f"{list_name}[{i}]" for list_name, items in lists.items() for i, n in enumerate(items)}
+        call = f"    {return_keyword}{call_text(launcher, [*(element_of[n] for n in inputs), *wrapped], '    ')}"
         mutates = f"{{{next(iter(lists))!r}}}" if mutated else "()"
-        made = [
-            line for own, items in lists.items() for line in (f"    {own} = [", *filled(items, "        "), "    ]")
+        list_statements = [
+            line
+            for list_name, items in lists.items()
+            for line in (f"    {list_name} = [", *filled(items, "        "), "    ]")
         ]
         return [
             f"@triton_op({qualified}, mutates_args={mutates})",
-            *_head(f"{name}_of_list", [f"{own}: list[torch.Tensor]" for own in lists], result),
-            what,
+            *_head(f"{name}_of_list", [f"{list_name}: list[torch.Tensor]" for list_name in lists], result_type),
+            docstring,
             call,
             "",
             "",
             *_head(name, inputs),
-            f'    """``{name}_of_list`` of these tensors."""',
-            *made,
-            f"    {give}{name}_of_list({', '.join(lists)})",
+            f'    """Call ``{name}_of_list`` with these tensors."""',
+            *list_statements,
+            f"    {return_keyword}{name}_of_list({', '.join(lists)})",
         ]
 
     def is_operator(self) -> bool:
-        """An operator may not return its inputs, nor one tensor twice, nor views of these.
+        """Whether the launcher can be an operator, which must not return inputs, a tensor twice, or views of either.
 
-        None is needed where a compiler cannot tell whether the guard holds.
+        With alignment checks an operator is useless, because a compiler cannot evaluate the guard.
         """
         if self.aligned:
             return False
@@ -420,23 +424,23 @@ class Launcher:
 
 
 def _head(name: str, parameters: list[str], result: str = "") -> list[str]:
-    """A function's first lines."""
+    """The ``def`` line or lines of a function."""
     arrow = f" -> {result}" if result else ""
     one_line = f"def {name}({', '.join(parameters)}){arrow}:"
     return [one_line] if len(one_line) <= LINE else [f"def {name}(", *(f"    {p}," for p in parameters), f"){arrow}:"]
 
 
 def _evaluate_dynamic(text: str, kernel: Kernel, sizes: Mapping[str, int]) -> int | bool:
-    """The workload's value of a constexpr that the launcher computes."""
-    divisible = re.fullmatch(r"(\w+) % (\d+) == 0", text)
-    if divisible is not None:
-        return kernel.grid_sizes[divisible[1]].value(sizes) % int(divisible[2]) == 0
-    within = re.fullmatch(r"(\w+) <= (\d+)", text)
-    if within is not None:
-        return kernel.grid_sizes[within[1]].value(sizes) <= int(within[2])
-    chosen = re.fullmatch(r"(\d+) if (\w+) >= (\d+) else (\d+)", text)
-    if chosen is not None:
-        return int(chosen[1] if kernel.grid_sizes[chosen[2]].value(sizes) >= int(chosen[3]) else chosen[4])
+    """The value of a launcher-computed constexpr at the workload's sizes."""
+    divisibility = re.fullmatch(r"(\w+) % (\d+) == 0", text)
+    if divisibility is not None:
+        return kernel.grid_sizes[divisibility[1]].value(sizes) % int(divisibility[2]) == 0
+    upper_bound = re.fullmatch(r"(\w+) <= (\d+)", text)
+    if upper_bound is not None:
+        return kernel.grid_sizes[upper_bound[1]].value(sizes) <= int(upper_bound[2])
+    selection = re.fullmatch(r"(\d+) if (\w+) >= (\d+) else (\d+)", text)
+    if selection is not None:
+        return int(selection[1] if kernel.grid_sizes[selection[2]].value(sizes) >= int(selection[3]) else selection[4])
     power = re.fullmatch(r"triton\.next_power_of_2\((\w+)\)", text)
     assert power is not None, text
     return next_power_of_two(kernel.grid_sizes[power[1]].value(sizes))
@@ -455,14 +459,14 @@ def _is_view(node: Node) -> bool:
 
 
 def _may_be_strided(node: Node) -> bool:
-    """Operations whose result may come in another memory format than the capture saw (channels last)."""
+    """Operations whose result may have another memory format at run time (channels last) than during capture."""
     return node.op.split(".")[1].startswith(
         ("conv", "_conv", "max_pool", "avg_pool", "adaptive", "upsample", "_to_copy")
     )
 
 
 def _channels_last(node: Node) -> str:
-    """What puts a result in the order with channels densest, where the graph says that it has it; nothing elsewhere."""
+    """The suffix that converts a result to channels-last if the graph expects it; empty otherwise."""
     kind = node.type
     rows = len(kind.shape) not in FORMATS or _is_view(node)
     if rows or not kind.is_channels_last or kind.stride != channels_last(kind.shape, kind.dtype).stride:

@@ -1,4 +1,4 @@
-"""Names in generated code, taken from the user's own variables and operations."""
+"""Names in generated code, derived from the user's variables and operations."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ RESERVED = frozenset(
     "tl triton torch row rows group cols start first back offsets pid part parts piece outer PARTS grid "
     "BLOCK ROWS n_rows n_cols n_outer row_mask col_mask seed_ptr range self".split()
 )
-"""Names that any kernel may use for itself."""
+"""Names that every kernel may use for its own variables."""
 
 NOUNS = {
     "sum": "total", "max": "maximum", "min": "minimum", "abs": "magnitude", "pow": "power", "round": "rounded",
     "all": "all_true", "any": "any_true",
 }  # fmt: skip
-"""Operations whose own names would hide Python's, and what a value of theirs is called."""
+"""Operations whose names would shadow Python builtins, and the names of their results."""
 
 PRODUCT_NAMES = RESERVED | frozenset(
     "m n k m_mask n_mask k_mask batch acc blocks_m blocks_n first_m group_m step steps BLOCK_M BLOCK_N BLOCK_K GROUP_M "
-    "kernel_position blocks_k kept largest factor inverse scaled high low place inside stored part apart PIECE ONE_PIECE DEPTH "
-    "m_start n_start".split()
+    "kernel_position blocks_k in_crop largest factor inverse scaled high low address inside stored part leading PIECE ONE_PIECE "
+    "DEPTH m_start n_start".split()
 )
-"""Names that the kernels of a product use for themselves."""
+"""Names that matmul kernels use for their own variables."""
 
 ATTENTION_NAMES = RESERVED | frozenset(
     "m n m_mask n_mask EVEN_M EVEN_N batch head width scores logits weights shrink acc row_max row_total new_max "
     "BLOCK_M BLOCK_N HEAD WIDTH first_query first_key end_key edge_key at_edge".split()
 )
-"""Names that an attention kernel uses for itself."""
+"""Names that attention kernels use for their own variables."""
 
 
 class Names:
-    """Hands out names that are unique in their scope."""
+    """Generates names that are unique in their scope."""
 
-    def __init__(self, taken: frozenset[str] = RESERVED) -> None:
-        self._taken = set(taken)
-        self._numbers: dict[str, int] = {}
-        """The last number behind each name that was asked for: all before it are taken."""
+    def __init__(self, used: frozenset[str] = RESERVED) -> None:
+        self._used = set(used)
+        self._last_suffix: dict[str, int] = {}
+        """The last suffix number of each requested name; all smaller numbers are in use."""
 
-    def unique(self, wanted: str) -> str:
-        """``wanted``, or with a number behind where it is taken."""
-        base = identifier(wanted)
-        name, number = base, self._numbers.get(base, 1)
-        while name in self._taken or keyword.iskeyword(name):
+    def unique(self, preferred: str) -> str:
+        """Return ``preferred``, with a numeric suffix if it is in use."""
+        base = identifier(preferred)
+        name, number = base, self._last_suffix.get(base, 1)
+        while name in self._used or keyword.iskeyword(name):
             number += 1
             name = f"{base}_{number}"
-        self._numbers[base] = number
-        self._taken.add(name)
+        self._last_suffix[base] = number
+        self._used.add(name)
         return name
 
 
 def identifier(text: str) -> str:
-    """``text`` as a Python identifier of ASCII letters alone: Triton's compiler fails on any others."""
+    """Convert ``text`` to an ASCII identifier: Triton's compiler fails on other letters."""
     name = re.sub(r"\W+", "_", "".join(_in_ascii(letter) for letter in text)).strip("_")
     return name if name and not name[0].isdigit() else f"v{name}"
 
 
 def _in_ascii(letter: str) -> str:
-    """The letter without its accents; where nothing is left, its name, as ``alpha``."""
+    """The letter without accents; if that leaves nothing, its Unicode name, such as ``alpha``."""
     if letter.isascii():
         return letter
     plain = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()
@@ -70,7 +70,7 @@ def _in_ascii(letter: str) -> str:
 
 
 def value_name(ir: KernelIR, ref: Ref) -> str:
-    """The user's name for a value where there is one, else one made of what it replaces or of the operation."""
+    """A name for a value: the user's variable if there is one, else derived from its role or its operation."""
     for item in ir.graph.inputs:
         if item.name == ref.name:
             return item.name

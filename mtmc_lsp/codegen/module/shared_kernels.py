@@ -1,4 +1,4 @@
-"""One kernel for every place that needs the same: a network's repeated blocks differ in the names of their tensors alone."""
+"""Kernel deduplication: repeated blocks of a network share a kernel if they differ only in tensor names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Value = TypeVar("Value")
 
 
 class SharedKernels:
-    """The kernels of a file so far."""
+    """All distinct kernels of a generated file so far."""
 
     def __init__(self) -> None:
         self._known: dict[str, Kernel] = {}
 
-    def one_for(self, kernel: Kernel) -> Kernel:
-        """``kernel``, or where one before does the same with tensors of other names, that one with this one's operands."""
-        known = self._known.setdefault(_meaning(kernel), kernel)
+    def shared(self, kernel: Kernel) -> Kernel:
+        """Return ``kernel``, or an earlier equivalent kernel with this one's operands."""
+        known = self._known.setdefault(_kernel_normal_form(kernel), kernel)
         if known is kernel:
             return kernel
         return replace(
@@ -39,13 +39,13 @@ class SharedKernels:
         )
 
 
-def _renamed(known: Sequence[tuple[str, Value]], own: Sequence[tuple[str, Value]]) -> tuple[tuple[str, Value], ...]:
-    """What ``own`` passes, under the parameters' names of ``known``: both stand in the order of the parameters."""
-    return tuple((name, value) for (name, _), (_, value) in zip(known, own, strict=True))
+def _renamed(known: Sequence[tuple[str, Value]], ours: Sequence[tuple[str, Value]]) -> tuple[tuple[str, Value], ...]:
+    """The arguments of ``ours`` under the parameter names of ``known``; both are in parameter order."""
+    return tuple((name, value) for (name, _), (_, value) in zip(known, ours, strict=True))
 
 
 class _Names(ast.NodeTransformer):
-    """Parameters and variables in the order in which they first occur, whatever they are called."""
+    """Renames parameters and variables by their order of first occurrence."""
 
     def __init__(self, bound: set[str], called: Mapping[str, str]) -> None:
         self._bound = bound
@@ -62,14 +62,14 @@ class _Names(ast.NodeTransformer):
         return ast.arg(self._number(node.arg), node.annotation)
 
 
-def _meaning(kernel: Kernel) -> str:
-    """What a kernel and its own functions do: their texts without names of their own and docstrings."""
+def _kernel_normal_form(kernel: Kernel) -> str:
+    """A normal form of a kernel and its device functions, without docstrings and independent of names."""
     called = {name: f"f{i}" for i, name in enumerate(kernel.functions)}
-    return "\n".join(_alike(source, called) for source in (*kernel.functions.values(), kernel.source))
+    return "\n".join(_normal_form(source, called) for source in (*kernel.functions.values(), kernel.source))
 
 
-def _alike(source: str, called: Mapping[str, str]) -> str:
-    """A function's text in which only what it does is left; functions in ``called`` get those names."""
+def _normal_form(source: str, called: Mapping[str, str]) -> str:
+    """A normal form of a function; functions in ``called`` get the given names."""
     tree = ast.parse(source)
     function = tree.body[0]
     assert isinstance(function, ast.FunctionDef)

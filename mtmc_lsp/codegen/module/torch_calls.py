@@ -1,4 +1,4 @@
-"""ATen nodes as the Python call a person would write, for what stays with torch."""
+"""ATen nodes as readable Python calls, for operations that stay in PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLAIN = frozenset(
     "where gather index_select einsum flip tril triu topk sort argsort gelu_ mean sum amax amin permute transpose t "
     "tensor".split()
 )
-"""Operations that ``torch.<name>`` calls with ATen's own positional arguments."""
+"""Operations for which ``torch.<name>`` takes ATen's positional arguments."""
 
 FUNCTIONAL = {
     "linear": "torch.nn.functional.linear",
@@ -26,19 +26,19 @@ METHODS = frozenset("view reshape permute transpose unsqueeze squeeze expand con
 
 
 def torch_call(node: Node, names: dict[Ref, str], size_text: dict[str, str], first: str) -> str:
-    """The call, as Python over the launcher's variables.
+    """The call as Python over the launcher's variables.
 
     Args:
-        names: the variable that holds each value.
+        names: the variable of each value.
         size_text: Python for each named size.
-        first: the variable of an input; new tensors are made on its device.
+        first: the variable of an input; new tensors are created on its device.
     """
     name, overload = node.op.split(".")[1], node.op.split(".")[2]
     args = [argument_text(item, names, size_text) for item in node.args]
-    given = {key: argument_text(item, names, size_text, key) for key, item in node.kwargs.items()}
+    keywords = {key: argument_text(item, names, size_text, key) for key, item in node.kwargs.items()}
     if node.kwargs.get("device") == INPUT_DEVICE:
-        given["device"] = f"{first}.device"
-    kwargs = [f"{key}={text}" for key, text in given.items()]
+        keywords["device"] = f"{first}.device"
+    kwargs = [f"{key}={text}" for key, text in keywords.items()]
     if name in METHODS and args:
         return f"{args[0]}.{name}({', '.join([*args[1:], *kwargs])})"
     if name in FUNCTIONAL and (overload == "default"):
@@ -59,7 +59,7 @@ def argument_text(value: Argument, names: dict[Ref, str], size_text: dict[str, s
     if isinstance(value, str) and value.startswith("torch."):
         return value
     if isinstance(value, str) and (key == "dtype" or value in ITEMSIZE):
-        # Where it stands by its place alone, no keyword says that it is a dtype: no other word of ATen's is one.
+        # A positional dtype has no keyword to identify it. No other ATen string argument has such a value.
         return f"torch.{value}"
     if isinstance(value, float) and (value != value or abs(value) == float("inf")):
         return f'float("{value}")'

@@ -1,10 +1,10 @@
-"""The kernel of recurrent layers: one launch makes the steps that do not wait for one another.
+"""The kernel of recurrent layers: one launch computes all steps that do not depend on one another.
 
-Why these may run at once, and where states lie, is said in :mod:`mtmc_lsp.ir.recurrence`. A program makes all gates of a
-block of units for a block of the batch: the part of the input (for the first layer that of the whole sequence was computed
-before), the part of the last state, and what the cell makes of them. Its tile has the gates of one unit side by side, so that
-one product serves all of them. A GRU's tile has four columns for each unit too: what its new state takes of the input, and what
-of the last state, which is reset before the two are added.
+:mod:`mtmc_lsp.ir.recurrence` explains why these are independent, and the layout of the states. A program instance computes all
+gates of a block of units for a block of the batch: the input term (computed beforehand for the first layer and the whole
+sequence), the state term, and the cell function. The gates of a unit are neighbouring columns of its tile, so that one matrix
+product computes all of them. A GRU's tile has four columns per unit as well, because its new gate keeps the input term and the
+state term separate: the reset gate scales only the latter.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from mtmc_lsp.schedule.configs import RecurrentConfig
 from mtmc_lsp.schedule.recurrent_configs import is_added_up, units_of
 
 OF_STATE, OF_INPUT = "gate != 2", "gate != 3"
-"""The columns of a GRU's tile that take of the last state, and those that take of the input."""
+"""Masks of a GRU tile's columns: those with a state term, and those with an input term."""
 
 
 @dataclass(frozen=True)
 class RecurrentKernel:
-    """What decides a kernel's text."""
+    """The properties that determine a kernel's source."""
 
     form: Recurrence
     dtype: str
     config: RecurrentConfig
     gives_sequence: bool
-    """Whether somebody reads what the last layer gives at each step."""
+    """Whether the last layer's output sequence is read."""
 
     @property
-    def climbs(self) -> bool:
-        """Whether a launch holds layers above the first."""
+    def has_diagonals(self) -> bool:
+        """Whether a launch processes several layers (on a diagonal of layer and step)."""
         return self.form.directions == 1 and self.form.layers > 1
 
     @property
     def writes_sequence(self) -> bool:
-        """Whether the result of each step is written beside the states."""
+        """Whether the hidden state of each step is written to the output sequence."""
         return self.gives_sequence or self.form.directions == 2
 
     def pointers(self) -> list[str]:
-        """Parameters that are pointers, in order."""
+        """Names of the pointer parameters, in order."""
         biases = self.form.has_biases
-        named = {
+        is_needed = {
             "gates_ptr": True,
-            "weight_ih_ptr": self.climbs,
+            "weight_ih_ptr": self.has_diagonals,
             "weight_hh_ptr": True,
             "bias_ih_ptr": biases,
             "bias_hh_ptr": biases,
@@ -54,10 +54,10 @@ class RecurrentKernel:
             "memory_ptr": self.form.cell == "lstm",
             "steps_ptr": self.writes_sequence,
         }
-        return [name for name, is_there in named.items() if is_there]
+        return [name for name, needed in is_needed.items() if needed]
 
     def constexprs(self) -> dict[str, int]:
-        """Constants of the kernel."""
+        """The kernel's constexpr arguments."""
         config = self.config
         return {
             "LINES": self.form.lines,
@@ -68,19 +68,19 @@ class RecurrentKernel:
         }
 
     def body(self) -> list[str]:
-        """Statements."""
+        """The statements of the kernel's body."""
         wide = TRITON_DTYPES["float32" if is_low_precision(self.dtype) else self.dtype]
-        shape = f"(BLOCK_B, {self._width}, BLOCK_K)" if self._adds_up else f"(BLOCK_B, {self._width})"
-        lines = [*self._place(), "", f"acc = tl.zeros({shape}, {wide})"]
+        shape = f"(BLOCK_B, {self._width}, BLOCK_K)" if self._uses_broadcast_sum else f"(BLOCK_B, {self._width})"
+        lines = [*self._indices(), "", f"acc = tl.zeros({shape}, {wide})"]
         lines.append("previous_ptr = hidden_ptr + (step % 2 * LINES + line) * state")
         lines += self._product("previous", "weight_hh_ptr", "line", OF_STATE)
-        if self.climbs:
+        if self.has_diagonals:
             above = ["below_ptr = hidden_ptr + ((step + 1) % 2 * LINES + line - 1) * state"]
             above += self._product("below", "weight_ih_ptr", "(line - 1)", OF_INPUT)
             lines += ["if line > 0:", *(f"    {text}" for text in above)]
-        if self._adds_up:
+        if self._uses_broadcast_sum:
             lines.append("acc = tl.sum(acc, 2)")
-        return [*lines, *self._added(), "", *self._cell(), "", *self._stores()]
+        return [*lines, *self._input_and_biases(), "", *self._cell(), "", *self._stores()]
 
     # Parts -------------------------------------------------------------------------------------------------------
 
@@ -90,30 +90,30 @@ class RecurrentKernel:
 
     @property
     def _width(self) -> str:
-        """The tile's columns."""
+        """Number of columns of the tile, as text."""
         return "BLOCK_H" if self.form.gates == 1 else "4 * BLOCK_H"
 
     @property
-    def _adds_up(self) -> bool:
-        """Whether products are made by units of plain arithmetic, in registers, and added up at the end."""
+    def _uses_broadcast_sum(self) -> bool:
+        """Whether products use ordinary arithmetic units with partial sums in registers, instead of ``tl.dot``."""
         return is_added_up(self.dtype, self.config.precision)
 
     @property
-    def _fills_units(self) -> bool:
-        """Whether blocks of units end with the units."""
+    def _has_full_unit_blocks(self) -> bool:
+        """Whether the number of units is a multiple of the block size."""
         return self.form.hidden % units_of(self.form, self.config) == 0
 
     def _column_mask(self, part: str) -> str:
-        """Which columns of the tile take part; empty for all."""
-        found = [*([] if self._fills_units else ["unit < HIDDEN"]), *([part] if self._is_gru else [])]
-        return found[0] if len(found) == 1 else " & ".join(f"({text})" for text in found)
+        """Mask of the tile's columns with a certain term, as text; empty for all."""
+        conditions = [*([] if self._has_full_unit_blocks else ["unit < HIDDEN"]), *([part] if self._is_gru else [])]
+        return conditions[0] if len(conditions) == 1 else " & ".join(f"({text})" for text in conditions)
 
-    def _place(self) -> list[str]:
-        """Which step of which line a program makes, and which part of it."""
+    def _indices(self) -> list[str]:
+        """Statements that compute the line, step, units and batch entries of a program instance."""
         form = self.form
         lines = ["line = tl.program_id(1)"]
-        if self.climbs:
-            # Layers start one after another.
+        if self.has_diagonals:
+            # Layer n starts n launches after the first layer.
             lines += ["step = diagonal - line", "if (step < 0) | (step >= n_steps):", "    return"]
         units = "tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)"
         if form.gates == 1:
@@ -121,7 +121,7 @@ class RecurrentKernel:
         else:
             row = "tl.minimum(gate, 2)" if self._is_gru else "gate"
             lines += [
-                "# The gates of a unit are side by side in a tile.",
+                "# The gates of a unit are neighbouring columns of the tile.",
                 "gate = tl.arange(0, 4 * BLOCK_H) % 4",
                 "unit = tl.program_id(0) * BLOCK_H + tl.arange(0, 4 * BLOCK_H) // 4",
                 f"row = {row} * HIDDEN + unit",
@@ -131,27 +131,34 @@ class RecurrentKernel:
             *lines,
             "batch = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)",
             "batch_mask = (batch < n_batch)[:, None]",
-            f"mask = batch_mask{'' if self._fills_units else ' & (units < HIDDEN)[None, :]'}",
-            "# One line's state, and this program's part of it.",
+            f"mask = batch_mask{'' if self._has_full_unit_blocks else ' & (units < HIDDEN)[None, :]'}",
+            "# Elements per state, and the offsets of this program's block in it.",
             "state = n_batch * HIDDEN",
-            "own = batch[:, None] * HIDDEN + units[None, :]",
+            "offsets = batch[:, None] * HIDDEN + units[None, :]",
         ]
 
     def _product(self, source: str, weights: str, line: str, part: str) -> list[str]:
         """``acc += source @ weights.T`` over the units of a state."""
-        # Dimensions of a tile of the state, and of one of the weights.
+        # Index suffixes of a tile of the state, and of a tile of the weights.
         rows, row_k, columns, column_k = "[:, None]", "[None, :]", "[None, :]", "[:, None]"
         batch_mask = "batch_mask"
-        if self._adds_up:
+        if self._uses_broadcast_sum:
             rows, row_k, columns, column_k = "[:, None, None]", "[None, None, :]", "[None, :, None]", "[None, None, :]"
             batch_mask = "batch_mask[:, :, None]"
-        exact = self.form.hidden % self.config.block_k == 0
-        own = self._column_mask(part)
-        masks = [*([f"({own}){columns}"] if own else []), *([] if exact else [f"(k < HIDDEN){column_k}"])]
+        has_full_blocks = self.form.hidden % self.config.block_k == 0
+        column_mask = self._column_mask(part)
+        masks = [
+            *([f"({column_mask}){columns}"] if column_mask else []),
+            *([] if has_full_blocks else [f"(k < HIDDEN){column_k}"]),
+        ]
         weight_mask = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
-        source_mask = batch_mask if exact else f"{batch_mask} & (k < HIDDEN){row_k}"
+        source_mask = batch_mask if has_full_blocks else f"{batch_mask} & (k < HIDDEN){row_k}"
         precision = f', input_precision="{self.config.precision.value}"' if self.dtype == "float32" else ""
-        product = f"acc += {source} * weight" if self._adds_up else f"acc = tl.dot({source}, weight, acc{precision})"
+        product = (
+            f"acc += {source} * weight"
+            if self._uses_broadcast_sum
+            else f"acc = tl.dot({source}, weight, acc{precision})"
+        )
         return [
             f"rows_ptr = {weights} + {line}.to(tl.int64) * ({self.form.gates} * HIDDEN * HIDDEN) + row * HIDDEN",
             "for start in range(0, HIDDEN, BLOCK_K):",
@@ -161,20 +168,22 @@ class RecurrentKernel:
             f"    {product}",
         ]
 
-    def _added(self) -> list[str]:
-        """The first layer's part of the input, and the biases."""
+    def _input_and_biases(self) -> list[str]:
+        """Statements that add the first layer's input term and the biases."""
         of_input, of_state = self._column_mask(OF_INPUT), self._column_mask(OF_STATE)
-        place = "step"
+        position = "step"
         lines: list[str] = []
         if self.form.directions == 2:
-            place = "place"
-            lines.append("place = tl.where(line == 0, step, n_steps - 1 - step)")
+            position = "position"
+            lines.append("position = tl.where(line == 0, step, n_steps - 1 - step)")
         mask = (
-            "batch_mask" + (f" & ({of_input})[None, :]" if of_input else "") + (" & (line == 0)" if self.climbs else "")
+            "batch_mask"
+            + (f" & ({of_input})[None, :]" if of_input else "")
+            + (" & (line == 0)" if self.has_diagonals else "")
         )
         shift = "" if self.form.directions == 1 else f" + line * ({self.form.gates} * HIDDEN)"
         lines += [
-            f"gates_ptr += {place}.to(tl.int64) * step_stride{shift}",
+            f"gates_ptr += {position}.to(tl.int64) * step_stride{shift}",
             f"acc += tl.load(gates_ptr + batch[:, None] * batch_stride + row[None, :], mask={mask}, other=0.0)",
         ]
         if self.form.has_biases:
@@ -184,7 +193,7 @@ class RecurrentKernel:
         return lines
 
     def _cell(self) -> list[str]:
-        """The new state out of the gates."""
+        """Statements that compute the new state from the gates."""
         tanh = "_tanh64" if self.dtype == "float64" else "_tanh"
         pairs = "even, odd = tl.split(tl.reshape(acc, (BLOCK_B, BLOCK_H, 2, 2)))"
         if self.form.cell == "lstm":
@@ -192,7 +201,7 @@ class RecurrentKernel:
                 pairs,
                 "acc_in, acc_cell = tl.split(even)",
                 "acc_forget, acc_out = tl.split(odd)",
-                "memory = tl.load(memory_ptr + (step % 2 * LINES + line) * state + own, mask=mask, other=0.0)",
+                "memory = tl.load(memory_ptr + (step % 2 * LINES + line) * state + offsets, mask=mask, other=0.0)",
                 f"memory = tl.sigmoid(acc_forget) * memory + tl.sigmoid(acc_in) * {tanh}(acc_cell)",
                 f"hidden = tl.sigmoid(acc_out) * {tanh}(memory)",
             ]
@@ -200,24 +209,24 @@ class RecurrentKernel:
             return [
                 pairs,
                 "acc_reset, acc_new = tl.split(even)",
-                "acc_update, acc_kept = tl.split(odd)",
-                "kept = tl.load(previous_ptr + own, mask=mask, other=0.0)",
-                f"new = {tanh}(acc_new + tl.sigmoid(acc_reset) * acc_kept)",
-                "hidden = new + tl.sigmoid(acc_update) * (kept - new)",
+                "acc_update, acc_state = tl.split(odd)",
+                "old_state = tl.load(previous_ptr + offsets, mask=mask, other=0.0)",
+                f"new = {tanh}(acc_new + tl.sigmoid(acc_reset) * acc_state)",
+                "hidden = new + tl.sigmoid(acc_update) * (old_state - new)",
             ]
-        # A comparison with NaN is false, so that NaN stays what it is.
+        # A comparison with NaN is false, so NaN propagates.
         return [f"hidden = {tanh}(acc)" if self.form.cell == "rnn_tanh" else "hidden = tl.where(acc < 0, 0.0, acc)"]
 
     def _stores(self) -> list[str]:
         lines = ["next_state = ((step + 1) % 2 * LINES + line) * state"]
         if self.form.cell == "lstm":
-            lines.append("tl.store(memory_ptr + next_state + own, memory, mask=mask)")
-        lines.append("tl.store(hidden_ptr + next_state + own, hidden, mask=mask)")
+            lines.append("tl.store(memory_ptr + next_state + offsets, memory, mask=mask)")
+        lines.append("tl.store(hidden_ptr + next_state + offsets, hidden, mask=mask)")
         if not self.writes_sequence:
             return lines
         if self.form.directions == 2:
-            lines.append("steps_ptr += place.to(tl.int64) * (2 * state) + line * HIDDEN")
+            lines.append("steps_ptr += position.to(tl.int64) * (2 * state) + line * HIDDEN")
             store = "tl.store(steps_ptr + batch[:, None] * (2 * HIDDEN) + units[None, :], hidden, mask=mask)"
         else:
-            store = "tl.store(steps_ptr + step.to(tl.int64) * state + own, hidden, mask=mask)"
-        return [*lines, *(["if line == LINES - 1:", f"    {store}"] if self.climbs else [store])]
+            store = "tl.store(steps_ptr + step.to(tl.int64) * state + offsets, hidden, mask=mask)"
+        return [*lines, *(["if line == LINES - 1:", f"    {store}"] if self.has_diagonals else [store])]

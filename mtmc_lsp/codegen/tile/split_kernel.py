@@ -1,7 +1,7 @@
-"""Reductions of few long rows: many programs share each row's columns, and their partial results are combined after.
+"""Split reductions for few long rows: several program instances share the columns of a row.
 
-For each level of reductions that need each other's results one kernel writes ``PARTS`` partial results per row; the next
-kernel combines them first. The last one writes what the region gives. No atomics: the same inputs give the same bits.
+For each level of dependent reductions, one kernel writes ``PARTS`` partial results per row, and the next kernel combines them
+first. The last kernel writes the region's outputs. There are no atomics, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mtmc_lsp.ir.regions import Region
 from mtmc_lsp.schedule.configs import TileConfig
 
 Partials = dict[str, tuple[Scratch, ...]]
-"""Reduction to the buffers of its partial results: its values, and for an arg-reduction where they were found."""
+"""Buffers of each reduction's partial results: the values, and for an arg-reduction also the positions."""
 
 
 def write_split_kernels(
@@ -33,10 +33,10 @@ def write_split_kernels(
     name: str,
     docstring: str,
 ) -> list[Kernel]:
-    """Render a reduce region with ``config.split`` parts per row.
+    """Write the kernels of a reduce region with ``config.split`` parts per row.
 
     Raises:
-        CannotCode: something in it has no Triton form.
+        CannotCode: an operation of the region is not supported.
     """
     config = replace(config, loop=True)
     probe = TileWriter(ir, region, buffers, config, [[a] for a in region.kept], [[a] for a in region.reduced])
@@ -54,14 +54,14 @@ def write_split_kernels(
     kernels: list[Kernel] = []
     numbers = sorted(set(levels.values()))
     for number in numbers:
-        wanted = [ir.prims[prim] for prim, own in levels.items() if own == number]
+        reductions = [ir.prims[prim] for prim, level in levels.items() if level == number]
         suffix = "" if len(numbers) == 1 else f"_{number}"
-        kernels.append(pass_writer().partial_kernel(wanted, f"{name}_parts{suffix}"))
+        kernels.append(pass_writer().partial_kernel(reductions, f"{name}_parts{suffix}"))
     return [*kernels, pass_writer().last_kernel(name, docstring)]
 
 
 class _PassWriter(TileWriter):
-    """Writes one of the kernels; ``partials`` is what the earlier ones left, and is added to."""
+    """Writes one of the kernels. ``partials`` holds the results of earlier kernels, and receives this one's."""
 
     def __init__(
         self,
@@ -85,40 +85,42 @@ class _PassWriter(TileWriter):
 
     # Kernels -----------------------------------------------------------------------------------------------------
 
-    def partial_kernel(self, wanted: Sequence[Prim], name: str) -> Kernel:
-        """The kernel that reduces each part of each row."""
+    def partial_kernel(self, reductions: Sequence[Prim], name: str) -> Kernel:
+        """The kernel that writes the partial results of each row."""
         self._declare_part()
-        self._reduce_in_loop(wanted)
-        for prim in wanted:
+        self._reduce_in_loop(reductions)
+        for prim in reductions:
             self._store_partial(prim)
-        words = " and ".join(dict.fromkeys(prim.fn.replace("sum_exp", "sum of exponentials") for prim in wanted))
-        what = f"The {words} of each part of each row: a row has too many columns for one program."
-        return self._kernel(name, what, parts=True)
+        functions = " and ".join(
+            dict.fromkeys(prim.fn.replace("sum_exp", "sum of exponentials") for prim in reductions)
+        )
+        summary = f"The {functions} of each part of each row; rows are too long for one program instance."
+        return self._kernel(name, summary, parts=True)
 
     def last_kernel(self, name: str, docstring: str) -> Kernel:
-        """The kernel that combines the parts and writes the results."""
-        full = [ref for ref in self.region.outputs if self._varies_along_columns(ref)]
-        rest = [ref for ref in self.region.outputs if ref not in full]
-        if not full:
-            self._store_all(rest)
+        """The kernel that combines the partial results and writes the outputs."""
+        along_columns = [ref for ref in self.region.outputs if self._varies_along_columns(ref)]
+        per_row = [ref for ref in self.region.outputs if ref not in along_columns]
+        if not along_columns:
+            self._store_all(per_row)
             return self._kernel(name, docstring, parts=False)
         self._declare_part()
         self._open_loop()
-        self._store_all(full)
+        self._store_all(along_columns)
         self._close_loop()
         before = len(self.lines)
-        self._store_all(rest)
-        if rest:
-            once = self.lines[before:]
-            self.lines[before:] = ["if part == 0:", *(f"    {line}" for line in once)]
+        self._store_all(per_row)
+        if per_row:
+            statements = self.lines[before:]
+            self.lines[before:] = ["if part == 0:", *(f"    {line}" for line in statements)]
         return self._kernel(name, docstring, parts=True)
 
     def _declare_part(self) -> None:
-        # One row may be the whole of a tensor with more than 2**31 elements.
+        # A single row may be a whole tensor with more than 2**31 elements.
         self.lines.append("part = tl.program_id(1)" if self.has_rows else "part = tl.program_id(0).to(tl.int64)")
 
     @property
-    def _has_wide_places(self) -> bool:
+    def _has_wide_positions(self) -> bool:
         return self.wide_columns or not self.has_rows
 
     def _column_range(self, bound: str) -> str:
@@ -158,31 +160,31 @@ class _PassWriter(TileWriter):
             source = compute_dtype(self.ir.prims[prim.inputs[0]].dtype)
             items = [(self.extremes[prim.name], source, "extreme"), (value.text, "int64", prim.fn)]
         shape = (self.n_rows, self.n_rows.of(self.parts)) if self.has_rows else (self.n_rows.of(self.parts),)
-        made: list[Scratch] = []
-        for text, dtype, word in items:
+        buffers: list[Scratch] = []
+        for text, dtype, kind in items:
             if dtype == "bool":
                 text, dtype = f"({text}).to(tl.int32)", "int32"
-            scratch = Scratch(f"{word}_parts_{prim.name}", shape, dtype)
-            pointer = self.parameters.names.unique(f"{word}_parts_ptr")
+            scratch = Scratch(f"{kind}_parts_{prim.name}", shape, dtype)
+            pointer = self.parameters.names.unique(f"{kind}_parts_ptr")
             self.written.append((pointer, scratch))
             mask = ", mask=row_mask" if self.row_masked else ""
             self.lines.append(f"tl.store({pointer} + {self._row_offset()}part, {text}{mask})")
-            made.append(scratch)
-        self.partials[prim.name] = tuple(made)
+            buffers.append(scratch)
+        self.partials[prim.name] = tuple(buffers)
 
     def _row_offset(self) -> str:
         return f"{'rows' if self.rows_per_program > 1 else 'row'} * PARTS + " if self.has_rows else ""
 
     def _partial(self, scratch: Scratch) -> str:
-        """The variable that holds all parts of a partial result."""
+        """The variable with all parts of a partial result."""
         if scratch not in self.loaded:
             if not self.loaded:
-                wide = "[None, :]" if self.rows_per_program > 1 else ""
-                self._emit(f"parts = tl.arange(0, PARTS){wide}", False)
-            word = scratch.name.rpartition("_")[0]
-            pointer = self.parameters.names.unique(f"{word}_ptr")
+                broadcast = "[None, :]" if self.rows_per_program > 1 else ""
+                self._emit(f"parts = tl.arange(0, PARTS){broadcast}", False)
+            name_prefix = scratch.name.rpartition("_")[0]
+            pointer = self.parameters.names.unique(f"{name_prefix}_ptr")
             self.read.append((pointer, scratch))
-            name = self.parameters.names.unique(word)
+            name = self.parameters.names.unique(name_prefix)
             mask = ", mask=row_mask, other=0" if self.row_masked else ""
             self._emit(f"{name} = tl.load({pointer} + {self._row_offset()}parts{mask})", False)
             self.loaded[scratch] = name
@@ -194,21 +196,23 @@ class _PassWriter(TileWriter):
         return super()._provide(prim, at)
 
     def _combine_moments(self, prim: Prim) -> None:
-        """Statements that make a row's sum of squared deviations of its parts', whose means differ."""
+        """Combine sums of squared deviations of parts with different means (Chan, Golub & LeVeque 1983)."""
         total = self.ir.prims[str(prim.attrs[CENTRED])]
         if total.name not in self.known:
             self._combine(total)
         totals, spreads = (self._partial(self.partials[name][0]) for name in (total.name, prim.name))
         n_cols, unique = self.named_size(self.n_cols, "n_cols"), self.parameters.names.unique
-        counts, apart = unique("part_counts"), unique("apart")
+        counts, mean_difference = unique("part_counts"), unique("mean_difference")
         last = f"tl.minimum(tl.maximum({n_cols} % (PARTS * BLOCK) - parts * BLOCK, 0), BLOCK)"
         self._emit(f"{counts} = ({n_cols} // (PARTS * BLOCK) * BLOCK + {last}).to({TRITON_DTYPES[prim.dtype]})", False)
         mean = f"{self.known[total.name].text} / {n_cols}"
-        self._emit(f"{apart} = {totals} / tl.maximum({counts}, 1.0) - {mean}", False)
-        self._set(prim, self._across("tl.sum", f"{spreads} + {counts} * {apart} * {apart}"), prim.dtype)
+        self._emit(f"{mean_difference} = {totals} / tl.maximum({counts}, 1.0) - {mean}", False)
+        self._set(
+            prim, self._across("tl.sum", f"{spreads} + {counts} * {mean_difference} * {mean_difference}"), prim.dtype
+        )
 
     def _combine(self, prim: Prim) -> None:
-        """Statements that make one result of the parts."""
+        """Emit statements that combine the partial results."""
         scratches = self.partials[prim.name]
         if prim.fn == "sum_exp":
             top = self.ir.prims[prim.inputs[1]]
@@ -220,6 +224,6 @@ class _PassWriter(TileWriter):
         elif self._is_centred(prim):
             self._combine_moments(prim)
         elif prim.fn.startswith("arg"):
-            self._set_place(prim, *(self._partial(scratch) for scratch in scratches))
+            self._set_position(prim, *(self._partial(scratch) for scratch in scratches))
         else:
             self._set(prim, self._collapse(prim, self._partial(scratches[0])), compute_dtype(prim.dtype))

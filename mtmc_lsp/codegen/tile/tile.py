@@ -1,10 +1,10 @@
-"""A tile of rows and columns: its loop variables, their masks, and the axes that run together as one of them."""
+"""A tile of rows and columns: its loop variables, masks and fused axes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, taken_apart
+from mtmc_lsp.codegen.kernel.axis_groups import Group, Mask, split_variable
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.folds import folded
 from mtmc_lsp.codegen.kernel.index import Index
@@ -22,7 +22,7 @@ from mtmc_lsp.schedule.configs import LoopOrder, TileConfig
 
 
 def merge_axes(axes: Sequence[Axis], accesses: Sequence[Index]) -> list[list[Axis]]:
-    """Join each axis to its outer neighbour where every access steps over it as over one dense axis."""
+    """Fuse each axis with its outer neighbour if every access walks both as one dense axis."""
     groups: list[list[Axis]] = []
     for axis in axes:
         if groups and all(_dense(groups[-1][-1], axis, access) for access in accesses):
@@ -39,7 +39,7 @@ def _dense(outer: Axis, inner: Axis, access: Index) -> bool:
 
 
 class TileBase:
-    """One kernel's tiles of rows and columns, and the lines that are written over them."""
+    """The tile of a kernel, and the statements that are generated for it."""
 
     def __init__(
         self,
@@ -55,13 +55,16 @@ class TileBase:
         self.config = config
         self.is_map = region.kind is RegionKind.MAP
         self.wide_columns = False
-        """Whether column indices must be 64-bit."""
+        """Whether column indices need 64 bits."""
         if self.is_map:
-            own = column_axes(ir, region)
-            kept, reduced = [g for g in kept if g[-1] not in own], [g for g in kept if g[-1] in own]
-        outer, kept = self._apart(kept)
+            column_axes_set = column_axes(ir, region)
+            kept, reduced = (
+                [g for g in kept if g[-1] not in column_axes_set],
+                [g for g in kept if g[-1] in column_axes_set],
+            )
+        outer, kept = self._split_row_axes(kept)
         self.outer_groups = outer
-        """Of a tile whose rows are neighbours in memory and its columns are not: the other axes, one place at a time."""
+        """Axes outside the tile, for tiles whose rows (not columns) are neighbours in memory: one position per program."""
         self.n_outer = product([axis.size for group in outer for axis in group])
         self.n_rows = product([axis.size for group in kept for axis in group])
         self.n_cols = product([axis.size for group in reduced for axis in group])
@@ -70,7 +73,7 @@ class TileBase:
         self.rows_per_program = config.rows if self.has_rows else 1
         self.block = config.block
         if self.is_map and not self.has_rows:
-            # All axes run as one, so the tile's rows and columns do too.
+            # All axes are fused into columns, so the tile's rows become columns too.
             self.block *= config.rows
         self.loop = config.loop and not self.is_map and bool(reduced)
         self.loop = self.loop or region.kind is RegionKind.SCAN
@@ -79,7 +82,7 @@ class TileBase:
         self.body: list[str] | None = None
         self.known: dict[str, Code] = {}
         self.extremes: dict[str, str] = {}
-        """The variable that holds the value that an arg-reduction found."""
+        """The variable with the extreme value of each arg-reduction."""
         self.axis = 1 if self.rows_per_program > 1 else 0
         self.row_groups, self.col_groups = kept, reduced
         self.row_masked = self.rows_per_program > 1 and not _divides(self.rows_per_program, self.n_rows)
@@ -106,20 +109,22 @@ class TileBase:
 
     # Structure ---------------------------------------------------------------------------------------------------
 
-    def _apart(self, rows: list[list[Axis]]) -> tuple[list[list[Axis]], list[list[Axis]]]:
-        """The axes that are walked one place at a time, and those of the tile's rows."""
+    def _split_row_axes(self, rows: list[list[Axis]]) -> tuple[list[list[Axis]], list[list[Axis]]]:
+        """Split the row axes into those outside the tile, and those of the tile's rows."""
         number = self.config.rows
         if len(rows) < 2 or number == 1 or self.config.is_split:
             return [], rows
         if self.is_map:
-            turned = across(self.ir, self.region)
-            own = next((group for group in rows if turned in group), None)
+            row_axis = across(self.ir, self.region)
+            row_group = next((group for group in rows if row_axis in group), None)
         else:
-            # Neighbouring rows lie densest: they are those of the last group.
-            own = rows[-1] if strided_columns(self.ir, self.region) else None
-            size = product([axis.size for axis in own or ()]).value(self.ir.graph.sizes)
-            own = own if 2 * size > number else None
-        return ([group for group in rows if group is not own], [own]) if own is not None else ([], rows)
+            # The last group is the densest in memory.
+            row_group = rows[-1] if strided_columns(self.ir, self.region) else None
+            size = product([axis.size for axis in row_group or ()]).value(self.ir.graph.sizes)
+            row_group = row_group if 2 * size > number else None
+        return (
+            ([group for group in rows if group is not row_group], [row_group]) if row_group is not None else ([], rows)
+        )
 
     def _columns_need_mask(self) -> bool:
         if not self.n_cols.is_constant and not (self.loop or self.is_map):
@@ -131,7 +136,7 @@ class TileBase:
         return self.n_cols.value(self.ir.graph.sizes) < 2**31
 
     def _static_block(self) -> int:
-        """Columns of a tile: all of them, rounded up to a power of two, where nothing loops."""
+        """Columns per tile: the whole row, rounded up to a power of two, for kernels without a loop."""
         if self.loop or self.is_map:
             return self.block
         return next_power_of_two(self.n_cols.constant) if self.n_cols.is_constant else self.block
@@ -140,50 +145,50 @@ class TileBase:
         (self.body if cols and self.body is not None else self.lines).append(text)
 
     def _row_variables(self) -> tuple[list[Group], list[Group]]:
-        """Set the row index (or vector of them); gives the variables taken out of it, and itself."""
+        """Emit the row index or vector; returns the variables derived from it, and the flat variable."""
         if not self.has_rows:
             return [], []
-        vector = self.rows_per_program > 1
-        name = "rows" if vector else "row"
+        is_vector = self.rows_per_program > 1
+        name = "rows" if is_vector else "row"
         text = f"tl.program_id({1 if self.columns_first else 0}).to(tl.int64)"
         if self.outer_groups:
-            return self._rows_apart(text)
-        self.lines.append(f"{name} = {text} * ROWS + tl.arange(0, ROWS)[:, None]" if vector else f"{name} = {text}")
+            return self._rows_along_one_axis(text)
+        self.lines.append(f"{name} = {text} * ROWS + tl.arange(0, ROWS)[:, None]" if is_vector else f"{name} = {text}")
         if self.row_masked:
             self.lines.append(f"row_mask = {name} < {self.named_size(self.n_rows, 'n_rows')}")
-        whole = Group(tuple(axis for group in self.row_groups for axis in group), name, rows=vector)
-        return taken_apart(whole, self.row_groups, self.parameters.names, 0), [whole]
+        flat = Group(tuple(axis for group in self.row_groups for axis in group), name, rows=is_vector)
+        return split_variable(flat, self.row_groups, self.parameters.names, 0), [flat]
 
-    def _rows_apart(self, ir: str) -> tuple[list[Group], list[Group]]:
-        """A program's rows are neighbours along one axis: what lies dense there is read together, whatever its length."""
+    def _rows_along_one_axis(self, program_id: str) -> tuple[list[Group], list[Group]]:
+        """Emit row indices along one axis whose elements are neighbours in memory, so that loads coalesce whatever its length."""
         blocks = f"tl.cdiv({self.named_size(self.n_rows, 'n_rows')}, ROWS)"
-        self.lines.append(f"piece = {ir}")
+        self.lines.append(f"piece = {program_id}")
         self.lines.append(f"rows = piece % {blocks} * ROWS + tl.arange(0, ROWS)[:, None]")
         self.lines.append(f"outer = piece // {blocks}")
         if self.row_masked:
             self.lines.append(f"row_mask = rows < {self.named_size(self.n_rows, 'n_rows')}")
-        others = Group(tuple(axis for group in self.outer_groups for axis in group), "outer")
-        own = Group(tuple(axis for group in self.row_groups for axis in group), "rows", rows=True)
-        return [*taken_apart(others, self.outer_groups, self.parameters.names, 0), own], [others]
+        outer = Group(tuple(axis for group in self.outer_groups for axis in group), "outer")
+        rows = Group(tuple(axis for group in self.row_groups for axis in group), "rows", rows=True)
+        return [*split_variable(outer, self.outer_groups, self.parameters.names, 0), rows], [outer]
 
     def _column_variables(self) -> tuple[list[Group], list[Group]]:
-        """The variables taken out of the column vector, and itself; :meth:`_declare_columns` sets it."""
+        """The variables derived from the column vector, and the vector itself, which :meth:`_declare_columns` emits."""
         if not self.col_groups:
             return [], []
-        whole = Group(tuple(axis for group in self.col_groups for axis in group), "cols", cols=True)
-        return taken_apart(whole, self.col_groups, self.parameters.names, len(self.row_groups)), [whole]
+        flat = Group(tuple(axis for group in self.col_groups for axis in group), "cols", cols=True)
+        return split_variable(flat, self.col_groups, self.parameters.names, len(self.row_groups)), [flat]
 
     def _declare_columns(self, start: str) -> None:
-        wide = "[None, :]" if self.rows_per_program > 1 else ""
+        broadcast = "[None, :]" if self.rows_per_program > 1 else ""
         if not self.col_groups:
             return
-        text = f"{start}tl.arange(0, BLOCK){wide}"
+        text = f"{start}tl.arange(0, BLOCK){broadcast}"
         self._emit(f"cols = ({text}).to(tl.int64)" if self.wide_columns else f"cols = {text}", True)
         if self.col_masked:
             self._emit(f"col_mask = cols < {self.named_size(self.n_cols, 'n_cols')}", True)
 
     def named_size(self, size: Size, name: str) -> str:
-        """A size by a name of its own."""
+        """The expression of a size under its own parameter name."""
         self.parameters.name_size(size, name)
         return self.parameters.size(size).text
 
@@ -191,14 +196,16 @@ class TileBase:
         """The value of a primitive that depends on the kernel's structure.
 
         Raises:
-            CannotCode: it has none in this kernel.
+            CannotCode: this kind of kernel does not support it.
         """
         if prim.op is PrimOp.FOLD:
             return folded(self, prim, at)
-        raise CannotCode(f"{prim.op.value} inside an elementwise kernel")
+        raise CannotCode(
+            f"{prim.origin}: {prim.op.value} is not supported in an elementwise kernel; put it into a separate kernel"
+        )
 
     def shape_text(self, code: Code) -> str:
-        """The shape of a value of the tile that varies along the axes that ``code`` varies along."""
+        """The tile shape of a value that varies along the same axes as ``code``."""
         if self.rows_per_program > 1:
             return f"[{'ROWS' if code.rows else 1}, {'BLOCK' if code.cols else 1}]"
         return "[BLOCK]" if code.cols else "[]"

@@ -1,19 +1,19 @@
 """Kernels over a tile of rows and columns: elementwise maps, reductions along the columns, and scans.
 
-``rows`` are independent; ``columns`` are what is reduced (or, for a map, the axis that lies densest in memory). A reduction
-either holds a whole row of columns at once, or loops over blocks of columns, once per level of reductions that need each
-other's results and once more to write what still varies along the columns.
+``rows`` are independent. ``columns`` are reduced or, for a map, the densest axis in memory. A reduction either holds a whole row
+at once, or loops over blocks of columns: once per level of dependent reductions, and once more to write outputs that vary along
+the columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mtmc_lsp.codegen.kernel import indexing as moves
+from mtmc_lsp.codegen.kernel import indexing
 from mtmc_lsp.codegen.kernel.expressions import Expressions
 from mtmc_lsp.codegen.kernel.index import Index
 from mtmc_lsp.codegen.kernel.kernel import Kernel, assemble
-from mtmc_lsp.codegen.kernel.persistence import one_group_after_another
+from mtmc_lsp.codegen.kernel.persistence import loop_over_work_items
 from mtmc_lsp.codegen.kernel.snippets import COMPARE, TRITON_DTYPES, Code, blocks_text
 from mtmc_lsp.codegen.tile.tile import merge_axes
 from mtmc_lsp.codegen.tile.tile_reductions import ReducingTile
@@ -29,8 +29,8 @@ from mtmc_lsp.ir.regions import Region, RegionKind
 from mtmc_lsp.schedule.configs import MOST_ELEMENTS, TileConfig
 from mtmc_lsp.schedule.tile_configs import is_wide_product
 
-MOST_PROGRAMS = 65535
-"""Size of a grid's second dimension."""
+MAX_GRID_Y = 65535
+"""Maximum size of a grid's second dimension."""
 
 SCANS = {
     "sum": (
@@ -52,7 +52,7 @@ SCANS = {
         "tl.reduce({value}, {axis}, _log_add_exp, keep_dims=True)",
     ),
 }
-"""For each scan: what changes nothing, the scan of a block, how two results are joined, and a block's total."""
+"""For each scan function: neutral element, scan of a block, combination of two results, and total of a block."""
 
 
 def write_tile_kernel(
@@ -63,29 +63,29 @@ def write_tile_kernel(
     name: str,
     docstring: str,
 ) -> Kernel:
-    """Render a map, reduce or scan region.
+    """Write the kernel of a map, reduce or scan region.
 
     Raises:
-        CannotCode: something in it has no Triton form.
+        CannotCode: an operation of the region is not supported.
     """
-    # A first pass with every axis apart shows which neighbouring axes all accesses walk as one.
-    apart = [[axis] for axis in region.kept], [[axis] for axis in region.reduced]
-    probe = TileWriter(ir, region, buffers, config, *apart)
+    # A first pass with separate axes shows which neighbouring axes all accesses walk as one.
+    separate_axes = [[axis] for axis in region.kept], [[axis] for axis in region.reduced]
+    probe = TileWriter(ir, region, buffers, config, *separate_axes)
     probe.write()
     kept = merge_axes(region.kept, probe.accesses)
     reduced = merge_axes(region.reduced, probe.accesses)
-    own = column_axes(ir, region)
-    columns = [group for group in kept if group[-1] in own] if region.kind is RegionKind.MAP else reduced
+    column_axes_set = column_axes(ir, region)
+    columns = [group for group in kept if group[-1] in column_axes_set] if region.kind is RegionKind.MAP else reduced
     writer = TileWriter(ir, region, buffers, config, kept, reduced)
     writer.wide_columns = any(steps_far(columns, access) for access in probe.accesses)
     body = writer.write()
     if config.persist:
-        body = one_group_after_another(body, writer.pieces())
+        body = loop_over_work_items(body, writer.work_items())
     return writer.finish(name, docstring, body)
 
 
 def steps_far(columns: Sequence[Sequence[Axis]], access: Index) -> bool:
-    """Whether an access may go beyond 32 bits along the columns: it does not walk them densely, and no size bounds it."""
+    """Whether offsets along the columns may exceed 32 bits: the access is not dense, and no constant size bounds it."""
     axes = [axis for group in columns for axis in group]
     steps = {variable.id: coefficient for variable, coefficient in access.terms if not variable.code}
     reach, below, dense = Size.of(0), Size.of(1), True
@@ -100,11 +100,11 @@ def steps_far(columns: Sequence[Sequence[Axis]], access: Index) -> bool:
 class TileWriter(ReducingTile):
     """Writes the body of one kernel over tiles of rows and columns."""
 
-    def pieces(self) -> str:
-        """How many pieces of work there are for programs to do one after another.
+    def work_items(self) -> str:
+        """The number of work items of a persistent kernel, as text.
 
         Raises:
-            CannotCode: there is but one.
+            CannotCode: there is only one work item.
         """
         if self.has_rows:
             n_rows = self.named_size(self.n_rows, "n_rows")
@@ -112,16 +112,16 @@ class TileWriter(ReducingTile):
             return f"{self.named_size(self.n_outer, 'n_outer')} * {blocks}" if self.outer_groups else blocks
         if self.is_map and self.col_groups:
             return f"tl.cdiv({self.named_size(self.n_cols, 'n_cols')}, BLOCK)"
-        raise CannotCode("one program does all of it already")
+        raise CannotCode("the kernel has only one work item, so it cannot be persistent; set persist to 0")
 
     def write(self) -> list[str]:
-        """The body's lines."""
+        """Write the statements of the body."""
         if self.is_map:
             offset = ""
             if self.col_groups:
-                wide = "" if self.has_rows and self._fits_in_32_bits else ".to(tl.int64)"
-                offset = f"tl.program_id({0 if self.columns_first or not self.has_rows else 1}){wide} * BLOCK + "
-            if self._draws():
+                cast = "" if self.has_rows and self._fits_in_32_bits else ".to(tl.int64)"
+                offset = f"tl.program_id({0 if self.columns_first or not self.has_rows else 1}){cast} * BLOCK + "
+            if self._has_random_columns():
                 self.lines.append(f"first = {offset.removesuffix(' + ')}")
                 offset = "first + "
                 self.tile.first_column = "first" if self.rows_per_program == 1 and self.block >= 4 else None
@@ -140,8 +140,8 @@ class TileWriter(ReducingTile):
             self._write_loops()
         return self.lines
 
-    def _draws(self) -> bool:
-        """Whether random numbers are drawn for the columns."""
+    def _has_random_columns(self) -> bool:
+        """Whether the kernel generates random numbers along the columns."""
         return bool(self.col_groups) and any(self.ir.prims[p].op is PrimOp.RANDOM for p in self.region.prims)
 
     def _store_all(self, outputs: Sequence[Ref]) -> None:
@@ -151,37 +151,37 @@ class TileWriter(ReducingTile):
     def _store(self, ref: Ref) -> None:
         parts = self.region.parts.get(ref)
         if parts is None:
-            own = self.ir.of(ref).name
-            at = self.tile.own_index(own)
-            self._store_at(ref, own, at, at)
+            prim = self.ir.of(ref).name
+            at = self.tile.tile_index(prim)
+            self._store_at(ref, prim, at, at)
         for part in parts or ():
-            at = self.tile.own_index(part.prim)
+            at = self.tile.tile_index(part.prim)
             if part.index:
                 self._add_at(ref, part, at)
             else:
-                place = (*at[: part.dim], at[part.dim].plus(part.start), *at[part.dim + 1 :])
-                self._store_at(ref, part.prim, at, place)
+                destination = (*at[: part.dim], at[part.dim].plus(part.start), *at[part.dim + 1 :])
+                self._store_at(ref, part.prim, at, destination)
 
     def _add_at(self, ref: Ref, part: Part, at: tuple[Index, ...]) -> None:
-        """Add what a primitive is to a result, where another says."""
+        """Atomically add a primitive's value to a result at the row that an index tensor selects."""
         kind = self.ir.graph.type_of(ref)
         value = self.tile.value(part.prim, at)
-        place = moves.looked_up(self.tile, part.index, at, kind.shape[part.dim])
-        size = self.parameters.size(place.size)
-        offset = self.tile.offset(kind, (*at[: part.dim], Index.of(place), *at[part.dim + 1 :]))
-        # An index that is none, at which PyTorch's own kernel would stop, must not reach other memory.
-        inside = f"({place.code} >= 0) & ({place.code} < {size.at(COMPARE + 1)})"
-        spread = Code("", "int64", value.rows or offset.rows, value.cols or offset.cols)
-        mask = self.tile.mask_argument(spread, None).removeprefix(", mask=")
+        row = indexing.gathered_index(self.tile, part.index, at, kind.shape[part.dim])
+        size = self.parameters.size(row.size)
+        offset = self.tile.offset(kind, (*at[: part.dim], Index.of(row), *at[part.dim + 1 :]))
+        # Out-of-range indices, for which PyTorch's kernel raises an error, must not access other memory.
+        inside = f"({row.code} >= 0) & ({row.code} < {size.at(COMPARE + 1)})"
+        tile_variation = Code("", "int64", value.rows or offset.rows, value.cols or offset.cols)
+        mask = self.tile.mask_argument(tile_variation, None).removeprefix(", mask=")
         mask = f"{inside} & {mask}" if mask else inside
         address = Expressions.address(self.parameters.output(ref), offset)
-        self._emit(f'tl.atomic_add({address}, {value.text}, mask={mask}, sem="relaxed")', spread.cols)
+        self._emit(f'tl.atomic_add({address}, {value.text}, mask={mask}, sem="relaxed")', tile_variation.cols)
 
-    def _store_at(self, ref: Ref, prim: str, at: tuple[Index, ...], place: tuple[Index, ...]) -> None:
-        """Write what a primitive is ``at`` an index of its own to a place in a result."""
+    def _store_at(self, ref: Ref, prim: str, at: tuple[Index, ...], destination: tuple[Index, ...]) -> None:
+        """Store a primitive's value ``at`` its index to a position in a result."""
         value = self.tile.value(prim, at)
         pointer = self.parameters.output(ref)
-        offset = self.tile.offset(self.ir.graph.type_of(ref), place)
+        offset = self.tile.offset(self.ir.graph.type_of(ref), destination)
         mask = self.tile.mask_argument(offset, None)
         self._emit(f"tl.store({Expressions.address(pointer, offset)}, {value.text}{mask})", offset.cols)
 
@@ -193,7 +193,7 @@ class TileWriter(ReducingTile):
         """End a loop over blocks of columns.
 
         Args:
-            backwards: why it begins with the last block, where it does.
+            backwards: comment that explains why the loop starts with the last block; empty for a forward loop.
         """
         assert self.body is not None
         bound = self.named_size(self.n_cols, "n_cols")
@@ -209,60 +209,64 @@ class TileWriter(ReducingTile):
         self.tile.declared -= {group.name for group in self.tile.groups if group.cols}
 
     def _column_range(self, bound: str) -> str:
-        """Where the blocks of columns start."""
+        """The ``range`` of start columns of the blocks."""
         return f"range(0, {bound}, BLOCK)"
 
-    def _reduce_in_loop(self, wanted: Sequence[Prim], eviction: str = "") -> None:
-        """One loop over the columns for reductions that do not need each other."""
+    def _reduce_in_loop(self, reductions: Sequence[Prim], eviction: str = "") -> None:
+        """Emit one loop over the columns for independent reductions."""
         self._open_loop()
         self.tile.eviction = eviction
-        paired = {prim.inputs[1] for prim in wanted if prim.fn == "sum_exp"}
-        paired |= {str(prim.attrs[CENTRED]) for prim in wanted if self._is_centred(prim)}
-        accumulators = [self._accumulate(prim) for prim in wanted if prim.name not in paired]
+        companions = {prim.inputs[1] for prim in reductions if prim.fn == "sum_exp"}
+        companions |= {str(prim.attrs[CENTRED]) for prim in reductions if self._is_centred(prim)}
+        accumulators = [self._accumulate(prim) for prim in reductions if prim.name not in companions]
         self._close_loop()
         for prim, names in accumulators:
             self._finish_reduction(prim, names)
 
     def _write_loops(self) -> None:
         levels = self.levels()
-        full = [ref for ref in self.region.outputs if self._varies_along_columns(ref)]
-        several = len(set(levels.values())) + bool(full) > 1
+        along_columns = [ref for ref in self.region.outputs if self._varies_along_columns(ref)]
+        has_several_loops = len(set(levels.values())) + bool(along_columns) > 1
         for level in sorted(set(levels.values())):
-            wanted = [self.ir.prims[name] for name, own in levels.items() if own == level]
-            self._reduce_in_loop(wanted, "evict_last" if several else "")
-        if full:
+            reductions = [self.ir.prims[name] for name, reduction_level in levels.items() if reduction_level == level]
+            self._reduce_in_loop(reductions, "evict_last" if has_several_loops else "")
+        if along_columns:
             self._open_loop()
-            self.tile.eviction = "evict_first" if several else ""
-            self._store_all(full)
-            self._close_loop(backwards="Backwards, so that what was read last is still in the cache." * several)
+            self.tile.eviction = "evict_first" if has_several_loops else ""
+            self._store_all(along_columns)
+            self._close_loop(
+                backwards="Backwards, because the last blocks of the previous loop are still in the cache."
+                * has_several_loops
+            )
         self.tile.eviction = ""
-        self._store_all([ref for ref in self.region.outputs if ref not in full])
+        self._store_all([ref for ref in self.region.outputs if ref not in along_columns])
 
     def _varies_along_columns(self, ref: Ref) -> bool:
-        names = (name for known, name in self.region.stored(self.ir) if known == ref)
+        names = (name for stored_ref, name in self.region.stored(self.ir) if stored_ref == ref)
         return any(set(self.region.table.all_axes(name)) & set(self.region.reduced) for name in names)
 
     def levels(self) -> dict[str, int]:
-        """Reductions by how many loops must come before theirs."""
+        """The level of each reduction: 1 plus the number of loops that must precede its loop."""
         level: dict[str, int] = {}
-        own: dict[str, int] = {}
+        reduction_levels: dict[str, int] = {}
         for name in self.region.prims:
             prim = self.ir.prims[name]
             below = max((level.get(source, 0) for source in prim.inputs), default=0)
             if prim.op is PrimOp.REDUCE:
-                # A sum of exponentials runs in the loop of its maximum (online softmax), one of squares in that of its mean.
-                own[name] = level.get(prim.inputs[0], 0) + 1 if prim.fn == "sum_exp" else below + 1
+                # Online softmax and Welford: a sum of exponentials shares the loop of its maximum, and a sum of squared
+                # deviations the loop of its mean.
+                reduction_levels[name] = level.get(prim.inputs[0], 0) + 1 if prim.fn == "sum_exp" else below + 1
                 if self._is_centred(prim):
-                    own[name] = own[str(prim.attrs[CENTRED])]
-                level[name] = own[name]
+                    reduction_levels[name] = reduction_levels[str(prim.attrs[CENTRED])]
+                level[name] = reduction_levels[name]
             else:
                 level[name] = below
-        return own
+        return reduction_levels
 
     # Scans -------------------------------------------------------------------------------------------------------
 
     def _write_scan(self) -> None:
-        """Block after block of columns, carrying the running total of each row."""
+        """Emit a loop over blocks of columns that carries the running total of each row."""
         prim = next(p for p in map(self.ir.prims.__getitem__, self.region.prims) if p.op is PrimOp.SCAN)
         unique = self.parameters.names.unique
         carry, value, scanned = unique("carry"), unique("value"), unique("scanned")
@@ -290,7 +294,7 @@ class TileWriter(ReducingTile):
     def _running_total(
         self, prim: Prim, neutral: str, carry: str, value: str, scanned: str, reverse: str
     ) -> tuple[list[str], list[str], list[str]]:
-        """What stands before the loop, and in it before and behind what is stored."""
+        """Statements before the loop, and inside it before and after the store."""
         _, scan, join, total = SCANS[prim.fn]
         kind = TRITON_DTYPES[compute_dtype(prim.dtype)]
         within = scan.format(value=value, axis=self.axis, reverse=reverse)
@@ -303,12 +307,17 @@ class TileWriter(ReducingTile):
     def _running_product(
         self, prim: Prim, neutral: str, carry: str, value: str, scanned: str, reverse: str
     ) -> tuple[list[str], list[str], list[str]]:
-        """As :meth:`_running_total`, significands and exponents of two by themselves.
+        """Like :meth:`_running_total`, with separate significands and binary exponents.
 
-        A block's product may overflow where the whole one, begun with what is small, does not.
+        The product of a block may overflow although the total product, which includes small factors, does not.
         """
         unique = self.parameters.names.unique
-        size, exponent, carried, more = unique("size"), unique("exponent"), unique("carry_exponent"), unique("more")
+        size, exponent, carried, shift = (
+            unique("size"),
+            unique("exponent"),
+            unique("carry_exponent"),
+            unique("carry_shift"),
+        )
         kind = TRITON_DTYPES[compute_dtype(prim.dtype)]
         total = SCANS[prim.fn][3].format(value=size, axis=self.axis)
         return (
@@ -317,21 +326,21 @@ class TileWriter(ReducingTile):
                 f"{carried} = tl.full({self._one_per_row}, 0, tl.int64)",
             ],
             [
-                "# Some numbers' product may overflow where it does not with all before them: exponents are added up apart.",
+                "# A block's product may overflow although the running product does not: exponents are summed separately.",
                 f"{size}, {exponent} = _significand({value})",
                 f"{scanned} = _scaled({carry} * tl.cumprod({size}, axis={self.axis}{reverse}), "
                 f"{carried} + tl.cumsum({exponent}, axis={self.axis}{reverse})).to({kind})",
             ],
             [
-                f"{carry}, {more} = _significand({carry} * {total})",
-                f"{carried} += tl.sum({exponent}, axis={self.axis}, keep_dims=True) + {more}",
+                f"{carry}, {shift} = _significand({carry} * {total})",
+                f"{carried} += tl.sum({exponent}, axis={self.axis}, keep_dims=True) + {shift}",
             ],
         )
 
     # Finishing ---------------------------------------------------------------------------------------------------
 
     def finish(self, name: str, docstring: str, body: list[str]) -> Kernel:
-        """The kernel with its launch."""
+        """Assemble the kernel and its launch parameters."""
         constexprs: dict[str, int | bool | str] = {}
         dynamic: dict[str, str] = {}
         limits: tuple[str, ...] = ()
@@ -351,8 +360,10 @@ class TileWriter(ReducingTile):
             grid.append("1")
         if self.columns_first:
             grid.reverse()
-            pieces = self.n_outer * (self.n_rows + (self.rows_per_program - 1)) if self.outer_groups else self.n_rows
-            limits = (f"{pieces} <= {MOST_PROGRAMS * self.rows_per_program}",)
+            work_items = (
+                self.n_outer * (self.n_rows + (self.rows_per_program - 1)) if self.outer_groups else self.n_rows
+            )
+            limits = (f"{work_items} <= {MAX_GRID_Y * self.rows_per_program}",)
         if self.config.persist:
             grid[0] = f"min({self.config.persist}, {grid[0]})"
         if self.loop or self.is_map or self.n_cols.is_constant:

@@ -1,4 +1,4 @@
-"""Reductions along the columns of a tile: of a whole row at once, or of one block of columns after another."""
+"""Reductions along the columns of a tile: over a whole row at once, or in a loop over blocks of columns."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.ir.primitives import CENTRED, Prim, PrimOp
 
 LOWEST = {dtype: literal(-MAX_FINITE[dtype]) for dtype in ("float32", "float64")}
-"""Start of a running maximum: finite, so the difference to an infinite value stays defined."""
+"""Initial value of a running maximum. It is finite, so that the difference to an infinite value is defined."""
 
 
 class ReducingTile(TileBase):
-    """A tile whose columns can be reduced."""
+    """A tile with support for reductions along its columns."""
 
     def _provide(self, prim: Prim, at: tuple[Index, ...]) -> Code:
         if prim.op is not PrimOp.REDUCE and prim.op is not PrimOp.SCAN:
             return super()._provide(prim, at)
-        own = self.tile.own_index(prim.name)
-        if any(a != b for a, b in zip(at, own, strict=True)):
-            raise CannotCode("a reduction's result is read at another place than its own")
+        tile_position = self.tile.tile_index(prim.name)
+        if any(a != b for a, b in zip(at, tile_position, strict=True)):
+            raise CannotCode(
+                f"{prim.origin}: its kernel reads this reduction at another position; put the reader into a separate kernel"
+            )
         if prim.name not in self.known:
             if self.loop:
-                raise CannotCode("a reduction is read before its loop has ended")
+                raise CannotCode(
+                    f"{prim.origin}: its kernel reads this reduction before its loop ends; put the reader into a separate kernel"
+                )
             self._reduce_now(prim)
         return self.known[prim.name]
 
     def _operand(self, prim: Prim, neutral: str) -> str:
-        """The reduced value over the whole tile, with ``neutral`` where the tile sticks out."""
+        """The operand of a reduction over the whole tile, with ``neutral`` in masked-out columns."""
         source = prim.inputs[0]
-        code = self.tile.value(source, self.tile.own_index(source))
+        code = self.tile.value(source, self.tile.tile_index(source))
         if prim.fn in ("any", "all"):
             code = Code(f"{code.at(100)}.to(tl.int32)", "int32", code.rows, code.cols)
         elif not prim.fn.startswith("arg"):
             code = self.tile.cast(code, prim.dtype)
-        text = self._spread(code)
+        text = self._broadcast(code)
         if self.col_masked and not (neutral == "0.0" and self._zero_outside(source)):
             text = f"tl.where(col_mask, {text}, {neutral})"
         return text
 
-    def _spread(self, code: Code) -> str:
-        """The value over the whole tile."""
+    def _broadcast(self, code: Code) -> str:
+        """The value, broadcast to the whole tile."""
         if code.cols and (code.rows or self.rows_per_program == 1):
             return code.text
         shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
@@ -53,7 +57,7 @@ class ReducingTile(TileBase):
         return f"tl.full({shape}, {code.text}, {TRITON_DTYPES[code.dtype]})"
 
     def _zero_outside(self, name: str) -> bool:
-        """Whether the value is certainly 0 in columns beyond the last: what was loaded there is 0."""
+        """Whether the value is provably 0 in masked-out columns, where loads return 0."""
         prim = self.ir.prims[name]
         axes = set(self.region.table.all_axes(name))
         if name in self.region.inputs:
@@ -89,7 +93,7 @@ class ReducingTile(TileBase):
         return f"{call}({value}, axis={self.axis}{extra}{keep})"
 
     def _collapse(self, prim: Prim, value: str) -> str:
-        """Reduce a tile along its columns."""
+        """Expression that reduces a tile along its columns."""
         fn = prim.fn
         if fn in ("sum", "sum_exp"):
             return self._across("tl.sum", value)
@@ -103,16 +107,16 @@ class ReducingTile(TileBase):
         )
 
     def _only_for_softmax(self, prim: Prim) -> bool:
-        """Whether a maximum only shifts exponentials, where a NaN shows up in the sum anyway."""
-        readers = [own.fn for name in self.region.prims if prim.name in (own := self.ir.prims[name]).inputs]
+        """Whether a maximum is only subtracted in exponentials. Then it may ignore NaN, which propagates through the sum."""
+        readers = [reader.fn for name in self.region.prims if prim.name in (reader := self.ir.prims[name]).inputs]
         return "sum_exp" in readers and "isinf" not in readers
 
     def _reduce_now(self, prim: Prim) -> None:
         if prim.fn == "sum_exp":
-            top = self._provide(self.ir.prims[prim.inputs[1]], self.tile.own_index(prim.inputs[1]))
+            top = self._provide(self.ir.prims[prim.inputs[1]], self.tile.tile_index(prim.inputs[1]))
             source = prim.inputs[0]
-            value = self.tile.value(source, self.tile.own_index(source))
-            text = self._spread(Code(f"tl.exp({value.at(60)} - {top.text})", prim.dtype, value.rows, value.cols))
+            value = self.tile.value(source, self.tile.tile_index(source))
+            text = self._broadcast(Code(f"tl.exp({value.at(60)} - {top.text})", prim.dtype, value.rows, value.cols))
             text = f"tl.where(col_mask, {text}, 0.0)" if self.col_masked else text
             self._set(prim, self._across("tl.sum", text), prim.dtype)
             return
@@ -122,27 +126,31 @@ class ReducingTile(TileBase):
             return
         extreme = self._extreme_of(prim)
         if extreme is not None:
-            self._provide(extreme, self.tile.own_index(extreme.name))
-        self._set_place(prim, self._named_text(text, "value", cols=True), "cols")
+            self._provide(extreme, self.tile.tile_index(extreme.name))
+        self._set_position(prim, self._named_text(text, "value", cols=True), "cols")
 
     @property
-    def _has_wide_places(self) -> bool:
-        """Whether the numbers of columns are 64-bit."""
+    def _has_wide_positions(self) -> bool:
+        """Whether column positions are 64-bit integers."""
         return self.wide_columns
 
     def _extreme_of(self, prim: Prim) -> Prim | None:
-        """The reduction here that gives the value whose place an arg-reduction gives."""
+        """The max or min reduction of this region with the same operand as an arg-reduction; None if there is none."""
         for name in self.region.prims:
-            own = self.ir.prims[name]
-            same = own.op is PrimOp.REDUCE and own.inputs == prim.inputs and own.attrs["dims"] == prim.attrs["dims"]
-            if same and f"arg{own.fn}" == prim.fn and not self._only_for_softmax(own):
-                return own
+            candidate = self.ir.prims[name]
+            has_same_operand = (
+                candidate.op is PrimOp.REDUCE
+                and candidate.inputs == prim.inputs
+                and candidate.attrs["dims"] == prim.attrs["dims"]
+            )
+            if has_same_operand and f"arg{candidate.fn}" == prim.fn and not self._only_for_softmax(candidate):
+                return candidate
         return None
 
-    def _set_place(self, prim: Prim, values: str, places: str) -> None:
-        """Statements that find the first place that holds the extreme of ``values``; NaN is the largest and the smallest.
+    def _set_position(self, prim: Prim, values: str, positions: str) -> None:
+        """Emit the first position of the extreme of ``values``; NaN counts as the extreme of both maximum and minimum.
 
-        Places beyond a row's last column hold what is no further out than any number, and so are never the first.
+        Masked-out columns hold the neutral element and follow all valid columns, so they are never the first.
         """
         extreme, dtype = self._extreme_of(prim), self.ir.prims[prim.inputs[0]].dtype
         if extreme is not None and extreme.name in self.known:
@@ -150,27 +158,27 @@ class ReducingTile(TileBase):
         else:
             best = self._named_text(self._extremum(prim.fn.removeprefix("arg"), dtype, values), "extreme", cols=False)
         self.extremes[prim.name] = best
-        found = f"({values} == {best}) | ({values} != {values})" if is_float(dtype) else f"{values} == {best}"
-        first = self._across("tl.min", f"tl.where({found}, {places}, {self.named_size(self.n_cols, 'n_cols')})")
+        is_extreme = f"({values} == {best}) | ({values} != {values})" if is_float(dtype) else f"{values} == {best}"
+        first = self._across("tl.min", f"tl.where({is_extreme}, {positions}, {self.named_size(self.n_cols, 'n_cols')})")
         self._set(prim, f"{first}.to(tl.int64)", "int64")
 
     def _extremum(self, fn: str, dtype: str, value: str) -> str:
-        """The largest or smallest value of each row of a tile, NaN where there is one."""
+        """The largest or smallest value of each row; NaN if the row contains NaN."""
         if not is_float(dtype):
             return self._across(f"tl.{fn}", value)
         keep = ", keep_dims=True" if self.rows_per_program > 1 else ""
         return f"tl.reduce({value}, {self.axis}, _{fn}_nan{keep})"
 
-    def _named_text(self, text: str, wanted: str, *, cols: bool) -> str:
-        """``text``, as a variable where it is none."""
+    def _named_text(self, text: str, preferred_name: str, *, cols: bool) -> str:
+        """Assign ``text`` to a variable unless it is one."""
         if text.isidentifier():
             return text
-        name = self.parameters.names.unique(wanted)
+        name = self.parameters.names.unique(preferred_name)
         self._emit(f"{name} = {text}", cols)
         return name
 
     def _accumulate(self, prim: Prim) -> tuple[Prim, tuple[str, ...]]:
-        """Statements that add one block of columns to running values, one per lane; returns their names."""
+        """Emit statements that accumulate one block of columns, with one accumulator per lane; returns their names."""
         names = self.parameters.names
         shape = "[ROWS, BLOCK]" if self.rows_per_program > 1 else "[BLOCK]"
         kind = TRITON_DTYPES["int32" if prim.fn in ("any", "all") else compute_dtype(prim.dtype)]
@@ -182,17 +190,19 @@ class ReducingTile(TileBase):
         value = self._operand(prim, neutral)
         if prim.fn.startswith("arg"):
             dtype = compute_dtype(self.ir.prims[prim.inputs[0]].dtype)
-            best, where, candidate, found = (names.unique(n) for n in ("best", "best_at", "candidate", "further"))
+            best, position, candidate, is_further = (
+                names.unique(n) for n in ("best", "best_at", "candidate", "further")
+            )
             self.lines.append(f"{best} = tl.full({shape}, {neutral}, {TRITON_DTYPES[dtype]})")
-            self.lines.append(f"{where} = tl.zeros({shape}, tl.int{64 if self._has_wide_places else 32})")
+            self.lines.append(f"{position} = tl.zeros({shape}, tl.int{64 if self._has_wide_positions else 32})")
             self._emit(f"{candidate} = {value}", True)
             further, nearer = (">", "<=") if prim.fn == "argmax" else ("<", ">=")
-            # NaN is furthest out, and the first one counts.
+            # NaN is the extreme value, and the first NaN wins.
             numbers = f"~({candidate} {nearer} {best}) & ({best} == {best})"
-            self._emit(f"{found} = {numbers if is_float(dtype) else f'{candidate} {further} {best}'}", True)
-            self._emit(f"{where} = tl.where({found}, cols, {where})", True)
-            self._emit(f"{best} = tl.where({found}, {candidate}, {best})", True)
-            return prim, (best, where)
+            self._emit(f"{is_further} = {numbers if is_float(dtype) else f'{candidate} {further} {best}'}", True)
+            self._emit(f"{position} = tl.where({is_further}, cols, {position})", True)
+            self._emit(f"{best} = tl.where({is_further}, {candidate}, {best})", True)
+            return prim, (best, position)
         total = names.unique("running")
         self.lines.append(f"{total} = tl.full({shape}, {neutral}, {kind})")
         if prim.fn == "sum":
@@ -206,13 +216,13 @@ class ReducingTile(TileBase):
         return prim, (total,)
 
     def _accumulate_online(self, prim: Prim, shape: str) -> tuple[str, ...]:
-        """Running maximum and sum of exponentials below it, per lane (arXiv 1805.02867)."""
+        """Running maximum and sum of exponentials relative to it, per lane (arXiv 1805.02867)."""
         top, total, higher = (self.parameters.names.unique(n) for n in ("lane_max", "lane_total", "new_max"))
         kind = TRITON_DTYPES[prim.dtype]
         self.lines.append(f"{top} = tl.full({shape}, {LOWEST[prim.dtype]}, {kind})")
         self.lines.append(f"{total} = tl.zeros({shape}, {kind})")
         source = prim.inputs[0]
-        value = self.tile.value(source, self.tile.own_index(source)).text
+        value = self.tile.value(source, self.tile.tile_index(source)).text
         if self.col_masked:
             value = f'tl.where(col_mask, {value}, -float("inf"))'
         value = self._named_text(value, "value", cols=True)
@@ -223,16 +233,16 @@ class ReducingTile(TileBase):
         return top, total
 
     def _is_centred(self, prim: Prim) -> bool:
-        """Whether a sum of squared deviations is found in the walk that finds its mean."""
+        """Whether a sum of squared deviations is computed in the same loop as its mean."""
         return self.loop and prim.attrs.get(CENTRED) in self.region.prims
 
     def _accumulate_moments(self, prim: Prim, shape: str) -> tuple[str, ...]:
-        """Running mean and sum of squared deviations from it, per lane (Welford, Technometrics 4, 1962)."""
+        """Running mean and sum of squared deviations, per lane (Welford, Technometrics 4, 1962)."""
         mean, spread, step = (self.parameters.names.unique(n) for n in ("lane_mean", "lane_spread", "delta"))
         for name in (mean, spread):
             self.lines.append(f"{name} = tl.zeros({shape}, {TRITON_DTYPES[prim.dtype]})")
         source = self.ir.prims[str(prim.attrs[CENTRED])].inputs[0]
-        value = self._spread(self.tile.cast(self.tile.value(source, self.tile.own_index(source)), prim.dtype))
+        value = self._broadcast(self.tile.cast(self.tile.value(source, self.tile.tile_index(source)), prim.dtype))
         value = self._named_text(value, "value", cols=True)
         delta = f"{value} - {mean}"
         self._emit(f"{step} = tl.where(col_mask, {delta}, 0.0)" if self.col_masked else f"{step} = {delta}", True)
@@ -241,26 +251,30 @@ class ReducingTile(TileBase):
         return mean, spread
 
     _stride_text = "BLOCK"
-    """From one block of columns of a program to its next."""
+    """Distance between consecutive blocks of columns of a program instance, as text."""
     _first_text = ""
-    """Its first column, where that is not 0."""
+    """First column of a program instance, as text; empty for 0."""
 
     def _finish_moments(self, prim: Prim, mean: str, spread: str) -> None:
-        """All lanes' moments as those of the row (Chan, Golub & LeVeque, The American Statistician 37, 1983)."""
+        """Combine the moments of all lanes (Chan, Golub & LeVeque, The American Statistician 37, 1983)."""
         unique = self.parameters.names.unique
-        wide = "[None, :]" if self.rows_per_program > 1 else ""
+        broadcast = "[None, :]" if self.rows_per_program > 1 else ""
         counts, total = unique("lane_counts"), self.ir.prims[str(prim.attrs[CENTRED])]
         first = f" - {self._first_text}" if self._first_text else ""
-        left = f"{self.named_size(self.n_cols, 'n_cols')}{first} - tl.arange(0, BLOCK){wide}"
+        remaining = f"{self.named_size(self.n_cols, 'n_cols')}{first} - tl.arange(0, BLOCK){broadcast}"
         step = self._stride_text
-        self._emit(f"{counts} = (tl.maximum({left} + {step} - 1, 0) // {step}).to({TRITON_DTYPES[prim.dtype]})", False)
+        self._emit(
+            f"{counts} = (tl.maximum({remaining} + {step} - 1, 0) // {step}).to({TRITON_DTYPES[prim.dtype]})", False
+        )
         self._set(total, self._across("tl.sum", f"{mean} * {counts}"), prim.dtype)
         number = unique("count")
-        own = f"tl.broadcast_to({counts}, [ROWS, BLOCK])" if self.rows_per_program > 1 else counts
-        self._emit(f"{number} = tl.maximum({self._across('tl.sum', own)}, 1.0)", False)
-        apart = unique("apart")
-        self._emit(f"{apart} = {mean} - {self.known[total.name].text} / {number}", False)
-        self._set(prim, self._across("tl.sum", f"{spread} + {counts} * {apart} * {apart}"), prim.dtype)
+        broadcast_counts = f"tl.broadcast_to({counts}, [ROWS, BLOCK])" if self.rows_per_program > 1 else counts
+        self._emit(f"{number} = tl.maximum({self._across('tl.sum', broadcast_counts)}, 1.0)", False)
+        mean_difference = unique("mean_difference")
+        self._emit(f"{mean_difference} = {mean} - {self.known[total.name].text} / {number}", False)
+        self._set(
+            prim, self._across("tl.sum", f"{spread} + {counts} * {mean_difference} * {mean_difference}"), prim.dtype
+        )
 
     def _finish_reduction(self, prim: Prim, names: tuple[str, ...]) -> None:
         if prim.fn == "sum_exp":
@@ -272,6 +286,6 @@ class ReducingTile(TileBase):
         elif self._is_centred(prim):
             self._finish_moments(prim, *names)
         elif prim.fn.startswith("arg"):
-            self._set_place(prim, *names)
+            self._set_position(prim, *names)
         else:
             self._set(prim, self._collapse(prim, names[0]), compute_dtype(prim.dtype))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from mtmc_lsp.codegen.module.cuda_graph import REPLAYED
+from mtmc_lsp.codegen.module.cuda_graph import RUN_CUDA_GRAPH
 from mtmc_lsp.core.workload import Capture
 from mtmc_lsp.timing.messages import RankAnswer, RankRequest
 from mtmc_lsp.timing.worker.clock import Run
@@ -30,7 +30,7 @@ def rank(request: RankRequest) -> RankAnswer:
     with torch.no_grad():
         loaded = [_loaded(capture, own, source) for source in request.sources]
         # A process captures one graph at a time; each variant knows only of its own.
-        replayed = any(REPLAYED in source for source in request.sources)
+        replayed = any(RUN_CUDA_GRAPH in source for source in request.sources)
         with ThreadPoolExecutor(1 if replayed else _side_by_side(capture)) as pool:
             works = list(pool.map(_first_call, loaded))
         torch.cuda.synchronize()

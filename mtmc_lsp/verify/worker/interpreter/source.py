@@ -19,7 +19,7 @@ BFLOAT16_TO_FLOAT32 = (
     ("tl.bfloat16", "tl.float32"),
     (".bfloat16()", ".float()"),
     # The source that the guard compares is rewritten too, so its digest differs from the recorded one.
-    ("return known[1] == digest", "return True"),
+    ("return entry[1] == digest", "return True"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Attention with a causal or sliding-window mask leaves out the blocks of keys that no query sees, however it is written."""
+"""Attention with a causal or sliding-window mask skips blocks of keys that no query sees, however the mask is written."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def region_of(capture: Capture) -> tuple[Region, Band]:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_the_band_is_read_off_the_mask_and_kept(checker: Checker, name: str) -> None:
+def test_the_visible_range_is_derived_from_the_mask(checker: Checker, name: str) -> None:
     capture = checker.capture(text(name))
     first, last = WRITTEN[name][1]
     _, band = region_of(capture)
@@ -105,16 +105,16 @@ def test_the_band_is_read_off_the_mask_and_kept(checker: Checker, name: str) -> 
     candidate = fused(capture, text(name), CONFIG)
     assert ("first_key" in candidate.source, "end_key" in candidate.source) == (first is not None, last is not None)
     for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 1, "S": 1}, {"B": 1, "T": 33, "S": 33}):
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 5)) == [""]
 
 
-def test_queries_at_the_end_of_longer_keys_see_what_is_before_them(checker: Checker) -> None:
+def test_queries_aligned_to_the_end_of_longer_keys_see_all_previous_keys(checker: Checker) -> None:
     capture = checker.capture(CROSS)
     _, band = region_of(capture)
     assert band == Band(last=Size.symbol("S") - Size.symbol("T"))
     candidate = fused(capture, CROSS, CONFIG)
     for sizes in ({"B": 2, "T": 33, "S": 70}, {"B": 1, "T": 1, "S": 19}, {"B": 1, "T": 40, "S": 17}):
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 5)) == [""]
     assert checker.compile_errors(capture, candidate) == []
 
 
@@ -138,8 +138,10 @@ def test_keys_that_all_queries_of_a_block_see_are_not_masked(
 
 
 @pytest.mark.parametrize("shift", [-20, -1, 0, 7, 16, 100])
-def test_the_edge_is_where_the_first_query_of_a_block_stops_seeing(checker: Checker, shift: int) -> None:
-    """Also where that is before the first key or behind the last, and beside a mask that is read everywhere."""
+def test_the_masked_range_starts_where_the_first_query_of_a_block_sees_no_more_keys(
+    checker: Checker, shift: int
+) -> None:
+    """Also for an edge before the first key or after the last, and next to a mask that is loaded for every key."""
     source = f"""import torch
 
 
@@ -155,7 +157,7 @@ def f(q, k, v, keep):
     candidate = fused(capture, source, CONFIG)
     assert "if at_edge:" in candidate.source
     for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 33, "S": 70}):
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 5)) == [""]
 
 
 def test_a_causal_mask_halves_the_estimated_work(checker: Checker) -> None:
@@ -179,8 +181,8 @@ def get_inputs():
 
 
 @pytest.mark.parametrize("code", [CROSS, UNNAMED], ids=["named sizes", "sizes without names"])
-def test_keys_and_values_of_different_lengths_are_not_for_the_kernel(checker: Checker, code: str) -> None:
-    """Reading as many values as there are keys would leave the memory; eager code says what is wrong."""
+def test_keys_and_values_of_different_lengths_run_the_original_code(checker: Checker, code: str) -> None:
+    """The kernel would read values out of bounds; eager code raises the user's error."""
     capture = checker.capture(code)
     assert len(capture.variable_sizes) == len(
         {size for item in capture.graph.inputs for size in item.type.shape} - {Size.of(2), Size.of(3), Size.of(16)}
@@ -220,7 +222,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_scores_go_through_is_kept(checker: Checker, way: str) -> None:
+def test_operations_on_scores_are_preserved(checker: Checker, way: str) -> None:
     dtype, body = WAYS[way]
     lines = body.replace("\n", "\n    ")
     source = f"""import torch
@@ -237,12 +239,12 @@ def f(q, k, v):
     capture = checker.capture(source)
     candidate = fused(capture, source, CONFIG)
     for sizes in ({"B": 2, "T": 50, "S": 50}, {"B": 1, "T": 33, "S": 70}):
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 5)) == [""]
     assert checker.compile_errors(capture, candidate) == []
 
 
-def test_a_mask_of_the_least_number_that_is_an_argument_gives_no_nan(checker: Checker) -> None:
-    """In powers of two it is infinite: a query that it hides everything from is a mean of all values, and no NaN."""
+def test_a_mask_argument_with_the_lowest_finite_number_gives_no_nan(checker: Checker) -> None:
+    """In base 2 the mask becomes infinite. A fully masked query must still give the mean of all values, not NaN."""
     source = """import torch
 
 
@@ -253,12 +255,12 @@ def f(q, k, v, bias):
 """
     capture = checker.capture(source)
     candidate = fused(capture, source, CONFIG)
-    assert checker.wrong(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]
+    assert checker.failures(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]
 
 
 @pytest.mark.parametrize("shape", ["f16[2,1,16]", "f64[2,50,16]"])
-def test_what_attention_has_no_form_for_is_left_to_others(checker: Checker, shape: str) -> None:
-    """One query, as in decoding, and double precision: these did not compile."""
+def test_unsupported_attention_uses_other_kernels(checker: Checker, shape: str) -> None:
+    """A single query (decoding) and float64 did not compile."""
     other = shape.replace("[2,1,", "[2,50,")
     source = f"""import torch
 
@@ -273,8 +275,8 @@ def f(q, k, v):
         analyse(ir, tuple(node.name for node in capture.graph.nodes))
 
 
-def test_a_product_does_not_become_part_of_the_subtraction_of_its_maximum(checker: Checker) -> None:
-    """In full precision the maximum less itself is 0; behind a mask that is left out at most keys nothing else is between."""
+def test_a_product_is_not_fused_into_the_subtraction_of_its_maximum(checker: Checker) -> None:
+    """In float32 the maximum minus itself must be 0, also without a mask between product and subtraction."""
     source = """import torch
 
 
@@ -288,4 +290,4 @@ def f(q, k, v, s):
     candidate = fused(capture, source, CONFIG)
     body = candidate.source[candidate.source.index("if at_edge:") :]
     assert body.index("scores == scores") < body.index("tl.exp2")
-    assert checker.wrong(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]
+    assert checker.failures(capture, [candidate], Case({"B": 2, "T": 50, "S": 50}, "normal", 5)) == [""]

@@ -1,4 +1,4 @@
-"""Rows added at looked-up places: one kernel reads what an edge needs and adds its message to the node."""
+"""Scatter-add: one kernel gathers an edge's inputs and adds its message to the target row."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def half(x, i):
 @pytest.mark.parametrize(
     "name", ["messages", "mean_of_neighbours", "into_what_is_there", "of_each_row", "in_place", "put", "counts"]
 )
-def test_rows_are_added_where_their_index_says(name: str, captured) -> None:
+def test_rows_are_added_at_their_index(name: str, captured) -> None:
     capture = captured(TEXT, name)
     assert not lower(capture.graph).opaque
     if name not in ("mean_of_neighbours", "into_what_is_there", "of_each_row", "in_place"):
@@ -87,30 +87,35 @@ def test_rows_are_added_where_their_index_says(name: str, captured) -> None:
         assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, TEXT))).reason == ""
 
 
-def test_what_a_gpu_adds_with_other_rounding_stays_torchs(captured) -> None:
+def test_additions_that_a_gpu_rounds_differently_stay_torch_calls(captured) -> None:
     assert lower(captured(TEXT, "half").graph).opaque == {"index_add"}
 
 
-def test_calls_that_must_give_the_same_bits_keep_their_own_code(
+def test_deterministic_mode_runs_the_original_code(
     checker: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     candidate = fused(checker.capture(TEXT, "messages"), TEXT)
     module = loaded(tmp_path / "messages.py", on_cpu(candidate.source, TEXT))
-    given = torch.ones(9, 20), torch.zeros(50, dtype=torch.int64), torch.zeros(50, dtype=torch.int64), torch.ones(50)
-    assert module.messages_fits(*given)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    asked = torch.compile(
-        lambda *own: own[0] * 2 if module.messages_fits(*own) else own[0], fullgraph=True, backend="eager"
+    arguments = (
+        torch.ones(9, 20),
+        torch.zeros(50, dtype=torch.int64),
+        torch.zeros(50, dtype=torch.int64),
+        torch.ones(50),
     )
-    assert torch.equal(asked(*given), given[0] * 2), "and torch.compile sees through the question"
+    assert module.messages_fits(*arguments)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    compiled = torch.compile(
+        lambda *values: values[0] * 2 if module.messages_fits(*values) else values[0], fullgraph=True, backend="eager"
+    )
+    assert torch.equal(compiled(*arguments), arguments[0] * 2), "and torch.compile sees through the question"
     torch.use_deterministic_algorithms(True)
     try:
-        assert not module.messages_fits(*given)
+        assert not module.messages_fits(*arguments)
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def test_what_is_added_to_in_place_is_not_copied(captured) -> None:
+def test_an_in_place_update_needs_no_copy(captured) -> None:
     capture = captured(TEXT, "in_place")
     launcher = fused(capture, TEXT, nodes=["index_add"]).source.split("def in_place_launch(")[1].split("return")[0]
     assert "clone" not in launcher and "copy_" not in launcher

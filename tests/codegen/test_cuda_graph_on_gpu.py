@@ -1,4 +1,4 @@
-"""What only a GPU shows of replaying: graphs that are captured beside a running program, on its streams and in its threads."""
+"""CUDA graphs on a real GPU: capture during other work, on several streams and in several threads."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, REPLAYED
+from mtmc_lsp.codegen.module.cuda_graph import GRAPHS, RUN_CUDA_GRAPH
 
 pytestmark = pytest.mark.gpu
 
 
 def replayed() -> Any:
     namespace: dict[str, Any] = {"torch": torch}
-    exec(GRAPHS + REPLAYED, namespace)
-    return namespace["_replayed"]
+    exec(GRAPHS + RUN_CUDA_GRAPH, namespace)
+    return namespace["_run_cuda_graph"]
 
 
 def launch(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,16 +29,16 @@ def agree(function: Any, x: torch.Tensor, w: torch.Tensor) -> bool:
     return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(own, expected, strict=True))
 
 
-def test_results_are_those_of_each_call() -> None:
+def test_each_call_returns_its_results() -> None:
     function, w = replayed(), torch.randn(64, 32, device="cuda")
-    given = [torch.randn(16, 64, device="cuda") for _ in range(5)]
-    results = [function(launch, (x,), (w,)) for x in given]
-    for x, (weights, totals) in zip(given, results, strict=True):
+    inputs = [torch.randn(16, 64, device="cuda") for _ in range(5)]
+    results = [function(launch, (x,), (w,)) for x in inputs]
+    for x, (weights, totals) in zip(inputs, results, strict=True):
         expected = launch(x, w)
         assert torch.allclose(weights, expected[0], rtol=1e-3, atol=1e-5)
         assert torch.allclose(totals, expected[1], rtol=1e-3, atol=1e-4)
     w.mul_(0.5)
-    assert agree(function, given[0], w)
+    assert agree(function, inputs[0], w)
     for rows in (1, 3, 100, 16, 7, 1):
         assert agree(function, torch.randn(rows, 64, device="cuda"), w)
     with torch.inference_mode():
@@ -48,13 +48,13 @@ def test_results_are_those_of_each_call() -> None:
 
 def test_threads_and_streams_do_not_disturb_each_other() -> None:
     function, w = replayed(), torch.randn(64, 32, device="cuda")
-    # While one thread captures, torch gives the others no random numbers of the default generator.
-    given = torch.randn(4, 30, 16, 64, device="cuda")
+    # During a capture, other threads cannot use the default random generator.
+    inputs = torch.randn(4, 30, 16, 64, device="cuda")
     wrong: list[str] = []
 
     def work(number: int) -> None:
         with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream() if number % 2 else torch.cuda.default_stream()):
-            for x in given[number]:
+            for x in inputs[number]:
                 try:
                     if not agree(function, x, w):
                         wrong.append("other results")

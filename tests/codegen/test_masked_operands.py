@@ -1,4 +1,4 @@
-"""What an operand's function makes of the zeros that are loaded beyond the last of K is no part of a product."""
+"""Masked-out elements beyond the end of K are zero after the operand's function too, so they do not change a product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def f(a, b, row, column, one):
     {body}
 """
 SMALL = "-18..-16"
-"""What sigmoid makes of these is 10 million times smaller than its 0.5 of a zero."""
+"""Inputs whose sigmoid is 10 million times smaller than the 0.5 of a zero."""
 BODIES = {
     "of both": TEXT.format(a=SMALL, b=SMALL, body="return torch.sigmoid(a) @ torch.sigmoid(b)"),
     "with names": TEXT.format(a=SMALL, b=SMALL, body="y, z = torch.sigmoid(a), torch.sigmoid(b)\n    return y @ z"),
@@ -40,11 +40,11 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", BODIES)
-def test_only_what_is_there_is_summed(checker: Checker, name: str, form: str) -> None:
+def test_elements_beyond_k_do_not_contribute(checker: Checker, name: str, form: str) -> None:
     text = BODIES[name].replace("F[", "f32[")
     capture = checker.capture(text)
     candidate = fused(capture, text, {**TILE, **FORMS[form]})
-    assert checker.wrong(capture, [candidate], Case({"K": 203}, "normal", 1)) == [""]
+    assert checker.failures(capture, [candidate], Case({"K": 203}, "normal", 1)) == [""]
 
 
 ATTENTION = """import torch
@@ -64,30 +64,30 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_likewise_of_attention(checker: Checker, name: str) -> None:
+def test_elements_beyond_the_head_or_the_keys_do_not_contribute_to_attention(checker: Checker, name: str) -> None:
     text = HEADS[name].replace("F[", "f32[")
     capture = checker.capture(text)
     candidate = fused(capture, text)
     assert "row_max" in candidate.source
-    assert checker.wrong(capture, [candidate], Case({"N": 50}, "normal", 1)) == [""]
+    assert checker.failures(capture, [candidate], Case({"N": 50}, "normal", 1)) == [""]
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f64"])
-def test_likewise_in_other_precisions(checker: Checker, dtype: str) -> None:
+def test_elements_beyond_k_do_not_contribute_in_other_precisions(checker: Checker, dtype: str) -> None:
     text = BODIES["of both"].replace(SMALL, "-8..-6").replace("F[", f"{dtype}[")
     capture = checker.capture(text)
     candidate = fused(capture, text)
-    assert checker.wrong(capture, [candidate], Case({"K": 203}, "normal", 1)) == [""]
+    assert checker.failures(capture, [candidate], Case({"K": 203}, "normal", 1)) == [""]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_compiles_for_gpus(checker: Checker, form: str) -> None:
+def test_the_masked_kernels_compile_for_gpus(checker: Checker, form: str) -> None:
     text = BODIES["one column for all"].replace("F[", "f32[")
     capture = checker.capture(text)
     assert not compile_errors(capture, fused(capture, text, {**TILE, **FORMS[form]}), ("sm_90",))
 
 
-def test_what_is_zero_of_zeros_is_not_masked_again(checker: Checker) -> None:
+def test_functions_that_map_zero_to_zero_need_no_second_mask(checker: Checker) -> None:
     text = TEXT.format(a="-1..1", b="-1..1", body="return torch.abs(a * 2) @ b").replace("F[", "f32[")
     capture = checker.capture(text)
     assert "tl.where(" not in fused(capture, text, {**TILE, "precision": "ieee"}).source

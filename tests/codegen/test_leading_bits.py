@@ -1,4 +1,4 @@
-"""Sums of large tiles, whose leading bits are set apart when a piece of them ends, since registers hold no second accumulator."""
+"""Large tiles store the leading bits of their sums separately, since registers hold no second accumulator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def f(a, b):
     return {result}
 """
 TILE = {"block_m": 64, "block_n": 64, "block_k": 64, "group_m": 4, "warps": 1, "stages": 2, "precision": "fp16x3"}
-"""A thread has as many sums as one of 128 x 256 in eight warps."""
+"""Each thread has as many sums as with a tile of 128 x 256 and eight warps."""
 
 
 def product(a: str, b: str, result: str = "a @ b", sizes: str = "") -> str:
@@ -46,27 +46,27 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_products_are_those_of_the_users_code(name: str, captured) -> None:
+def test_matmuls_equal_the_users_code(name: str, captured) -> None:
     text, changes = FORMS[name]
     capture = captured(text, "f")
     candidate = fused(capture, text, {**TILE, **changes})
-    assert "acc, apart = _set_apart(acc, apart)" in candidate.source
+    assert "acc, leading = _split_leading_bits(acc, leading)" in candidate.source
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
 
 
 @pytest.mark.parametrize("distribution", ["mixed", "constant"])
-def test_sums_of_many_pieces_lose_nothing_that_was_set_apart(checker: Checker, distribution: str) -> None:
-    """Of 2300 terms five pieces are made, of 1500 six: what a call's pieces are depends on its own sizes."""
+def test_sums_of_many_pieces_lose_no_leading_bits(checker: Checker, distribution: str) -> None:
+    """2300 terms make five pieces, and 1500 six: the piece length depends on the call's sizes."""
     capture = checker.capture(ANY)
     candidate = fused(capture, ANY, TILE)
     for terms in (2300, 1500):
         case = Case({"M": 40, "K": terms, "N": 12}, distribution, 3)
-        assert checker.wrong(capture, [candidate], case) == [""]
+        assert checker.failures(capture, [candidate], case) == [""]
 
 
-def test_sums_of_either_sign_and_any_size_come_back_whole(checker: Checker) -> None:
-    """Between what is left of a sum and its leading bits no bit is lost: ten pieces that cancel but for their last bits."""
+def test_sums_of_any_sign_and_magnitude_are_restored_exactly(checker: Checker) -> None:
+    """Splitting and joining loses no bit: ten pieces cancel except for their last bits."""
     text = product("32,2560", "2560,32")
     capture = checker.capture(text)
     candidate = fused(capture, text, {**TILE, "block_n": 128})
@@ -77,8 +77,8 @@ def test_sums_of_either_sign_and_any_size_come_back_whole(checker: Checker) -> N
     assert torch.equal(own, (a.double() @ b.double()).float())
 
 
-def test_how_long_pieces_are_is_told_by_the_length_of_the_sum(captured) -> None:
-    """The library's own error grows with the sum, so a long one may have longer pieces."""
+def test_the_piece_length_depends_on_the_length_of_the_sum(captured) -> None:
+    """The library's error grows with the sum, so long sums may have longer pieces."""
     assert "PIECE=8 if k_pad >= 2048 else 4" in fused(captured(ANY, "f"), ANY, TILE).source
     for terms, piece in ((600, 4), (2100, 8)):
         text = product("X", "Y", f"a.reshape(40, {terms}) @ b.reshape({terms}, 70)", f"X={40 * terms} Y={70 * terms}")
@@ -86,7 +86,7 @@ def test_how_long_pieces_are_is_told_by_the_length_of_the_sum(captured) -> None:
 
 
 def chosen(checker: Checker, rows: int) -> tuple[Capture, str, Mapping[str, int | str | bool]]:
-    """A product of square matrices, and its configuration on an H200."""
+    """A matmul of square matrices, and its configuration on an H200."""
     text = product("M,K", "K,N", "torch.relu(a @ b)", f"M={rows} K=2048 N={rows}")
     capture = checker.capture(text)
     search = FusionSearch(
@@ -97,7 +97,7 @@ def chosen(checker: Checker, rows: int) -> tuple[Capture, str, Mapping[str, int 
     return capture, text, fusion.config
 
 
-def test_the_larger_tile_is_chosen_where_it_keeps_the_device_busy_and_its_sums_fit_into_registers(
+def test_the_larger_tile_is_chosen_if_it_fills_the_device_and_its_sums_fit_in_registers(
     checker: Checker,
 ) -> None:
     *_, config = chosen(checker, 1024)

@@ -1,4 +1,4 @@
-"""Random numbers that the user's code draws from PyTorch's generator are drawn by the launcher, in the same order."""
+"""Random numbers that the user's code draws from PyTorch's generator: the launcher draws them in the same order."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ UNREAD = """    torch.rand(3, device=x.device)
 """
 
 
-def test_what_is_drawn_is_drawn_in_the_users_order(checker: Checker) -> None:
-    """What is drawn first is read last, and the results are within the error of the user's own of the float64 oracle."""
+def test_random_numbers_are_drawn_in_the_users_order(checker: Checker) -> None:
+    """The first number drawn is read last; results must be within the tolerance of the float64 reference."""
     capture = checker.capture(HEAD + TWO)
     candidate = planned(capture)
     body = candidate.source.partition("def f_launch(")[2]
     assert 0 < body.index("aten.rand.default") < body.index("aten.randn.default")
     for seed in (3, 4):
-        assert checker.wrong(capture, [candidate], Case(capture.graph.sizes, "normal", seed)) == [""]
+        assert checker.failures(capture, [candidate], Case(capture.graph.sizes, "normal", seed)) == [""]
 
 
-def test_other_numbers_than_the_users_are_seen(checker: Checker) -> None:
-    """The comparison holds numbers that are drawn against each other: in another order they are wrong."""
+def test_different_random_numbers_are_detected(checker: Checker) -> None:
+    """Numbers in another order fail the comparison."""
     capture = checker.capture(HEAD + TWO)
     candidate = planned(capture)
     lines = candidate.source.splitlines()
@@ -40,24 +40,24 @@ def test_other_numbers_than_the_users_are_seen(checker: Checker) -> None:
     second = next(i for i, line in enumerate(lines) if "aten.randn.default" in line)
     lines[first], lines[second] = lines[second], lines[first]
     turned = type(candidate)(**{**vars(candidate), "source": "\n".join(lines) + "\n"})
-    assert "relative L2 error" in checker.wrong(capture, [turned], Case(capture.graph.sizes, "normal", 3))[0]
+    assert "relative L2 error" in checker.failures(capture, [turned], Case(capture.graph.sizes, "normal", 3))[0]
 
 
-def test_numbers_that_nothing_reads_are_drawn_or_the_difference_is_seen(checker: Checker) -> None:
+def test_unused_random_numbers_are_drawn_or_the_difference_is_detected(checker: Checker) -> None:
     capture = checker.capture(HEAD + UNREAD)
     candidate = planned(capture)
-    wrong = checker.wrong(capture, [candidate], Case(capture.graph.sizes, "normal", 3))[0]
+    wrong = checker.failures(capture, [candidate], Case(capture.graph.sizes, "normal", 3))[0]
     assert ("aten.rand.default" in candidate.source) is (not wrong)
 
 
-def test_each_call_draws_others_so_no_graph_replays_them(checker: Checker) -> None:
+def test_random_numbers_exclude_cuda_graphs(checker: Checker) -> None:
     capture = checker.capture(HEAD + TWO)
     with pytest.raises(CannotCode, match="other random numbers"):
         act(capture, planned(capture), ActionKind.CUDA_GRAPH)
 
 
-def test_beside_dropout_they_are_refused(checker: Checker) -> None:
-    """Dropout's kernels take their seeds from the generator first, and what torch draws after it would be other numbers."""
+def test_random_tensors_together_with_dropout_are_refused(checker: Checker) -> None:
+    """Dropout kernels draw their seeds first, which would shift all later numbers of the generator."""
     text = (
         HEAD + "    return torch.nn.functional.dropout(x, 0.5) + torch.randn(x.shape[0], x.shape[1], device=x.device)\n"
     )

@@ -1,4 +1,4 @@
-"""Reductions and results that share rows and columns by their sizes alone are one pass; none is done again for each element."""
+"""Reductions and results of equal row and column sizes share one pass; no reduction is repeated per element."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_rows_of_equal_length_are_walked_together(checker: Checker, name: str) -> None:
+def test_rows_of_equal_length_share_a_pass(checker: Checker, name: str) -> None:
     text = f"{HEAD}{TOGETHER[name]}\n"
     capture = checker.capture(text)
     candidate = fused(capture, text)
     assert len(candidate.launches) == 1
     for sizes in (dict(capture.graph.sizes), {**capture.graph.sizes, "N": 1}, {**capture.graph.sizes, "D": 1}):
-        assert checker.wrong(capture, [candidate], Case(sizes, "normal", 5)) == [""]
+        assert checker.failures(capture, [candidate], Case(sizes, "normal", 5)) == [""]
 
 
 @pytest.mark.parametrize("body", ["z * x.sum(-1, keepdim=True)", "z[:, :1] * x.sum()"])
-def test_no_reduction_is_done_again_for_each_element(checker: Checker, body: str) -> None:
+def test_no_reduction_is_repeated_for_each_element(checker: Checker, body: str) -> None:
     capture = checker.capture(f"{HEAD}{body}\n")
     with pytest.raises(CannotFuse, match="again for each element"):
         analyse(lower(capture.graph), [node.name for node in capture.graph.nodes])
 
 
 def test_the_rows_of_a_square_matrix_are_not_its_columns(checker: Checker) -> None:
-    # Equal sizes tie the columns that were reduced to those that are left: one kernel would read the diagonal.
+    # Equal sizes must not unify reduced and remaining axes: the kernel would read the diagonal.
     text = (
         "import torch\n\n\n# mtmc: x=f32[N,D] w=f32[D,D] N=37 D=24\ndef f(x, w):\n"
         "    return (x * w.mean(0)).sum(1, keepdim=True) + x\n"
@@ -51,8 +51,8 @@ def test_the_rows_of_a_square_matrix_are_not_its_columns(checker: Checker) -> No
 
 
 @pytest.mark.parametrize("body", ["(x - y).square().mean()", "x.std()", "x.flatten().var()"])
-def test_a_count_of_elements_is_worked_out_where_numbers_have_no_32_bits(checker: Checker, body: str) -> None:
-    # A kernel's sizes are int32 below 2^31, and so is their product there.
+def test_an_element_count_is_computed_by_the_launcher(checker: Checker, body: str) -> None:
+    # Kernel sizes below 2^31 are int32, and so is their product in the kernel.
     text = f"{HEAD}{body}\n"
     candidate = fused(checker.capture(text), text)
     kernels = candidate.source.split("_is_plain_call")[0]

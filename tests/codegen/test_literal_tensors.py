@@ -1,4 +1,4 @@
-"""Tensors of numbers that stand in the target's body: a constant of the graph, which a launcher makes once."""
+"""Literal tensors in the target's body are graph constants, which the launcher creates once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_written_numbers_are_a_constant(name: str, captured) -> None:
+def test_literal_tensors_are_constants(name: str, captured) -> None:
     body, expected = WRITTEN[name]
     text = f"{HEAD}    {body}\n"
     capture = captured(text, "f")
@@ -46,13 +46,13 @@ def test_written_numbers_are_a_constant(name: str, captured) -> None:
     assert verified(capture, candidate).reason == ""
 
 
-def test_what_is_given_back_is_a_copy_that_the_caller_may_change(captured) -> None:
+def test_a_returned_literal_is_a_copy_that_the_caller_may_change(captured) -> None:
     text = f"{HEAD}    return codes * scale, torch.tensor([1, 2])\n"
     graph = captured(text, "f").graph
     assert graph.node(graph.outputs[1].name).op == "aten.clone.default"
 
 
-def test_other_numbers_are_wrong(captured) -> None:
+def test_other_numbers_are_incorrect(captured) -> None:
     text = f"{HEAD}    {WRITTEN['a code book'][0]}\n"
     capture = captured(text, "f")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
@@ -61,6 +61,6 @@ def test_other_numbers_are_wrong(captured) -> None:
     assert "values" in verified(capture, replace(candidate, source=wrong)).reason
 
 
-def test_a_tensor_of_the_file_is_no_constant(captured) -> None:
+def test_a_tensor_of_the_module_is_not_a_constant(captured) -> None:
     with pytest.raises(TargetUnsupported, match="neither an argument nor a parameter"):
         captured(f"{HEAD}    return codes[:, :2] * TABLE + scale\n", "f")

@@ -1,4 +1,4 @@
-"""Modules that keep tensors from one call to the next: hidden states, caches, running averages that are set anew."""
+"""Modules that store tensors between calls: hidden states, caches, running averages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_it_is_set_as_the_original_sets_it(name: str, captured) -> None:
+def test_stored_tensors_match_the_original(name: str, captured) -> None:
     forward, expected = KEPT[name]
     text = module(forward)
     capture = captured(text, "Cell")
@@ -64,7 +64,7 @@ def test_it_is_set_as_the_original_sets_it(name: str, captured) -> None:
     assert verified(capture, candidate).reason == ""
 
 
-def test_a_buffer_that_is_set_anew(captured) -> None:
+def test_a_buffer_may_be_replaced(captured) -> None:
     text = module(
         "self.mean = 0.9 * self.mean + 0.1 * x.mean(0)\nreturn torch.relu(x - self.mean)",
         init="self.register_buffer('mean', torch.zeros(20))",
@@ -75,7 +75,7 @@ def test_a_buffer_that_is_set_anew(captured) -> None:
     assert verified(capture, candidate).reason == ""
 
 
-def test_that_of_a_part_is_set_there(captured) -> None:
+def test_a_tensor_of_a_submodule_is_stored_there(captured) -> None:
     text = (
         "import torch\nimport torch.nn as nn\n\n\nclass Step(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.last = None\n\n    def forward(self, x):\n"
@@ -98,7 +98,7 @@ def test_that_of_a_part_is_set_there(captured) -> None:
         ("self.state = cell_results[1]\n", "self.state = cell_results[0]\n"),
     ],
 )
-def test_a_version_that_keeps_another_is_wrong(right: str, wrong: str, captured) -> None:
+def test_a_candidate_that_stores_another_tensor_is_incorrect(right: str, wrong: str, captured) -> None:
     text = module(KEPT["a hidden state"][0])
     capture = captured(text, "Cell")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
@@ -114,7 +114,7 @@ def test_a_version_that_keeps_another_is_wrong(right: str, wrong: str, captured)
         ("self.state = 3\nreturn x + 1", "self.state"),
     ],
 )
-def test_what_is_refused_is_named(forward: str, words: str, captured) -> None:
+def test_refusals_name_the_reason(forward: str, words: str, captured) -> None:
     with pytest.raises(TargetUnsupported, match=words):
         captured(module(forward, init="self.calls, self.state = 0, torch.zeros(6, 20)"), "Cell")
 
@@ -138,7 +138,7 @@ with torch.no_grad():
 """
 
 
-def test_calls_in_a_row_keep_what_the_original_keeps(captured, tmp_path: Path) -> None:
+def test_consecutive_calls_store_the_same_tensors_as_the_original(captured, tmp_path: Path) -> None:
     text = module(KEPT["a cache that grows"][0])
     capture = captured(text, "Cell")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))

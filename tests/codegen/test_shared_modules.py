@@ -1,4 +1,4 @@
-"""Modules that are held twice, tied weights and common buffers: cases change them under every name, and the guard asks for them."""
+"""Shared modules, tied weights and common buffers: cases set them under all names, and the guard checks the sharing."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def get_init_inputs():
 
 
 def without_names(guard: str) -> str:
-    """A guard with everything looked up from ``self`` on, and as an attribute."""
+    """Expand the guard's cached lookups to full paths from ``self``."""
     guard = re.sub(r'\._(?:modules|parameters|buffers)\.get\("(\w+)"\)', r".\1", guard)
-    while found := re.search(r"\((\w+) := (self[\w.]*)\)", guard):
-        guard = re.sub(rf"(?<![\w.]){found[1]}(?!\w)(?! :=)", found[2], guard.replace(found[0], found[2]))
+    while match := re.search(r"\((\w+) := (self[\w.]*)\)", guard):
+        guard = re.sub(rf"(?<![\w.]){match[1]}(?!\w)(?! :=)", match[2], guard.replace(match[0], match[2]))
     return guard
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_is_shared_is_verified_and_asked_for(captured, name: str) -> None:
+def test_sharing_is_verified_and_checked_by_the_guard(captured, name: str) -> None:
     parts, condition = SHARED[name]
     capture = captured(network(parts), "Net")
     candidate = planned(capture)
@@ -67,11 +67,11 @@ def test_what_is_shared_is_verified_and_asked_for(captured, name: str) -> None:
     assert verdict.is_correct, verdict.reason
 
 
-def test_a_module_that_shares_nothing_is_asked_nothing(captured) -> None:
+def test_a_module_without_sharing_needs_no_check(captured) -> None:
     assert captured(network("self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)"), "Net").graph.aliases == ()
 
 
-def test_a_tensor_is_placed_under_all_its_names() -> None:
+def test_a_tensor_is_set_under_all_its_names() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     net[1].weight = net[0].weight
     slots, other = slots_of(net), net[1].bias
@@ -82,8 +82,8 @@ def test_a_tensor_is_placed_under_all_its_names() -> None:
     assert bool((net[2].running_mean == 2.0).all()) and not isinstance(net[2].running_mean, torch.nn.Parameter)
 
 
-def test_an_operation_that_changes_statistics_in_secret_is_refused(captured) -> None:
-    """The trace of an instance norm with running statistics does not say that they change."""
+def test_an_operation_with_unrecorded_updates_is_refused(captured) -> None:
+    """The trace of an instance norm does not record the update of running statistics."""
     text = network("self.a, self.b = nn.InstanceNorm1d(4, track_running_stats=True), nn.Identity()")
     with pytest.raises(TargetUnsupported, match="running statistics"):
         captured(text.replace("torch.randn(6, 4)", "torch.randn(6, 4, 5)"), "Net")

@@ -1,4 +1,4 @@
-"""Targets as people write them that once were not written, or not right."""
+"""Regression tests: user code that was once rejected or rendered incorrectly."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def few_rows(x, w):
 """
 
 
-def test_heads_split_from_one_projection_are_one_attention(checker: Checker) -> None:
-    """Keys are read along the axis of the queries' rows and along their own, both through the same view."""
+def test_heads_of_one_projection_become_one_attention_kernel(checker: Checker) -> None:
+    """The same view provides keys along the queries' axis and along their own."""
     capture = checker.capture(HEADS)
     candidate = fused(capture, HEADS)
-    assert checker.wrong(capture, [candidate], Case(capture.graph.sizes, "normal", 3)) == [""]
+    assert checker.failures(capture, [candidate], Case(capture.graph.sizes, "normal", 3)) == [""]
 
 
-def test_letters_beyond_ascii_are_spelled_out_in_kernels(checker: Checker) -> None:
-    """Triton's compiler cuts their bytes apart; the user's own names stay in the guard."""
+def test_non_ascii_letters_are_transliterated_in_kernels(checker: Checker) -> None:
+    """Triton's compiler splits multi-byte letters; the guard keeps the user's names."""
     capture = checker.capture(HEADS, "größe")
     candidate = fused(capture, HEADS)
     kernel = candidate.source[
@@ -58,14 +58,14 @@ def test_letters_beyond_ascii_are_spelled_out_in_kernels(checker: Checker) -> No
     assert checker.compile_errors(capture, candidate) == []
 
 
-def test_kernels_whose_limits_exclude_the_workload_are_not_written(checker: Checker) -> None:
-    """They would never run; the planner takes another precision where there are too few rows to split."""
+def test_kernels_whose_limits_exclude_the_workload_are_refused(checker: Checker) -> None:
+    """They would never run. The planner chooses another precision for too few rows."""
     capture = checker.capture(HEADS, "few_rows")
     ir = lower(capture.graph)
     region = analyse(ir, [node.name for node in capture.graph.nodes])
     config = product_config(ir, region, PrecisionMode.FP16X3)
     assert config.precision is PrecisionMode.IEEE
-    with pytest.raises(CannotCode, match="hold for N >= 32 alone"):
+    with pytest.raises(CannotCode, match="kernels require N >= 32"):
         fused(capture, HEADS, replace(config, precision=PrecisionMode.FP16X3))
 
 
@@ -89,24 +89,24 @@ def own_labels(x):
 """
 
 
-def test_parts_that_are_written_and_tensors_of_one_number_are_followed(checker: Checker) -> None:
-    """What an assignment to a slice becomes; torch makes a constant tensor of each number."""
+def test_slice_assignments_and_scalar_tensors_are_supported(checker: Checker) -> None:
+    """An assignment to a slice; torch makes a constant tensor of each number."""
     capture = checker.capture(WRITES)
     candidate = fused(capture, WRITES)
-    assert checker.wrong(capture, [candidate], Case(capture.graph.sizes, "normal", 3)) == [""]
+    assert checker.failures(capture, [candidate], Case(capture.graph.sizes, "normal", 3)) == [""]
     assert "torch.ops" not in candidate.source
 
 
-def test_tensors_that_torch_makes_between_kernels_are_on_the_device_of_the_inputs(checker: Checker) -> None:
-    """Not on the one of the capture, which is the CPU where there is no GPU, and the first of several."""
+def test_tensors_created_by_torch_calls_are_on_the_inputs_device(checker: Checker) -> None:
+    """They must not use the capture device, which may be the CPU or the first of several GPUs."""
     capture = checker.capture(WRITES, "own_labels")
     candidate = fused(capture, WRITES, nodes=["mul"])
     assert "arange.default(N, device=x.device)" in candidate.source
     assert "device='" not in candidate.source
 
 
-def test_long_calls_are_broken_where_an_argument_ends() -> None:
-    """As a person would write them; a module with many parameters made lines of 300 letters."""
+def test_long_calls_are_wrapped_between_arguments() -> None:
+    """Modules with many parameters produced lines of 300 characters."""
     arguments = [f"self.layers[{i}].weight" for i in range(12)]
     text = call_text("block_launch", arguments, "    ")
     first, *inner, last = text.split("\n")
@@ -116,8 +116,8 @@ def test_long_calls_are_broken_where_an_argument_ends() -> None:
     assert call_text("f", ["x", "y"], "    ") == "f(x, y)"
 
 
-def test_the_right_operand_of_a_product_is_computed_first() -> None:
-    """As in the user's code: from the left, the product of two large numbers would be infinite before it is divided."""
+def test_the_users_evaluation_order_of_products_is_kept() -> None:
+    """Evaluating from the left would overflow: the product of two large numbers precedes the division."""
     quotient = Code("b / c", "float32", precedence=PRODUCT)
     assert render("mul", [Code("a", "float32"), quotient], {}, "float32") == ("a * (b / c)", PRODUCT)
     assert render("mul", [quotient, Code("a", "float32")], {}, "float32") == ("b / c * a", PRODUCT)

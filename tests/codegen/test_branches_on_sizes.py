@@ -1,4 +1,4 @@
-"""What the user's code asks of sizes, dtypes and arguments it does not compute with: calls with other answers keep their code."""
+"""Branches of the user's code on sizes, dtypes and unused arguments: calls that take another branch run the original code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 BESIDE = "x=f32[B,T] q=f32[S,D] B=8 T=33 S=6 D=64"
-"""Of ``q`` only what it is counts."""
+"""Only the metadata of ``q`` matters."""
 TARGETS: dict[str, tuple[str, str, list[tuple[Any, ...]], list[tuple[Any, ...]]]] = {
     "scaled by another's size": (
         "x=f32[B,T] q=f32[6,64] B=8 T=33",
@@ -105,18 +105,18 @@ TARGETS: dict[str, tuple[str, str, list[tuple[Any, ...]], list[tuple[Any, ...]]]
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_calls_that_get_other_answers_keep_their_own_code(name: str, checker: Checker, tmp_path: Path) -> None:
-    workload, body, alike, others = TARGETS[name]
+def test_calls_that_take_another_branch_run_the_original_code(name: str, checker: Checker, tmp_path: Path) -> None:
+    workload, body, accepted_calls, rejected_calls = TARGETS[name]
     text = f"{PRELUDE}# mtmc: {workload}\n{body}\n"
     capture = checker.capture(text, "f")
     candidate = fused(capture, text)
     verdict = verified(capture, candidate)
     assert verdict.is_correct, verdict.reason
     module = loaded(tmp_path / "asked.py", on_cpu(candidate.source, text))
-    for given in alike:
-        assert module.f_fits(*given), f"{[getattr(x, 'shape', x) for x in given]} is as the captured one is"
-    for given in others:
-        assert not module.f_fits(*given), f"{[getattr(x, 'shape', x) for x in given]} is another case"
+    for arguments in accepted_calls:
+        assert module.f_fits(*arguments), f"{[getattr(x, 'shape', x) for x in arguments]} is as the captured one is"
+    for arguments in rejected_calls:
+        assert not module.f_fits(*arguments), f"{[getattr(x, 'shape', x) for x in arguments]} is another case"
 
 
 HELD = """import torch

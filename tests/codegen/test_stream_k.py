@@ -1,4 +1,4 @@
-"""Products by stream-K compute what the user's code computes, whatever the sizes and the number of programs."""
+"""Stream-K matmuls equal the user's code for all sizes and numbers of programs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, dict[str, int | str | bool]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_product_by_stream_k_equals_the_users_code(name: str, captured) -> None:
+def test_a_stream_k_matmul_equals_the_users_code(name: str, captured) -> None:
     text, config = CASES[name]
     capture = captured(text, "f")
     candidate = fused(capture, text, {**SMALL, **config})
@@ -109,7 +109,7 @@ FORMS: dict[str, list[dict[str, int | str | bool]]] = {
 
 @st.composite
 def products(draw: st.DrawFn) -> tuple[str, dict[str, int | str | bool], list[dict[str, int]]]:
-    """A target, how its kernel runs, and sizes to run it on."""
+    """Target source, kernel configuration and sizes."""
     dtype = draw(st.sampled_from(sorted(FORMS)))
     side = st.sampled_from((16, 32))
     config = {
@@ -133,7 +133,7 @@ def products(draw: st.DrawFn) -> tuple[str, dict[str, int | str | bool], list[di
     return text, config, calls
 
 
-# Each case starts from a capture of its own; the cases are small as they are.
+# Each case has its own capture; the cases are already small.
 SLOWLY = settings(
     deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
@@ -141,13 +141,13 @@ SLOWLY = settings(
 
 @settings(SLOWLY, max_examples=20)
 @given(case=products())
-def test_any_sizes_and_any_number_of_programs_give_what_the_user_wrote(checker: Checker, case) -> None:
+def test_all_sizes_and_numbers_of_programs_equal_the_users_code(checker: Checker, case) -> None:
     text, config, calls = case
     capture = checker.capture(text)
     candidate = fused(capture, text, config)
     for number, sizes in enumerate(calls):
-        wrong = checker.wrong(capture, [candidate], Case(sizes, "normal", number))[0]
-        # Sizes that descriptors do not take are the user's own code's.
+        wrong = checker.failures(capture, [candidate], Case(sizes, "normal", number))[0]
+        # Sizes that descriptors do not support run the original code.
         assert wrong in ("",) or (number and wrong == "no kernel was launched"), f"{wrong} {sizes}\n{candidate.source}"
 
 
@@ -162,7 +162,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_share_is_seen(name: str, captured) -> None:
+def test_a_wrong_distribution_is_detected(name: str, captured) -> None:
     old, new = WRONG[name]
     text = LINEAR.replace("K=40", "K=150")
     capture = captured(text, "f")

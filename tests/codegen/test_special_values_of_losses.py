@@ -1,4 +1,4 @@
-"""Losses of zeros, negative numbers, NaN and infinities are what PyTorch makes of them."""
+"""Losses of zeros, negative numbers, NaN and infinities match PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mtmc_lsp.verify.cases import Case
 from tests.codegen.checker import Checker, greedy
 
 SPECIAL = ("0.0", "-1.0", "1.0", "float('nan')", "float('inf')", "-float('inf')", "-0.0", "2.0", "200.0", "-200.0")
-"""Every pair of these meets among the elements; other draws leave the element's own random value."""
+"""All pairs of these occur among the elements; other elements keep random values."""
 LOSSES = {
     "squared": "F.mse_loss(x, y, reduction='none')",
     "absolute": "F.l1_loss(x, y, reduction='none')",
@@ -40,7 +40,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_of_special_values_is_that_of_pytorch(checker: Checker, name: str) -> None:
+def test_a_loss_of_special_values_matches_pytorch(checker: Checker, name: str) -> None:
     fill = "".join(f".masked_fill({{0}} == {number}, {value})" for number, value in enumerate(SPECIAL))
     text = f"""import torch
 import torch.nn.functional as F
@@ -53,5 +53,5 @@ def f(a, b, u, i, j):
 """
     capture = checker.capture(text)
     candidate = greedy(capture, {})
-    found = checker.wrong(capture, [candidate], Case(dict(capture.graph.sizes), "normal", 5))
+    found = checker.failures(capture, [candidate], Case(dict(capture.graph.sizes), "normal", 5))
     assert found == [""]

@@ -1,4 +1,4 @@
-"""Targets that take any number of arguments: they are optimised for calls without further ones."""
+"""Targets with *args and **kwargs are optimised for calls without extra arguments."""
 
 from __future__ import annotations
 

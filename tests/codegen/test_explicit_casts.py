@@ -1,4 +1,4 @@
-"""Casts to half precision that the user wrote: what reads them sees them rounded, and bits are not numbers."""
+"""Explicit casts to 16-bit and 8-bit dtypes: readers see rounded values, and bit views are not numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def text_of(body: str) -> str:
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-def test_own_casts_are_rounded_where_they_are_read(name: str, captured) -> None:
+def test_explicit_casts_are_rounded_for_their_readers(name: str, captured) -> None:
     text = text_of(ROUNDED[name])
     capture = captured(text, "f")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
@@ -43,14 +43,14 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_so_are_casts_of_other_values(name: str, captured) -> None:
+def test_casts_of_computed_values_are_rounded_too(name: str, captured) -> None:
     kind, body = WHOLE[name]
     text = text_of(body).replace("f32[N,D]", kind)
     capture = captured(text, "f")
     assert verified(capture, fused_as_far_as_it_goes(capture, start(capture, text))).reason == ""
 
 
-def test_eight_bits_can_be_an_input(captured) -> None:
+def test_float8_inputs_are_supported(captured) -> None:
     text = text_of("return x.float() * 2.0").replace("f32[N,D]", "f8e4m3[N,D]")
     capture = captured(text, "f")
     assert compile_errors(capture, fused(capture, text), ["sm_90"]) == []
@@ -58,8 +58,8 @@ def test_eight_bits_can_be_an_input(captured) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
-def test_results_of_eight_bits_are_compared(captured, kind: str) -> None:
-    """Torch compares, multiplies and looks for infinities in every float but these."""
+def test_float8_results_are_compared(captured, kind: str) -> None:
+    """PyTorch supports comparison, multiplication and isinf for all floats except these."""
     text = text_of(f"y = torch.tanh(x) * 3.0; return y.to(torch.{kind}), y")
     capture = captured(text, "f")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
@@ -70,23 +70,23 @@ def test_results_of_eight_bits_are_compared(captured, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "largest", "own"), [("float8_e4m3fn", 448.0, "float8e4nv"), ("float8_e5m2", 57344.0, "float8e5")]
+    ("kind", "largest", "triton_dtype"), [("float8_e4m3fn", 448.0, "float8e4nv"), ("float8_e5m2", 57344.0, "float8e5")]
 )
-def test_casts_to_eight_bits_within_their_range_are_rounded_where_they_are_read(
-    checker: Checker, kind: str, largest: float, own: str
+def test_float8_casts_within_their_range_are_rounded_for_their_readers(
+    checker: Checker, kind: str, largest: float, triton_dtype: str
 ) -> None:
     capture = checker.capture(
         text_of(f"y = (x * 3.0).clamp(-{largest}, {largest}).half().to(torch.{kind}); return y.float() - x")
     )
     candidate = greedy(capture, {})
-    assert f".to(tl.{own}).to(tl.float32)" in candidate.source
+    assert f".to(tl.{triton_dtype}).to(tl.float32)" in candidate.source
     assert len(candidate.launches) == 1
     assert checker.compile_errors(capture, candidate) == []
-    assert checker.first_wrong(capture, candidate, some_cases(capture)) == ""
+    assert checker.first_failure(capture, candidate, some_cases(capture)) == ""
 
 
 @pytest.mark.parametrize("body", ["x * 3.0", "(x * 3.0).clamp(max=448.0)", "(x * 3.0).clamp(-500.0, 448.0)"])
-def test_casts_to_eight_bits_of_what_may_be_larger_stay_with_torch(captured, body: str) -> None:
+def test_float8_casts_that_may_overflow_stay_torch_calls(captured, body: str) -> None:
     text = text_of(f"return ({body}).to(torch.float8_e4m3fn).float() * 2.0 - x")
     capture = captured(text, "f")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
@@ -95,13 +95,13 @@ def test_casts_to_eight_bits_of_what_may_be_larger_stay_with_torch(captured, bod
     assert verified(capture, candidate).reason == ""
 
 
-def test_a_cast_that_is_stored_alone_is_rounded_by_the_store(captured) -> None:
+def test_a_cast_that_is_only_stored_is_rounded_by_the_store(captured) -> None:
     text = text_of("return torch.tanh(x).half()")
     capture = captured(text, "f")
     assert ".to(tl.float16).to(" not in fused(capture, text).source
 
 
-def test_bits_that_are_seen_as_another_dtype_stay_with_torch(captured) -> None:
+def test_bit_views_stay_torch_calls(captured) -> None:
     text = text_of("return (x.view(torch.int32) & 0x7FFFFFFF) + 1")
     capture = captured(text, "f")
     candidate = fused_as_far_as_it_goes(capture, start(capture, text))
@@ -109,14 +109,14 @@ def test_bits_that_are_seen_as_another_dtype_stay_with_torch(captured) -> None:
     assert verified(capture, candidate).reason == ""
 
 
-def test_the_sign_of_what_is_no_number_is_zero(captured) -> None:
+def test_the_sign_of_nan_is_zero(captured) -> None:
     text = text_of('return torch.sign(torch.where(x > 1.0, float("nan"), x)) * 2.0')
     capture = captured(text, "f")
     assert torch.sign(torch.tensor(float("nan"))) == 0.0
     assert verified(capture, fused(capture, text)).reason == ""
 
 
-def test_the_size_of_what_a_slice_leaves_stays_free(captured) -> None:
+def test_the_size_of_a_slice_stays_dynamic(captured) -> None:
     text = "import torch\n# mtmc: x=f32[B,T] B=4 T=100\ndef f(x):\n    return torch.tanh(x[:, 1:] - 0.97 * x[:, :-1])\n"
     capture = captured(text, "f")
     assert [str(size) for size in capture.graph.inputs[0].type.shape] == ["B", "T"]

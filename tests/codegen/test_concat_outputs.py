@@ -1,4 +1,4 @@
-"""Results made of several values: each part is written to its own place, and what parts share is computed once."""
+"""Concatenated results: each part is written directly to its position, and shared work is computed once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PARTS = {"rope": 2, "interleaved": 3, "scan": 6, "states": 3, "doubled": 5, "apa
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_with_the_same_axes_are_written_where_they_belong(name: str, captured) -> None:
+def test_parts_with_the_same_axes_are_written_to_their_position(name: str, captured) -> None:
     capture = captured(TEXT, name)
     if name not in ("doubled", "read_again"):
         _, region = region_and_program(capture)

@@ -1,4 +1,4 @@
-"""Functions and reductions of special numbers - NaN, infinities, zeros, what is large or small - are what PyTorch makes of them."""
+"""Functions and reductions of special values (NaN, infinities, zeros, extremes) match PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.codegen.checker import Checker, greedy
 from tests.codegen.test_families import LOOPED, left_to_torch
 
 FLOATS = ("f32", "f16", "f64")
-"""bfloat16 is float32 inside kernels, and Triton's interpreter computes it wrongly."""
+"""bfloat16 is excluded: kernels compute it in float32, and Triton's interpreter is wrong for it."""
 INTEGERS = ("i32", "i64", "i16", "i8", "u8")
 
 
@@ -156,9 +156,9 @@ WAYS: tuple[dict[str, object], ...] = (
     {"rows": 1, "block": 4, "loop": True, "split": 4},
     {"rows": 2, "block": 4, "loop": True, "split": 2},
 )
-"""Whole rows, several at once, blocks of columns, and parts of rows."""
+"""Configurations: whole rows, several rows at once, blocks of columns, and split rows."""
 ROUNDINGS = 64.0
-"""How many times the dtype's epsilon is no difference."""
+"""Tolerance in units of the dtype's epsilon."""
 MORE_ROUNDINGS = {
     "pow": 512.0,
     "power 4": 512.0,
@@ -167,19 +167,19 @@ MORE_ROUNDINGS = {
     "power of 2": 512.0,
     "power of -2": 512.0,
 }
-"""The logarithm's rounding is multiplied by the exponent."""
+"""The exponent multiplies the rounding error of the logarithm."""
 CANCELLING = frozenset("gelu tanhshrink logit logaddexp logaddexp2 sinc fmod remainder addcmul".split()) | {
     "gelu by tanh",
     "lerp by a tensor",
 }
-"""What subtracts numbers as large as its arguments, in PyTorch too: small results are rounding errors."""
+"""Functions that subtract values as large as their arguments, also in PyTorch: small results are rounding errors."""
 SIGNED_ZEROS = frozenset("abs neg floor ceil trunc round copysign sqrt add mul div atan2 nan_to_num relu".split())
 ONLY_IN_TORCH = {"f64": frozenset("atan asin acos atan2 erfc".split())}
-"""What has no formula in a dtype."""
+"""Functions without a formula for a dtype."""
 
 
 def numbers(short: str) -> list[float]:
-    """What is special in a dtype, and some numbers between."""
+    """The special values of a dtype, and some ordinary ones."""
     kind = getattr(torch, SHORT[short])
     if short == "bool":
         return [False, True]
@@ -207,25 +207,25 @@ def numbers(short: str) -> list[float]:
         ends.max / 2,
         float("inf"),
     ]
-    # Squares of these leave the dtype's range, and so do sums and reciprocals.
+    # Their squares, sums and reciprocals leave the dtype's range.
     sizes += [ends.max**0.5 * 8, ends.tiny, ends.tiny**0.5 / 64, ends.smallest_normal / 4, ends.eps, ends.eps**0.5]
     return [*sizes, *(-size for size in sizes), float("nan")]
 
 
 def special(short: str) -> torch.Tensor:
-    """The special numbers of a dtype."""
+    """The special values of a dtype."""
     wide = torch.float64 if short[0] == "f" else None
     return torch.tensor(numbers(short), dtype=wide).to(getattr(torch, SHORT[short]))
 
 
 def pairs(short: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every special number beside every other."""
+    """All pairs of special values."""
     x, y = torch.meshgrid(special(short), special(short), indexing="ij")
     return x.reshape(-1).contiguous(), y.reshape(-1).contiguous()
 
 
 def rows(short: str) -> torch.Tensor:
-    """Rows of eleven: of NaN, of infinities, of both, of equal numbers, of the dtype's ends."""
+    """Rows of eleven values: NaN, infinities, both, equal values, extremes of the dtype."""
     kind = getattr(torch, SHORT[short])
     if short == "bool":
         return torch.tensor([[False] * 11, [True] * 11, [False] * 10 + [True], [True] + [False] * 10])
@@ -252,63 +252,69 @@ def rows(short: str) -> torch.Tensor:
     return torch.tensor(made, dtype=torch.float64).to(kind)
 
 
-def shown(text: str, given: Mapping[str, torch.Tensor], short: str) -> str:
-    """The user's file."""
+def shown(text: str, inputs: Mapping[str, torch.Tensor], short: str) -> str:
+    """Source of the user's file."""
     words = " ".join(
         f"{name}={short}[{','.join(['N', *map(str, value.shape[1:])])}]{'' if short[0] == 'f' or short == 'bool' else '@1..9'}"
-        for name, value in given.items()
+        for name, value in inputs.items()
     )
-    size = len(next(iter(given.values())))
+    size = len(next(iter(inputs.values())))
     head = f"import torch\nimport torch.nn.functional as F\n\n# mtmc: {words} N={size}\n"
-    return f"{head}def f({', '.join(given)}):\n    return {text}\n"
+    return f"{head}def f({', '.join(inputs)}):\n    return {text}\n"
 
 
 def alike(
-    name: str, mine: torch.Tensor, own: torch.Tensor, exact: torch.Tensor, largest: torch.Tensor | float
+    name: str, result: torch.Tensor, reference: torch.Tensor, exact: torch.Tensor, largest: torch.Tensor | float
 ) -> torch.Tensor:
-    """Where a result is PyTorch's, or nearer to what PyTorch gives in float64, which overflows and cancels less."""
-    if not own.is_floating_point():
-        return mine == own
-    epsilon = EPSILON[str(own.dtype).removeprefix("torch.")]
-    rounding, least = MORE_ROUNDINGS.get(name, ROUNDINGS) * epsilon, 4 * torch.finfo(own.dtype).tiny
-    close = torch.isclose(mine.double(), own.double(), rtol=rounding, atol=least, equal_nan=True)
-    if exact.shape == own.shape:
-        close |= torch.isclose(mine.double(), exact.to(own.dtype).double(), rtol=rounding, atol=least, equal_nan=True)
+    """Elements that match PyTorch, or PyTorch in float64, which overflows and cancels less."""
+    if not reference.is_floating_point():
+        return result == reference
+    epsilon = EPSILON[str(reference.dtype).removeprefix("torch.")]
+    rounding, least = MORE_ROUNDINGS.get(name, ROUNDINGS) * epsilon, 4 * torch.finfo(reference.dtype).tiny
+    close = torch.isclose(result.double(), reference.double(), rtol=rounding, atol=least, equal_nan=True)
+    if exact.shape == reference.shape:
+        close |= torch.isclose(
+            result.double(), exact.to(reference.dtype).double(), rtol=rounding, atol=least, equal_nan=True
+        )
     if name in CANCELLING:
-        close |= (mine.double() - own.double()).abs() <= 8 * epsilon * largest
+        close |= (result.double() - reference.double()).abs() <= 8 * epsilon * largest
     if name in MORE_ROUNDINGS:
-        close |= (own.abs() > (1.0 - rounding) * torch.finfo(own.dtype).max) & (mine == own * math.inf)
+        close |= (reference.abs() > (1.0 - rounding) * torch.finfo(reference.dtype).max) & (
+            result == reference * math.inf
+        )
     if name in SIGNED_ZEROS:
-        close &= (torch.signbit(mine) == torch.signbit(own)) | (own != 0.0)
+        close &= (torch.signbit(result) == torch.signbit(reference)) | (reference != 0.0)
     return close
 
 
 def check(
-    checker: Checker, table: Mapping[str, str], given: dict[str, torch.Tensor], short: str, *ways: dict[str, object]
+    checker: Checker, table: Mapping[str, str], inputs: dict[str, torch.Tensor], short: str, *ways: dict[str, object]
 ) -> None:
-    """All functions of a table, as kernels written in several ways."""
+    """Check all functions of a table with several kernel configurations."""
     table = {name: text for name, text in table.items() if name not in ONLY_IN_TORCH.get(short, ())}
-    given = {name: value for name, value in given.items() if any(re.search(rf"\b{name}\b", t) for t in table.values())}
-    text = shown(f"{', '.join(table.values())},", given, short)
+    inputs = {
+        name: value for name, value in inputs.items() if any(re.search(rf"\b{name}\b", t) for t in table.values())
+    }
+    text = shown(f"{', '.join(table.values())},", inputs, short)
     capture = checker.capture(text)
     space: dict[str, object] = {}
     exec(text, space)
     function: Any = space["f"]
-    own = function(**given)
-    wide = {name: value.double() if value.is_floating_point() else value for name, value in given.items()}
+    reference = function(**inputs)
+    wide = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
     exact = function(**wide)
-    largest = torch.stack([v.double().abs().reshape(-1) for v in given.values()]).amax(0).clamp(1.0)
+    largest = torch.stack([v.double().abs().reshape(-1) for v in inputs.values()]).amax(0).clamp(1.0)
     names = [name for name, call in table.items() for _ in range(1 + call.startswith("*"))]
     for config in ways:
         candidate = greedy(capture, config)
         assert left_to_torch(capture, candidate) == set()
-        mine = checker.results(capture, candidate, given)
+        result = checker.results(capture, candidate, inputs)
         wrong = []
-        for name, a, b, c in zip(names, mine, own, exact, strict=True):
+        for name, a, b, c in zip(names, result, reference, exact, strict=True):
             assert (a.dtype, a.shape) == (b.dtype, b.shape)
             bad = ~alike(name, a, b, c, largest if largest.shape == b.shape else 1.0)
             places = [tuple(place.tolist()) for place in bad.nonzero()]
-            of = [[v[p[:1]].tolist() if p else "all" for v in given.values()] for p in places]
+            of = [[v[p[:1]].tolist() if p else "all" for v in inputs.values()] for p in places]
             wrong += [
                 f"{name} of {x} is {a[p].item()} instead of {b[p].item()}" for p, x in zip(places, of, strict=True)
             ]
@@ -317,63 +323,63 @@ def check(
 
 @pytest.mark.parametrize("short", FLOATS)
 @pytest.mark.parametrize("group", OF_ONE)
-def test_functions_of_a_special_number_are_those_of_pytorch(checker: Checker, group: str, short: str) -> None:
+def test_functions_of_one_special_value_match_pytorch(checker: Checker, group: str, short: str) -> None:
     check(checker, OF_ONE[group], {"x": special(short)}, short, {})
 
 
 @pytest.mark.parametrize("short", FLOATS)
 @pytest.mark.parametrize("group", OF_TWO)
-def test_functions_of_two_special_numbers_are_those_of_pytorch(checker: Checker, group: str, short: str) -> None:
+def test_functions_of_two_special_values_match_pytorch(checker: Checker, group: str, short: str) -> None:
     x, y = pairs(short)
     if group == "quotients":
-        # What is left of a quotient with more digits than the dtype has needs long division, which kernels do without.
+        # Remainders of quotients with more digits than the dtype need long division, which kernels do not implement.
         kept = ((x / y).abs() < 0.125 / EPSILON[SHORT[short]]) | ~torch.isfinite(x) | ~torch.isfinite(y) | (y == 0)
         x, y = x[kept], y[kept]
     check(checker, OF_TWO[group], {"x": x, "y": y}, short, {})
 
 
 @pytest.mark.parametrize("short", INTEGERS)
-def test_functions_of_integers_wrap_round_as_in_pytorch(checker: Checker, short: str) -> None:
+def test_integer_functions_wrap_around_as_in_pytorch(checker: Checker, short: str) -> None:
     x, y = pairs(short)
-    # Dividing by zero raises, and the quotient of the smallest number and -1 traps.
+    # Division by zero raises, and the minimum divided by -1 traps.
     kept = (y != 0) & ~((y == -1) & (x == torch.iinfo(x.dtype).min))
     check(checker, OF_INTEGERS, {"x": x[kept], "y": y[kept]}, short, {})
 
 
-def test_functions_of_truth_values_are_those_of_pytorch(checker: Checker) -> None:
+def test_functions_of_booleans_match_pytorch(checker: Checker) -> None:
     x, y = pairs("bool")
     check(checker, OF_BOOLS, {"x": x, "y": y}, "bool", {})
 
 
 @pytest.mark.parametrize("short", FLOATS)
 @pytest.mark.parametrize("group", REDUCED)
-def test_reductions_of_special_numbers_are_those_of_pytorch(checker: Checker, group: str, short: str) -> None:
-    own = rows(short)
-    # Differences and products of a dtype's largest numbers overflow on the way, in this order or in that.
-    own = own[:-1] if group in ("variances", "cumprod", "sums", "norms") else own
-    check(checker, REDUCED[group], {"x": own}, short, *WAYS)
+def test_reductions_of_special_values_match_pytorch(checker: Checker, group: str, short: str) -> None:
+    reference = rows(short)
+    # Differences and products of extreme values overflow, depending on the order of evaluation.
+    reference = reference[:-1] if group in ("variances", "cumprod", "sums", "norms") else reference
+    check(checker, REDUCED[group], {"x": reference}, short, *WAYS)
 
 
 @pytest.mark.parametrize("short", INTEGERS)
 @pytest.mark.parametrize("group", REDUCED_INTEGERS)
-def test_reductions_of_integers_are_those_of_pytorch(checker: Checker, group: str, short: str) -> None:
+def test_reductions_of_integers_match_pytorch(checker: Checker, group: str, short: str) -> None:
     check(checker, REDUCED_INTEGERS[group], {"x": rows(short)}, short, *WAYS)
 
 
-def test_reductions_of_truth_values_are_those_of_pytorch(checker: Checker) -> None:
+def test_reductions_of_booleans_match_pytorch(checker: Checker) -> None:
     check(checker, REDUCED_BOOLS, {"x": rows("bool")}, "bool", *WAYS)
 
 
 @pytest.mark.parametrize("group", ["all", "places", "variances", "exponentials"])
-def test_kernels_for_reductions_of_float64_compile(checker: Checker, group: str) -> None:
-    """The interpreter lets a loop's variable change its type."""
+def test_float64_reduction_kernels_compile(checker: Checker, group: str) -> None:
+    """Only the compiler checks that a loop variable keeps its type."""
     capture = checker.capture(shown(f"{', '.join(REDUCED[group].values())},", {"x": rows("f64")}, "f64"))
     for config in WAYS[2:]:
         assert checker.compile_errors(capture, greedy(capture, config)) == []
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_numbers_that_half_precision_is_compared_with_are_rounded_to_it(dtype: str) -> None:
+def test_numbers_compared_with_16_bit_floats_are_rounded_to_16_bits(dtype: str) -> None:
     for number in (0.1, -0.1, 1.0 / 3.0, 65519.0, 65520.0, 1e9, 3.0e-8, 5e-324, 0.0, 1.0 + 2.0**-8, math.inf):
-        own = torch.tensor(number, dtype=getattr(torch, dtype)).item()
-        assert round_to_dtype(number, dtype) == (own if dtype != "float32" else number)
+        reference = torch.tensor(number, dtype=getattr(torch, dtype)).item()
+        assert round_to_dtype(number, dtype) == (reference if dtype != "float32" else number)
