@@ -14,6 +14,7 @@ from mtmc_lsp.actions.base import (
     IllegalAction,
     Situation,
     ir_for,
+    least_gain_us,
     new_plan,
     region_at,
     region_of,
@@ -24,6 +25,7 @@ from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
 from mtmc_lsp.core.run import StepStatus
+from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.fusion.repeated_blocks import alike, form
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.lower import GraphBox
@@ -39,8 +41,6 @@ NEAR, MOST_NEAR = 6, 40
 """Steps from an edit, and nodes, beyond which fusions are taken to be the same with and without it."""
 MOST_FORMS = 12
 """Edits of different forms that are weighed at a time, heaviest products first: each takes a search for fusions."""
-LEAST_US = 0.05
-"""A smaller predicted saving is noise of the model."""
 
 
 _ANSWERS: dict[Hashable, bool] = {}
@@ -106,7 +106,7 @@ class Algebra:
                 continue
             for each in [[edit] for edit in edits] if status is StepStatus.FAILED else [edits]:
                 action = self._action(situation, rule, each)
-                if action is not None and action.expected.saved_us > LEAST_US:
+                if action is not None and action.expected.saved_us > least_gain_us(situation.device):
                     yield action
 
     def _brings(self, situation: Situation, rewrite: Rewrite, edit: Edit, search: FusionSearch) -> bool:
@@ -122,7 +122,7 @@ class Algebra:
         except IllegalAction:
             return False
         fused = sum(fusion.saved_us for fusion in after) - sum(fusion.saved_us for fusion in search.best(near))
-        return gain + fused > LEAST_US
+        return gain + fused > least_gain_us(situation.device)
 
     def _action(self, situation: Situation, rule: str, edits: Sequence[Edit]) -> MacroAction | None:
         """The action that makes edits of one form, with the kernels that their new operations are part of."""
@@ -259,6 +259,6 @@ def _kept(
         except IllegalAction:
             continue
         # Another kind of kernel has other choices: it starts from its own first configuration.
-        config = plan.config if region.kind is kind else default_config(after, region)
+        config = plan.config if region.kind is kind else default_config(after, region, default_model())
         return KernelPlan(region.nodes, config, again)
     raise IllegalAction("a kernel that the rewrite touches would no longer be one kernel")

@@ -14,6 +14,7 @@ from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.protocols import CannotCode
 from mtmc_lsp.core.results import Timing
 from mtmc_lsp.core.run import Step, StepStatus
+from mtmc_lsp.device.choice import default_model
 from mtmc_lsp.fusion.search import FusionSearch
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import CannotFuse, Region, analyse, lines_of
@@ -71,7 +72,7 @@ class Situation:
 
     def precisions_of(self, ir: KernelIR) -> Precisions:
         """As :attr:`precisions`, for a program that a rewrite would make."""
-        return Precisions.of(ir, self.history, strict=self.strict)
+        return Precisions.of(ir, self.device, self.history, strict=self.strict)
 
     def search(self, rank: int = 0) -> FusionSearch:
         """The fusions of the schedule's program, each product in the mode of that rank that the history leaves for it."""
@@ -177,7 +178,7 @@ def new_plan(
     """
     region = region_at(ir, nodes, recomputed)
     try:
-        chosen = decoded(ir, region, config) if config else default_config(ir, region)
+        chosen = decoded(ir, region, config) if config else default_config(ir, region, default_model())
     except IllegalConfig as reason:
         raise IllegalAction(str(reason)) from None
     return KernelPlan(region.nodes, chosen, recomputed)
@@ -258,6 +259,11 @@ def changed_plan(
         return reconfigured(ir, region, plan, {**(also or {}), **changes})
     except IllegalConfig as reason:
         raise IllegalAction(f"{action.kind.value}: {reason}") from None
+
+
+def least_gain_us(device: DeviceModel) -> float:
+    """Predicted saving below which an action is not proposed: it is noise of the model."""
+    return device.launch_us / 80
 
 
 def expected(before: Cost, after: Cost) -> Expected:

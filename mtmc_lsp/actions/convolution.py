@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mtmc_lsp.actions.algebra import LEAST_US, Algebra, with_kernels
-from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, region_of, where, with_saving
+from mtmc_lsp.actions.algebra import Algebra, with_kernels
+from mtmc_lsp.actions.base import IllegalAction, Situation, ir_for, least_gain_us, region_of, where, with_saving
 from mtmc_lsp.core.action import ActionKind, MacroAction
 from mtmc_lsp.core.graph import Graph, Node
 from mtmc_lsp.core.json_codec import to_json
@@ -103,7 +103,7 @@ class ChannelsLast(Algebra):
             action = with_saving(situation, action, self.apply(situation.graph, situation.schedule, action))
         except IllegalAction:
             return None
-        return action if action.expected.saved_us > LEAST_US else None
+        return action if action.expected.saved_us > least_gain_us(situation.device) else None
 
 
 def _keeps_precision(graph: Graph, node: str) -> bool:
@@ -130,7 +130,7 @@ class Fp16Operands(Algebra):
             return False
         # Few channels are split as they are read, unless that came to nothing.
         refused = any(mode is promoted and node.name in nodes for mode, nodes in situation.precisions.refused)
-        return refused or side_to_split_on_load(situation.ir, own) is None
+        return refused or side_to_split_on_load(situation.ir, own, situation.device) is None
 
 
 class Im2win(Algebra):

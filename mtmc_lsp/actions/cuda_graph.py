@@ -20,8 +20,8 @@ from mtmc_lsp.rewrites.graph_editing import base_name
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.tuning.cost import tensor_bytes
 
-COPY_US = 3.0
-"""About what a copy of a small tensor takes inside a stream of others."""
+COPY_LAUNCHES = 0.75
+"""Time of a copy of a small tensor within a stream, in kernel launches (H200: 3 us)."""
 LEAST_SHARE = 0.1
 """Part of a call's time that a graph must be expected to save."""
 
@@ -61,7 +61,9 @@ class CudaGraph:
         moved = [i.type for i in graph.inputs if i.kind is InputKind.ARGUMENT]
         moved += [graph.type_of(ref) for ref in graph.outputs]
         copies = sum(2.0 * tensor_bytes(kind, graph.sizes) / situation.device.bandwidth * 1e6 for kind in moved)
-        saved = timing.median_us - timing.graph_us - max(copies, COPY_US * len(moved))
+        saved = (
+            timing.median_us - timing.graph_us - max(copies, COPY_LAUNCHES * situation.device.launch_us * len(moved))
+        )
         if saved < LEAST_SHARE * timing.median_us:
             return
         launches = len(situation.schedule.kernels)

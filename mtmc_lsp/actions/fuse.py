@@ -21,6 +21,7 @@ from mtmc_lsp.actions.base import (
     Situation,
     expected,
     ir_for,
+    least_gain_us,
     new_plan,
     operation_names,
     region_of,
@@ -46,8 +47,6 @@ SITES = "sites"
 """The parameter with the places of an action that is done at several: nodes and configuration of each kernel."""
 SMALL = 0.05
 """A part of the target's time below which a fusion is not worth a step of its own."""
-LEAST_US = 0.05
-"""A smaller predicted saving is noise of the model."""
 
 
 class Fuse:
@@ -83,7 +82,7 @@ class Fuse:
             search = situation.search(rank)
             taken = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
-            least = LEAST_US if situation.schedule.kernels else 0.0
+            least = least_gain_us(situation.device) if situation.schedule.kernels else 0.0
             left_over = [f for f in search.best() if not f.nodes & taken and f.saved_us > least]
             tried_together = {tuple(sites(step.action)) for step in situation.history if SITES in step.action.params}
             for group in _together(left_over, situation, ir):

@@ -13,6 +13,7 @@ from mtmc_lsp.actions.base import (
     IllegalAction,
     Situation,
     ir_for,
+    least_gain_us,
     new_plan,
     operation_names,
     region_of,
@@ -28,7 +29,6 @@ from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
 from mtmc_lsp.tuning.cost import tensor_bytes
 
 CHEAP = VIEW_OPS | {PrimOp.POINTWISE, PrimOp.CONSTANT, PrimOp.IOTA}
-LEAST_US = 0.05
 MUCH_WORK = 20_000
 """Nodes in all versions of the target that are weighed; of a large one, only values that others read, the largest first."""
 
@@ -85,7 +85,7 @@ class Recompute:
                 action = with_saving(situation, action, after)
             except IllegalAction:
                 continue
-            if action.expected.saved_us > LEAST_US:
+            if action.expected.saved_us > least_gain_us(situation.device):
                 yield action
 
 

@@ -20,6 +20,7 @@ from dataclasses import replace
 from mtmc_lsp.actions.base import Situation, changed_plan, changes_of, expected, ir_for, lone_kernel_of, where
 from mtmc_lsp.actions.tuning import measured_choice
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.ir.primitives import KernelIR
 from mtmc_lsp.ir.regions import Region, RegionKind
@@ -27,7 +28,7 @@ from mtmc_lsp.schedule.configs import KernelConfig, MatmulConfig, TileConfig
 from mtmc_lsp.schedule.legality import kind_word
 from mtmc_lsp.schedule.matmul_configs import product_parts
 from mtmc_lsp.schedule.schedule import KernelPlan, Schedule
-from mtmc_lsp.schedule.tile_configs import in_parts
+from mtmc_lsp.schedule.tile_configs import split_columns
 from mtmc_lsp.tuning.cost import kernel_cost, programs_of
 from mtmc_lsp.tuning.waves import Waves, stream_programs
 
@@ -61,7 +62,7 @@ class Split:
                 yield from self._stream(situation, ir, plan, region, plan.config)
 
     def _for(self, situation: Situation, ir: KernelIR, plan: KernelPlan, region: Region) -> Iterable[MacroAction]:
-        split, changes, parts = _in_parts(ir, region, plan.config)
+        split, changes, parts = _split_config(ir, region, plan.config, situation.device)
         if parts == 1:
             return
         device = situation.device
@@ -114,15 +115,17 @@ class Split:
         )
 
 
-def _in_parts(ir: KernelIR, region: Region, config: KernelConfig) -> tuple[KernelConfig, dict[str, object], int]:
+def _split_config(
+    ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel
+) -> tuple[KernelConfig, dict[str, object], int]:
     """The configuration in parts where few programs do all the work, what changes, and the number of parts (1 for none)."""
     if isinstance(config, TileConfig) and not config.is_split:
-        split = in_parts(ir, region, config)
+        split = split_columns(ir, region, config, device)
         changes: dict[str, object] = {"split": split.split}
         if split.block != config.block or split.warps != config.warps:
             changes |= {"block": split.block, "warps": split.warps}
         return split, changes, split.split
     if isinstance(config, MatmulConfig) and not config.is_split and not config.splits_one_operand_on_load:
-        parts = product_parts(ir, region, config)
+        parts = product_parts(ir, region, config, device)
         return replace(config, split_k=parts, persist=0 if parts > 1 else config.persist), {"split_k": parts}, parts
     return config, {}, 1

@@ -28,8 +28,8 @@ Changes = Mapping[str, object]
 """Choices of a configuration to their new values, as JSON data."""
 TILES = ("rows", "block", "loop", "block_m", "block_n", "block_k")
 MOST_TILES = 6
-LEAST_US = 0.1
-"""A predicted gain below this is not worth the seconds of measuring it."""
+MIN_GAIN_LAUNCHES = 1 / 40
+"""Predicted gain, in launches, below which measuring is not worth its seconds (H200: 0.1 us)."""
 
 
 class _Tuning:
@@ -101,7 +101,7 @@ def measured_choice(
     saved = share * (cost.us - situation.device.launch_us) * (1 + len(others))
     nodes = tuple(name for each in (region, *others) for name in each.nodes)
     tried = any(step.action.kind is kind and step.action.region == nodes for step in situation.history)
-    if tried or not variants or saved < LEAST_US:
+    if tried or not variants or saved < MIN_GAIN_LAUNCHES * situation.device.launch_us:
         return
     lines, _ = where(ir, nodes)
     yield MacroAction(
@@ -147,7 +147,7 @@ class Tile(_Tuning):
         ):
             return []
         found: dict[tuple[object, ...], KernelConfig] = {}
-        for item in variants(situation.ir, region, config):
+        for item in variants(situation.ir, region, config, situation.device):
             if (tile := _tile(item)) != _tile(config):
                 found.setdefault(tile, item)
         spread = list(found.values())
@@ -245,7 +245,7 @@ class Autotune(_Tuning):
 
     def choices(self, situation: Situation, region: Region, config: KernelConfig) -> Sequence[KernelConfig]:
         """All variants."""
-        return variants(situation.ir, region, config)
+        return variants(situation.ir, region, config, situation.device)
 
     def words(self, name: str, choices: Sequence[Changes], config: KernelConfig) -> tuple[str, str]:
         why = f"{len(choices)} tile shapes, warp counts and stages are measured on this GPU; the fastest is kept."

@@ -13,7 +13,7 @@ from mtmc_lsp.ir.recurrence import recurrence_in
 from mtmc_lsp.ir.regions import VIEWS, CannotFuse, Region, RegionKind, analyse, product_in
 from mtmc_lsp.schedule.attention_configs import attention_config
 from mtmc_lsp.schedule.configs import KernelConfig, PrecisionMode
-from mtmc_lsp.schedule.matmul_configs import fitted, product_config, with_tiles_moved
+from mtmc_lsp.schedule.matmul_configs import fitted, product_config, with_tma
 from mtmc_lsp.schedule.recurrent_configs import recurrent_config
 from mtmc_lsp.schedule.schedule import Schedule
 from mtmc_lsp.schedule.tile_configs import tile_config
@@ -309,17 +309,17 @@ class FusionSearch:
             if set(kernel.nodes) <= set(region.nodes) and self._kind_of(kernel.nodes) is region.kind:
                 return kernel.config
         if region.kind is RegionKind.MATMUL:
-            own = product_in(self.ir, region)
-            config = product_config(self.ir, region, self.precision(own.origin))
+            prim = product_in(self.ir, region)
+            config = product_config(self.ir, region, self.device, self.precision(prim.origin))
             loaded = loaded_bytes(self.ir, region) if config.precision is PrecisionMode.NATIVE else 2
             config = fitted(config, self.device.shared_bytes, loaded)
-            return with_tiles_moved(self.ir, region, config, self.device)
+            return with_tma(self.ir, region, config, self.device)
         if region.kind is RegionKind.RECURRENT:
             layers = recurrence_in(self.ir, region)
-            return recurrent_config(self.ir, layers, self.precision(layers.origin))
+            return recurrent_config(self.ir, layers, self.device, self.precision(layers.origin))
         if region.kind is RegionKind.ATTENTION:
-            return attention_config(self.ir, region, self.device.shared_bytes)
-        return tile_config(self.ir, region)
+            return attention_config(self.ir, region, self.device)
+        return tile_config(self.ir, region, self.device)
 
     def _kind_of(self, nodes: Iterable[str]) -> RegionKind | None:
         region = self._region(frozenset(nodes))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from mtmc_lsp.core.action import ActionKind, MacroAction
+from mtmc_lsp.core.device_model import DeviceModel
 from mtmc_lsp.core.graph import Graph
 from mtmc_lsp.core.results import VerdictStatus
 from mtmc_lsp.core.run import Step, StepStatus
@@ -19,6 +20,7 @@ from mtmc_lsp.ir.accumulated_products import summed_products
 from mtmc_lsp.ir.lower import GraphBox
 from mtmc_lsp.ir.primitives import KernelIR, Prim, PrimOp, ProductSizes, has_split_operands
 from mtmc_lsp.schedule.configs import PRE_SPLIT_MODES, SPLIT_PRECISION_MODES, PrecisionMode, precision_of
+from mtmc_lsp.schedule.device_limits import splitting_pays
 from mtmc_lsp.schedule.matmul_configs import can_split, user_mode
 from mtmc_lsp.schedule.recurrent_configs import MODES as RECURRENT_MODES
 from mtmc_lsp.schedule.recurrent_configs import modes_of
@@ -45,6 +47,7 @@ class Precisions:
     """What is left to try."""
 
     ir: KernelIR
+    device: DeviceModel
     strict: bool
     inexact: Mapping[PrecisionMode, Collection[str]]
     """Mode to the nodes whose products it rounds too much."""
@@ -54,7 +57,7 @@ class Precisions:
     """Modes and sets of nodes that were correct as one kernel, and slower than what they were before."""
 
     @staticmethod
-    def of(ir: KernelIR, history: Sequence[Step], *, strict: bool = False) -> Precisions:
+    def of(ir: KernelIR, device: DeviceModel, history: Sequence[Step], *, strict: bool = False) -> Precisions:
         """What the steps of a run leave."""
         inexact: dict[PrecisionMode, set[str]] = {}
         refused: set[tuple[PrecisionMode | None, frozenset[str]]] = set()
@@ -75,7 +78,7 @@ class Precisions:
                     if mode is PrecisionMode.FP16X3 and not rounded:
                         # The same products with more to do are no faster.
                         refused.add((PrecisionMode.FP16X3_SHORT, frozenset(nodes)))
-        return Precisions(ir, strict, inexact, refused, slow)
+        return Precisions(ir, device, strict, inexact, refused, slow)
 
     @cached_property
     def modes(self) -> Mapping[str, tuple[PrecisionMode, ...]]:
@@ -86,15 +89,16 @@ class Precisions:
     def _modes(self, prim: Prim) -> tuple[PrecisionMode, ...]:
         ieee = PrecisionMode.IEEE
         if prim.op is PrimOp.RECURRENT:
-            known = modes_of(prim, strict=self.strict)
+            known = modes_of(prim, self.device, strict=self.strict)
             return tuple(mode for mode in known if mode is ieee or not self.is_inexact(prim.origin, mode))
         own = user_mode(self.ir.graph, prim)
         if own is not ieee and not self.is_inexact(prim.origin, own):
             return (own,)
-        if self.strict or not can_split(self.ir, prim):
+        if self.strict or not splitting_pays(self.device) or not can_split(self.ir, prim, self.device):
             return (ieee,)
         # Split on load, an operand has a scale for each block of K, and fp32 units add the blocks up.
-        on_load = both_sides_config(self.ir, prim) is not None or side_to_split_on_load(self.ir, prim) is not None
+        splits_both = both_sides_config(self.ir, prim, self.device) is not None
+        on_load = splits_both or side_to_split_on_load(self.ir, prim, self.device) is not None
         split: tuple[PrecisionMode, ...] = PRE_SPLIT_MODES
         if on_load or has_split_operands(prim):
             split = (PrecisionMode.FP16X3_PROMOTED,)

@@ -49,7 +49,7 @@ BASE = {
 }  # fmt: skip
 ILLEGAL = [
     ("tile", {"rows": 3}, "rows cannot be 3; it must be a power of two from 1 to 65536"),
-    ("tile", {"rows": True}, "rows cannot be True; it must be a power of two"),
+    ("tile", {"rows": True}, "TileConfig.rows: expected an integer, got True"),
     ("tile", {"warps": "4"}, "TileConfig.warps: expected <class 'int'>, got '4'"),
     ("tile", {"rows": 128, "block": 1024}, "128 rows x 1024 columns: a tile has at most 65536 elements"),
     ("tile", {"order": "diagonal"}, "TileConfig.order: 'diagonal' is none of 'rows', 'columns'"),

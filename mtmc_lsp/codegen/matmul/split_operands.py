@@ -24,7 +24,7 @@ from mtmc_lsp.codegen.module.side_by_side import side_by_side
 from mtmc_lsp.core.graph import TensorType
 from mtmc_lsp.core.sizes import Size
 from mtmc_lsp.schedule.column_tiles import next_power_of_two
-from mtmc_lsp.schedule.split_on_load import HELD_TOGETHER, WHOLE_LIMIT, rows_held, strided_rows
+from mtmc_lsp.schedule.split_on_load import MAX_DEPTH_IN_REGISTERS, SPLIT_ELEMENTS, rows_held, strided_rows
 
 MOST_TOGETHER = 2**24
 """Elements of both operands up to which one launch splits both. Beyond, the launch is nothing beside the pass, and each operand
@@ -110,7 +110,7 @@ class _SplitWriter:
         """The finished kernel."""
         # Of any length, a short K is walked: a row that is held as it is now could not be much longer.
         least = 0 if self.operand.k.is_constant else LEAST_HELD
-        whole = least <= self._k_pad_now <= (WHOLE_LIMIT if self.is_dense() else HELD_DEPTH)
+        whole = least <= self._k_pad_now <= (MAX_DEPTH_IN_REGISTERS if self.is_dense() else HELD_DEPTH)
         lines, blocks, warps = self._whole() if whole else self._looped()
         rows = blocks["ROWS"]
         grid = [blocks_text(f"rows_{self.row}", rows)]
@@ -191,7 +191,7 @@ class _SplitWriter:
         """Rows held at once, read once: one or few where K is dense, else enough for what lies together to be read together."""
         depth = next_power_of_two(self._k_pad_now)
         rows, warps = rows_held(self._rows_now, depth), 4
-        if rows * depth < HELD_TOGETHER or rows == 1:
+        if rows * depth < SPLIT_ELEMENTS or rows == 1:
             # Few programs, which more threads make faster.
             warps = max(4, min(16, depth // 1024))
         if not self.is_dense():

@@ -15,7 +15,7 @@ from mtmc_lsp.codegen.kernel.snippets import TRITON_DTYPES
 from mtmc_lsp.core.dtypes import is_half
 from mtmc_lsp.ir.recurrence import Recurrence
 from mtmc_lsp.schedule.configs import RecurrentConfig
-from mtmc_lsp.schedule.recurrent_configs import is_added_up, units_of
+from mtmc_lsp.schedule.recurrent_configs import units_of, uses_fma
 
 OF_STATE, OF_INPUT = "gate != 2", "gate != 3"
 """The columns of a GRU's tile that take of the last state, and those that take of the input."""
@@ -96,7 +96,7 @@ class RecurrentKernel:
     @property
     def _adds_up(self) -> bool:
         """Whether products are made by units of plain arithmetic, in registers, and added up at the end."""
-        return is_added_up(self.dtype, self.config.precision)
+        return uses_fma(self.dtype, self.config.precision)
 
     @property
     def _fills_units(self) -> bool:
