@@ -1,15 +1,15 @@
-"""Split: several programs share one long sum, and their parts are combined by a second kernel.
+"""Split: several programs share one long sum, and a second kernel combines their parts.
 
 *Legal* for reductions (parts of each row's columns) and for products (parts of K) in a power of two of parts, none of them
 empty. Sum, product, minimum, maximum, logical and/or, arg-reductions and the online softmax pair (maximum, sum of
 exponentials below it) are associative and commutative over the reals, so parts may be combined in any order; for floating
 point it is a reassociation, always in the same order, without atomics.
 
-Products may also be split by stream-K: so many programs share the blocks of K of the tiles of the last wave evenly
-(:mod:`mtmc_lsp.codegen.matmul.stream_k`). That is *legal* for up to ``MOST_STREAM_PROGRAMS`` programs, since a sum is cut between
-two of its steps only; not for a product with one operand that is split on load, whose kernel sums all of K itself, nor for one in
-parts of K already. Which sums are cut depends on the sizes of a call alone, so
-calls give the same bits again. What it brings is measured: the model only says where it may.
+Stream-K also splits products: a fixed number of programs share the K blocks of the last wave of tiles evenly
+(:mod:`mtmc_lsp.codegen.matmul.stream_k`). It is *legal* for up to ``MOST_STREAM_PROGRAMS`` programs, since a sum is cut only
+between two of its steps. It is not legal for a product with one operand that is split on load, whose kernel sums all of K, nor
+together with split-K. The cuts depend only on the sizes of a call, so repeated calls give the same bits. The gain is measured;
+the model only selects candidates.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from mtmc_lsp.tuning.cost import kernel_cost, programs_of
 from mtmc_lsp.tuning.waves import Waves, stream_programs
 
 LEAST_GAIN = 0.03
-"""Part of a product's time that stream-K must be expected to save to be worth measuring."""
+"""Share of a product's time that stream-K must be predicted to save."""
 
 
 class Split:
-    """Two passes over few long rows, split-K, or stream-K."""
+    """Splits few long rows, K (split-K), or the last wave of tiles (stream-K)."""
 
     kind = ActionKind.SPLIT
 
     def apply(self, graph: Graph, schedule: Schedule, action: MacroAction) -> Schedule:
-        """The kernel in that many parts (1 makes it whole again), or with that many programs of stream-K."""
+        """The kernel with that many parts (1: unsplit), or that many stream-K programs."""
         plan = lone_kernel_of(schedule, action)
         if "stream_k" in changes_of(action):
             allowed: tuple[str, ...] = ("stream_k",)
         else:
             allowed = ("split" if isinstance(plan.config, TileConfig) else "split_k", "block", "warps", "persist")
-        # What is split fills the device by itself.
+        # A split kernel fills the device without persistence.
         also = {"persist": 0} if isinstance(plan.config, (TileConfig, MatmulConfig)) else {}
         return schedule.with_kernel(changed_plan(ir_for(graph, schedule), plan, action, allowed, also))
 
@@ -71,7 +71,7 @@ class Split:
         if before.us - after.us <= 0:
             return
         lines, place = where(ir, region.nodes)
-        busy = programs_of(ir, region, plan.config)
+        programs = programs_of(ir, region, plan.config)
         what = "rows" if region.kind is RegionKind.REDUCE else "tiles"
         yield MacroAction(
             kind=self.kind,
@@ -79,8 +79,8 @@ class Split:
             lines=lines,
             params={"config": changes},
             rationale=(
-                f"{busy} programs cannot keep {device.sm_count} multiprocessors busy: "
-                f"{parts} programs share the long sums of each of its {what}, and a second kernel combines them."
+                f"The kernel has {programs} programs, which leaves most of {device.sm_count} multiprocessors idle. "
+                f"With {parts} programs for each of its {what}, a second kernel combines their parts."
             ),
             expected=expected(before, after),
             text=f"split the {kind_word(region.kind)} kernel of {place} into {parts} parts",
@@ -89,7 +89,7 @@ class Split:
     def _stream(
         self, situation: Situation, ir: KernelIR, plan: KernelPlan, region: Region, config: MatmulConfig
     ) -> Iterable[MacroAction]:
-        """Stream-K, where tiles leave much of the last wave empty and the model says that sharing them may pay."""
+        """Stream-K, where the last wave of tiles is underfilled and the model predicts a gain."""
         device = situation.device
         before = kernel_cost(ir, region, config, device, waves=True)
         gains: dict[int, float] = {}
@@ -108,17 +108,17 @@ class Split:
             self.kind,
             [{"stream_k": number} for number in numbers],
             max(gains.values()),
-            f"share the last tiles of the product kernel of {place} evenly",
-            f"{tiles} tiles on {device.sm_count} multiprocessors leave part of them idle in the last wave. So a fixed number of "
-            "programs compute whole waves of tiles, and share the sums of the tiles that are left evenly; a second kernel adds "
-            f"the parts. Numbers of programs to be measured: {', '.join(map(str, numbers))}.",
+            f"balance the last tiles of the product kernel of {place} (stream-K)",
+            f"{tiles} tiles on {device.sm_count} multiprocessors leave some of them idle in the last wave. With "
+            "stream-K, a fixed number of programs share the sums of the remaining tiles evenly, and a second "
+            f"kernel adds their parts. Numbers of programs to measure: {', '.join(map(str, numbers))}.",
         )
 
 
 def _split_config(
     ir: KernelIR, region: Region, config: KernelConfig, device: DeviceModel
 ) -> tuple[KernelConfig, dict[str, object], int]:
-    """The configuration in parts where few programs do all the work, what changes, and the number of parts (1 for none)."""
+    """The split configuration where few programs do all the work, the changed choices, and the number of parts (1: no split)."""
     if isinstance(config, TileConfig) and not config.is_split:
         split = split_columns(ir, region, config, device)
         changes: dict[str, object] = {"split": split.split}
