@@ -105,7 +105,7 @@ ILLEGAL = {
         {"order": "diagonal"},
         "order: 'diagonal' is none of 'rows', 'columns'",
     ),
-    "parts of a scan": (SCAN, {"rows": 2, "block": 16}, K.SPLIT, {"split": 2}, "a scan kernel has no parts"),
+    "parts of a scan": (SCAN, {"rows": 2, "block": 16}, K.SPLIT, {"split": 2}, "a scan kernel cannot be split"),
     "parts that are empty": (SOFTMAX, LOOPED, K.SPLIT, {"split": 64}, "would leave some empty"),
     "three parts": (SOFTMAX, LOOPED, K.SPLIT, {"split": 3}, "must be a power of two from 1 to 65536"),
     "persistent attention": (
@@ -120,7 +120,7 @@ ILLEGAL = {
         {**LOOPED, "split": 2},
         K.PERSIST,
         {"persist": 4},
-        "a split kernel has few pieces of work for many programs",
+        "a split kernel has too few tiles for persistent programs",
     ),
     "nothing to change": (NORM, ROWS, K.TILE, {}, "has no configuration"),
 }
