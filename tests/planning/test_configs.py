@@ -54,7 +54,11 @@ ILLEGAL = [
     ("tile", {"rows": 128, "block": 1024}, "128 rows x 1024 columns: a tile has at most 65536 elements"),
     ("tile", {"order": "diagonal"}, "TileConfig.order: 'diagonal' is none of 'rows', 'columns'"),
     ("tile", {"persist": 4, "split": 2}, "persist cannot be 4: a split kernel has too few tiles"),
-    ("tile", {"persist": 4, "order": "columns"}, "persist cannot be 4: persistent programs cannot advance along columns first"),
+    (
+        "tile",
+        {"persist": 4, "order": "columns"},
+        "persist cannot be 4: persistent programs cannot advance along columns first",
+    ),
     ("tile", {"block_m": 16}, "unknown field 'block_m' for TileConfig"),
     ("matmul", {"block_k": 8}, "block_k cannot be 8; it must be a power of two from 16 to 256"),
     ("matmul", {"stages": 0}, "stages cannot be 0; it must be a whole number from 1 to 16"),
