@@ -63,15 +63,15 @@ def apply_action(graph: Graph, schedule: Schedule, action: MacroAction) -> Sched
 
 def proposals(situation: Situation) -> list[MacroAction]:
     """Legal actions that are worth trying, most predicted saving first."""
-    found: list[MacroAction] = []
+    actions: list[MacroAction] = []
     for handler in HANDLERS:
         # After the deadline, only search for a first fusion: every other action needs a kernel.
-        if not situation.is_late or (handler.kind is ActionKind.FUSE and not found):
-            found += handler.propose(situation)
-    if not found and situation.has_gpu and not situation.schedule.kernels and not situation.history:
-        found = fuse.doubted(situation)
+        if not situation.is_late or (handler.kind is ActionKind.FUSE and not actions):
+            actions += handler.propose(situation)
+    if not actions and situation.has_gpu and not situation.schedule.kernels and not situation.history:
+        actions = fuse.doubted(situation)
     overhead = LaunchOverhead(situation, BY_KIND)
-    host_us = {action.key: overhead.saved_us(action) for action in found}
+    host_us = {action.key: overhead.saved_us(action) for action in actions}
     most = max(host_us.values(), default=0.0)
 
     def rank(action: MacroAction) -> tuple[bool, float, str]:
@@ -80,4 +80,4 @@ def proposals(situation: Situation) -> list[MacroAction]:
         # The memory format of all images affects the gain of every other action, so it goes first.
         return action.params.get("rule") != propagation.RULE, -(action.expected.saved_us + more), action.key
 
-    return sorted(found, key=rank)
+    return sorted(actions, key=rank)

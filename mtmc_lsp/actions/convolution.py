@@ -122,15 +122,15 @@ class Fp16Operands(Algebra):
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
         """One float16 per element where the user runs TF32 and it has not failed, split operands elsewhere."""
         modes = situation.precisions.modes.get(node.name, ())
-        own = situation.ir.product_of_node(node.name)
+        prim = situation.ir.product_of_node(node.name)
         if rule.name == "fp16-operands":
             return PrecisionMode.TF32 in modes
         promoted = PrecisionMode.FP16X3_PROMOTED
-        if own is None or PrecisionMode.TF32 in modes or situation.precisions.is_inexact(node.name, promoted):
+        if prim is None or PrecisionMode.TF32 in modes or situation.precisions.is_inexact(node.name, promoted):
             return False
         # Few channels are split on load, unless that was refused.
         refused = any(mode is promoted and node.name in nodes for mode, nodes in situation.precisions.refused)
-        return refused or side_to_split_on_load(situation.ir, own, situation.device) is None
+        return refused or side_to_split_on_load(situation.ir, prim, situation.device) is None
 
 
 class Im2win(Algebra):
@@ -144,10 +144,10 @@ class Im2win(Algebra):
     def suits(self, situation: Situation, rule: AlgebraRule, node: Node) -> bool:
         """Only for few channels; in float16 only where the user runs TF32 and it has not failed."""
         ir = situation.ir
-        own = ir.product_of_node(node.name)
-        if own is None or not ProductDims.of(own).kernel_positions:
+        prim = ir.product_of_node(node.name)
+        if prim is None or not ProductDims.of(prim).kernel_positions:
             return False
-        few = ProductSizes.of(ir.prims, own).channels.value(ir.graph.sizes) < LEAST_CHANNELS
+        few = ProductSizes.of(ir.prims, prim).channels.value(ir.graph.sizes) < LEAST_CHANNELS
         return few and (
             not rule.changes_rounding or PrecisionMode.TF32 in situation.precisions.modes.get(node.name, ())
         )

@@ -83,20 +83,20 @@ class Fuse:
             taken = {name for action in actions for name in action.region}
             # A first kernel is the way to everything else; one more must bring something.
             least = least_gain_us(situation.device) if situation.schedule.kernels else 0.0
-            left_over = [f for f in search.best() if not f.nodes & taken and f.saved_us > least]
+            remaining = [f for f in search.best() if not f.nodes & taken and f.saved_us > least]
             tried_together = {tuple(sites(step.action)) for step in situation.history if SITES in step.action.params}
-            for group in _together(left_over, situation, ir):
+            for group in _together(remaining, situation, ir):
                 # What failed at all sites together may still succeed at some of them.
-                apart = tuple(sorted(f.region.nodes for f in group)) in tried_together
-                actions += [_action(ir, each) for each in ([[f] for f in group] if apart else [group])]
+                must_try_separately = tuple(sorted(f.region.nodes for f in group)) in tried_together
+                actions += [_action(ir, each) for each in ([[f] for f in group] if must_try_separately else [group])]
         return actions
 
 
 def doubted(situation: Situation) -> list[MacroAction]:
     """The most promising kernel, to be measured once where the model predicts no gain for any: estimates may be wrong."""
     searches = map(situation.search, range(situation.precisions.ranks))
-    found = [fusion for search in searches if (fusion := search.least_doubted()) is not None]
-    fusion = max(found, key=lambda each: each.saved_us, default=None)
+    candidates = [fusion for search in searches if (fusion := search.least_doubted()) is not None]
+    fusion = max(candidates, key=lambda each: each.saved_us, default=None)
     if fusion is None:
         return []
     action = _single(situation.ir, fusion)
@@ -141,13 +141,13 @@ def sites_of(action: MacroAction) -> list[MacroAction]:
     items = action.params.get(SITES)
     if not isinstance(items, (list, tuple)):
         return [action]
-    found = []
+    actions = []
     for item in items:
         nodes = item.get("nodes") if isinstance(item, Mapping) else None
         if not isinstance(nodes, (list, tuple)):
             raise IllegalAction(f"{action.kind.value}: a site has no nodes")
-        found.append(replace(action, region=tuple(nodes), params={"config": item.get("config")}))
-    return found
+        actions.append(replace(action, region=tuple(nodes), params={"config": item.get("config")}))
+    return actions
 
 
 def _together(fusions: Sequence[Fusion], situation: Situation, ir: KernelIR) -> list[list[Fusion]]:

@@ -44,30 +44,32 @@ class Library:
         ratio = timing.against(COMPILER) if timing is not None else None
         if timing is None or ratio is None or ratio.ratio >= AHEAD:
             return
-        own = ir_for(situation.graph, Schedule())
-        asked = {node for s in situation.history if s.action.kind is self.kind for node in nodes_of(s.action)}
+        ir_before = ir_for(situation.graph, Schedule())
+        tried = {node for s in situation.history if s.action.kind is self.kind for node in nodes_of(s.action)}
         for step in reversed(situation.history):
-            names = [name for name in step.action.region if name in set(_products(own))]
-            if step.status is not StepStatus.ACCEPTED or not names or set(names) <= asked:
+            names = [name for name in step.action.region if name in set(_products(ir_before))]
+            if step.status is not StepStatus.ACCEPTED or not names or set(names) <= tried:
                 continue
-            action = self._without(situation, own, names, timing.median_us * (1.0 - ratio.ratio))
+            action = self._without(situation, ir_before, names, timing.median_us * (1.0 - ratio.ratio))
             if action is not None:
                 yield action
             return
 
-    def _without(self, situation: Situation, own: KernelIR, names: list[str], saved_us: float) -> MacroAction | None:
+    def _without(
+        self, situation: Situation, ir_before: KernelIR, names: list[str], saved_us: float
+    ) -> MacroAction | None:
         """The action, where other operations remain to fuse."""
         try:
             base = _without_products(situation.graph, situation.schedule, names)
             ir = ir_for(situation.graph, base)
         except IllegalAction:
             return None
-        apart = replace(ir, opaque=ir.opaque | set(names))
-        fusions = situation.search_in(apart, base).best()
+        without_products = replace(ir, opaque=ir.opaque | set(names))
+        fusions = situation.search_in(without_products, base).best()
         if not fusions and not base.kernels:
             return None
-        lines, place = where(own, names)
-        what = operation_names(own, names)
+        lines, place = where(ir_before, names)
+        what = operation_names(ir_before, names)
         return MacroAction(
             kind=self.kind,
             region=tuple(names),
@@ -95,7 +97,7 @@ def _without_products(graph: Graph, schedule: Schedule, names: Collection[str]) 
     base = replace(schedule, kernels=(), rewrites=rewrites)
     ir = ir_for(graph, base)
     alive = {node.name for node in ir.graph.nodes}
-    kept: list[KernelPlan] = []
+    remaining: list[KernelPlan] = []
     for plan in schedule.kernels:
         held = {*plan.nodes, *plan.recomputed}
         if not held <= alive or held & set(names):
@@ -104,8 +106,8 @@ def _without_products(graph: Graph, schedule: Schedule, names: Collection[str]) 
             region_of(ir, plan)
         except IllegalAction:
             continue
-        kept.append(plan)
-    return replace(base, kernels=tuple(kept))
+        remaining.append(plan)
+    return replace(base, kernels=tuple(remaining))
 
 
 def _is_about(node: str, names: Collection[str]) -> bool:

@@ -55,8 +55,8 @@ class SideBySide:
             region = region_of(ir, plans[key])
             if reason := _reason_against(ir, region, plans[key].config):
                 raise IllegalAction(f"side-by-side: {reason}")
-        kept = tuple(group for group in schedule.beside if not set(group) & set(named))
-        changed = replace(schedule, beside=(*kept, *groups))
+        others = tuple(group for group in schedule.beside if not set(group) & set(named))
+        changed = replace(schedule, beside=(*others, *groups))
         try:
             launches(ir, changed)
         except CannotCode:
@@ -92,8 +92,8 @@ class SideBySide:
 
 
 def _groups(action: MacroAction) -> tuple[tuple[str, ...], ...]:
-    asked = action.params.get("launches")
-    groups = tuple(tuple(map(str, group)) for group in asked) if isinstance(asked, (list, tuple)) else ()
+    groups_data = action.params.get("launches")
+    groups = tuple(tuple(map(str, group)) for group in groups_data) if isinstance(groups_data, (list, tuple)) else ()
     if not groups or any(not 1 < len(group) <= MOST_BESIDE for group in groups):
         raise IllegalAction(f"side-by-side: a launch is shared by 2 to {MOST_BESIDE} kernels")
     return groups
@@ -116,13 +116,13 @@ def _shared(situation: Situation) -> list[tuple[str, ...]]:
     """Groups of short kernels that can share a launch, in execution order."""
     ir, schedule, device = situation.ir, situation.schedule, situation.device
     try:
-        found = launches(ir, schedule)
+        all_launches = launches(ir, schedule)
     except CannotCode:
         return []
-    order = _Order(ir, found)
+    order = _Order(ir, all_launches)
     groups: list[list[int]] = []
     warps: dict[int, int] = {}
-    for i, launch in enumerate(found):
+    for i, launch in enumerate(all_launches):
         [unit, *others] = launch
         if others or unit.plan is None or unit.region is None:
             continue
@@ -139,23 +139,25 @@ def _shared(situation: Situation) -> list[tuple[str, ...]]:
                 break
         else:
             groups.append([i])
-    keys = [[unit.plan.key for i in members for unit in found[i] if unit.plan] for members in groups]
+    keys = [[unit.plan.key for i in members for unit in all_launches[i] if unit.plan] for members in groups]
     return [tuple(group) for group in keys if len(group) > 1]
 
 
 class _Order:
     """The transitive dependencies of launches; merged launches count as one."""
 
-    def __init__(self, ir: KernelIR, found: Sequence[Sequence[Unit]]) -> None:
-        place = {name: i for i, launch in enumerate(found) for unit in launch for name in unit.nodes}
+    def __init__(self, ir: KernelIR, all_launches: Sequence[Sequence[Unit]]) -> None:
+        launch_of = {name: i for i, launch in enumerate(all_launches) for unit in launch for name in unit.nodes}
         named = ir.graph.named
-        self._before = [0] * len(found)
+        self._before = [0] * len(all_launches)
         """For each launch, a bit set of the launches that it depends on."""
         drawn = 0
-        for i, launch in enumerate(found):
+        for i, launch in enumerate(all_launches):
             # Launches are in topological order.
             names = {name for unit in launch for name in unit.computed}
-            sources = {place[ref.name] for name in names for ref in named[name].inputs() if ref.name in place} - {i}
+            sources = {
+                launch_of[ref.name] for name in names for ref in named[name].inputs() if ref.name in launch_of
+            } - {i}
             if any(named[name].draws for name in names):
                 sources |= {drawn - 1} if drawn else set()
                 drawn = i + 1

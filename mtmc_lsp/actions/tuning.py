@@ -130,6 +130,12 @@ def _changes(before: KernelConfig, after: KernelConfig, names: Sequence[str]) ->
     return {name: value for name, value in to_json(after).items() if name in names and old[name] != value}
 
 
+def _listed(values: Iterable[object]) -> str:
+    """``1, 3 and 4``."""
+    items = list(map(str, values))
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
 def _tile(config: KernelConfig) -> tuple[object, ...]:
     """The choices that determine the tile."""
     return tuple(value for name, value in to_json(config).items() if name in TILES)
@@ -149,11 +155,11 @@ class Tile(_Tuning):
             for s in situation.history
         ):
             return []
-        found: dict[tuple[object, ...], KernelConfig] = {}
+        by_tile: dict[tuple[object, ...], KernelConfig] = {}
         for item in variants(situation.ir, region, config, situation.device):
             if (tile := _tile(item)) != _tile(config):
-                found.setdefault(tile, item)
-        spread = list(found.values())
+                by_tile.setdefault(tile, item)
+        spread = list(by_tile.values())
         step = max(1, -(-len(spread) // MOST_TILES))
         return spread[::step]
 
@@ -182,7 +188,7 @@ class Vectorize(_Tuning):
         each = config.elements / (device.warp_size * config.warps)
         why = (
             f"Each thread processes {each:g} elements now. More per thread needs fewer instructions; more threads "
-            f"hide more latency. {' and '.join(str(choice['warps']) for choice in choices)} warps are measured."
+            f"hide more latency. {_listed(choice['warps'] for choice in choices)} warps are measured."
         )
         return f"try other numbers of warps for {name}", why
 
@@ -211,7 +217,7 @@ class Pipeline(_Tuning):
     def describe(
         self, name: str, choices: Sequence[Changes], config: KernelConfig, device: DeviceModel
     ) -> tuple[str, str]:
-        numbers = " and ".join(str(choice["stages"]) for choice in choices)
+        numbers = _listed(choice["stages"] for choice in choices)
         why = f"The loop has {config.stages} pipeline stages now, which prefetch its loads; {numbers} stages are measured."
         return f"try other numbers of pipeline stages for {name}", why
 

@@ -177,12 +177,12 @@ class FusionSearch:
             return None
         if self._around.closed(left) != left or taken & giver.nodes != moved:
             return None
-        made = [fusion for nodes in (left, taken) if (fusion := self._fusion(nodes)) is not None]
+        fusions = [fusion for nodes in (left, taken) if (fusion := self._fusion(nodes)) is not None]
         is_better = (
-            len(made) == 2
-            and sum(fusion.after.us for fusion in made) < before_us - MIN_MOVE_GAIN * self.device.launch_us
+            len(fusions) == 2
+            and sum(fusion.after.us for fusion in fusions) < before_us - MIN_MOVE_GAIN * self.device.launch_us
         )
-        return made if is_better else None
+        return fusions if is_better else None
 
     def _grow(self, seed: frozenset[str], others: Set[str]) -> Fusion | None:
         """The fusion that a start set grows to, without nodes of ``others``."""
