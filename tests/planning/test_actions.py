@@ -255,7 +255,7 @@ def test_a_size_as_a_multiple_takes_its_mask_away_and_is_asked_for(captured) -> 
 
 def test_few_long_rows_are_split_at_once_and_a_whole_kernel_may_be_split_later(captured) -> None:
     capture = captured(programs.LONG, "f")
-    first = proposed(capture, start(capture, programs.LONG), K.FUSE)[0]
+    first = proposed(capture, start(capture, programs.LONG), K.FUSE, device=SHEET)[0]
     assert "programs share each of its few long rows" in first.rationale
     whole = fused(capture, programs.LONG, {"rows": 1, "block": 4096, "loop": True, "warps": 8, "stages": 2})
     action = proposed(capture, whole, K.SPLIT, device=SHEET)[0]
